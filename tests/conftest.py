@@ -102,8 +102,9 @@ def client_environment(server: LocalServer, home: Path, overlay: Path | None) ->
 
 @pytest.fixture(scope="session")
 def sandboxed(server_environment: dict[str, str]) -> Iterator[LocalServer]:
-    """The same server, trusting nobody."""
-    started = LocalServer(NAME, "--sandbox", environment=server_environment)
+    """The same server, trusting nobody; call-backs may reach this machine."""
+    environment = {**server_environment, "NDIF_CALLBACK_NETWORKS": "127.0.0.0/8"}
+    started = LocalServer(NAME, "--sandbox", environment=environment)
     try:
         yield started.ready()
     finally:

@@ -19,8 +19,10 @@ from ndif.control.operations import (
     GetQueue,
     GetStatus,
     Kill,
+    ListCallbacks,
     Operation,
     Restart,
+    RetryCallbacks,
     Scale,
     Stop,
 )
@@ -33,7 +35,7 @@ from ndif.gateway.hf_mirror import HfMirror
 from ndif.host.runtimes import Runtimes
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_file import to_entry
-from ndif.stores.accounts import OpenAccounts
+from ndif.stores.accounts import Accounts, OpenAccounts
 from ndif.stores.broker import MemoryBroker
 
 TOKEN = "opens-it"
@@ -58,6 +60,8 @@ class Table:
         self.waiting = ["request-2", "request-3"]
         self.running = ["request-1"]
         self.waited_for: list[bool] = []
+        self.given_up = ["request-4", "request-5"]
+        self.called_again: list[str] = []
         self.stopped = False
         self.loading_s = 0.0
         self._replicas = iter(f"r{n}" for n in range(1, 1000))
@@ -85,6 +89,10 @@ class Table:
                 return await self.queue()
             case Export():
                 return {"version": 1, "deployments": self._export()}
+            case ListCallbacks():
+                return self._list_callbacks()
+            case RetryCallbacks():
+                return {"retried": self._retry(operation)}
             case Stop():
                 self.stopped = True
                 return {"stopping": True}
@@ -169,6 +177,35 @@ class Table:
             f"No request {operation.request_id!r} waits or runs here; `ndif queue` lists those.",
         )
 
+    def _list_callbacks(self) -> dict[str, Any]:
+        rows = [
+            {
+                "request_id": each,
+                "to": "https://example.org/…",
+                "status": "COMPLETED",
+                "state": "given up" if each in self.given_up else "waiting",
+                "attempts": 3,
+                "created": 1_700_000_000,
+                "due": 1_700_000_000,
+                "problem": "it answered 500",
+            }
+            for each in (*self.given_up, *self.called_again)
+        ]
+        waiting, dead = len(self.called_again), len(self.given_up)
+        return {"waiting": waiting, "given_up": dead, "callbacks": rows}
+
+    def _retry(self, operation: RetryCallbacks) -> list[str]:
+        if operation.all == (operation.request_id is not None):
+            raise OperationError(400, "Name either one request, or all.")
+        chosen = [e for e in self.given_up if operation.all or e == operation.request_id]
+        if not chosen and not operation.all:
+            raise OperationError(
+                404, f"No call-back of a request {operation.request_id!r} is here."
+            )
+        self.given_up = [each for each in self.given_up if each not in chosen]
+        self.called_again += chosen
+        return chosen
+
     async def status(self) -> dict[str, Any]:
         memory = {"bytes": 24 * GIB, "free_bytes": 10 * GIB}
         return {
@@ -246,14 +283,17 @@ class Table:
         ]
 
 
-def application(table: Table, options: Settings | None = None) -> ASGIApp:
+def application(
+    table: Table, options: Settings | None = None, accounts: Accounts | None = None
+) -> ASGIApp:
     """Return the gateway over a table."""
     options = options or Settings()
+    accounts = accounts or OpenAccounts(hotswapping=True)
     routes = [
-        *AdminRoutes(table.perform, TOKEN, options).routes(),
+        *AdminRoutes(table.perform, TOKEN, options, accounts.registry).routes(),
         *HealthRoutes(
             InProcessCatalogue(Models(), dict, lambda: True),
-            OpenAccounts(hotswapping=True),
+            accounts,
             Runtimes(options.runtimes),
         ).routes(),
     ]

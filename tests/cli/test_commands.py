@@ -226,12 +226,13 @@ def test_a_server_elsewhere_is_not_restarted_from_here(ndif: Ndif, table: Table)
         ["scale", "org/none", "1"],
         ["restart", "org/none"],
         ["kill", "request-9"],
+        ["callbacks", "retry", "request-9"],
     ],
     ids=" ".join,
 )
 def test_what_is_not_there_is_exit_code_4(ndif: Ndif, arguments: list[str]) -> None:
     said = error(ndif(*arguments), 4)
-    assert arguments[1] in said
+    assert arguments[-1 if arguments[0] == "callbacks" else 1] in said
     assert said.endswith(".\n")
 
 
@@ -239,6 +240,27 @@ def test_a_request_is_killed(ndif: Ndif, table: Table) -> None:
     assert ndif("kill", "request-1").stdout == "Request request-1 is ended.\n"
     assert table.running == []
     assert printed(ndif("kill", "request-2", "--json")) == {"killed": True}
+
+
+def test_call_backs_are_listed_and_made_again(ndif: Ndif, table: Table) -> None:
+    said = ndif("callbacks", "list").stdout
+    for text in ("0 waiting, 2 given up", "request-4", "https://example.org/…", "it answered 500"):
+        assert text in said
+    assert len(printed(ndif("callbacks", "list", "--json"))["callbacks"]) == 2
+    said = ndif("callbacks", "retry", "request-4").stdout
+    assert said == "The call-back of request-4 is made again.\n"
+    assert "1 waiting, 1 given up" in ndif("callbacks", "list").stdout
+    assert printed(ndif("callbacks", "retry", "--all", "--json")) == {"retried": ["request-5"]}
+    assert ndif("callbacks", "retry", "--all").stdout == "0 call-backs are made again.\n"
+    table.called_again.clear()
+    assert ndif("callbacks", "list").stdout == "No call-back waits, and none was given up.\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["request-4", "--all"]], ids=" ".join)
+def test_call_backs_that_are_made_again_are_named_in_one_way(
+    ndif: Ndif, arguments: list[str]
+) -> None:
+    assert "either a request's id or --all" in error(ndif("callbacks", "retry", *arguments), 2)
 
 
 def test_status_shows_machines_models_replicas_and_problems(ndif: Ndif, table: Table) -> None:
@@ -321,6 +343,8 @@ ASKING = [
     ["evict", "org/a"],
     ["scale", "org/a", "1"],
     ["kill", "x"],
+    ["callbacks", "list"],
+    ["callbacks", "retry", "x"],
 ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import json
 import linecache
 import logging
 import os
@@ -798,6 +799,13 @@ def listening() -> Iterator[tuple[str, list[str]]]:
             self.send_response(204)
             self.end_headers()
 
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            signed = self.headers["webhook-signature"].startswith("v1,")
+            asked.append(f"{self.path} {body['status']} {body['id']} {signed}")
+            self.send_response(204)
+            self.end_headers()
+
         def log_message(self, *_: Any) -> None:
             pass
 
@@ -809,7 +817,7 @@ def listening() -> Iterator[tuple[str, list[str]]]:
             server.shutdown()  # else its thread would look at the closed socket without a pause, for ever
 
 
-def wait_for(condition: Callable[[], bool], patience_s: float = 10) -> None:
+def wait_for(condition: Callable[[], bool], patience_s: float = 60) -> None:
     """Return once it holds."""
     deadline = time.monotonic() + patience_s
     while not condition() and time.monotonic() < deadline:
@@ -839,6 +847,28 @@ def scenario_callback(context: Context) -> None:
     assert [path.partition("?")[0] for path in asked] == ["/done", "/failed"]
     assert query(asked[0]) == {"status": "COMPLETED", "id": done.job_id}
     assert query(asked[1]) == {"status": "ERROR", "id": failed.job_id}
+
+
+def scenario_callback_at_every_status(context: Context) -> None:
+    with listening() as (url, asked):
+        backend = Recorder(context, blocking=False, callback=f"every+{url}/")
+        with context.remote.trace(PROMPT, backend=backend):
+            context.remote.transformer.h[1].output.save()
+        wait_for(lambda: {"RUNNING", "COMPLETED"} <= {query(path)["status"] for path in asked})
+    told = [query(path) for path in asked]
+    assert {each["id"] for each in told} == {backend.job_id}
+    statuses = [each["status"] for each in told]
+    assert len(statuses) == len({*statuses}), statuses
+
+
+def scenario_callback_by_a_signed_post(context: Context) -> None:
+    with listening() as (url, asked):
+        backend = Recorder(context, blocking=False, callback=f"post+{url}/done?run=7")
+        with context.remote.trace(PROMPT, backend=backend):
+            context.remote.transformer.h[1].output.save()
+        wait_for(lambda: len(asked) == 1)
+        assert backend() is not None
+    assert asked == [f"/done?run=7 COMPLETED {backend.job_id} True"]
 
 
 def scenario_callback_with_a_query_of_its_own(context: Context) -> None:

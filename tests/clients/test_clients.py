@@ -51,9 +51,6 @@ OF_THE_TRUSTED = {
     ),
     "scenario_what_cannot_be_sent_is_said": "module 'threading' is not available on this server",
     "scenario_what_the_user_sees": "module 'sys' is not available on this server",
-    "scenario_callback": "calls no addresses that its users name",
-    "scenario_callback_with_a_query_of_its_own": "calls no addresses that its users name",
-    "scenario_a_callback_that_fails_harms_nobody": "calls no addresses that its users name",
 }
 """Scenarios that an untrusted user is refused, in words."""
 

@@ -59,6 +59,7 @@ def stack(
                 "NDIF_CLUSTER_SECRET": "a secret that nodes are told",
                 "NDIF_API_WORKERS": "2",
                 "NDIF_HOTSWAPPING": "false",
+                "NDIF_CALLBACK_NETWORKS": "127.0.0.0/8",
             },
         )
         try:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +25,7 @@ from ndif.cluster.model_files import ModelFilesStorage
 from ndif.cluster.models import Models
 from ndif.cluster.replica import Replica
 from ndif.control.remote import Publisher
-from ndif.gateway.hf_mirror import HfMirror, PublishedHfMirror
+from ndif.gateway.hf_mirror import HfMirror, MirroredModel, PublishedHfMirror
 from ndif.schema.deployment import DeploymentConfig
 from ndif.stores.leader import SharedCache
 from ndif.stores.objects import FileStore, ObjectStoreError
@@ -119,6 +123,60 @@ def test_files_that_a_replica_has_loaded_are_those_that_clients_have(tmp_path: P
     assert storing.stored == {NAME: entry}
     models.put(replace(config, checkpoint="/another/folder"))
     assert storing.stored == {}
+
+
+FIND = """
+import json, sys
+from ndif.cluster.model_files import ModelFinder
+from ndif.cluster.models import Models
+from ndif.schema.deployment import DeploymentConfig
+finder, absent = ModelFinder(), DeploymentConfig("org/absent", "org/absent")
+models = Models([DeploymentConfig("org/name", "org/name"), absent])
+for model in models:
+    found = finder.find(model)
+    print(json.dumps(found and {
+        "names": sorted(found.source.files), "withheld": sorted(found.source.withheld),
+        "commit": found.source.commit, "task": found.task,
+        "config": found.source.files["config.json"].read_text(),
+    }))
+    assert finder.find(model) == found
+"""
+
+
+def test_the_shared_files_of_a_model_that_is_not_here_come_from_the_hub(
+    tmp_path: Path, tiny_gpt2: Path
+) -> None:
+    hub = HfMirror(share_weights=True)
+    hub.serve(MirroredModel("org/name", tiny_gpt2, None, "text-generation"))
+    with serving(Starlette(routes=[Mount("/hub", routes=hub.routes())])) as url:
+        temporary = tmp_path / "tmp"
+        temporary.mkdir()
+        done = subprocess.run(
+            [sys.executable, "-c", FIND],
+            env={
+                **os.environ,
+                "HF_ENDPOINT": f"{url}/hub",
+                "HF_HUB_OFFLINE": "0",
+                "HF_HOME": str(tmp_path / "home"),
+                "TMPDIR": str(temporary),
+            },
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        info = httpx.get(f"{url}/hub/api/models/org/name").json()
+    found, absent = map(json.loads, done.stdout.splitlines())
+    assert absent is None
+    everything = {path.name for path in tiny_gpt2.iterdir()}
+    assert "config.json" in found["names"]
+    assert "tokenizer.json" in found["names"]
+    assert {*found["names"], *found["withheld"]} == everything
+    assert "model.safetensors" in found["withheld"]
+    assert (found["commit"], found["task"]) == (info["sha"], "text-generation")
+    assert found["config"] == (tiny_gpt2 / "config.json").read_text()
+    # The cache would lead a client on this machine to a commit without weights; the rest is deleted.
+    assert not list((tmp_path / "home").glob("hub/models--*"))
+    assert not list(temporary.iterdir())
 
 
 @on_loop

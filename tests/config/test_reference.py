@@ -143,7 +143,7 @@ def test_a_variable_that_cannot_be_is_named(
             "The variable NDIF_RUNER_POOL is not read: did you mean NDIF_RUNNER_POOL?",
         ),
         ("ndif_sanbox", "The variable ndif_sanbox is not read: did you mean NDIF_SANDBOX?"),
-        ("NDIF_DEV_MODE", "is not read: without NDIF_API_KEYS nobody needs a key."),
+        ("NDIF_RAY_DASHBOARD_PORT", "a Ray head that this server starts has no dashboard."),
         ("NDIF_RAY_HEAD_PORT", "is not read: the port is a part of NDIF_RAY_ADDRESS."),
         ("NDIF_COLOUR", "is not read: `ndif info --config` lists the variables that are."),
     ],

@@ -15,8 +15,8 @@ from ndif.gateway.admin import AdminRoutes
 from tests.cli.operations import TOKEN, Table, application
 from tests.serving import serving
 
-GETS = ("status", "queue", "config", "export")
-POSTS = ("deploy", "evict", "scale", "restart", "kill", "stop")
+GETS = ("status", "queue", "config", "export", "callbacks")
+POSTS = ("deploy", "evict", "scale", "restart", "kill", "stop", "callbacks/retry")
 
 
 @pytest.fixture
@@ -260,6 +260,6 @@ def test_the_settings_have_the_source_of_each_value(monkeypatch: pytest.MonkeyPa
     }
     assert found["COORDINATOR_PROCESSOR_REPLY_FREQ_S"]["source"] == "environment"
     assert found["NDIF_RESULT_TTL_S"]["source"] == "default"
-    assert found["NDIF_RESULT_TTL_S"]["value"] == 7200
+    assert found["NDIF_RESULT_TTL_S"]["value"] == 86_400
     assert found["NDIF_RESULT_TTL_S"]["unit"] == "seconds"
     assert TOKEN not in json.dumps(answer.json())

@@ -328,7 +328,7 @@ def test_an_older_clients_wrong_model_key_is_refused(
     ("method", "path", "status", "said"),
     [
         ("GET", "/", 404, "There is nothing at /."),
-        ("GET", "/requests", 404, "nnsight uses /request,"),
+        ("GET", "/requestz", 404, "nnsight uses /request,"),
         ("POST", "/v1/completions", 404, "There is nothing at /v1/completions."),
         ("GET", "/response", 404, "There is nothing at"),
         ("GET", "/response/a/b", 404, "There is nothing at"),
@@ -667,17 +667,26 @@ def test_a_wrong_compress_flag_is_refused(server: LocalServer, wrong: str | byte
 
 
 @pytest.mark.parametrize(
-    "wrong", ["garbage", "ftp://host/", "file:///etc/passwd", "javascript:alert(1)", b"\xff\xfe"]
+    "wrong", ["garbage", "ftp://host/", "file:///etc/passwd", "javascript:alert(1)"]
 )
-def test_a_callback_that_is_not_a_web_address_is_refused(
-    server: LocalServer, wrong: str | bytes
-) -> None:
+def test_a_callback_that_is_not_a_web_address_is_refused(server: LocalServer, wrong: str) -> None:
     assert "must be an http or https URL" in refused(send_old(server, ndif_callback=wrong))
 
 
-@pytest.mark.parametrize(
-    "wrong", ["http://", "http://[", "http://127.0.0.1:1/", "https://no such host/", "http://\\"]
-)
+def test_a_callback_that_is_not_ascii_is_refused(server: LocalServer) -> None:
+    assert "beyond ASCII" in refused(send_old(server, ndif_callback=b"\xff\xfe"))
+
+
+@pytest.mark.parametrize("wrong", ["http://", "http://[", "https://no such host/", "http://\\"])
+def test_a_callback_that_is_no_url_is_refused(server: LocalServer, wrong: str) -> None:
+    assert "is not a URL like" in refused(send_old(server, ndif_callback=wrong))
+
+
+def test_mail_is_refused_where_the_server_sends_none(server: LocalServer) -> None:
+    assert "This server sends no mail" in refused(send_old(server, ndif_callback="ada@example.org"))
+
+
+@pytest.mark.parametrize("wrong", ["http://127.0.0.1:1/", "https://nobody.invalid/"])
 def test_a_callback_that_fails_does_not_affect_the_job(server: LocalServer, wrong: str) -> None:
     assert "nnsight 0.7 trace" in failed(server, send_old(server, ndif_callback=wrong))
 

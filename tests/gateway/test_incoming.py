@@ -25,7 +25,9 @@ from websockets.exceptions import ConnectionClosed
 
 from ndif.cluster.models import Models
 from ndif.config.settings import Settings
+from ndif.control.operations import Answer, Operation
 from ndif.gateway import socket_io_channel
+from ndif.gateway.callbacks import CallbackRoute
 from ndif.gateway.caller import subscription_of
 from ndif.gateway.catalogue import InProcessCatalogue
 from ndif.gateway.connections import limited
@@ -33,6 +35,7 @@ from ndif.gateway.envelope_wire import WebSocketSubscriptions
 from ndif.gateway.header_wire import SocketIoSubscriptions
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.incoming import Incoming, IncomingFullError, Unfinished
+from ndif.gateway.quota import Quota
 from ndif.gateway.submit import SubmitRoute
 from ndif.host.runtimes import Runtimes
 from ndif.schema.deployment import DeploymentConfig
@@ -45,6 +48,7 @@ from ndif.stores.accounts import OpenAccounts
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.broker.spool import Spool
 from ndif.stores.objects import FileStore
+from ndif.stores.rates import Rates
 from ndif.stores.responder import Responder
 from ndif.tasks import end, within
 from tests.on_loop import on_loop
@@ -54,6 +58,10 @@ MIB = 1 << 20
 ME = f"uid {os.geteuid()}"
 """The name of a caller of this machine."""
 MODEL = f"nnsight.modeling.transformers.TransformersModel:{json.dumps({'repo_id': 'org/name'})}"
+
+
+async def _nothing_ran(_: Operation) -> Answer:
+    return {"usage": []}
 
 
 class Gateway:
@@ -77,6 +85,8 @@ class Gateway:
             ),
             accounts,
             self.incoming,
+            Quota(settings, _nothing_ran, Rates("")),
+            CallbackRoute(accounts, (), sends_mail=False, secrets=()),
         )
         self.app = Starlette(
             routes=[

@@ -15,9 +15,12 @@ from starlette.applications import Starlette
 
 from ndif.cluster.models import Models
 from ndif.config.settings import Settings
+from ndif.control.operations import Answer, Operation
+from ndif.gateway.callbacks import CallbackRoute
 from ndif.gateway.catalogue import InProcessCatalogue, PublishedCatalogue
 from ndif.gateway.http_error import EXCEPTION_HANDLERS, HttpError
 from ndif.gateway.incoming import Incoming
+from ndif.gateway.quota import Quota
 from ndif.gateway.submit import SubmitRoute
 from ndif.host.runtimes import Runtimes
 from ndif.schema.deployment import DeploymentConfig
@@ -26,6 +29,7 @@ from ndif.stores.accounts import OpenAccounts
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.broker.spool import Spool
 from ndif.stores.objects import FileStore
+from ndif.stores.rates import Rates
 from ndif.stores.responder import Responder
 from tests.on_loop import on_loop
 from tests.stores.small_disk import fill, small_disk
@@ -36,17 +40,24 @@ KEY = json.dumps({"repo_id": "org/name", "revision": None})
 MODEL = f"nnsight.modeling.transformers.TransformersModel:{KEY}"
 
 
+async def _nothing_ran(_: Operation) -> Answer:
+    return {"usage": []}
+
+
 def application(folder: Path, broker: MemoryBroker, settings: Settings | None = None) -> Starlette:
     """Return an application with the real route over `broker`."""
     models = Models([DeploymentConfig("org/name", "org/name", dedicated=True)])
+    accounts = OpenAccounts(hotswapping=False, trusted=True)
     submit = SubmitRoute(
         settings or Settings(),
         broker,
         Responder(broker, FileStore(folder, 60)),
         Runtimes(folder / "runtimes"),
         InProcessCatalogue(models, dict, lambda: True),
-        OpenAccounts(hotswapping=False, trusted=True),
+        accounts,
         Incoming(settings or Settings()),
+        Quota(settings or Settings(), _nothing_ran, Rates("")),
+        CallbackRoute(accounts, (), sends_mail=False, secrets=()),
     )
     return Starlette(routes=submit.routes(), exception_handlers=EXCEPTION_HANDLERS)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import random
 import socket
 import threading
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ndif.host.channel import Channel
+from ndif.runtime.frames import Channel as BlockingChannel
 from ndif.runtime.frames import pack
 from ndif.schema.payload import PayloadFile
 from tests.on_loop import Play, play
@@ -56,7 +59,7 @@ def test_frames_of_all_sizes_in_pieces_of_all_sizes(play: Play, seed: int) -> No
     play(scene)
 
 
-def test_a_body_is_sent_from_its_file_and_a_lost_file_hangs_up(play: Play, tmp_path: Path) -> None:
+def test_a_body_is_read_from_its_file_and_a_lost_file_hangs_up(play: Play, tmp_path: Path) -> None:
     content = random.Random(0).randbytes(3_500_000)
 
     async def scene() -> None:
@@ -64,25 +67,35 @@ def test_a_body_is_sent_from_its_file_and_a_lost_file_hangs_up(play: Play, tmp_p
             file = PayloadFile.create(tmp_path)
             file.append(content)
             ours, theirs = Channel.pair()
-            received: list[bytes] = []
-
-            def read(theirs: socket.socket = theirs, received: list[bytes] = received) -> None:
-                with theirs:
-                    while chunk := theirs.recv(1 << 20):
-                        received.append(chunk)
-
-            reading = threading.Thread(target=read)
-            reading.start()
+            reading = asyncio.create_task(asyncio.to_thread(BlockingChannel(theirs).receive))
             if is_lost:
                 file.discard()
                 with pytest.raises(FileNotFoundError):
                     await ours.send({"kind": "k"}, file)
+                with pytest.raises(EOFError):
+                    await reading
             else:
+                # A second frame is not taken for the first one's body.
                 await ours.send({"kind": "k"}, file)
-                ours.close()
-            await asyncio.to_thread(reading.join)
-            head = pack({"kind": "k"}, len(content))
-            assert b"".join(received) == (head if is_lost else head + content)
+                await ours.send({"kind": "l"}, b"small")
+                assert await reading == ({"kind": "k"}, content, ())
+                assert BlockingChannel(theirs).receive() == ({"kind": "l"}, b"small", [])
+            ours.close()
+            theirs.close()
+
+    play(scene)
+
+
+def test_a_file_that_was_cut_off_hangs_up(play: Play, tmp_path: Path) -> None:
+    async def scene() -> None:
+        file = PayloadFile.create(tmp_path)
+        file.append(bytes(2 << 20))
+        os.truncate(file.path, 1 << 20)
+        ours, theirs = Channel.pair()
+        with contextlib.closing(ours), theirs:
+            await ours.send({"kind": "k"}, file)
+            with pytest.raises(EOFError, match="cut off"):
+                BlockingChannel(theirs).receive()
 
     play(scene)
 

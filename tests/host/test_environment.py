@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 from nnsight import TransformersModel
 
-from ndif.host.environment import bind, cpu_memory, cpus_by_node, nearby_cpus, parse_cpu_list
+from ndif.config.reference import name_of
+from ndif.config.settings import Settings
+from ndif.host.environment import (
+    bind,
+    cpu_memory,
+    cpus_by_node,
+    environment,
+    nearby_cpus,
+    parse_cpu_list,
+)
+from ndif.host.runtimes import Runtime
 from tests.on_loop import on_loop
 from tests.runtime.replica import children, expected, reading, serve, until
 
@@ -19,6 +29,18 @@ GiB = 1 << 30
 # Two sockets as `nvidia-smi topo -m` has them for an eight-GPU machine: GPUs 0-3 on node 0, 4-7 on node 1.
 NODES = {0: frozenset([*range(24), *range(48, 72)]), 1: frozenset([*range(24, 48), *range(72, 96)])}
 ALL = NODES[0] | NODES[1]
+
+
+def test_no_variable_of_a_secret_reaches_a_model_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = [
+        n for n, info in Settings.model_fields.items() if "SecretStr" in str(info.annotation)
+    ]
+    names = {name_of(each) for each in secrets}
+    assert {"NDIF_SMTP_URL", "NDIF_CALLBACK_SECRET", "MAILGUN_API_KEY"} <= names
+    for each in names:
+        monkeypatch.setenv(each, "a secret")
+    runtime = Runtime("0.8", "0.8.1", Path(sys.executable), ())
+    assert not names & environment(runtime).keys()
 
 
 def test_the_cpus_of_its_node() -> None:

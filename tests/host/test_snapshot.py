@@ -90,7 +90,7 @@ def test_an_invalid_archive_is_refused(tmp_path: Path, content: bytes) -> None:
 async def test_a_published_snapshot_does_not_expire(tmp_path: Path) -> None:
     objects = FileStore(tmp_path / "objects", ttl_s=0)
     key = await publish(checkpoint(tmp_path / "of"), None, objects)
-    objects.sweep()
+    await objects.sweep()
     content = await objects.get(key)
     assert content is not None
     assert "config.json" in unpack(content, tmp_path / "to").files

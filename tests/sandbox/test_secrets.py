@@ -23,6 +23,8 @@ TOKEN = "hf_" + "tOkEnOfTheOperator" * 2
 PASSWORD = "pAsSwOrDoFtHeOpErAtOr"
 OURS = "kEyOfThEoBjEcTsToRe"
 """A secret that the control plane alone has a use for."""
+ACCOUNTS = "pAsSwOrDoFtHeAcCoUnTs"
+"""Another: that of the database of keys."""
 _CHUNK = 1 << 24
 
 
@@ -93,6 +95,7 @@ def test_no_secret_is_in_the_memory_of_model_processes(
         "HF_TOKEN": TOKEN,
         "AWS_SECRET_ACCESS_KEY": PASSWORD,
         "NDIF_OBJECT_STORE_SECRET_KEY": OURS,
+        "POSTGRES_PASSWORD": ACCOUNTS,
     }
     server = LocalServer(NAME, *options, environment=environment)
     try:
@@ -103,14 +106,14 @@ def test_no_secret_is_in_the_memory_of_model_processes(
         )
         client.run("scenario_reads_of_layers_and_logits")
         client.close()
-        # Looking works: the server itself has both.
-        assert held(server.process.pid, PASSWORD, OURS) == {PASSWORD, OURS}
+        # Looking works: the server itself has them.
+        assert held(server.process.pid, PASSWORD, OURS, ACCOUNTS) == {PASSWORD, OURS, ACCOUNTS}
         near = descendants(server.process.pid)
         assert len(near) >= 2  # a zygote and its runners
         readable = near if os.getuid() == 0 else near[:1]
-        found = set[str]().union(*(held(pid, TOKEN, PASSWORD, OURS) for pid in readable))
+        found = set[str]().union(*(held(pid, TOKEN, PASSWORD, OURS, ACCOUNTS) for pid in readable))
         # A trusted user has the operator's account, and has no use for what is the control plane's.
         assert bool(found) is not bool(options), (found, near)
-        assert OURS not in found
+        assert found.isdisjoint({OURS, ACCOUNTS})
     finally:
         server.stop()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -17,13 +20,16 @@ from ndif.launch.preflight import ServerOptions, preflight
 from ndif.queue.fair_queue import Entry, FairQueue
 from ndif.sandbox.confinement.layers import detect_layers, missing_layers
 from ndif.stores.accounts import Caller, FileAccounts, NoSuchKeyError, OpenAccounts
-from ndif.stores.guesses import Guesses, TooManyGuessesError
+from ndif.stores.accounts.guesses import Guesses, TooManyGuessesError
+from ndif.stores.accounts.sql.database import Database
+from ndif.stores.accounts.sql.registry import SqlRegistry
 from tests.on_loop import on_loop
 from tests.security.serving import SOMEBODY, Gateway, gateway, get, needs_root, user
 from tests.services.process import free_port
 
 KEY = "the-key-of-ada"
 AT_ONCE = 10
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -77,6 +83,47 @@ def test_guessing_is_slowed_whatever_is_asked(keyed: Gateway, way: str) -> None:
     assert slowed.status_code == 429
     assert 0 < int(slowed.headers["Retry-After"]) <= 10
     assert "Too many wrong API keys" in slowed.json()["detail"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_while_the_database_of_keys_is_away_nobody_is_let_in(
+    way: str, runtimes: Path, tmp_path: Path
+) -> None:
+    away = "postgresql://ndif:secret@127.0.0.1:1/ndif"
+    with gateway(tmp_path, runtimes, options={"places": True}, database_url=away) as served:
+        for key in (KEY, "another"):
+            assert WAYS[way](served, {"ndif-api-key": key}) == 503
+        refused = served.submit(**{"ndif-api-key": KEY})
+        assert refused.headers["Retry-After"] == "5"
+        assert refused.json()["detail"].startswith("This server cannot reach its database of API")
+        # Without a key there is nothing to ask.
+        assert served.submit().status_code == 401
+
+
+def test_a_key_of_the_database_is_revoked_while_its_holder_works(
+    runtimes: Path, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/accounts.sqlite"
+    registry = SqlRegistry(Database(url))
+    key, row = asyncio.run(_then_close(registry, registry.create_key("ada@example.org")))
+    with gateway(
+        tmp_path, runtimes, options={"places": True}, database_url=url, accounts_cache_s=0.2
+    ) as served:
+        assert served.accepted(served.submit(**{"ndif-api-key": key})).user == "ada@example.org"
+        said = get(f"{served.url}/whoami", headers={"ndif-api-key": key}).json()
+        assert said == {"email": "ada@example.org", "tags": []}
+        asyncio.run(_then_close(registry, registry.revoke(row["id"])))
+        time.sleep(0.3)
+        refused = served.submit(**{"ndif-api-key": key})
+        assert refused.status_code == 401
+        assert "was revoked" in refused.json()["detail"]
+
+
+async def _then_close(registry: SqlRegistry, asked: Awaitable[T]) -> T:
+    try:
+        return await asked
+    finally:
+        await registry.close()
 
 
 @needs_root
@@ -237,6 +284,7 @@ def test_names_of_adapters_of_others_are_not_listed(tmp_path: Path) -> None:
 _CONFINED = """
 import os, sys
 from pathlib import Path
+from typing import TypeVar
 from ndif.sandbox.confinement.confinement import Confinement
 
 root, here = Path(sys.argv[1]), os.dup(1)

@@ -21,7 +21,9 @@ from hypothesis import strategies as st
 
 from ndif.schema.response import Response
 from ndif.schema.status import Status
+from ndif.stores.broker import MemoryBroker
 from ndif.stores.responder import Responder
+from ndif.tasks import end
 from tests.on_loop import on_loop
 from tests.security.serving import (
     SOMEBODY,
@@ -194,40 +196,56 @@ def test_no_name_is_an_error_of_the_servers(served: Gateway, host: str, origin: 
     "url",
     [
         *("http://127.0.0.1:1/", "https://127.1/", "http://2130706433/", "http://0x7f000001/"),
-        *(
-            "http://[::ffff:127.0.0.1]/",
-            "http://localhost/",
-            "http://localtest.me/",
-            "HTTP://LOCALHOST/",
-        ),
-        *("http://169.254.169.254/latest/", "http://example.org/done", "gopher://127.0.0.1/", "x"),
+        *("http://[::ffff:127.0.0.1]/", "http://localhost/", "HTTP://LOCALHOST/", "http://0/"),
+        *("http://169.254.169.254/latest/", "http://ada@example.org/", "gopher://127.0.0.1/", "x"),
+        *("ada@example.org", "post+http://127.0.0.1:8001/admin/stop"),
     ],
 )
-def test_no_callback_of_an_untrusted_user_is_taken(served: Gateway, url: str) -> None:
-    refused = served.submit_old(**{"ndif-callback": url})
-    assert refused.status_code in (400, 403)
-    is_one = url.startswith(("http://", "https://"))
-    said = "calls no addresses that its users name" if is_one else "must be an http or https URL"
-    assert said in refused.json()["detail"]
+@pytest.mark.parametrize("wire", ["0.7", "0.8"])
+def test_no_callback_to_this_machine_is_taken(served: Gateway, url: str, wire: str) -> None:
+    submit = served.submit_old if wire == "0.7" else served.submit
+    refused = submit(**{"ndif-callback": url})
+    assert refused.status_code == 400
+    assert refused.json()["detail"].startswith(("The callback", "This server sends no mail"))
+
+
+@pytest.mark.parametrize("url", ["https://example.org/done?run=7", "post+http://example.org:8080/"])
+@pytest.mark.parametrize("wire", ["0.7", "0.8"])
+def test_a_callback_of_an_untrusted_user_is_taken(served: Gateway, url: str, wire: str) -> None:
+    submit = served.submit_old if wire == "0.7" else served.submit
+    request = served.accepted(submit(**{"ndif-callback": url}))
+    assert (request.callback, request.trusted) == (url, False)
+
+
+def test_each_key_is_told_the_secret_of_its_own_call_backs(keyed: Gateway) -> None:
+    answers = [get(f"{keyed.url}/callbacks/secret", headers=each) for each in (ADA, ADA, BOB)]
+    secrets = [answer.json()["secret"] for answer in answers]
+    assert secrets[0] == secrets[1] != secrets[2]
+    assert all(each.startswith("whsec_") for each in secrets)
+    assert {answer.headers["cache-control"] for answer in answers} == {"no-store"}
+    assert get(f"{keyed.url}/callbacks/secret").status_code == 401
 
 
 @on_loop
 async def test_a_callback_that_an_older_server_took_is_not_made(served: Gateway) -> None:
-    responder = Responder(served.server._broker, served.server._objects)
+    queue = served.server._callbacks
+    responder = Responder(MemoryBroker(), served.server._objects, queue)
+    delivering = asyncio.create_task(served.server._coordinator._callbacks.run())
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.settimeout(10)
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        port = listening.getsockname()[1]
         for trusted in (False, True):
-            request = served.accepted(served.submit_old())
-            request = replace(request, callback=f"{url}/{trusted}", trusted=trusted)
-            await responder.respond(request, Response(request.id, Status.ERROR, "It failed."))
-        connection, _ = await asyncio.to_thread(listening.accept)
-        with connection:
-            first = await asyncio.to_thread(connection.recv, 100)
-            assert first.startswith(b"GET /True?")
+            for host in ("127.0.0.1", socket.gethostname(), "2130706433"):
+                request = served.accepted(served.submit_old())
+                url = f"http://{host}:{port}/"
+                request = replace(request, callback=url, trusted=trusted)
+                await responder.respond(request, Response(request.id, Status.ERROR, "It failed."))
+        while (await queue.counts())[0]:  # noqa: ASYNC110 - a file of another task
+            await asyncio.sleep(0.05)
         listening.settimeout(0.05)
         with pytest.raises(TimeoutError):
             listening.accept()
+    assert all(each.dead for each in await queue.all(10))
+    await end([delivering])
 
 
 # Live channels

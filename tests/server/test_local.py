@@ -458,7 +458,7 @@ def test_it_ends_while_a_job_runs_and_keeps_its_results(
     values = torch.load(io.BytesIO(content), weights_only=False)
     assert torch.equal(values["large"], torch.arange(100_000.0))
     # Nothing half written is kept.
-    folders = {"results", "responses", "ends", "spool"}
+    folders = {"results", "responses", "ends", "spool", "callbacks"}
     assert {path.name for path in results.iterdir()} == {*folders, ".signing"}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.services.postgres import PostgresServer
 from tests.services.redis import RedisServer
 from tests.services.swift import SwiftServer
 
@@ -14,6 +15,13 @@ from tests.services.swift import SwiftServer
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """A Redis server. What a test leaves in it, or does to it, the next one finds."""
     with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server. Each test has a database of its own; who stops the server starts it again."""
+    with PostgresServer() as server:
         yield server
 
 

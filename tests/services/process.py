@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import socket
@@ -47,9 +48,19 @@ class Process:
     """A program that serves until it is stopped."""
 
     def __init__(
-        self, command: Sequence[str], log: Path, ready: Callable[[], bool], *, cwd: Path
+        self,
+        command: Sequence[str],
+        log: Path,
+        ready: Callable[[], bool],
+        *,
+        cwd: Path,
+        user: str | None = None,
+        stopped_by: signal.Signals = signal.SIGTERM,
     ) -> None:
+        """`user` runs the command, if we are root."""
         self._command = command
+        self._user = user if os.geteuid() == 0 else None
+        self._stopped_by = stopped_by
         self._log = log
         self._ready = ready
         self._cwd = cwd
@@ -69,7 +80,8 @@ class Process:
         """Start it, and do not wait for it."""
         assert not self.running
         with self._log.open("ab") as log:
-            self._process = _starter.submit(_dies_with_us, self._command, log, self._cwd).result()
+            starting = _starter.submit(_dies_with_us, self._command, log, self._cwd, self._user)
+            self._process = starting.result()
 
     def wait(self) -> None:
         """Return once it serves."""
@@ -86,7 +98,7 @@ class Process:
 
     def stop(self) -> None:
         """End it as an operator does; nothing if it has ended."""
-        self._end(signal.SIGTERM)
+        self._end(self._stopped_by)
 
     def kill(self) -> None:
         """End it as a power cut does."""
@@ -119,10 +131,13 @@ class Process:
         self._process = None
 
 
-def _dies_with_us(command: Sequence[str], log: IO[bytes], cwd: Path) -> subprocess.Popen[bytes]:
+def _dies_with_us(
+    command: Sequence[str], log: IO[bytes], cwd: Path, user: str | None
+) -> subprocess.Popen[bytes]:
     """A child that the kernel ends if this process is killed before it could."""
+    become = [] if user is None else [f"--reuid={user}", f"--regid={user}", "--clear-groups"]
     return subprocess.Popen(
-        ["setpriv", "--pdeathsig", "KILL", *command],
+        ["setpriv", *become, "--pdeathsig", "KILL", *command],
         cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=log,

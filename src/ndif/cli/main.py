@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _COMMANDS = {
+    "callbacks": "Show call-backs that wait or were given up, and make them again.",
     "deploy": "Load models before their first request.",
     "doctor": "Check what this machine has for a server, and what it lacks.",
     "env": "Show the Python version and packages that run blocks.",
     "evict": "Remove a model, a replica of it, or all models from their devices.",
     "export": "Print a deployment file of the models deployed now.",
+    "gc": "Delete results, responses and records whose time is over.",
     "info": "Show the server of this machine and its configuration.",
+    "jobs": "List, cancel and download one's own jobs, with an API key.",
+    "keys": "Make, list and revoke API keys.",
     "kill": "End a waiting or running request.",
     "local": "Serve one model to yourself, without queue or accounts.",
     "logs": "Show the server's log.",
@@ -31,6 +35,9 @@ _COMMANDS = {
     "start": "Serve any model to many users.",
     "status": "Show machines, models and replicas.",
     "stop": "Stop the server.",
+    "tiers": "Say what keys may do.",
+    "usage": "Show what users, models or days add up to.",
+    "users": "Show the users who have keys.",
     "version": "Print the version, or with --all those of what it works with.",
 }
 

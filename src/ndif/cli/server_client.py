@@ -33,6 +33,10 @@ class NoServerError(CommandError):
     exit_code = 3
 
 
+class NoServerHereError(NoServerError):
+    """No server runs on this machine, and none elsewhere is named."""
+
+
 class NotFoundError(CommandError):
     """The server has no model, replica or request of that name."""
 
@@ -49,14 +53,44 @@ class ServerClient:
     """The routes of one running server."""
 
     def __init__(
-        self, url: str, token: str | None, *, is_local: bool, admin_url: str | None = None
+        self,
+        url: str,
+        token: str | None,
+        *,
+        is_local: bool,
+        admin_url: str | None = None,
+        key: str | None = None,
     ) -> None:
-        """Take the server's address, and that of the operator's routes if it is another."""
+        """Reach the server at `url` as its operator with a token, or as the user of an API key.
+
+        `admin_url` is the address of the operator's routes if it is another.
+        """
         self.url = url
         self._admin_url = admin_url or url
         self.is_local = is_local
         """True for the server of this machine's current session."""
         self._token = token
+        self._key = key
+
+    @property
+    def is_user(self) -> bool:
+        """Return True if the commands are a user's and not the operator's."""
+        return self._key is not None
+
+    def as_user(self, key: str) -> ServerClient:
+        """Return the same server for the user of an API key."""
+        return ServerClient(self.url, None, is_local=self.is_local, key=key)
+
+    def delete(self, path: str) -> Any:
+        """Return the answer of a route to DELETE, like `get`."""
+        return self._request("DELETE", path, None, _TIMEOUT_S)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return the headers that tell who asks."""
+        if self._key is not None:
+            return {"ndif-api-key": self._key}
+        return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
     def get(self, path: str) -> Any:
         """Return the answer of a route; raise a CommandError if the server refuses or does not answer."""
@@ -96,7 +130,7 @@ class ServerClient:
                 method,
                 f"{self._admin_url if path.startswith('/admin/') else self.url}{path}",
                 json=body,
-                headers={"Authorization": f"Bearer {self._token}"} if self._token else {},
+                headers=self.headers,
                 timeout=httpx.Timeout(timeout_s, connect=_TIMEOUT_S),
                 # A proxy would not reach this machine's own server.
                 trust_env=not self.is_local,
@@ -159,9 +193,9 @@ def run_folders() -> RunFolders:
     return RunFolders(options().session_root)
 
 
-def no_server() -> NoServerError:
+def no_server() -> NoServerHereError:
     """Return the error for a command that needs a server where none runs."""
-    return NoServerError(
+    return NoServerHereError(
         f"No server is running here (looked in {run_folders().root}). Start one with `ndif start`, or "
         "name one elsewhere with --url and --token."
     )

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import tempfile
+import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import anyio.to_thread
+
 from ndif.cluster.models import Model, Models
 from ndif.cluster.replica import Replica
-from ndif.host.snapshot import find_files, publish
+from ndif.host.snapshot import Snapshot, fetch, find_files, publish
 from ndif.schema.deployment import read_task
 from ndif.stores.objects import ObjectStore, ObjectStoreError
 
@@ -21,29 +26,68 @@ _INTERVAL_S = 0.5
 _LOOK_AGAIN_S = 10.0
 """Seconds until a model is looked for again whose files are not on this machine, or cannot be stored."""
 
+_ASK_AGAIN_S = 60.0
+"""Seconds until the Hub is asked again for what it did not give."""
+
+_Source = tuple[str, str | None]
+"""Checkpoint and revision."""
+
 StoredFiles = dict[str, dict[str, Any]]
 """For each repository its archive's key as `files`, `revision` and `task`; JSON-serialisable."""
 
 
 class ModelFiles(NamedTuple):
-    """The folder of a model on this machine."""
+    """The files of a model, in a folder of this machine or as the Hub has them."""
 
     repo_id: str
-    folder: Path
+    source: Path | Snapshot
     revision: str | None
     task: str | None
 
 
-def find(model: Model) -> ModelFiles | None:
-    """Return the files of an accepted model if they are on this machine; they need not be loaded."""
-    config = model.deployment
-    if not model.provides_files:
-        return None
-    folder = find_files(config.checkpoint, config.revision)
-    if folder is None:
-        return None
-    task = config.task or read_task(folder / "config.json")
-    return ModelFiles(config.repo_id, folder, config.revision, task)
+@dataclass(eq=False)
+class ModelFinder:
+    """Finds the files of accepted models on this machine, or fetches those that are shared from the Hub.
+
+    A model need not be loaded, nor be on this machine at all.
+    """
+
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _fetched: dict[_Source, Snapshot] = field(default_factory=dict, init=False)
+    _ask_again: dict[_Source, float] = field(default_factory=dict, init=False)
+    _folders: list[tempfile.TemporaryDirectory[str]] = field(default_factory=list, init=False)
+    """Folders of what was fetched, which are deleted with them."""
+
+    def find(self, model: Model) -> ModelFiles | None:
+        """Return the files of a model; None if they are not to be had. From any thread; may block."""
+        config = model.deployment
+        if not model.provides_files:
+            return None
+        source: Path | Snapshot | None = find_files(config.checkpoint, config.revision)
+        if source is None:
+            source = self._fetch(_source(model))
+        if source is None:
+            return None
+        named = source.files.get if isinstance(source, Snapshot) else source.joinpath
+        path = named("config.json")
+        task = config.task or (None if path is None else read_task(path))
+        return ModelFiles(config.repo_id, source, config.revision, task)
+
+    def _fetch(self, source: _Source) -> Snapshot | None:
+        with self._lock:
+            found, now = self._fetched.get(source), time.monotonic()
+            if found is not None or self._ask_again.get(source, now) > now:
+                return found
+            try:
+                folder = tempfile.TemporaryDirectory(prefix="ndif-hub-")
+                found = fetch(*source, Path(folder.name))
+            except OSError as error:
+                self._ask_again[source] = now + _ASK_AGAIN_S
+                logger.info("the shared files of %s were not fetched: %s", source[0], error)
+                return None
+            self._folders.append(folder)
+            self._fetched[source] = found
+            return found
 
 
 class _Archive(NamedTuple):
@@ -53,17 +97,13 @@ class _Archive(NamedTuple):
     task: str | None = None
 
 
-_Source = tuple[str, str | None]
-"""Checkpoint and revision."""
-
-
 def _source(model: Model) -> _Source:
     return model.deployment.checkpoint, model.deployment.revision
 
 
 @dataclass(eq=False)
 class ModelFilesStorage:
-    """Stores the files of each accepted model that are on this machine, before any replica has loaded it.
+    """Stores the files of each accepted model, before any replica has loaded it.
 
     A replica stores its own once it is up, and clients then have those: the files of a repository
     may be on its node alone, or newer there.
@@ -71,6 +111,7 @@ class ModelFilesStorage:
 
     models: Models
     objects: ObjectStore
+    finder: ModelFinder = field(default_factory=ModelFinder)
     _known: dict[_Source, _Archive] = field(default_factory=dict, init=False)
     _look_again: dict[_Source, float] = field(default_factory=dict, init=False)
 
@@ -111,6 +152,8 @@ class ModelFilesStorage:
         if source in self._known or self._look_again.get(source, now) > now:
             return
         self._look_again[source] = now + _LOOK_AGAIN_S
-        if (found := await asyncio.to_thread(find, model)) is not None:
-            key = await publish(found.folder, found.revision, self.objects)
+        # The thread of a slow download is left behind, and ends with the process.
+        found = await anyio.to_thread.run_sync(self.finder.find, model, abandon_on_cancel=True)
+        if found is not None:
+            key = await publish(found.source, found.revision, self.objects)
             self._known.setdefault(source, _Archive(key, found.task))

@@ -25,7 +25,6 @@ _CLIENT_VARIABLES = ("HOST", "API_KEY")
 """Variables of nnsight, which a user of this server may well set."""
 
 _REPLACED = {
-    "DEV_MODE": "without NDIF_API_KEYS nobody needs a key.",
     "RAY_HEAD_PORT": "the port is a part of NDIF_RAY_ADDRESS.",
     "RAY_DASHBOARD_PORT": "a Ray head that this server starts has no dashboard.",
     "RAY_SERVE_PORT": "this server does not use Ray Serve.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -15,6 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from ndif.config.units import Unit, parse_gpus, read_duration, read_size
 
 _HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*", re.ASCII)
+_MAIL = re.compile(r"[^\s@<>,]+@[\w-]+(\.[\w-]+)*", re.ASCII)
 
 _ORIGIN_HOST = re.compile(r"[\w-]+(\.[\w-]+)*|[0-9a-f:.]*:[0-9a-f:.]*", re.ASCII)
 _PORTS = {"http": 80, "https": 443}
@@ -67,13 +69,24 @@ class Settings(BaseSettings):
     max_inline_result_bytes: Size = Field(default=8 * MiB, ge=0)
     """Maximum size of a result that is sent on the client's live channel; a larger one is
     stored and fetched."""
-    result_ttl_s: Duration = Field(default=7200, gt=0)
+    result_ttl_s: Duration = Field(default=86_400, gt=0)
     """Time that a result and its signed URL stay valid."""
-    max_stored_bytes: Size = Field(default=64 * GiB, gt=0)
+    response_ttl_s: Duration = Field(default=7 * 86_400, gt=0)
+    """Time that the responses of a polled job, and the record of any, are kept; at least as long as
+    results."""
+    max_stored_bytes: Size | None = Field(default=None, gt=0)
     """Maximum size of all stored results together; a further one is an ERROR until others have
-    expired. Results of trusted users count, and are stored all the same."""
+    expired. Results of trusted users count, and are stored all the same. Default: half of what is free on
+    their disk at the start; on S3 there is none."""
     max_stored_share: float = Field(default=0.25, gt=0, le=1)
     """Maximum fraction of NDIF_MAX_STORED_BYTES that the results of one user take."""
+    max_requests_per_minute: int | None = Field(default=3000, gt=0)
+    """Number of requests that an API key may send in any minute, unless its tier says otherwise."""
+    max_unfinished_jobs: int | None = Field(default=1000, gt=0)
+    """Number of jobs of an API key that may wait or run at once, unless its tier says otherwise."""
+    max_execution_per_day: Duration | None = Field(default=None, gt=0)
+    """Time that the blocks of a user with an API key may run in a day (UTC), unless its tier says
+    otherwise. By default there is no limit."""
     broker_url: str = Field(
         default="",
         description=f"Redis ({OLDEST_REDIS} or newer) or Valkey, as redis://HOST:PORT, that joins "
@@ -141,6 +154,30 @@ class Settings(BaseSettings):
     )
     """Silence after which a Socket.IO client is considered gone."""
 
+    callback_networks: str = ""
+    """Networks, separated by commas, in which call-backs may reach addresses that are not public, such as
+    10.20.0.0/16. Empty: none."""
+    callback_secret: SecretStr = SecretStr("")
+    """Secret from which those that sign users' call-backs follow, of 16 characters or more; a second one
+    after a comma signs as well. Default: the server's own, NDIF_CLUSTER_SECRET with a broker."""
+    callback_timeout_s: Duration = Field(default=10, gt=0)
+    """Maximum time of one attempt to deliver a call-back."""
+    callback_attempts: int = Field(default=10, ge=1)
+    """Maximum number of attempts to deliver a call-back."""
+    callback_max_age_s: Duration = Field(default=24 * 3600, gt=0)
+    """Time after which a call-back that cannot be delivered is given up."""
+    smtp_url: SecretStr = SecretStr("")
+    """SMTP server for the mail that users want of their jobs: smtp://USER:PASSWORD@HOST:PORT (STARTTLS) or
+    smtps://… (TLS). Empty, and no MAILGUN_API_KEY: the server sends no mail."""
+    mail_from: str = ""
+    """Address from which the server sends mail. Default with Mailgun: ndif@ its domain."""
+    mailgun_api_key: SecretStr = Field(default=SecretStr(""), validation_alias="MAILGUN_API_KEY")
+    """Key of Mailgun's API, to send mail through it."""
+    mailgun_domain: str = Field(default="", validation_alias="MAILGUN_DOMAIN")
+    """Domain of the Mailgun account."""
+    mailgun_url: str = Field(default="https://api.mailgun.net", validation_alias="MAILGUN_URL")
+    """Address of Mailgun's API; https://api.eu.mailgun.net for a domain in Europe."""
+
     min_nnsight_version: str = Field(default="", validation_alias="MIN_NNSIGHT_VERSION")
     """Oldest nnsight whose requests are taken, such as 0.8.1. Empty: any of an installed generation."""
     min_python_version: str = Field(default="", validation_alias="MIN_PYTHON_VERSION")
@@ -169,8 +206,29 @@ class Settings(BaseSettings):
     """Size at which a log of the session is set aside and begun anew."""
     log_files: int = Field(default=4, ge=0)
     """Number of earlier parts of each log that are kept."""
+    dev_mode: bool = False
+    """True to let anyone who reaches the server use it, without an API key."""
+    database_url: SecretStr = SecretStr("")
+    """Database of API keys and tiers, as postgresql://USER:PASSWORD@HOST/DATABASE or
+    sqlite:////FOLDER/accounts.sqlite."""
+    postgres_host: str = Field(default="", validation_alias="POSTGRES_HOST")
+    """Host of a PostgreSQL database of API keys and tiers, instead of NDIF_DATABASE_URL."""
+    postgres_port: int = Field(default=5432, ge=1, le=65535, validation_alias="POSTGRES_PORT")
+    """Port of that database."""
+    postgres_db: str = Field(default="ndif", validation_alias="POSTGRES_DB")
+    """Name of that database."""
+    postgres_user: str = Field(default="ndif", validation_alias="POSTGRES_USER")
+    """User of that database."""
+    postgres_password: SecretStr = Field(
+        default=SecretStr(""), validation_alias="POSTGRES_PASSWORD"
+    )
+    """Password of that user."""
+    accounts_cache_s: Duration = Field(default=5, gt=0, le=60)
+    """Time that an answer of the database holds: a key that is revoked works no longer than this."""
+    api_key: SecretStr = SecretStr("")
+    """With `ndif jobs` and `ndif usage`: the API key of the user who asks."""
     api_keys: Path | None = None
-    """YAML file of API keys and what each may do. Empty: anyone who reaches the server may use it."""
+    """YAML file of API keys and what each may do, instead of a database."""
     hotswapping: bool = True
     """Without API keys: true if users may have models loaded on demand."""
     deployments: str = ""
@@ -244,7 +302,7 @@ class Settings(BaseSettings):
     max_streamed_bytes: Size = Field(default=1 * GiB, gt=0)
     """Maximum data that one hybrid request may send to its client."""
 
-    @field_validator("cluster_secret")
+    @field_validator("cluster_secret", "callback_secret")
     @classmethod
     def _is_long_enough(cls, secret: SecretStr) -> SecretStr:
         split_secrets(secret.get_secret_value())
@@ -279,6 +337,44 @@ class Settings(BaseSettings):
                 raise ValueError(f"{name!r} is not a host's name, like ndif.example.org")
         return text
 
+    @field_validator("callback_networks")
+    @classmethod
+    def _names_networks(cls, text: str) -> str:
+        for part in _split(text):
+            try:
+                ip_network(part)
+            except ValueError as error:
+                raise ValueError(f"{error}: write a network like 10.20.0.0/16") from error
+        return text
+
+    @field_validator("smtp_url")
+    @classmethod
+    def _names_a_mail_server(cls, secret: SecretStr) -> SecretStr:
+        text = secret.get_secret_value()
+        try:
+            parts = urlsplit(text)
+            is_whole = parts.scheme in ("smtp", "smtps") and parts.hostname and parts.port != 0
+            is_whole = is_whole and not parts.path.strip("/") and not parts.query
+        except ValueError:  # of the port
+            is_whole = False
+        if text and not is_whole:
+            raise ValueError("is not like smtp://user:password@host:587; escape special characters")
+        return secret
+
+    @field_validator("mail_from")
+    @classmethod
+    def _is_a_mail_address(cls, text: str) -> str:
+        if text and not _MAIL.fullmatch(text):
+            raise ValueError(f"{text!r} is not an address like ndif@example.org")
+        return text
+
+    @field_validator("mailgun_domain")
+    @classmethod
+    def _is_a_domain(cls, text: str) -> str:
+        if text and not _HOST.fullmatch(text):
+            raise ValueError(f"{text!r} is not a domain like mg.example.org")
+        return text
+
     @field_validator("cors_origins")
     @classmethod
     def _names_origins(cls, text: str) -> str:
@@ -289,7 +385,7 @@ class Settings(BaseSettings):
                 )
         return text
 
-    @field_validator("public_url", "object_store_url", "object_store_public_url")
+    @field_validator("public_url", "object_store_url", "object_store_public_url", "mailgun_url")
     @classmethod
     def _names_a_server(cls, text: str) -> str:
         parts = urlsplit(text)
@@ -310,6 +406,13 @@ class Settings(BaseSettings):
             raise ValueError(
                 "NDIF_OBJECT_STORE_URL needs NDIF_OBJECT_STORE_ACCESS_KEY and NDIF_OBJECT_STORE_SECRET_KEY"
             )
+        smtp, mailgun = self.smtp_url.get_secret_value(), self.mailgun_api_key.get_secret_value()
+        if smtp and mailgun:
+            raise ValueError("NDIF_SMTP_URL and MAILGUN_API_KEY must not both be set")
+        if smtp and not self.mail_from:
+            raise ValueError("NDIF_SMTP_URL needs NDIF_MAIL_FROM")
+        if mailgun and not self.mailgun_domain:
+            raise ValueError("MAILGUN_API_KEY needs MAILGUN_DOMAIN")
         if self.autoscale_cooldown_s > self.autoscale_idle_s:
             raise ValueError(
                 "NDIF_AUTOSCALE_COOLDOWN_S must not be more than NDIF_AUTOSCALE_IDLE_S"
@@ -329,6 +432,22 @@ class Settings(BaseSettings):
     def has_own_secret(self) -> bool:
         """True if the variables name a cluster secret."""
         return bool(self.cluster_secret.get_secret_value()) or self.cluster_secret_file is not None
+
+    @property
+    def sends_mail(self) -> bool:
+        """True if the variables name a way to send mail."""
+        secrets = (self.smtp_url, self.mailgun_api_key)
+        return any(each.get_secret_value() for each in secrets)
+
+    @property
+    def allowed_callback_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """Networks in `callback_networks`."""
+        return tuple(map(ip_network, _split(self.callback_networks)))
+
+    @property
+    def callback_secrets(self) -> tuple[str, ...]:
+        """Secrets in `callback_secret`."""
+        return split_secrets(self.callback_secret.get_secret_value())
 
     @property
     def allowed_host_names(self) -> tuple[str, ...]:

@@ -12,9 +12,12 @@ from ndif.cluster.controller_types import ProvisionResult, ReplicaRequest
 from ndif.cluster.models import Model
 from ndif.cluster.replica import DeploymentError
 from ndif.control.reconciler import Reconciler
+from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor
 from ndif.schema.deployment import OperationError
+from ndif.stores.responder import Responder
+from ndif.stores.usage import UsageStore
 
 _EVICTED = "The server's operator has taken {!r} off the server."
 _MAX_QUOTED = 200
@@ -39,8 +42,12 @@ class ControlPlane:
     """Return the installed nnsight generations, the newest first."""
     stop: Callable[[], None]
     """Stop the server."""
-    store_problem: Callable[[], str | None]
-    """Return the sentence that there is little room for results; None if there is enough."""
+    usage: UsageStore
+    """The jobs that have ended."""
+    responder: Responder
+    retention_s: float
+    """Seconds that the record of a job is kept."""
+    callbacks: CallbackDelivery
 
     def find(self, name: str) -> list[Model]:
         """Return the models of a repo id, or the model of a whole key; raise if there is none."""

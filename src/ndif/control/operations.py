@@ -6,10 +6,12 @@ method that performs it.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import date
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -25,18 +27,26 @@ from ndif.cluster.models import Model
 from ndif.config.short_ids import matching_ids
 from ndif.control import answers
 from ndif.control.control_plane import ControlPlane, Evicted, outcome_fields
-from ndif.control.status import describe_queues, describe_server
+from ndif.control.status import describe_jobs, describe_queues, describe_server
 from ndif.errors import problems
 from ndif.placement.replica import DeploymentLevel
+from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.schema.deployment import DeploymentConfig, Generation, OperationError
 from ndif.schema.deployment_file import AsInFile, DeploymentFileError, from_value, to_entry
+from ndif.schema.job_record import JobRecord
 from ndif.schema.model_key import Variant
+from ndif.stores.broker import BrokerError
+from ndif.stores.objects import ObjectStoreError
+from ndif.stores.usage import Group, UsageAwayError
 
 _KILLED = "The server's operator has ended this job."
+_CANCELLED = "You have ended this job."
 _HOT = DeploymentLevel.HOT
 _EXPORT_VERSION = 1
 _MAX_QUOTED = 100
 """Characters of an operator's text that an error repeats."""
+
+T = TypeVar("T")
 
 Answer = dict[str, Any]
 """The JSON object with which an operation is answered."""
@@ -95,7 +105,7 @@ class GetStatus(Operation):
     async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""
         described = describe_server(control.controller, control.dispatcher)
-        if (problem := control.store_problem()) is not None:
+        if (problem := control.responder.problem()) is not None:
             described["problems"].append(problem)
         return {**described, "schedule": control.reconciler.describe_schedule()}
 
@@ -385,12 +395,20 @@ class Kill(Operation):
 
     request_id: str = Field(min_length=1)
     """Id of the request, or its beginning."""
+    user: str | None = None
+    """The user who ends it, if that is one of theirs; None: the operator."""
 
     async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""
-        held = [request.id for request in control.dispatcher.lifecycle.held]
+        lifecycle = control.dispatcher.lifecycle
+        held = [request.id for request in lifecycle.held]
         request_id = _whole_id(self.request_id, held)
-        if not await control.dispatcher.cancel(request_id, _KILLED):
+        if self.user not in (None, lifecycle.owner_of(request_id)):
+            raise OperationError(
+                404, f"No job {self.request_id[:_MAX_QUOTED]!r} of yours waits or runs here."
+            )
+        reason = _KILLED if self.user is None else _CANCELLED
+        if not await control.dispatcher.cancel(request_id, reason):
             if request_id in held:
                 raise OperationError(404, f"Request {request_id} has ended by itself before that.")
             raise OperationError(
@@ -399,6 +417,124 @@ class Kill(Operation):
                 "those that do.",
             )
         return {"killed": True, "request_id": request_id}
+
+
+class GetJobs(Operation):
+    """The unfinished jobs, and those that ended last."""
+
+    name, event = "jobs", "JOBS"
+
+    user: str | None = None
+    """The user whose jobs they are; None: everybody's."""
+    limit: int = Field(default=100, ge=1, le=1000)
+    """Maximum number of those that have ended."""
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        unfinished = describe_jobs(control.dispatcher, self.user)
+        ended = await _read(control.usage.recent(self.user, self.limit))
+        ids = {job["id"] for job in unfinished}
+        return {"jobs": [*unfinished, *(_job(each) for each in ended if each.id not in ids)]}
+
+
+class GetUsage(Operation):
+    """The jobs that have ended and their cost, by user, model or day."""
+
+    name, event = "usage", "USAGE"
+
+    by: Group = "user"
+    since: str | None = Field(default=None, pattern=r"^\d{4}-\d\d-\d\d$")
+    """First day that counts, as YYYY-MM-DD in UTC; None: all."""
+    user: str | None = None
+    """The user whose jobs count; None: everybody's."""
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        try:
+            since = None if self.since is None else date.fromisoformat(self.since)
+        except ValueError as error:
+            raise OperationError(400, f"There is no day {self.since!r}.") from error
+        totals = await _read(control.usage.totals(self.by, since, self.user))
+        return {"by": self.by, "since": self.since, "usage": [asdict(total) for total in totals]}
+
+
+class CollectGarbage(Operation):
+    """Delete results, responses and records of jobs whose time is over, as happens by itself."""
+
+    name, event = "gc", "GC"
+
+    dry_run: bool = False
+    """Only count them."""
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        before = time.time() - control.retention_s
+        try:
+            expired = dict(await control.responder.sweep(dry=self.dry_run))
+        except ObjectStoreError as error:
+            raise OperationError(503, f"Nothing can be deleted now: {error}.") from error
+        expired["records"] = await _read(control.usage.sweep(before, dry=self.dry_run))
+        return {"expired": expired, "dry_run": self.dry_run}
+
+
+async def _read(reading: Awaitable[T]) -> T:
+    try:
+        return await reading
+    except UsageAwayError as error:
+        raise OperationError(
+            503, f"The record of jobs cannot be read now: {error}. Try again in a moment."
+        ) from error
+
+
+def _job(record: JobRecord) -> Answer:
+    job = asdict(record)
+    del job["key"]
+    return job
+
+
+class ListCallbacks(Operation):
+    """Call-backs that wait for their delivery, and those that were given up."""
+
+    name, event, method = "callbacks", "CALLBACKS", "GET"
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        try:
+            return await control.callbacks.describe()
+        except BrokerError as error:
+            raise OperationError(503, f"The call-backs cannot be read: {error}.") from error
+
+
+class RetryCallbacks(Operation):
+    """Make call-backs again at once."""
+
+    name, event = "callbacks/retry", "RETRY_CALLBACKS"
+
+    request_id: str | None = Field(default=None, min_length=1)
+    """Id of the call-back's request, or its beginning."""
+    all: bool = False
+    """Every call-back that was given up."""
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        if self.all == (self.request_id is not None):
+            raise OperationError(400, "Name either one request, or all.")
+        try:
+            return {"retried": await self._retry(control.callbacks)}
+        except BrokerError as error:
+            raise OperationError(503, f"The call-backs cannot be reached: {error}.") from error
+
+    async def _retry(self, callbacks: CallbackDelivery) -> list[str]:
+        if self.request_id is None:
+            return await callbacks.retry(None)
+        found = await callbacks.queue.find(self.request_id)
+        if not found:
+            raise OperationError(
+                404,
+                f"No call-back of a request {self.request_id[:_MAX_QUOTED]!r} waits or was given up; "
+                "`ndif callbacks list` lists those that are.",
+            )
+        return await callbacks.retry(_whole_id(self.request_id, {f.request_id for f in found}))
 
 
 class Stop(Operation):
@@ -420,10 +556,18 @@ Perform = Callable[[Operation], Awaitable[Answer]]
 """Performs an operation: in this process, or through `ndif.control.remote`."""
 
 
-def parse_operation(kind: type[Operation], content: bytes) -> Operation:
-    """Return the operation that a JSON body describes; raise an OperationError that names a wrong field."""
+Parsed = TypeVar("Parsed", bound=BaseModel)
+
+
+def parse_operation(kind: type[Parsed], content: bytes | Mapping[str, Any]) -> Parsed:
+    """Return the operation that a JSON body or its fields describe.
+
+    An OperationError names a wrong field.
+    """
     try:
-        return kind.model_validate_json(content)
+        if isinstance(content, bytes):
+            return kind.model_validate_json(content)
+        return kind.model_validate(content)
     except DeploymentFileError as error:
         raise OperationError(400, str(error)) from error
     except ValidationError as error:

@@ -88,6 +88,34 @@ def describe_queues(dispatcher: Dispatcher) -> dict[str, Any]:
     return {"models": [_requests(processor) for processor in dispatcher.processors.values()]}
 
 
+def describe_jobs(dispatcher: Dispatcher, user: str | None) -> list[dict[str, Any]]:
+    """Return the unfinished jobs of a user, or of all, the newest first, as JSON."""
+    places: dict[str, tuple[int, float | None]] = {}
+    for processor in dispatcher.processors.values():
+        for entry, position in processor.queue.positions():
+            places[entry.id] = position, processor.expected_wait_s(position)
+    jobs = []
+    for request, status, dispatched in dispatcher.lifecycle.unfinished():
+        if user not in (None, request.user):
+            continue
+        place = places.get(request.id)
+        jobs.append(
+            {
+                "id": request.id,
+                "user": request.user,
+                "model": request.model.repo_id,
+                "generation": request.generation,
+                "status": status.value,
+                "received": request.received,
+                "dispatched": dispatched,
+                "ended": None,
+                "position": None if place is None else place[0],
+                "expected_start_s": None if place is None else place[1],
+            }
+        )
+    return sorted(jobs, key=lambda job: -float(job["received"] or 0))
+
+
 def _requests(processor: Processor) -> dict[str, Any]:
     key = processor.model.config.key
     wall = time.time() - asyncio.get_running_loop().time()

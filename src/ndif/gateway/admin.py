@@ -11,13 +11,15 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 
 from ndif.config.reference import Variable, name_of, variables
 from ndif.config.settings import Settings
+from ndif.control.account_operations import ACCOUNT_OPERATIONS, AccountOperation, perform_on
 from ndif.control.operations import OPERATIONS, Operation, Perform, parse_operation
 from ndif.gateway.http_error import CLOSE, HttpError
 from ndif.gateway.openapi import JSON, ApiRoute, Content, Description, answer
+from ndif.stores.accounts import Registry
 
 _MAX_BODY_BYTES = 4 * 1024**2
 
@@ -40,8 +42,8 @@ class Configuration(BaseModel):
                     "settings": [
                         {
                             "name": name_of("result_ttl_s"),
-                            "value": 7200,
-                            "default": 7200,
+                            "value": 86400,
+                            "default": 86400,
                             "source": "default",
                             "meaning": "Time that a result and its signed URL stay valid.",
                             "unit": "seconds",
@@ -85,11 +87,19 @@ def _describe(kind: type[Operation]) -> Description:
 
 
 class AdminRoutes:
-    """One route per operation, and the server's settings; each of them needs the token."""
+    """One route per operation, those on keys among them, and the server's settings; all need the token."""
 
-    def __init__(self, perform: Perform, token: str, settings: Settings) -> None:
+    def __init__(
+        self,
+        perform: Perform,
+        token: str,
+        settings: Settings,
+        registry: Registry | None = None,
+    ) -> None:
+        """Perform operations with `perform`, and those on keys on `registry`, if there is one."""
         if not token:
             raise ValueError("an empty token would let everyone in")
+        self._registry = registry
         self._perform = perform
         self._token = token.encode()
         self._settings = settings
@@ -107,6 +117,14 @@ class AdminRoutes:
                 )
                 for kind in OPERATIONS
             ),
+            *(
+                Route(
+                    f"/admin/{kind.name}",
+                    self._with_token(self._account_handler(kind)),
+                    methods=[kind.method],
+                )
+                for kind in ACCOUNT_OPERATIONS
+            ),
         ]
 
     async def config(self, _: Request) -> dict[str, Any]:
@@ -118,6 +136,14 @@ class AdminRoutes:
             # An operation without fields has no body.
             operation = parse_operation(kind, await _body(http)) if kind.model_fields else kind()
             return await self._perform(operation)
+
+        return handle
+
+    def _account_handler(self, kind: type[AccountOperation]) -> Handler:
+        async def handle(http: Request) -> dict[str, Any]:
+            is_query = kind.method == "GET"
+            content = dict(http.query_params) if is_query else await _body(http) or b"{}"
+            return await perform_on(self._registry, parse_operation(kind, content))
 
         return handle
 

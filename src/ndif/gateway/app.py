@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from ndif.config.settings import Settings
 from ndif.control.operations import Perform
 from ndif.gateway.admin import AdminRoutes
+from ndif.gateway.callbacks import CallbackRoute
 from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.connections import limited
 from ndif.gateway.documents import Documents
@@ -24,16 +25,20 @@ from ndif.gateway.health import HealthRoutes
 from ndif.gateway.hf_mirror import HfMirror
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.incoming import Incoming
+from ndif.gateway.jobs import JobRoutes
 from ndif.gateway.openapi import LiveMount
 from ndif.gateway.origin import SameOrigin
+from ndif.gateway.quota import Quota
 from ndif.gateway.request_log import RequestLog
 from ndif.gateway.response_headers import ResponseHeaders
 from ndif.gateway.results import ResponseRoute, ResultRoute, UpdateOf
 from ndif.gateway.submit import SubmitRoute
 from ndif.host.runtimes import Runtimes
+from ndif.queue.callbacks.guard import Network
 from ndif.stores.accounts import Accounts
 from ndif.stores.broker import Broker
 from ndif.stores.objects import FileStore, ObjectStore
+from ndif.stores.rates import Rates
 from ndif.stores.responder import Responder
 
 _SHUTDOWN_S = 3
@@ -73,26 +78,46 @@ def create_gateway(
     perform: Perform,
     update_of: UpdateOf,
     token: str | None,
+    callback_networks: Sequence[Network],
+    callback_secrets: Sequence[str],
     admin: socket.socket | None = None,
 ) -> Gateway:
     """Return the gateway over these stores and models.
 
     `host` is the name or address that the server listens on.
     `perform` performs operations, and `update_of` asks the queue. Without an operator's `token` there are
-    no `/admin` routes; with the socket `admin` they are on that one alone.
+    no `/admin` routes; with the socket `admin` they are on that one alone. Call-backs reach public
+    addresses and `callback_networks`, and the first of `callback_secrets` is what their receivers are told
+    of.
     """
     websockets = WebSocketSubscriptions(broker, accounts, settings)
     socket_io = SocketIoSubscriptions(broker, settings)
     incoming = Incoming(settings)
+    callbacks = CallbackRoute(accounts, callback_networks, settings.sends_mail, callback_secrets)
+    submit = SubmitRoute(
+        settings,
+        broker,
+        responder,
+        runtimes,
+        catalogue,
+        accounts,
+        incoming,
+        Quota(settings, perform, Rates(settings.broker_url)),
+        callbacks,
+    )
     routes = [
-        *SubmitRoute(settings, broker, responder, runtimes, catalogue, accounts, incoming).routes(),
+        *submit.routes(),
+        *callbacks.routes(),
         *websockets.routes(),
+        *JobRoutes(accounts, perform).routes(),
         *ResponseRoute(objects, update_of, accounts).routes(),
         # From any other store clients download their results directly.
         *(ResultRoute(objects).routes() if isinstance(objects, FileStore) else ()),
     ]
     health = HealthRoutes(catalogue, accounts, runtimes).routes()
-    operators = AdminRoutes(perform, token, settings).routes() if token else []
+    operators = []
+    if token:
+        operators = AdminRoutes(perform, token, settings, accounts.registry).routes()
     if admin is None:
         routes = [*routes, *health, *operators]
         app = create_app(routes, socket_io, hub, lifespan, settings, host=host)

@@ -28,9 +28,8 @@ from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.schema.wires import envelope_frame
 from ndif.sizes import format_size
-from ndif.stores.accounts import Accounts, NoSuchKeyError
+from ndif.stores.accounts import Accounts, AccountsAwayError, NoSuchKeyError, TooManyGuessesError
 from ndif.stores.broker import Broker, Subscription
-from ndif.stores.guesses import TooManyGuessesError
 from ndif.tasks import end, within
 
 _MAX_PART_HEADERS = 16 * 1024
@@ -209,7 +208,7 @@ class WebSocketSubscriptions:
         """Send the id of a new subscription, then its frames until the client leaves."""
         try:
             account = await self._accounts.account(caller_of(websocket))
-        except (NoSuchKeyError, TooManyGuessesError) as error:
+        except (NoSuchKeyError, TooManyGuessesError, AccountsAwayError) as error:
             await refuse(no_account(error), websocket.scope, websocket.receive, websocket.send)
             return
         await websocket.accept()

@@ -36,16 +36,10 @@ def read_headers(headers: Headers) -> Submission:
             400,
             f"The header nnsight-compress must be True or False, not {compress[:_MAX_QUOTED]!r}.",
         )
-    callback = headers.get("ndif-callback", "")
-    if callback and not callback.startswith(("http://", "https://")):
-        raise HttpError(
-            400, f"The callback must be an http or https URL, not {callback[:_MAX_QUOTED]!r}."
-        )
     return Submission(
         headers["nnsight-model-key"],
         subscription_id=headers.get("ndif-session_id") or None,
         compress=compress == "True",
-        callback=callback,
     )
 
 

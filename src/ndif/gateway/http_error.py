@@ -17,9 +17,8 @@ from starlette.types import Receive, Scope, Send
 from ndif.cluster.models import NotServedError
 from ndif.gateway.response_headers import NOT_STORED, SAFE
 from ndif.schema.deployment import OperationError
-from ndif.stores.accounts import NoSuchKeyError
-from ndif.stores.broker import BrokerError
-from ndif.stores.guesses import TooManyGuessesError
+from ndif.stores.accounts import AccountsAwayError, NoSuchKeyError, TooManyGuessesError
+from ndif.stores.broker import BrokerError, TooManyJobsError
 from ndif.stores.objects import DiskError, ObjectStoreError
 from ndif.telemetry.request_id import HEADER, current
 
@@ -51,8 +50,9 @@ def _no_route(request: Request, error: HTTPException) -> HttpError:
     path = shown_path(request.url.path)
     if error.status_code == 404:
         detail = (
-            f"There is nothing at {path}. nnsight uses /request, /response/ID, "
-            "/results/ID, /subscribe, /ws/socket.io, /status, /env, /ping and /connected."
+            f"There is nothing at {path}. nnsight uses /request, /response/ID, /results/ID, /subscribe, "
+            "/ws/socket.io, /status, /env, /ping and /connected; one's own jobs are at /requests and "
+            "/usage."
         )
     else:
         detail = f"{request.method} is not possible at {path}."
@@ -78,8 +78,14 @@ def _store_unavailable(_: Request, error: ObjectStoreError) -> HttpError:
     return HttpError(503, detail, RETRY_SOON)
 
 
-def no_account(error: NoSuchKeyError | TooManyGuessesError) -> HttpError:
-    """Return the answer to a caller that has no account."""
+def no_account(error: NoSuchKeyError | TooManyGuessesError | AccountsAwayError) -> HttpError:
+    """Return the answer to a caller that has no account, or of which that cannot be told."""
+    if isinstance(error, AccountsAwayError):  # whose message is for the log alone
+        return HttpError(
+            503,
+            "This server cannot reach its database of API keys. Try again in a moment.",
+            RETRY_SOON,
+        )
     if isinstance(error, TooManyGuessesError):
         return HttpError(429, str(error), {"Retry-After": str(math.ceil(error.wait_s))})
     return HttpError(401, str(error))
@@ -121,8 +127,10 @@ _HTTP_ERRORS: Mapping[type[Exception], Callable[[Request, Any], HttpError]] = {
     HTTPException: _no_route,
     NoSuchKeyError: lambda _, error: no_account(error),
     TooManyGuessesError: lambda _, error: no_account(error),
+    AccountsAwayError: lambda _, error: no_account(error),
     NotServedError: lambda _, error: HttpError(400, str(error)),
     OperationError: lambda _, error: HttpError(error.status, str(error)),
+    TooManyJobsError: lambda _, error: HttpError(429, str(error), RETRY_SOON),
     BrokerError: _broker_unavailable,
     DiskError: _disk_refuses,
     ObjectStoreError: _store_unavailable,

@@ -63,15 +63,19 @@ class Incoming:
         """Return the account of the unfinished message of a connection, which holds it until the end."""
         return Unfinished(address, self._all, self._in_memory)
 
-    async def body(self, http: HttpRequest, unfinished: Unfinished) -> AsyncIterator[list[bytes]]:
-        """Yield the chunks of a body in lists of about 256 KiB.
+    async def body(
+        self, http: HttpRequest, unfinished: Unfinished, most: int | None = None
+    ) -> AsyncIterator[list[bytes]]:
+        """Yield the chunks of a body, of `most` bytes at most, in lists of about 256 KiB.
 
         A body that is too large, too slow or more than the server takes now is an `HttpError`.
         """
-        limit = self.max_request_bytes
+        limit, whose = self.max_request_bytes, "this server takes (NDIF_MAX_REQUEST_BYTES)"
+        if most is not None and most < limit:
+            limit, whose = most, "your API key may send"
         length = http.headers.get("content-length", "0")
         if not length.isdigit() or int(length) > limit:
-            raise _too_large(limit)
+            raise _too_large(limit, whose)
         ends_at = asyncio.get_running_loop().time() + self.timeout_s
         stream = http.stream()
         total, is_whole = 0, False
@@ -97,7 +101,7 @@ class Incoming:
                 raise _too_slow(min(self.idle_s, left)) from error
             total += size
             if total > limit:
-                raise _too_large(limit)
+                raise _too_large(limit, whose)
             yield chunks
 
 
@@ -219,12 +223,11 @@ def refusal(error: IncomingFullError) -> HttpError:
     )
 
 
-def _too_large(limit: int) -> HttpError:
+def _too_large(limit: int, whose: str) -> HttpError:
     return HttpError(
         413,
-        f"The request is larger than {format_size(limit)}, the most this server takes "
-        "(NDIF_MAX_REQUEST_BYTES). Does the block refer to a large object, such as a dataset or "
-        "another model? Refer only to what it needs.",
+        f"The request is larger than {format_size(limit)}, the most {whose}. Does the block refer to a "
+        "large object, such as a dataset or another model? Refer only to what it needs.",
         CLOSE,
     )
 

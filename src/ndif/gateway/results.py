@@ -41,7 +41,7 @@ def is_job_id(text: str) -> bool:
     return _JOB_ID.fullmatch(text) is not None
 
 
-def _job_id(http: Request) -> str:
+def job_id_of(http: Request) -> str:
     """Return the id in the path."""
     request_id: str = http.path_params["id"]
     if not is_job_id(request_id):
@@ -118,7 +118,7 @@ class ResponseRoute:
 
     async def response(self, http: Request) -> Response:
         """Answer with the job's last response: what the responder stored, or what the queue knows now."""
-        request_id = _job_id(http)
+        request_id = job_id_of(http)
         account = await self.accounts.account(caller_of(http))
         kept = await last_response(self.store, request_id)
         stored = None if kept is None else kept.status
@@ -136,7 +136,7 @@ class ResponseRoute:
             raise HttpError(
                 404,
                 f"No job {request_id} is known here. Only jobs sent with blocking=False are kept, for "
-                f"{format_duration(self.store.ttl_s)}.",
+                f"{format_duration(self.store.response_ttl_s)}.",
             )
         if account.key and kept.user != account.user:
             raise HttpError(
@@ -157,7 +157,7 @@ class ResultRoute:
 
     async def result(self, http: Request) -> Response:
         """Answer with a result's bytes, or with a range of them."""
-        key = f"results/{_job_id(http)}.pt"
+        key = f"results/{job_id_of(http)}.pt"
         query = http.query_params
         once = "once" in query
         expires, signature = query.get("expires", ""), query.get("signature", "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from starlette.requests import Request as HttpRequest
@@ -14,13 +13,15 @@ from starlette.routing import BaseRoute
 
 from ndif.config.settings import Settings
 from ndif.gateway.answers import MODEL_KEY, OLDER_MODEL_KEY, JobUpdate
+from ndif.gateway.callbacks import CallbackRoute
 from ndif.gateway.caller import caller_of, subscription_of
 from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.envelope_wire import Envelope, read_envelope
 from ndif.gateway.header_wire import read_headers
 from ndif.gateway.http_error import HttpError
-from ndif.gateway.incoming import Incoming, IncomingPayload
+from ndif.gateway.incoming import Incoming, IncomingPayload, Unfinished
 from ndif.gateway.openapi import BYTES, ApiRoute, Content, Description, Parameter, answer
+from ndif.gateway.quota import Quota
 from ndif.host.runtimes import SUPPORTED, Runtimes, generation_of
 from ndif.net import is_loopback
 from ndif.schema import wires
@@ -40,10 +41,6 @@ _NEWEST = "0.8"
 _NO_CHANNEL = (
     "The connection for updates that this request names is not open, or somebody else opened it. Run the "
     "trace again; with blocking=False it needs no such connection."
-)
-_NO_CALLBACKS = (
-    "This server calls no addresses that its users name. Leave `callback` out, and poll for the job "
-    "instead (`backend()` again, or GET /response/ID)."
 )
 _MAX_QUOTED = 100
 """Characters of a client's text that an answer repeats."""
@@ -138,6 +135,8 @@ class SubmitRoute:
     catalogue: Catalogue
     accounts: Accounts
     incoming: Incoming
+    quota: Quota
+    callbacks: CallbackRoute
 
     def __post_init__(self) -> None:
         self._installed = self.runtimes.installed()
@@ -152,8 +151,7 @@ class SubmitRoute:
         with self.incoming.open(caller.address) as unfinished:
             payload = IncomingPayload(self.broker.create_payload, unfinished)
             try:
-                body = self.incoming.body(http, unfinished)
-                return await self._submit(http, caller, payload, body)
+                return await self._submit(http, caller, payload, unfinished)
             except BaseException:
                 payload.discard()
                 raise
@@ -163,11 +161,17 @@ class SubmitRoute:
         http: HttpRequest,
         caller: Caller,
         payload: IncomingPayload,
-        body: AsyncIterator[list[bytes]],
+        unfinished: Unfinished,
     ) -> Response:
         account = await self.accounts.account(caller)
+        limits = self.quota.limits_of(account)
         version = http.headers.get("nnsight-version", "")
         self._refuse_older(version, http.headers.get("python-version", ""))
+        callback = http.headers.get("ndif-callback", "")
+        if callback:
+            self.callbacks.check(callback)
+        await self.quota.admit(account, limits)
+        body = self.incoming.body(http, unfinished, limits.request_bytes)
         if http.headers.get("content-type", "").startswith("multipart/form-data"):
             wire = Wire.ENVELOPE
             # A client that runs from a source tree does not know its version.
@@ -178,8 +182,6 @@ class SubmitRoute:
             wire = Wire.HEADERS
             generation = self._generation(version, wire)
             submission = read_headers(http.headers)
-            if submission.callback and not account.trusted:
-                raise HttpError(403, _NO_CALLBACKS)
             model = await self._model(submission.model_key, generation, account)
             async for chunks in body:
                 for chunk in chunks:
@@ -212,19 +214,20 @@ class SubmitRoute:
             nearby=is_loopback(caller.address),
             subscription_id=submission.subscription_id,
             env=submission.env,
-            callback=submission.callback,
+            callback=callback,
             user=account.user,
             key=account.key,
             weight=account.weight,
             priority=account.priority,
             hotswapping=account.hotswapping,
             trusted=account.trusted,
+            max_result_bytes=limits.result_bytes,
         )
         received = Update(request.id, Status.RECEIVED, "Your job has been received.")
         if request.subscription_id is None:
             # A client that polls at once must find the job.
             await self.responder.respond(request, received)
-        await self.broker.submit(request)
+        await self.broker.submit(request, limits.unfinished_jobs)
         logger.info("job %s is accepted", request.id)
         return JSONResponse(wires.fields(request, received))
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ndif.runtime.frames import LENGTHS, SMALL, Header, pack, unpack_header
+from ndif.runtime.frames import IN_FILE, LENGTHS, SMALL, Header, pack, unpack_header
 from ndif.schema.payload import Payload, PayloadFile
 
 _MAX_HEADER = 1 << 16
@@ -39,15 +40,15 @@ class Channel:
     async def send(self, header: Header, body: Payload = b"", fds: Sequence[int] = ()) -> None:
         """Write one frame whole; raise an `OSError` when the other end is gone.
 
-        A body whose file cannot be read hangs up: the other end must not wait for its rest.
+        Of a body in a file its descriptor is sent, and the other end reads it. A file that cannot be opened
+        hangs up: the other end must not wait for it.
         """
         loop = asyncio.get_running_loop()
         async with self._sending:
-            head = pack(header, len(body))
             if isinstance(body, PayloadFile):
-                await loop.sock_sendall(self._socket, head)
-                await self._send_file(body)
+                await self._send_file(header, body)
                 return
+            head = pack(header, len(body))
             if len(body) <= SMALL:
                 head, body = head + body, b""
             if fds:
@@ -56,15 +57,18 @@ class Channel:
             if body:
                 await loop.sock_sendall(self._socket, body)
 
-    async def _send_file(self, file: PayloadFile) -> None:
-        loop, left, chunks = asyncio.get_running_loop(), len(file), file.chunks()
+    async def _send_file(self, header: Header, body: PayloadFile) -> None:
         try:
-            while chunk := await asyncio.to_thread(next, chunks, b""):
-                await loop.sock_sendall(self._socket, chunk)
-                left -= len(chunk)
+            descriptor = body.open()
+        except OSError:
+            self.hang_up()
+            raise
+        try:
+            head = pack({**header, IN_FILE: len(body)})
+            head = head[await self._send_fds(head, [descriptor]) :]
+            await asyncio.get_running_loop().sock_sendall(self._socket, head)
         finally:
-            if left:
-                self.hang_up()
+            os.close(descriptor)
 
     async def _send_fds(self, head: bytes, fds: Sequence[int]) -> int:
         while True:

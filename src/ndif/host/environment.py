@@ -13,7 +13,7 @@ from ndif.host.gpus import BY_BUS, ORDER, VISIBLE
 from ndif.host.runtimes import Runtime
 
 _CREDENTIALS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
-_OURS = (str(Settings.model_config["env_prefix"]), "RAY_")
+_OURS = (str(Settings.model_config["env_prefix"]), "RAY_", "POSTGRES_", "PGPASS", "MAILGUN_")
 """Prefixes of the control plane's own variables, which hold secrets: no model process has them."""
 _HARMLESS = (
     *("PATH", "HOME", "LANG", "LC_", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHON", "VIRTUAL_ENV"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,6 +62,7 @@ class Execution:
             has_live_client=request.subscription_id is not None,
         )
         until_begun: asyncio.Task[None] | None = None
+        began = 0.0
         admitted = is_stored = False
         try:
             payload = await self._broker.payload(request)
@@ -70,6 +72,7 @@ class Execution:
                 match protocol.accept(header, body):
                     case "running":
                         until_begun.cancel()  # a block may sleep
+                        began = time.perf_counter()
                         started = "Your job has started running."
                         await respond(Response(request.id, Status.RUNNING, started))
                     case "log":
@@ -92,10 +95,10 @@ class Execution:
                             admitted = not request.trusted
                             await self._objects.put(result_key(request.id), body)
                             is_stored = True
-                            return self._stored(request, header, len(body))
+                            return self._stored(request, _cost(header, began), len(body))
                         result = InlineResult(body, header.get("compressed") is True)
-                        meta = parse_meta(header)
-                        return Response(request.id, Status.COMPLETED, _DONE, result, meta)
+                        meta, size = _cost(header, began), len(body)
+                        return Response(request.id, Status.COMPLETED, _DONE, result, meta, size)
                     case "spilled" if upload is not None:
                         if not request.trusted:
                             # The user must not get a file that the runner can still write to.
@@ -107,12 +110,12 @@ class Execution:
                         admitted = not request.trusted
                         size = await upload.commit(result_key(request.id))
                         is_stored = True
-                        return self._stored(request, header, size)
+                        return self._stored(request, _cost(header, began), size)
                     case "error":
                         if header.get("ends") is True:
                             runner.kill()  # no other request may be given this runner
                         text = body.decode(errors="replace")
-                        return Response(request.id, Status.ERROR, text, meta=parse_meta(header))
+                        return Response(request.id, Status.ERROR, text, meta=_cost(header, began))
             return None
         finally:
             if until_begun is not None:
@@ -132,25 +135,32 @@ class Execution:
     def _instructions(self, request: Request) -> dict[str, Any]:
         # Clients of that wire load a result straight out of its frame, without decompressing it.
         loaded_from_frame = request.subscription_id is not None and request.wire is Wire.HEADERS
+        largest = self._settings.largest_result(trusted=request.trusted)
         return {
             "kind": "run",
             "compressed": request.compress,
             "env": dict(request.env),
             "max_payload": self._settings.max_request_bytes,
-            "max_result": self._settings.largest_result(trusted=request.trusted),
+            "max_result": min(largest, request.max_result_bytes or largest),
             "max_inline": self._settings.max_inline_result_bytes,
             "compress_inline": request.compress and not loaded_from_frame,
             "compress_stored": request.compress,
             "nearby": request.nearby,
         }
 
-    def _stored(self, request: Request, header: Mapping[str, Any], size: int) -> Response:
+    def _stored(self, request: Request, cost: Mapping[str, float], size: int) -> Response:
         # A live client fetches its result once; a client that polls may fetch it any number of times.
         once = request.subscription_id is not None
         result = StoredResult(
             self._objects.url(result_key(request.id), request.base_url, once=once), size
         )
-        return Response(request.id, Status.COMPLETED, _DONE, result, parse_meta(header))
+        return Response(request.id, Status.COMPLETED, _DONE, result, cost, size)
+
+
+def _cost(header: Mapping[str, Any], began: float) -> dict[str, float]:
+    """Return a run's reported memory, and its seconds by this process's clock, which no block can set."""
+    elapsed_s = round(time.perf_counter() - began, 6)
+    return {**parse_meta(header), "execution_time": elapsed_s}
 
 
 def announcement(request: Request) -> Response:

@@ -151,6 +151,8 @@ def _answer(end: Response) -> Answer:
         "status": end.status.value,
         "description": end.description[:_DESCRIPTION],
         "delivered": end.delivered,
+        "execution_time": end.execution_s,
+        "result_bytes": end.result_bytes,
     }
 
 

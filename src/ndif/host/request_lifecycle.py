@@ -14,7 +14,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Set
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from enum import Enum
@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ndif.host.port import EndedError, ModelActor, ReplicaEvictedError, ReplicaLostError
+from ndif.schema.job_record import JobRecord
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
@@ -31,7 +32,7 @@ from ndif.stores.responder import Responder
 from ndif.tasks import end, within
 
 logger = logging.getLogger(__name__)
-_record = logging.getLogger("ndif.requests")
+_log = logging.getLogger("ndif.requests")
 """One line for each request, when it has ended."""
 
 # States, events and what may follow what
@@ -181,6 +182,8 @@ class RequestLifecycle:
     """Times that a request runs whose replica fails."""
     on_absence: Callable[[Request], None] = lambda _: None
     """Receives a request on no replica whose live client has disconnected."""
+    on_end: Callable[[JobRecord], None] = lambda _: None
+    """Receives the record of each request that has ended, where this process is the queue's."""
     _lives: dict[str, _Life] = field(default_factory=dict)
     _ended: dict[str, Response] = field(default_factory=dict)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -194,6 +197,17 @@ class RequestLifecycle:
     def remembered(self) -> list[str]:
         """Ids of the requests that ended most recently."""
         return [*self._ended]
+
+    def unfinished(self) -> Iterator[tuple[Request, Status, float | None]]:
+        """Yield each request that has not ended, its state, and when it was sent to a replica."""
+        for life in list(self._lives.values()):
+            if life.state is not None and life.state in _HELD:
+                yield life.request, life.state, life.dispatched
+
+    def owner_of(self, request_id: str) -> str | None:
+        """Return the user of a request that is held; None if it is not."""
+        life = self._lives.get(request_id)
+        return None if life is None else life.request.user
 
     def holds(self, request_id: str) -> bool:
         """Return True if a request is held, or ended not long ago."""
@@ -322,7 +336,7 @@ class RequestLifecycle:
         if (life := self._lives.get(request.id)) is not None:
             self._move(life, Event.RELEASE)
             self._forget(life)
-            self._log_end(life, self._ended.get(request.id))
+            self._note_end(life, self._ended.get(request.id))
         if request.subscription_id is not None:
             return
         end_ = self._ended.get(request.id) or Response(request.id, Status.ERROR, _LOST)
@@ -557,18 +571,21 @@ class RequestLifecycle:
     def _remember(self, life: _Life, response: Response) -> Response:
         """Keep the end of a request in mind; no client fetches a live result a second time."""
         self._forget(life)
-        self._log_end(life, response)
+        self._note_end(life, response)
         if life.request.subscription_id is not None:
-            response = replace(response, data=None, meta=None)
+            response = replace(response, data=None)
         self._ended[life.request.id] = response
         if len(self._ended) > _REMEMBERED:
             del self._ended[next(iter(self._ended))]
         return response
 
-    def _log_end(self, life: _Life, response: Response | None) -> None:
-        """Log the one line of a request that has ended. A replica's queue logs it for the replica."""
+    def _note_end(self, life: _Life, response: Response | None) -> None:
+        """Log and record a request that has ended. A replica's queue does so for the replica."""
         if self.by is Party.QUEUE:
-            _record.info("%s", _describe_end(life, response, time.time()))
+            record = _record_of(life, response, time.time())
+            _log.info("%s", _describe(record))
+            if not life.request.refusal:  # nobody signed whose it is
+                self.on_end(record)
 
     def _forget(self, life: _Life) -> None:
         self._lives.pop(life.request.id, None)
@@ -589,22 +606,38 @@ def _times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
 
 
-def _describe_end(life: _Life, response: Response | None, now: float) -> str:
-    """Return the id, user, model, status and times of a request that has ended, as `name=value`."""
+def _record_of(life: _Life, response: Response | None, now: float) -> JobRecord:
+    """Return the record of a request that has ended; with no response, nobody here knows how."""
     request = life.request
-    model = request.model.repo_id + (f"@{request.model.revision}" if request.model.revision else "")
-    status = response.status.value if response is not None else "ENDED"
-    left = life.dispatched if life.dispatched is not None else now
-    received = datetime.fromtimestamp(request.received, timezone.utc).isoformat("T", "milliseconds")
+    revision = request.model.revision
+    return JobRecord(
+        id=request.id,
+        user=request.user,
+        key=request.key,
+        model=request.model.repo_id + (f"@{revision}" if revision else ""),
+        generation=request.generation,
+        status="ENDED" if response is None else response.status.value,
+        received=request.received,
+        dispatched=life.dispatched,
+        ended=now,
+        execution_s=0.0 if response is None else response.execution_s,
+        result_bytes=0 if response is None else response.result_bytes,
+    )
+
+
+def _describe(record: JobRecord) -> str:
+    """Return a record's id, user, model, status and times, as `name=value`."""
+    left = record.ended if record.dispatched is None else record.dispatched
+    received = datetime.fromtimestamp(record.received, timezone.utc).isoformat("T", "milliseconds")
     values = {
-        "id": request.id,
-        "user": request.user,
-        "model": model,
-        "nnsight": request.generation,
-        "status": status,
+        "id": record.id,
+        "user": record.user,
+        "model": record.model,
+        "nnsight": record.generation,
+        "status": record.status,
         "received": received,
-        "waited": f"{max(0.0, left - request.received):.3f}s",
-        "ran": f"{max(0.0, now - left):.3f}s",
+        "waited": f"{max(0.0, left - record.received):.3f}s",
+        "ran": f"{max(0.0, record.ended - left):.3f}s",
     }
     # A user's name may have spaces and lines.
     return "request " + " ".join(

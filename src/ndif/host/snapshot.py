@@ -37,6 +37,8 @@ _MOST_BYTES, _LARGEST_CONFIG = 256 << 20, 16 << 20
 _WEIGHTS = ("*.safetensors", "*.bin")
 """Files without which a folder of the Hub's cache is one that only its config was read from."""
 
+_HUB_TIMEOUT_S = 10.0
+
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -82,6 +84,35 @@ def find_files(checkpoint: str, revision: str | None) -> Path | None:
     return folder if has_weights and not is_arriving else None
 
 
+def fetch(repo_id: str, revision: str | None, folder: Path) -> Snapshot:
+    """Download the shared files of a repository into `folder`; raise an `OSError` if the Hub refuses.
+
+    The Hub's cache does not get them: a client on this machine that shares the cache would take the commit
+    without weights for the whole one.
+    """
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        info = HfApi().model_info(
+            repo_id, revision=revision, timeout=_HUB_TIMEOUT_S, files_metadata=True
+        )
+        sizes = {each.rfilename: each.size or 0 for each in info.siblings or ()}
+        wanted = _smallest({name: sizes[name] for name in sizes if _matches(name, _SHARED)})
+        for name in wanted:
+            hf_hub_download(
+                repo_id,
+                name,
+                revision=info.sha,
+                local_dir=folder,
+                etag_timeout=_HUB_TIMEOUT_S,
+            )
+    except (HFValidationError, RuntimeError) as error:  # httpx's own after it was closed
+        raise OSError(str(error)) from error
+    files = scan(folder, info.sha, share_weights=False).files
+    return Snapshot(files, frozenset(sizes.keys() - files.keys()), info.sha)
+
+
 def pack(snapshot: Snapshot) -> bytes:
     """Return an archive of the shared files and the names of the others; equal files give equal bytes."""
     metadata = {"commit": snapshot.commit, "withheld": sorted(snapshot.withheld)}
@@ -93,9 +124,15 @@ def pack(snapshot: Snapshot) -> bytes:
     return content.getvalue()
 
 
-async def publish(folder: Path, revision: str | None, objects: ObjectStore) -> str:
-    """Store an archive of a folder's shared files and return its key."""
-    content = await asyncio.to_thread(lambda: pack(scan(folder, revision, share_weights=False)))
+async def publish(source: Path | Snapshot, revision: str | None, objects: ObjectStore) -> str:
+    """Store an archive of a folder's shared files, or of these, and return its key."""
+
+    def packed() -> bytes:
+        if isinstance(source, Snapshot):
+            return pack(source)
+        return pack(scan(source, revision, share_weights=False))
+
+    content = await asyncio.to_thread(packed)
     key = f"hub/{hashlib.sha256(content).hexdigest()}.zip"
     await objects.put(key, content, soon=True)
     return key
@@ -149,13 +186,22 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _fitting(files: Mapping[str, Path]) -> dict[str, Path]:
-    """Return the smallest files, `_MOST_BYTES` together: a repository calls anything a vocabulary."""
+    """Return the smallest files, `_MOST_BYTES` together."""
+    fitting = _smallest({name: path.stat().st_size for name, path in files.items()})
+    return {name: path for name, path in files.items() if name in fitting}
+
+
+def _smallest(sizes: Mapping[str, int]) -> set[str]:
+    """Return the names of the smallest, `_MOST_BYTES` together.
+
+    A repository may call anything a vocabulary.
+    """
     left, fitting = _MOST_BYTES, set()
-    for size, name in sorted((path.stat().st_size, name) for name, path in files.items()):
+    for size, name in sorted((size, name) for name, size in sizes.items()):
         left -= size
         if left >= 0:
             fitting.add(name)
-    return {name: path for name, path in files.items() if name in fitting}
+    return fitting
 
 
 def _declares_code(name: str, path: Path) -> bool:

@@ -21,13 +21,13 @@ from ndif.config.settings import Settings
 from ndif.distribution import install_command
 from ndif.host.gpus import Driver, DriverError, select_visible
 from ndif.host.runtimes import SUPPORTED, Runtimes
+from ndif.launch.access import access_problems, access_warning, described_form
 from ndif.launch.run_folder import RunFolders
 from ndif.launch.services.plan import SERVICES, addresses, contradictions, secret_problems
 from ndif.launch.services.service import ServiceError, disk_space_problem, free_bytes
 from ndif.net import StartError, listen
 from ndif.sandbox.confinement.confinement import holds_packages
 from ndif.sizes import format_size
-from ndif.stores.accounts import FileAccounts, KeysError
 
 _CUDA = re.compile(r"^cuda\b[^=]*= *'(\d+)\.(\d+)'", re.MULTILINE)
 _TOLD_BY_DRIVER_S = 20.0
@@ -66,7 +66,7 @@ def check_machine(options: Settings) -> list[Check]:
         _disks,
         _services,
         _ports,
-        _keys,
+        _access,
     )
     return [check for look in looks for check in look(options)]
 
@@ -214,16 +214,14 @@ def _ports(options: Settings) -> Iterator[Check]:
             yield Check(name, "ok", "free")
 
 
-def _keys(options: Settings) -> Iterator[Check]:
-    if options.api_keys is None:
-        yield Check(
-            "API keys", "note", f"none ({name_of('api_keys')}): all who reach it may use it"
-        )
+def _access(options: Settings) -> Iterator[Check]:
+    problems = list(access_problems(options))
+    yield from (Check("API keys", "problem", text) for text in problems)
+    if problems:
         return
-    try:
-        accounts = FileAccounts(options.api_keys.expanduser())
-    except KeysError as error:
-        yield Check("API keys", "problem", str(error))
-    else:
-        state: State = "note" if accounts.warning else "ok"
-        yield Check("API keys", state, accounts.warning or str(options.api_keys))
+    form, warning = described_form(options), access_warning(options)
+    yield Check(
+        "API keys",
+        "ok" if form and not warning else "note",
+        warning or form or f"none ({name_of('api_keys')}): all who reach it may use it",
+    )

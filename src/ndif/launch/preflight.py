@@ -13,6 +13,7 @@ from ndif.config.settings import Settings
 from ndif.distribution import install_command
 from ndif.errors import NdifError
 from ndif.host.runtimes import Runtimes
+from ndif.launch.access import access_problems, access_warning
 from ndif.launch.services import Role
 from ndif.launch.services.plan import plan_services
 from ndif.launch.services.service import Service, disk_space_problem
@@ -21,7 +22,6 @@ from ndif.sandbox.confinement.confinement import ConfinementError, verify
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.deployment_file import from_variable, read_file
 from ndif.schema.deployment_settings import parse_checkpoint
-from ndif.stores.accounts import FileAccounts, KeysError
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ def preflight(options: Settings, server: ServerOptions) -> Prepared:
     listening, admin, port = None, None, 0
     if server.is_server:
         deployments, unusable = _deployments(options, server)
-        warning, no_accounts = _accounts(options)
-        problems += [*no_accounts, *unusable]
+        warning = access_warning(options)
+        problems += [*access_problems(options), *unusable]
         port = server.port or options.api_port
         try:
             advice = "Choose another with --port, or stop what uses it."
@@ -115,16 +115,6 @@ def _machine_problems(options: Settings, server: ServerOptions) -> Iterator[str]
         yield str(error)
     if not Runtimes(options.runtimes).installed():
         yield f"No nnsight is installed: run `{install_command('nnsight')}`."
-
-
-def _accounts(options: Settings) -> tuple[str | None, list[str]]:
-    """Return who else can use the API keys, and why they cannot be used at all."""
-    if options.api_keys is None:
-        return None, []
-    try:
-        return FileAccounts(options.api_keys.expanduser()).warning, []
-    except KeysError as error:
-        return None, [f"The API keys cannot be used: {error}"]
 
 
 def _deployments(

@@ -11,6 +11,8 @@ from rich.logging import RichHandler
 from rich.markup import escape
 
 from ndif.config.reference import read
+from ndif.config.settings import Settings
+from ndif.launch.access import prepare_access
 from ndif.launch.cluster_secret import assignment, cluster_secrets, secret_file
 from ndif.launch.detached import run_detached
 from ndif.launch.preflight import ServerOptions, preflight
@@ -40,8 +42,19 @@ def start(server: ServerOptions, *, detach: bool, as_json: bool, verbose: bool) 
         prepared.admin or contextlib.nullcontext(),
     ):
         run_folder = _create(run_folders, console, *logs)
+        if server.is_server:
+            _prepare_access(options, run_folder)
         run = (ServerRun if server.is_server else Run)(options, run_folder, prepared)
         _run(run, console, detach, as_json, verbose)
+
+
+def _prepare_access(options: Settings, run_folder: ActiveRunFolder) -> None:
+    """Prepare the accounts in this process, before any other one has started."""
+    try:
+        prepare_access(options)
+    except StartError:
+        run_folder.discard()
+        raise
 
 
 def _run(run: Run, console: Console, detach: bool, as_json: bool, verbose: bool) -> None:

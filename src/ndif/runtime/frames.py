@@ -1,12 +1,14 @@
 """The frames between a host and its model process: a small header and raw bytes.
 
 On the socket: the header's length (4 bytes) and the body's (8 bytes), both big-endian; the header, a
-JSON object with a `kind`; the body, opaque. A file descriptor may ride with a frame's first byte.
+JSON object with a `kind`; the body, opaque. A file descriptor may ride with a frame's first byte. A body
+that the host has in a file is not on the socket: its descriptor rides, and `in_file` is its size.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 from collections.abc import Mapping, Sequence
@@ -15,6 +17,8 @@ from typing import Any
 LENGTHS = struct.Struct("!IQ")
 SMALL = 1 << 16
 """Largest body, in bytes, that is cheaper to copy behind its header than to send separately."""
+IN_FILE = "in_file"
+"""Name in a header of the size, in bytes, of a body that is in a file."""
 MAX_TEXT = 1 << 20
 """Largest printed line or error, in bytes, in one frame."""
 
@@ -52,12 +56,15 @@ class Channel:
         if body:
             self.socket.sendall(body)
 
-    def receive(self) -> tuple[dict[str, Any], bytearray, Sequence[int]]:
+    def receive(self) -> tuple[dict[str, Any], bytes | bytearray, Sequence[int]]:
         """Read one frame: header, body, and the descriptors that came with it."""
         first, fds, _, _ = socket.recv_fds(self.socket, LENGTHS.size, 4)
         lengths = first + self._exactly(LENGTHS.size - len(first))
         header_size, body_size = LENGTHS.unpack(lengths)
         header = unpack_header(bytes(self._exactly(header_size)))
+        size = header.pop(IN_FILE, None)
+        if size is not None:
+            return header, _read_file(fds[0], size), ()
         return header, self._exactly(body_size), fds
 
     def _exactly(self, size: int) -> bytearray:
@@ -69,3 +76,12 @@ class Channel:
                 raise EOFError("the host closed the channel")
             view = view[count:]
         return data
+
+
+def _read_file(descriptor: int, size: int) -> bytes:
+    """Return a file's content, and close its descriptor."""
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        content = file.read()
+    if len(content) != size:
+        raise EOFError("the host's file of a body was cut off")
+    return content

@@ -66,6 +66,10 @@ class PayloadFile:
             while chunk := file.read(_CHUNK):
                 yield chunk
 
+    def open(self) -> int:
+        """Return a descriptor that reads the file."""
+        return os.open(self.path, os.O_RDONLY)
+
     def link(self, target: Path) -> None:
         """Give the content a second name, or copy it to a disk that cannot."""
         target.unlink(missing_ok=True)

@@ -31,7 +31,6 @@ class Submission:
     """The id of the client's open subscription; None if it polls."""
     compress: bool
     env: Mapping[str, Any] = field(default_factory=dict)
-    callback: str = ""
     payload: Payload = b""
 
 
@@ -55,6 +54,7 @@ class Request:
     env: Mapping[str, Any] = field(default_factory=dict)
     """Changes to the model for this request alone (a PEFT adapter)."""
     callback: str = ""
+    """URL or e-mail address that is told when the job has ended; empty for none."""
     user: str = ""
     """The user who takes turns with others: opaque, and no secret."""
     key: str = ""
@@ -70,6 +70,8 @@ class Request:
     """True if its user may have a model loaded on demand."""
     trusted: bool = False
     """True if its code may run unconfined, which the server decides and no client can ask for."""
+    max_result_bytes: int | None = None
+    """Maximum size of its result beside the server's own limit; None: there is no other."""
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     received: float = field(default_factory=time.time)
     """Unix seconds."""

@@ -37,5 +37,12 @@ class Response:
     """A result on COMPLETED, the streamed function's bytes on STREAM."""
     meta: Mapping[str, Any] | None = None
     """The run's cost: `execution_time` in seconds, `peak_memory` in bytes."""
+    result_bytes: int = 0
+    """Size of the result, as it is sent or downloaded."""
     delivered: bool = False
     """True if the process that made the response has sent it to the client already."""
+
+    @property
+    def execution_s(self) -> float:
+        """Return the run's seconds; 0 of a request that did not run."""
+        return float((self.meta or {}).get("execution_time", 0.0))

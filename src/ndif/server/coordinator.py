@@ -22,6 +22,7 @@ from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtimes
 from ndif.placement.demand import PlacementRules
 from ndif.queue.autoscaler import Bounds, Scaling
+from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import QueuePolicy
 from ndif.schedule.expansion import LOCAL
@@ -30,6 +31,7 @@ from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.request import Request
 from ndif.stores.broker import Broker
 from ndif.stores.responder import Responder
+from ndif.stores.usage import UsageStore
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
@@ -55,7 +57,9 @@ class Coordinator:
         responder: Responder,
         fleet: Fleet,
         runtimes: Runtimes,
+        callbacks: CallbackDelivery,
         *,
+        usage: UsageStore,
         places: bool,
         stop: Callable[[], None] = lambda: None,
         on_up: Callable[[Replica], None] = lambda _: None,
@@ -67,8 +71,10 @@ class Coordinator:
         self._configs = configs
         self._broker = broker
         self._places = places
+        self._usage = usage
         self._runtimes = runtimes
         self._fleet = fleet
+        self._callbacks = callbacks
         self._evaluator = Evaluator(
             fleet.prepare,
             fleet.fork_servers,
@@ -95,6 +101,7 @@ class Coordinator:
             settings.line_patience,
         )
         self.dispatcher = Dispatcher(self.controller, broker, responder, policy)
+        self.dispatcher.lifecycle.on_end = usage.note
         is_scheduled = places and settings.schedule
         self.reconciler = Reconciler(
             self.controller,
@@ -110,7 +117,10 @@ class Coordinator:
             self.reconciler,
             self.generations,
             stop,
-            responder.problem,
+            usage,
+            responder,
+            max(settings.response_ttl_s, settings.result_ttl_s),
+            callbacks,
         )
 
     def generations(self) -> list[str]:
@@ -119,12 +129,14 @@ class Coordinator:
 
     async def start(self, waited: Sequence[Request] = ()) -> None:
         """Look at the machines, serve the queues, `waited` first, and deploy the configured models."""
+        await self._usage.start()
         await self.controller.discover()
         self.dispatcher.adopt(await self._fleet.orphans())
         for request in waited:
             await self.dispatcher.accept(request)
         self.dispatcher.start()
         self._tasks.append(asyncio.create_task(self.reconciler.run(), name="reconciler"))
+        self._tasks.append(asyncio.create_task(self._callbacks.run(), name="call-backs"))
         if self._places and self._configs:
             self._tasks.append(asyncio.create_task(self._deploy(), name="first deployments"))
             self._tasks.append(asyncio.create_task(self._prepare(), name="fork servers"))
@@ -138,8 +150,10 @@ class Coordinator:
         await end(self._tasks)
         await self.fail_all()
         await self.dispatcher.stop()
+        await self._usage.stop()
         await (self.controller.leave() if self._fleet.outlives else self.controller.stop())
         await self._evaluator.stop()
+        self._callbacks.close()
 
     async def bring_up(self, generation: str) -> list[Replica]:
         """Request the replicas of every known model, and return those that come."""

@@ -7,13 +7,14 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 
 from ndif.cluster.fleet import ThisMachine
-from ndif.cluster.model_files import find
+from ndif.cluster.model_files import ModelFinder
 from ndif.cluster.replica import Replica
 from ndif.cluster.status import client_status
 from ndif.config.settings import Settings
@@ -21,14 +22,18 @@ from ndif.gateway.app import create_gateway, uvicorn_config
 from ndif.gateway.catalogue import InProcessCatalogue
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from ndif.host.runtimes import Runtimes
+from ndif.queue.callbacks.delivery import open_delivery
+from ndif.queue.callbacks.guard import EVERYWHERE
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.status import Status
 from ndif.server.coordinator import Coordinator
 from ndif.stores.accounts import Accounts, OpenAccounts, OwnerAccounts, open_accounts
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.broker.spool import SPOOL, Spool
+from ndif.stores.callbacks import CALLBACKS, SqliteCallbacks
 from ndif.stores.objects import open_store
 from ndif.stores.responder import Responder
+from ndif.stores.usage import MemoryUsage, open_usage
 
 
 class Server:
@@ -69,9 +74,15 @@ class Server:
         present = {} if places else {"trusted": trusted}
         spool = Spool(results / SPOOL, self._objects, present)
         self._broker = MemoryBroker(settings.max_queued_bytes, spool)
+        self._files = ModelFinder()
         self._hub = HfMirror(share_weights=share_weights, find=self._find)
         runtimes = runtimes or Runtimes(settings.runtimes)
-        self._responder = responder = Responder(self._broker, self._objects)
+        self._callbacks = SqliteCallbacks(results / CALLBACKS)
+        self._responder = responder = Responder(self._broker, self._objects, self._callbacks)
+        secrets = settings.callback_secrets or (secret or token_hex(),)
+        # Code of the one user of a server that trusts it reaches every address by itself.
+        is_own = trusted and not places
+        networks = EVERYWHERE if is_own else settings.allowed_callback_networks
         self._fleet = fleet = ThisMachine(
             settings, self._broker, self._objects, runtimes, trusted=trusted, places=places
         )
@@ -82,6 +93,8 @@ class Server:
             responder,
             fleet,
             runtimes,
+            open_delivery(settings, self._callbacks, self._objects, secrets, networks),
+            usage=open_usage(settings) if places else MemoryUsage(),
             places=places,
             stop=stop,
             on_up=self._share,
@@ -100,6 +113,7 @@ class Server:
             accounts = open_accounts(settings)
         elif owner_token is not None:
             accounts = OwnerAccounts(os.geteuid(), owner_token, trusted=trusted)
+        self._accounts = accounts
         self._gateway = create_gateway(
             settings,
             self._broker,
@@ -114,6 +128,8 @@ class Server:
             host=host,
             perform=lambda operation: operation.perform(self._coordinator.control_plane),
             token=token,
+            callback_networks=networks,
+            callback_secrets=secrets,
             admin=admin,
         )
         self.app = self._gateway.app
@@ -125,9 +141,9 @@ class Server:
 
     @property
     def is_polled(self) -> bool:
-        """Return True if somebody may come back for a job: one that has its end, or that will run."""
+        """Return True if somebody may come back for a job, ended or not, or waits for its call-back."""
         stored = (any(self._results.glob(f"{folder}/*")) for folder in ("responses", "ends"))
-        return self.unfinished > 0 or any(stored)
+        return self.unfinished > 0 or self._callbacks.left > 0 or any(stored)
 
     def uvicorn_config(self, listening: socket.socket) -> uvicorn.Config:
         """Return the configuration to serve this application on `listening`."""
@@ -139,6 +155,7 @@ class Server:
         # Ends that have expired still tell the broker of what does not run again.
         await self._broker.start()
         await self._objects.start()
+        await self._accounts.start()
         await self._responder.resume(self._broker.unfinished)
         await self._coordinator.start()
         try:
@@ -146,16 +163,18 @@ class Server:
         finally:
             await self._coordinator.stop()
             await self._fleet.close()
+            await self._callbacks.stop()
             await self._broker.stop()
             await self._objects.stop()
+            await self._accounts.stop()
 
     async def _update_of(self, request_id: str, stored: Status | None) -> dict[str, Any] | None:
         return self._coordinator.dispatcher.update_of(request_id, is_stored=stored is not None)
 
     def _find(self, repo_id: str) -> MirroredModel | None:
-        """Return an accepted model of that name whose files are on this machine."""
+        """Return an accepted model of that name whose files are to be had."""
         for model in list(self._coordinator.controller.models):
-            if model.called(repo_id) and (found := find(model)) is not None:
+            if model.called(repo_id) and (found := self._files.find(model)) is not None:
                 return MirroredModel(*found)
         return None
 

@@ -33,6 +33,7 @@ from ndif.server.process_config import (
 from ndif.stores.accounts import open_accounts
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.signing import Signer
+from ndif.stores.callbacks.redis import RedisCallbacks
 from ndif.stores.leader import LeaderRpc, SharedCache
 from ndif.stores.objects import open_store
 from ndif.stores.responder import Responder
@@ -58,11 +59,13 @@ def create(
     leader = LeaderRpc(broker.client, broker.signer)
     cache = SharedCache(broker.client, broker.signer)
     mirror = HfMirror(share_weights=False)
+    accounts = open_accounts(settings)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await objects.start()
         await broker.start()
+        await accounts.start()
         with TemporaryDirectory(prefix="ndif-mirror-", ignore_cleanup_errors=True) as scratch:
             published = PublishedHfMirror(mirror, cache, objects, Path(scratch))
             mirroring = asyncio.create_task(published.run(), name="mirror")
@@ -72,21 +75,24 @@ def create(
                 await end([mirroring])
                 await broker.stop()
                 await objects.stop()
+                await accounts.stop()
 
     return create_gateway(
         settings,
         broker,
         objects,
-        Responder(broker, objects),
+        Responder(broker, objects, RedisCallbacks(broker.client, broker.signer)),
         PublishedCatalogue(broker.client, cache, settings.status_request_timeout_s),
         Runtimes(settings.runtimes),
-        open_accounts(settings),
+        accounts,
         mirror,
         lifespan,
         host=config.host,
         perform=RemoteControlPlane(leader, _stop, settings.status_request_timeout_s).perform,
         update_of=RemoteQueue(leader, broker).update_of,
         token=config.token,
+        callback_networks=settings.allowed_callback_networks,
+        callback_secrets=settings.callback_secrets or config.cluster_secrets,
         admin=admin,
     )
 

@@ -27,6 +27,7 @@ from ndif.control.remote import Publisher, perform_event
 from ndif.host.remote_actor import RemoteActor
 from ndif.host.runtimes import Runtimes
 from ndif.net import STOP_SIGNALS
+from ndif.queue.callbacks.delivery import open_delivery
 from ndif.queue.dispatcher import HoldingQueue
 from ndif.schema.request import Request
 from ndif.schema.response import Response
@@ -43,14 +44,18 @@ from ndif.stores.broker import BrokerError
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.signing import Signer
 from ndif.stores.broker.spool import SPOOL, Spool
+from ndif.stores.callbacks import CALLBACKS, SqliteCallbacks
+from ndif.stores.callbacks.redis import RedisCallbacks
 from ndif.stores.leader import LeaderLock, LeaderRpc, SharedCache
 from ndif.stores.objects import ObjectStoreError, open_store
 from ndif.stores.responder import Responder
+from ndif.stores.usage import open_usage
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
+_PAGE = 100
 _WAITS = "The server has started again, and your job waits for its turn."
 _CLUSTER_LOST = (
     "The cluster that runs models cannot be reached. Your job waits, and runs when it is back."
@@ -80,7 +85,8 @@ class Leader:
             inline_bytes=settings.broker_inline_bytes,
             counts_attempts=not settings.ray_address,
         )
-        self._responder = Responder(self._broker, self._objects)
+        self._callbacks = RedisCallbacks(self._broker.client, self._broker.signer)
+        self._responder = Responder(self._broker, self._objects, self._callbacks)
         self._lock = LeaderLock(self._broker.client)
         self._runtimes = self.runtimes()
         self.stopping = asyncio.Event()
@@ -184,6 +190,23 @@ class Leader:
         except (BrokerError, ObjectStoreError) as error:
             logger.warning("Jobs wait in %s for the next start: %s", folder, error)
 
+    async def take_callbacks(self) -> None:
+        """Put the call-backs into the queue that a server without a broker left beside its results."""
+        folder = self._config.results / CALLBACKS
+        if not folder.is_dir():
+            return
+        try:
+            left = SqliteCallbacks(folder)
+            try:
+                while found := await left.all(_PAGE):
+                    for callback in found:
+                        await self._callbacks.update(callback)
+                        await left.remove(callback.request_id)
+            finally:
+                await left.stop()
+        except BrokerError as error:
+            logger.warning("Call-backs wait in %s for the next start: %s", folder, error)
+
     @contextlib.asynccontextmanager
     async def _leading(self, fleet: Fleet, held: Sequence[Request]) -> AsyncIterator[Coordinator]:
         settings, client, signer = self.settings, self._broker.client, self._broker.signer
@@ -194,8 +217,17 @@ class Leader:
             self._responder,
             fleet,
             self._runtimes,
+            open_delivery(
+                settings,
+                self._callbacks,
+                self._objects,
+                settings.callback_secrets or self._config.cluster_secrets,
+                settings.allowed_callback_networks,
+            ),
+            usage=open_usage(settings),
             places=True,
         )
+        await self.take_callbacks()
         await self.take_spooled()  # before the ends expire that tell what does not run again
         await self._objects.start()
         await coordinator.start(held)

@@ -21,6 +21,7 @@ from ndif.server.process_config import configure_logging
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.redis.job_channels import JobReceiver
 from ndif.stores.broker.signing import Signer
+from ndif.stores.callbacks.redis import RedisCallbacks
 from ndif.stores.objects import open_store
 from ndif.stores.redis import retry
 from ndif.stores.responder import Responder
@@ -67,7 +68,8 @@ class NodeActor(RemoteActor):
         place = PlacedReplica(**said["place"], level=DeploymentLevel.HOT)
         actor = fleet.make_actor(DeploymentConfig(**said["config"]), generation, place)
         channel = await retry(lambda: JobReceiver.open(broker, place.name, leader), math.inf)
-        return NodeServices(actor, broker, Responder(broker, objects), channel)
+        callbacks = RedisCallbacks(broker.client, broker.signer)
+        return NodeServices(actor, broker, Responder(broker, objects, callbacks), channel)
 
 
 def _see_gpus(counted: Sequence[str | None], here: Sequence[str | None]) -> None:

@@ -37,6 +37,12 @@ def space_problem(folder: Path) -> str | None:
     )
 
 
+def half_of_free(folder: Path) -> int:
+    """Return half of the bytes that are free on the disk of a folder, which need not be there yet."""
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    return shutil.disk_usage(there).free // 2
+
+
 def sync(*paths: Path) -> None:
     """Write files and folders through to the disk, so that they outlive a loss of power."""
     for path in paths:

@@ -5,25 +5,28 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
 from ndif.schema import wires
+from ndif.schema.callback import callback_for, is_told
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.stores.broker import Broker
+from ndif.stores.broker import Broker, BrokerError
+from ndif.stores.callbacks import CallbackQueue
 from ndif.stores.objects import FileStore, ObjectStore, ObjectStoreError
 from ndif.stores.objects.port import end_key, update_key
-from ndif.tasks import start
 
 logger = logging.getLogger(__name__)
 
-_CALLBACK_TIMEOUT_S = 10.0
 _USER = "user"
 """Field of a stored response that no client is sent."""
+_MAX_TOLD = 10_000
+"""Jobs whose last status is remembered; that of others may be told twice."""
 _WAITS = "The server has started again, and your job waits for its turn."
 _LOST = "The server ended before this job was done, and has nothing of it. Send it again."
 
@@ -34,15 +37,24 @@ class Responder:
     Keeps the responses of one request in order. Which response may follow which is for its callers to know.
     """
 
-    def __init__(self, broker: Broker, objects: ObjectStore) -> None:
+    def __init__(
+        self, broker: Broker, objects: ObjectStore, callbacks: CallbackQueue | None = None
+    ) -> None:
+        """Deliver through these stores; without `callbacks` nobody is called back."""
         self._broker = broker
         self._objects = objects
-        self._callbacks: set[asyncio.Task[None]] = set()
+        self._callbacks = callbacks
+        self._told: dict[str, Status] = {}
+        """The last status that each job's call-back told of, where every status is wanted."""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def problem(self) -> str | None:
         """Return the sentence that the store of responses takes little more; None if it is not known to."""
         return self._objects.problem()
+
+    async def sweep(self, *, dry: bool = False) -> Mapping[str, int]:
+        """Delete what has expired, responses and results; see `ObjectStore.sweep`."""
+        return await self._objects.sweep(dry=dry)
 
     async def respond(
         self, request: Request, response: Response, unless: Callable[[], bool] = lambda: False
@@ -63,14 +75,13 @@ class Responder:
             heard = True
             if request.subscription_id is not None:
                 heard = await self._broker.publish(request, response)
+                await self._call_back(request, response)
             elif response.status not in (Status.LOG, Status.STREAM):
+                # Before the end is stored: the job of a process that dies in between does not run again.
+                await self._call_back(request, response)
                 await self._keep(request, response)
                 if response.status.terminal:
                     await self._broker.complete(request, response)
-        # A server that was older may have taken one from anybody.
-        if request.callback and request.trusted and response.status.terminal:
-            # Not awaited: a client's slow endpoint delays nobody else.
-            start(_call_back(request, response), self._callbacks, "callback")
         return heard
 
     async def ensure_end(self, request: Request, end: Response) -> None:
@@ -78,6 +89,7 @@ class Responder:
         async with self._turns.setdefault(request.id, asyncio.Lock()):
             kept = await last_response(self._objects, request.id)
             if kept is None or not kept.status.terminal:
+                await self._call_back(request, end)
                 await self._keep(request, end)
 
     async def resume(self, unfinished: Collection[Request]) -> None:
@@ -100,6 +112,26 @@ class Responder:
                     logger.warning(
                         "request %s is lost, and is not said to be: %s", request_id, error
                     )
+
+    async def _call_back(self, request: Request, response: Response) -> None:
+        """Put a job's call-back into its queue; that of a polled job's end waits until the end is stored.
+
+        A status that is repeated, as with each new position in the line, is told once.
+        """
+        status = response.status
+        if self._callbacks is None or not is_told(request, status):
+            return
+        if self._told.pop(request.id, None) is status:
+            self._told[request.id] = status
+            return
+        if not status.terminal:
+            self._told[request.id] = status
+            if len(self._told) > _MAX_TOLD:
+                del self._told[next(iter(self._told))]
+        try:
+            await self._callbacks.add(callback_for(request, response, time.time()))
+        except BrokerError as error:  # the job's end matters more
+            logger.warning("request %s: its call-back is not made: %s", request.id, error)
 
     async def _keep(self, request: Request, response: Response) -> None:
         """Store a response for the client's next poll."""
@@ -164,17 +196,3 @@ async def last_response(objects: ObjectStore, request_id: str) -> StoredResponse
     # A file that a loss of power left empty is no end.
     content = await objects.get(end_key(request_id)) or await objects.get(update_key(request_id))
     return StoredResponse.decode(content) if content else None
-
-
-async def _call_back(request: Request, response: Response) -> None:
-    import httpx
-
-    try:
-        async with httpx.AsyncClient(timeout=_CALLBACK_TIMEOUT_S) as client:
-            # `params=` would replace the query that the address has itself.
-            url = httpx.URL(request.callback).copy_merge_params(
-                {"status": response.status.value, "id": request.id}
-            )
-            await client.get(url)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        logger.warning("request %s: its callback failed: %s", request.id, error)

@@ -17,7 +17,7 @@ from ndif.schema.payload import PayloadFile
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response, StoredResult
 from ndif.schema.status import Status
-from ndif.stores.broker import Broker, BrokerError, MemoryBroker, QueueFullError
+from ndif.stores.broker import Broker, BrokerError, MemoryBroker, QueueFullError, TooManyJobsError
 from ndif.stores.broker.redis import broker as broker_module
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.spool import Spool
@@ -144,6 +144,27 @@ async def test_a_request_counts_for_more_than_a_small_payload(opening: Opening) 
         await broker.submit(replace(make_request(), env={"a": [[]] * 1000}))
         with pytest.raises(QueueFullError):
             await broker.submit(make_request(payload=bytes(30_000)))
+
+
+@on_loop
+async def test_a_key_has_no_more_unfinished_requests_than_it_may(opening: Opening) -> None:
+    def of(key: str) -> Request:
+        return replace(make_request(), key=key)
+
+    async with opening() as broker:
+        attempts = [broker.submit(of("a"), 3) for _ in range(10)]
+        outcomes = await asyncio.gather(*attempts, return_exceptions=True)
+        refused = [each for each in outcomes if isinstance(each, TooManyJobsError)]
+        assert (outcomes.count(None), len(refused)) == (3, 7)
+        assert "may have 3 jobs" in str(refused[0])
+        # Others have their own number, and those without a limit none.
+        await broker.submit(of("b"), 3)
+        await broker.submit(of("c"))
+        first = await broker.claim()
+        await broker.complete(first, Response(first.id, Status.COMPLETED))
+        await broker.submit(of("a"), 3)
+        with pytest.raises(TooManyJobsError):
+            await broker.submit(of("a"), 3)
 
 
 @on_loop

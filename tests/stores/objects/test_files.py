@@ -163,7 +163,7 @@ def test_a_sweep_takes_what_is_old_and_unfinished_uploads_too(tmp_path: Path) ->
     for path in (tmp_path / old_result, tmp_path / old_response):
         os.utime(path, (old, old))
     os.utime(abandoned.fileno(), (old, old))
-    store.sweep()
+    asyncio.run(store.sweep())
     left = files_in(tmp_path)
     assert len(left) == 2
     assert new_result in left
@@ -174,9 +174,9 @@ def test_a_sweep_takes_what_is_old_and_unfinished_uploads_too(tmp_path: Path) ->
 @on_loop
 async def test_a_sweep_of_many_results_holds_up_nobody(tmp_path: Path) -> None:
     class Noting(FileStore):
-        def sweep(self) -> None:
-            super().sweep()
+        def _sweep(self, dry: bool) -> dict[str, int]:
             swept_by.append(threading.get_ident())
+            return super()._sweep(dry)
 
     swept_by: list[int] = []
     store = Noting(tmp_path, 0.01)
@@ -187,13 +187,27 @@ async def test_a_sweep_of_many_results_holds_up_nobody(tmp_path: Path) -> None:
     assert threading.get_ident() not in swept_by
 
 
+def test_responses_outlast_results_and_a_dry_sweep_only_counts(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, 60, response_ttl_s=3600)
+    result, response, older = result_key(), response_key(), response_key()
+    for key, age_s in ((result, 61), (response, 61), (older, 3601)):
+        asyncio.run(store.put(key, b"1"))
+        os.utime(tmp_path / key, (time.time() - age_s,) * 2)
+    expired = {"results": 1, "responses": 1, "ends": 0, "requests": 0, "owners": 0}
+    assert asyncio.run(store.sweep(dry=True)) == expired
+    assert set(files_in(tmp_path)) == {result, response, older}
+    assert asyncio.run(store.sweep()) == expired
+    assert set(files_in(tmp_path)) == {response}
+    assert sum(asyncio.run(store.sweep()).values()) == 0
+
+
 def test_a_sweep_leaves_what_may_still_wait_for_its_turn(tmp_path: Path) -> None:
     store = FileStore(tmp_path, 60)
     waiting, forgotten = request_key(), request_key()
     for key, age_s in ((waiting, 3600), (forgotten, 25 * 3600)):
         asyncio.run(store.put(key, b"1"))
         os.utime(tmp_path / key, (time.time() - age_s,) * 2)
-    store.sweep()
+    asyncio.run(store.sweep())
     assert set(files_in(tmp_path)) == {waiting}
 
 
@@ -211,6 +225,6 @@ def test_a_sweep_leaves_what_is_not_the_stores(tmp_path: Path) -> None:
     old = time.time() - 100 * LONG_S
     for path in (*foreign, tmp_path / "results" / f"{uuid.UUID(int=7)}.pt"):
         os.utime(path, (old, old))
-    FileStore(tmp_path, LONG_S).sweep()
+    asyncio.run(FileStore(tmp_path, LONG_S).sweep())
     assert not (tmp_path / "results" / f"{uuid.UUID(int=7)}.pt").exists()
     assert all(path.read_bytes() == b"years of work" for path in foreign)

@@ -289,8 +289,15 @@ class RayModelActor:
             raise BrokerAwayError(answer["away"])
         if "lost" in answer:
             raise ReplicaLostError(answer["lost"])
-        status, description = Status(answer["status"]), answer["description"]
-        return Response(request.id, status, description, delivered=answer["delivered"])
+        return Response(
+            request.id,
+            Status(answer["status"]),
+            answer["description"],
+            # A replica of an older version does not say.
+            meta={"execution_time": answer.get("execution_time", 0.0)},
+            result_bytes=answer.get("result_bytes", 0),
+            delivered=answer["delivered"],
+        )
 
     def cancel(self, reason: str) -> None:
         """See `ModelActor.cancel`."""

@@ -36,7 +36,7 @@ _INSTALL = {
 }
 REAPER = "ndif.launch.services.reaper"
 """Module that runs each service's program; its first argument is the service's name."""
-_SECRET = name_of("cluster_secret")
+_SECRETS = frozenset(map(name_of, ("cluster_secret", "database_url", "postgres_password")))
 _MIN_FREE = 0.05
 """Part of a disk that must be free."""
 _REAPER_S = 10.0
@@ -88,7 +88,7 @@ class Service:
             log,
             must_start=True,
             stop_timeout_s=self.stop_grace_s + _REAPER_S,
-            environment={**_without_secret(os.environ), **program.environment},
+            environment={**without_secrets(os.environ), **program.environment},
         )
         try:
             await supervisor.start(
@@ -98,9 +98,9 @@ class Service:
             raise ServiceError(no_start(f"The {self.name} at {self.address}", log)) from error
 
 
-def _without_secret(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the cluster's secret, which no service needs."""
-    return {name: value for name, value in variables.items() if name.upper() != _SECRET}
+def without_secrets(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the secrets of gateways, which neither services nor replicas need."""
+    return {name: value for name, value in variables.items() if name.upper() not in _SECRETS}
 
 
 def accepts_connections(host: str, port: int) -> bool:

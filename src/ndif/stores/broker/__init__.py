@@ -8,3 +8,4 @@ from ndif.stores.broker.port import BrokerError as BrokerError
 from ndif.stores.broker.port import ClientLeftError as ClientLeftError
 from ndif.stores.broker.port import QueueFullError as QueueFullError
 from ndif.stores.broker.port import Subscription as Subscription
+from ndif.stores.broker.port import TooManyJobsError as TooManyJobsError

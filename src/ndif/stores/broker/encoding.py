@@ -17,7 +17,9 @@ from ndif.schema.status import Status
 _NUMBER = Struct(">Q")
 _DESCRIPTION = 200
 """Characters of a description that `encode_end` keeps."""
-_ELSEWHERE = {"payload", "model", "wire", "key", "attempts", "digest", "refusal"}
+_ELSEWHERE = {
+    *("payload", "model", "wire", "key", "attempts", "digest", "refusal", "max_result_bytes"),
+}
 _PLAIN = tuple(f.name for f in fields(Request) if f.name not in _ELSEWHERE)
 _UPDATE, _NAMED, _TEXT, _TERMINAL = 0x80, 0x40, 1, 2
 _PREFIX = 2
@@ -36,6 +38,8 @@ def encode_request(request: Request, digest: str = "") -> bytes:
     record |= {"model": str(request.model), "wire": request.wire.value, "env": dict(request.env)}
     if request.attempts:
         record["attempts"] = request.attempts
+    if request.max_result_bytes is not None:
+        record["max_result_bytes"] = request.max_result_bytes
     if request.key:
         record["user"] = f"{request.user}{_KEY}{request.key}"
     if digest := digest or request.digest:
@@ -92,6 +96,8 @@ def encode_end(response: Response) -> bytes:
         "id": response.id,
         "status": response.status.value,
         "description": response.description[:_DESCRIPTION],
+        "execution_time": response.execution_s,
+        "result_bytes": response.result_bytes,
     }
     return _text(record).encode()
 
@@ -107,8 +113,16 @@ def decode_end(content: bytes) -> tuple[str, Response | None]:
     request_id = record["id"]
     if "status" not in record:
         return request_id, None
-    status = Status(record["status"])
-    return request_id, Response(request_id, status, record["description"], delivered=True)
+    end = Response(
+        request_id,
+        Status(record["status"]),
+        record["description"],
+        # A replica of an older version, which outlives its server, does not say.
+        meta={"execution_time": record.get("execution_time", 0.0)},
+        result_bytes=record.get("result_bytes", 0),
+        delivered=True,
+    )
+    return request_id, end
 
 
 class Update(NamedTuple):

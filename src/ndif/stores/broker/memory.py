@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from ndif.schema.payload import Payload, PayloadFile
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.stores.broker.port import QueueFullError, held_bytes
+from ndif.stores.broker.port import QueueFullError, TooManyJobsError, held_bytes
 from ndif.stores.broker.spool import Spool, Unfinished
 from ndif.stores.broker.unread import Unread
 
@@ -63,6 +63,8 @@ class MemoryBroker:
         self._bytes = 0
         self._queue: asyncio.Queue[Request] = asyncio.Queue()
         self._unfinished: dict[str, Unfinished] = {}
+        self._coming: Counter[str] = Counter()
+        """Requests of each key that are on their way to the spool."""
         self._subscriptions: dict[str, MemorySubscription] = {}
         self._uploads: defaultdict[str, asyncio.Queue[bytes]] = defaultdict(
             lambda: asyncio.Queue(_MAX_UNREAD)
@@ -89,18 +91,25 @@ class MemoryBroker:
         """See `Broker.create_payload`."""
         return PayloadFile.create(Path(gettempdir()) if self._spool is None else self._spool.folder)
 
-    async def submit(self, request: Request) -> None:
+    async def submit(self, request: Request, most: int | None = None) -> None:
         """See `Broker.submit`."""
+        if most is not None:
+            unfinished = Counter(each.request.key for each in self._unfinished.values())
+            if unfinished[request.key] + self._coming[request.key] >= most:
+                raise TooManyJobsError(most)
         size = held_bytes(request)
         if self._bytes and self._max_bytes is not None and self._bytes + size > self._max_bytes:
             raise QueueFullError(self._bytes, self._max_bytes)
         self._bytes += size
         if (spool := self._spool_of(request)) is not None:
+            self._coming[request.key] += 1
             try:
                 await spool.add(request)
             except BaseException:
                 self._bytes -= size
                 raise
+            finally:
+                self._coming[request.key] -= 1
             request = replace(request, payload=b"")
         self._unfinished[request.id] = Unfinished(request, size)
         if (subscription := self._subscriptions.get(request.subscription_id or "")) is not None:

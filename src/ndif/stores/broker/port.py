@@ -48,6 +48,16 @@ class QueueFullError(BrokerError):
         )
 
 
+class TooManyJobsError(Exception):
+    """A key has as many unfinished jobs as it may; the message is for its user."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"Your API key may have {most} jobs that wait or run at once, and has as many. Wait until one "
+            "has ended, or end one (`ndif jobs`)."
+        )
+
+
 class ClientLeftError(Exception):
     """The request was not dispatched, because its client is no longer subscribed."""
 
@@ -94,8 +104,11 @@ class Broker(Protocol):
     def create_payload(self) -> PayloadFile:
         """Return an empty file for the payload of a request, on the disk where `submit` keeps it."""
 
-    async def submit(self, request: Request) -> None:
-        """Store a request for the queue."""
+    async def submit(self, request: Request, most: int | None = None) -> None:
+        """Store a request for the queue.
+
+        Raise a `TooManyJobsError` if `most` requests of its key are unfinished.
+        """
 
     def outlives(self, request: Request) -> bool:
         """Return True if a request that has not ended outlives this process, and the next claims it."""

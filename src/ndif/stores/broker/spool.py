@@ -8,11 +8,8 @@ file of its own beside it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import sqlite3
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,8 +19,9 @@ from ndif.schema.payload import MAX_IN_MEMORY, Payload, PayloadFile
 from ndif.schema.request import Request
 from ndif.stores.broker.encoding import decode_request, encode_request
 from ndif.stores.broker.port import BrokerError
-from ndif.stores.disk import FULL, disk_problem, sync
+from ndif.stores.disk import disk_problem, sync
 from ndif.stores.objects.port import ObjectStore, ObjectStoreError, end_key, result_key
+from ndif.stores.sqlite import disk_reason, open_database
 from ndif.tasks import end, start
 
 logger = logging.getLogger(__name__)
@@ -35,7 +33,6 @@ _INLINE_BYTES = 64 * 1024
 """Largest payload that lies in the file of all requests, which never shrinks while it is in use."""
 _RETRY_S = 5.0
 _CLOSE_S = 2.0
-_LOCK_S = 0.5
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS job (
@@ -97,13 +94,13 @@ class Spool:
         self._notes: set[asyncio.Task[None]] = set()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._connection = _opened(folder / _FILE)
+            self._connection = open_database(folder / _FILE, _SCHEMA, "job")
         except OSError as error:
             raise SpoolError(f"{disk_problem(error)}: {folder}") from error
         except sqlite3.Error as error:
             if "locked" in str(error):
                 raise SpoolError(f"another server has the jobs in {folder}") from error
-            raise SpoolError(f"{_disk_reason(error)}: {folder}") from error
+            raise SpoolError(f"{disk_reason(error)}: {folder}") from error
 
     async def unfinished(self) -> list[Unfinished]:
         """Return the requests that earlier processes accepted and that have no end, the oldest first."""
@@ -202,7 +199,7 @@ class Spool:
         try:
             return await loop.run_in_executor(self._thread, work, *arguments)
         except sqlite3.Error as error:
-            raise SpoolError(_disk_reason(error)) from error
+            raise SpoolError(disk_reason(error)) from error
 
     async def _note(self, request_id: str, attempts: int) -> None:
         try:
@@ -269,42 +266,3 @@ class Spool:
 
     def _path(self, request_id: str) -> Path:
         return self.folder / request_id
-
-
-def _disk_reason(error: sqlite3.Error) -> str:
-    return FULL if "full" in str(error) else f"the server's disk failed ({error})"
-
-
-def _opened(path: Path) -> sqlite3.Connection:
-    """Open the file, a new one if it is damaged."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    try:
-        return _connected(path)
-    except sqlite3.OperationalError:
-        raise
-    except sqlite3.DatabaseError as error:
-        aside = path.with_name(f"{path.name}.damaged-{int(time.time())}")
-        logger.error("%s is damaged (%s) and is put aside as %s", path, error, aside.name)  # noqa: TRY400
-        path.rename(aside)
-        path.with_name(f"{path.name}-wal").unlink(missing_ok=True)
-        return _opened(path)
-
-
-def _connected(path: Path) -> sqlite3.Connection:
-    # Its holder may be about to end.
-    connection = sqlite3.connect(path, timeout=_LOCK_S, check_same_thread=False)
-    try:
-        for setting in ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=FULL"):
-            connection.execute(f"PRAGMA {setting}")
-        with connection:
-            connection.execute(_SCHEMA)
-        (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-        if found != "ok":
-            raise sqlite3.DatabaseError(found)
-        if not connection.execute("SELECT 1 FROM job").fetchone():
-            with contextlib.suppress(sqlite3.OperationalError):  # a full disk
-                connection.execute("VACUUM")
-    except sqlite3.Error:
-        connection.close()
-        raise
-    return connection

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ndif.config.settings import Settings
 from ndif.distribution import install_command
+from ndif.stores.disk import half_of_free
 from ndif.stores.objects.files import FileStore as FileStore
 from ndif.stores.objects.port import DiskError as DiskError
 from ndif.stores.objects.port import ObjectStore as ObjectStore
@@ -19,9 +20,11 @@ def open_store(settings: Settings, folder: Path, secret: str | None = None) -> O
 
     Processes that share the folder sign its URLs with the same `secret`.
     """
-    limits = RoomLimits(settings.max_stored_bytes, settings.max_stored_share)
+    response_ttl_s = max(settings.response_ttl_s, settings.result_ttl_s)
+    share, most = settings.max_stored_share, settings.max_stored_bytes
     if not settings.object_store_url:
-        return FileStore(folder, settings.result_ttl_s, secret, limits)
+        limits = RoomLimits(half_of_free(folder) if most is None else most, share)
+        return FileStore(folder, settings.result_ttl_s, secret, limits, response_ttl_s)
     try:
         # One machine needs no obstore.
         from ndif.stores.objects.s3 import S3Address, S3Store
@@ -41,6 +44,7 @@ def open_store(settings: Settings, folder: Path, secret: str | None = None) -> O
             verify=settings.object_store_verify,
         ),
         settings.result_ttl_s,
+        response_ttl_s=response_ttl_s,
         folder=folder,
-        limits=limits,
+        limits=RoomLimits(float("inf") if most is None else most, share),
     )

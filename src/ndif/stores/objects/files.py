@@ -73,10 +73,13 @@ class FileStore:
         ttl_s: float,
         secret: str | None = None,
         limits: RoomLimits = RoomLimits(),  # noqa: B008 - it is immutable
+        response_ttl_s: float | None = None,
     ) -> None:
+        """Keep results in `root` for `ttl_s` seconds, and responses for as long unless it is given."""
         root.mkdir(parents=True, exist_ok=True)
         self.root = root.resolve()
         self.ttl_s = ttl_s
+        self.response_ttl_s = ttl_s if response_ttl_s is None else response_ttl_s
         self.limits = limits
         self.room = Room(self)
         # A random secret makes URLs invalid that were signed before a restart.
@@ -143,7 +146,7 @@ class FileStore:
         found = {}
         for path in (self.root / folder).glob("*"):
             if is_ours(f"{folder}/{path.name}"):
-                _delete_old(path, lifetime_s(folder, self.ttl_s))
+                _delete_old(path, lifetime_s(folder, self))
                 with contextlib.suppress(FileNotFoundError):
                     status = path.lstat()
                     age_s = time.time() - status.st_mtime
@@ -206,20 +209,28 @@ class FileStore:
     async def _sweep_forever(self) -> None:
         while True:
             try:
-                await asyncio.to_thread(
-                    self.sweep
-                )  # a folder of many results, on a disk that is slow
-            except OSError as error:
-                logger.warning("expired results cannot be deleted: %s", disk_problem(error))
+                await self.sweep()
+            except DiskError as error:
+                logger.warning("expired results cannot be deleted: %s", error)
             await asyncio.sleep(min(60.0, self.ttl_s / _SWEEPS_PER_LIFETIME))
 
-    def sweep(self) -> None:
-        """Delete expired objects and abandoned uploads."""
-        delete_parts(self.root, self.ttl_s)
-        for folder in SWEPT:
-            for path in (self.root / folder).glob("*"):
-                if is_ours(f"{folder}/{path.name}"):
-                    _delete_old(path, lifetime_s(folder, self.ttl_s))
+    async def sweep(self, *, dry: bool = False) -> Mapping[str, int]:
+        """See `ObjectStore.sweep`. Abandoned uploads go as well."""
+        with _disk_errors():
+            # A folder of many results, on a disk that is slow.
+            return await asyncio.to_thread(self._sweep, dry)
+
+    def _sweep(self, dry: bool) -> dict[str, int]:
+        if not dry:
+            delete_parts(self.root, self.ttl_s)
+        return {
+            folder: sum(
+                _delete_old(path, lifetime_s(folder, self), dry=dry)
+                for path in (self.root / folder).glob("*")
+                if is_ours(f"{folder}/{path.name}")
+            )
+            for folder in SWEPT
+        }
 
 
 def signing_key(root: Path) -> str:
@@ -261,7 +272,11 @@ def delete_parts(folder: Path, age_s: float) -> None:
         _delete_old(path, age_s)
 
 
-def _delete_old(path: Path, age_s: float) -> None:
+def _delete_old(path: Path, age_s: float, *, dry: bool = False) -> bool:
+    """Delete a file of at least that age, unless `dry`; return True if it was that old."""
     with contextlib.suppress(FileNotFoundError):
         if path.lstat().st_mtime < time.time() - age_s:
-            path.unlink()
+            if not dry:
+                path.unlink()
+            return True
+    return False

@@ -41,7 +41,9 @@ class ObjectStore(Protocol):
     """
 
     ttl_s: float
-    """Seconds after which results and responses expire."""
+    """Seconds after which results expire."""
+    response_ttl_s: float
+    """Seconds after which responses expire."""
     limits: RoomLimits
     room: Room
     """Room for results within the limits."""
@@ -75,6 +77,9 @@ class ObjectStore(Protocol):
 
     async def unexpired(self, folder: str) -> Mapping[str, StoredObject]:
         """Return the objects of a folder by name, after deleting those that have expired."""
+
+    async def sweep(self, *, dry: bool = False) -> Mapping[str, int]:
+        """Delete expired objects; return their number by folder. With `dry`, only count them."""
 
     def problem(self) -> str | None:
         """Return the sentence that the store takes little more; None if it is not known to."""
@@ -125,9 +130,11 @@ def is_ours(key: str) -> bool:
     return _OURS.fullmatch(key) is not None
 
 
-def lifetime_s(folder: str, ttl_s: float) -> float:
-    """Return the seconds after which objects of a folder expire, given those of results."""
-    return max(ttl_s, _REQUEST_S) if folder == "requests" else ttl_s
+def lifetime_s(folder: str, store: ObjectStore) -> float:
+    """Return the seconds after which objects of a folder expire."""
+    if folder in ("responses", "ends"):
+        return store.response_ttl_s
+    return max(store.ttl_s, _REQUEST_S) if folder == "requests" else store.ttl_s
 
 
 def check(key: str) -> None:

@@ -199,6 +199,7 @@ class S3Store:
         address: S3Address,
         ttl_s: float,
         *,
+        response_ttl_s: float | None = None,
         folder: Path | None = None,
         limits: RoomLimits = RoomLimits(),  # noqa: B008 - it is immutable
         patience_s: float = _PATIENCE_S,
@@ -210,6 +211,7 @@ class S3Store:
         A write that must not be lost is retried for `patience_s`, everything else for `hurried_s`.
         """
         self.ttl_s = ttl_s
+        self.response_ttl_s = ttl_s if response_ttl_s is None else response_ttl_s
         self.limits = limits
         self.room = Room(self)
         self._address = address
@@ -302,16 +304,19 @@ class S3Store:
         valid = min(math.ceil(self.ttl_s), _LONGEST_SIGNATURE_S)
         return obstore.sign(self._public, "GET", key, timedelta(seconds=valid))
 
-    async def sweep(self) -> None:
-        """Delete expired objects. Other servers may do the same meanwhile."""
-        delete_parts(self._folder, self.ttl_s)
+    async def sweep(self, *, dry: bool = False) -> Mapping[str, int]:
+        """See `ObjectStore.sweep`. Other servers may do the same meanwhile."""
+        if not dry:
+            delete_parts(self._folder, self.ttl_s)
+        deleted = dict.fromkeys(SWEPT, 0)
         with self._errors():
             try:
                 for folder in SWEPT:
-                    await self._sweep(folder)
+                    deleted[folder] = await self._sweep(folder, dry=dry)
             except BaseError as error:
                 if not no_bucket(error):
                     raise
+        return deleted
 
     async def unexpired(self, folder: str) -> Mapping[str, StoredObject]:
         """See `ObjectStore.unexpired`."""
@@ -324,15 +329,22 @@ class S3Store:
                     raise
         return found
 
-    async def _sweep(self, folder: str, kept: dict[str, StoredObject] | None = None) -> None:
-        """Delete the expired objects of a folder, and add the others to `kept`."""
-        age = timedelta(seconds=lifetime_s(folder, self.ttl_s) + _CLOCK_S)
+    async def _sweep(
+        self, folder: str, kept: dict[str, StoredObject] | None = None, *, dry: bool = False
+    ) -> int:
+        """Delete the expired objects of a folder, unless `dry`, and add the others to `kept`.
+
+        Return the number of those that have expired.
+        """
+        expired, age = 0, timedelta(seconds=lifetime_s(folder, self) + _CLOCK_S)
         async for found in obstore.list(self._hurried, folder, chunk_size=1000):
             now = datetime.now(timezone.utc)
             ours = [each for each in found if is_ours(each["path"])]
             past = [each["path"] for each in ours if each["last_modified"] < now - age]
-            with contextlib.suppress(FileNotFoundError):
-                await obstore.delete_async(self._hurried, past)
+            expired += len(past)
+            if not dry:
+                with contextlib.suppress(FileNotFoundError):
+                    await obstore.delete_async(self._hurried, past)
             if kept is not None:
                 kept.update(
                     (
@@ -342,6 +354,7 @@ class S3Store:
                     for each in ours
                     if each["last_modified"] >= now - age
                 )
+        return expired
 
     async def _create_bucket(self) -> None:
         """Create the bucket by a signed request, because obstore has no call for that."""

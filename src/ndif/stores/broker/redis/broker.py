@@ -40,7 +40,13 @@ from ndif.stores.broker.encoding import (
     encode_submission,
     encode_update,
 )
-from ndif.stores.broker.port import LOST, BrokerError, QueueFullError, held_bytes
+from ndif.stores.broker.port import (
+    LOST,
+    BrokerError,
+    QueueFullError,
+    TooManyJobsError,
+    held_bytes,
+)
 from ndif.stores.broker.redis import scripts
 from ndif.stores.broker.redis.channels import (
     Channel,
@@ -183,12 +189,12 @@ class RedisBroker:
         """See `Broker.create_payload`."""
         return self._objects.create_payload()
 
-    async def submit(self, request: Request) -> None:
+    async def submit(self, request: Request, most: int | None = None) -> None:
         """See `Broker.submit`."""
         is_inline = len(request.payload) <= self._inline_bytes
         try:
-            await self._store(request, is_inline=is_inline)
-        except QueueFullError:
+            await self._store(request, most, is_inline=is_inline)
+        except (QueueFullError, TooManyJobsError):
             raise
         except BaseException:
             # Its client is told that it is not accepted, and Redis may have it or be about to.
@@ -197,7 +203,7 @@ class RedisBroker:
         if isinstance(request.payload, PayloadFile):
             request.payload.discard()
 
-    async def _store(self, request: Request, *, is_inline: bool) -> None:
+    async def _store(self, request: Request, most: int | None, *, is_inline: bool) -> None:
         size, payload = held_bytes(request), request.payload
         if not is_inline:
             held = int(await self.client.get(HELD) or 0)
@@ -206,21 +212,24 @@ class RedisBroker:
             await self._objects.put_payload(_object_of(request.id), payload)
         inline = await _in_memory(payload) if is_inline else b""
         content = encode_request(request, digest(inline) if is_inline else "")
-        held_too_much = await self._submit(
-            scripts.submission_keys_of(request.id),
+        refused = await self._submit(
+            [*scripts.submission_keys_of(request.id), scripts.submitted_by(request.key)],
             [
                 self.signer.sign(QUEUE, content),
                 request.subscription_id or "",
                 size,
                 self._max_bytes,
                 *self._announcement(request),
+                *scripts.submission_limit(request, most),
                 *([inline] if is_inline else []),
             ],
         )
-        if held_too_much is not None:
+        if refused is not None:
             if not is_inline:
                 await self._objects.delete(_object_of(request.id))
-            raise QueueFullError(held_too_much, self._max_bytes)
+            if refused == scripts.TOO_MANY_JOBS and most is not None:
+                raise TooManyJobsError(most)
+            raise QueueFullError(refused, self._max_bytes)
 
     async def _withdrawn(self, request: Request, *, is_inline: bool) -> None:
         """Take back a request that may have been submitted, however long that takes."""

@@ -20,16 +20,28 @@ UNCONFIRMED_S = 300
 _ENDED_S = 300
 """Seconds for which a request is known to have had its terminal response."""
 UPLOAD_S = 3600
+UNFINISHED_S = 30 * 86_400
+"""Seconds after its last request for which the set of an API key's requests stays."""
+TOO_MANY_JOBS = -1
 
-# Returns the bytes that are held already if this request would exceed the limit, else nothing. A client
-# that lost its connection before the answer sends the script again, and finds the request stored. One that
-# is withdrawn meanwhile stays so.
+# Returns the bytes that are held already if this request would exceed the limit, TOO_MANY_JOBS if its key
+# has as many unfinished requests as it may, else nothing. The set of those may have some that have ended.
+# A client that lost its connection before the answer sends the script again, and finds the request stored.
+# One that is withdrawn meanwhile stays so.
 SUBMIT = """
 if redis.call('EXISTS', KEYS[1], KEYS[4]) > 0 then return false end
 local held = tonumber(redis.call('GET', KEYS[3]) or '0')
 if held > 0 and held + ARGV[3] > tonumber(ARGV[4]) then return held end
+if ARGV[7] ~= '' then
+  for _, id in ipairs(redis.call('SMEMBERS', KEYS[5])) do
+    if redis.call('EXISTS', ARGV[9] .. id) == 0 then redis.call('SREM', KEYS[5], id) end
+  end
+  if redis.call('SCARD', KEYS[5]) >= tonumber(ARGV[7]) then return -1 end
+  redis.call('SADD', KEYS[5], ARGV[8])
+  redis.call('EXPIRE', KEYS[5], ARGV[10])
+end
 redis.call('HSET', KEYS[1], 'subscription', ARGV[2], 'bytes', ARGV[3])
-if ARGV[7] then redis.call('HSET', KEYS[1], 'payload', ARGV[7]) end
+if ARGV[11] then redis.call('HSET', KEYS[1], 'payload', ARGV[11]) end
 redis.call('INCRBY', KEYS[3], ARGV[3])
 local entry = redis.call('XADD', KEYS[2], '*', 'request', ARGV[1])
 redis.call('HSET', KEYS[1], 'entry', entry)
@@ -128,6 +140,16 @@ def ended_of(request_id: str) -> str:
 def keys_of(request: Request) -> list[str]:
     """Return the keys that the release of a request deletes or updates."""
     return [record_of(request.id), uploads_of(request.id), QUEUE, HELD, ended_of(request.id)]
+
+
+def submitted_by(key: str) -> str:
+    """Return the key of the set of an API key's requests."""
+    return f"unfinished:{key}"
+
+
+def submission_limit(request: Request, most: int | None) -> list[Any]:
+    """Return the arguments of `SUBMIT` about the number of unfinished requests."""
+    return ["" if most is None else most, request.id, record_of(""), UNFINISHED_S]
 
 
 def submission_keys_of(request_id: str) -> list[str]:

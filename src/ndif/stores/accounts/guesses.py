@@ -42,10 +42,14 @@ class Guesses:
         self._last_wrong: OrderedDict[str, str] = OrderedDict()
         """Digest of the last wrong key of each caller."""
 
+    def is_proven(self, caller: str, digest: str) -> bool:
+        """Return True if the caller has used the key of this digest before."""
+        return (caller, digest) in self._proven
+
     def check(self, caller: str, digest: str, now: float) -> None:
         """Raise a `TooManyGuessesError` if the caller's key, of this digest, is not to be looked at now."""
         wait_s = self._forgotten_at.get(caller, now) - now - (_AT_ONCE - 1) * _EACH_S
-        if wait_s > 0 and (caller, digest) not in self._proven:
+        if wait_s > 0 and not self.is_proven(caller, digest):
             raise TooManyGuessesError(wait_s)
 
     def note(self, caller: str, digest: str, now: float, *, is_right: bool) -> None:

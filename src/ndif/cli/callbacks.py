@@ -1,0 +1,71 @@
+"""`ndif callbacks`: the news of ended jobs that could not be delivered yet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ndif.cli.output import duration, elapsed, show, show_answer, table
+from ndif.cli.server_client import ServerClient, with_server
+from ndif.config.short_ids import unique_length
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@click.group("callbacks")
+def command() -> None:
+    """Show call-backs that wait or were given up, and make them again."""
+
+
+@command.command("list")
+@with_server
+def list_callbacks(server: ServerClient, as_json: bool) -> None:
+    """Show the call-backs that were given up, and those that wait."""
+    show(lambda: server.get("/admin/callbacks"), _rendered, as_json=as_json, interval_s=None)
+
+
+@command.command("retry")
+@click.argument("request_id", required=False)
+@click.option("--all", "every", is_flag=True, help="Every call-back that was given up.")
+@with_server
+def retry(server: ServerClient, as_json: bool, request_id: str | None, every: bool) -> None:
+    """Make the call-back of a request again now, with all of its attempts.
+
+    REQUEST_ID may be the beginning of one, as `ndif callbacks list` shows it.
+    """
+    if every == (request_id is not None):
+        raise click.UsageError("Give either a request's id or --all.")
+    body = {"all": True} if every else {"request_id": request_id}
+    answer = server.post("/admin/callbacks/retry", body)
+    count = len(answer["retried"])
+    one = f"The call-back of {answer['retried'][0]} is made again." if count == 1 else None
+    show_answer(answer, as_json, [one or f"{count} call-backs are made again."])
+
+
+def _rendered(answer: Mapping[str, Any]) -> RenderableType:
+    from rich.text import Text
+
+    callbacks = answer["callbacks"]
+    if not callbacks:
+        return Text("No call-back waits, and none was given up.")
+    length = unique_length(each["request_id"] for each in callbacks)
+    rows = [
+        (
+            each["request_id"][:length],
+            each["to"],
+            each["status"],
+            each["state"],
+            each["attempts"],
+            elapsed(each["created"]),
+            duration(each["due"] - time.time()) if each["state"] == "waiting" else None,
+            each["problem"],
+        )
+        for each in callbacks
+    ]
+    title = f"Call-backs: {answer['waiting']} waiting, {answer['given_up']} given up"
+    headings = ("request", "to", "job", "state", "failed", "for", "again in", "problem")
+    return table(title, headings, rows)

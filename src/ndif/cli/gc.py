@@ -1,0 +1,23 @@
+"""`ndif gc`: delete what has expired now, or tell how much that is."""
+
+from __future__ import annotations
+
+import click
+
+from ndif.cli.output import show_answer
+from ndif.cli.server_client import ServerClient, with_server
+
+
+@click.command("gc")
+@click.option("--dry-run", is_flag=True, help="Count, and delete nothing.")
+@with_server
+def command(server: ServerClient, as_json: bool, dry_run: bool) -> None:
+    """Delete results, responses and records of jobs whose time is over.
+
+    The server does so by itself, every few minutes.
+    """
+    answer = server.post("/admin/gc", {"dry_run": dry_run}, timeout_s=None)
+    verb = "would be" if dry_run else "were"
+    counts = [f"{count} {name}" for name, count in answer["expired"].items() if count]
+    told = ", ".join(counts) if counts else "nothing"
+    show_answer(answer, as_json, [f"Expired: {told}{f' {verb} deleted' if counts else ''}."])

@@ -1,0 +1,176 @@
+"""`ndif jobs`: a user's own jobs, or with the operator's token those of all."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+import click
+
+from ndif.cli.output import console, duration, elapsed, show_answer, table
+from ndif.cli.server_client import (
+    CommandError,
+    NoServerError,
+    NotFoundError,
+    ServerClient,
+    options,
+    with_server,
+)
+from ndif.config.short_ids import matching_ids, unique_length
+from ndif.sizes import format_size
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_CHUNK = 1 << 20
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+_key_option = click.option(
+    "--key",
+    metavar="KEY",
+    help="Your API key; default: that of the environment; without one, the operator's token counts.",
+)
+
+
+def as_user(
+    function: Callable[Concatenate[ServerClient, bool, P], T],
+) -> Callable[..., T]:
+    """Add --key to a command of `with_server`, which is then the user's of that key."""
+
+    @functools.wraps(function)
+    def command(server: ServerClient, as_json: bool, *args: Any, **kwargs: Any) -> T:
+        key = kwargs.pop("key") or options().api_key.get_secret_value()
+        return function(server.as_user(key) if key else server, as_json, *args, **kwargs)
+
+    return with_server(_key_option(command))
+
+
+@click.group("jobs")
+def command() -> None:
+    """List, cancel and download your own jobs, with your API key."""
+
+
+@command.command("list")
+@click.option("--limit", type=click.IntRange(1, 1000), default=100, help="Most that have ended.")
+@as_user
+def list_(server: ServerClient, as_json: bool, limit: int) -> None:
+    """List the jobs that wait or run, and those that ended last."""
+    jobs = _jobs(server, limit)
+    if as_json:
+        show_answer({"jobs": jobs}, as_json, [])
+    else:
+        console().print(_rendered(jobs))
+
+
+@command.command()
+@click.argument("job_id")
+@as_user
+def cancel(server: ServerClient, as_json: bool, job_id: str) -> None:
+    """End a job that waits or runs. JOB_ID may be the beginning of one."""
+    if server.is_user:
+        found = _whole(server, job_id)
+        answer = server.delete(f"/request/{found}")
+    else:
+        answer = server.post("/admin/kill", {"request_id": job_id})
+        found = answer["request_id"]
+    show_answer(answer, as_json, [f"Job {found} is ended."])
+
+
+@command.command()
+@click.argument("job_id")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help="File to write.",
+)
+@as_user
+def result(server: ServerClient, as_json: bool, job_id: str, output: Path) -> None:
+    """Download the result of a job that was sent with blocking=False.
+
+    The file is what nnsight's client downloads: `torch.load` reads it, after zstd if it is compressed.
+    """
+    found = _whole(server, job_id)
+    response = server.get(f"/response/{found}")
+    if response["status"] != "COMPLETED":
+        raise CommandError(
+            f"Job {found} has no result: it is {response['status']}. {response['description']}"
+        )
+    data = response["data"]
+    size = _download(data if isinstance(data, str) else data[0], output)
+    answer = {"id": found, "file": str(output), "bytes": size}
+    show_answer(answer, as_json, [f"{output} has the result of job {found} ({format_size(size)})."])
+
+
+def _jobs(server: ServerClient, limit: int) -> list[dict[str, Any]]:
+    if server.is_user:
+        found: list[dict[str, Any]] = server.get(f"/requests?limit={limit}")["requests"]
+    else:
+        found = server.post("/admin/jobs", {"limit": limit})["jobs"]
+    return found
+
+
+def _whole(server: ServerClient, job_id: str) -> str:
+    """Return the one id that begins with what was given, or else that."""
+    found = matching_ids(job_id, (job["id"] for job in _jobs(server, 1000)))
+    if len(found) > 1:
+        raise NotFoundError(f"{job_id!r} is the beginning of {len(found)} ids: give more of it.")
+    return found[0] if found else job_id
+
+
+def _download(url: str, output: Path) -> int:
+    """Write what is at an address to a file, whole or not at all; return its size."""
+    import httpx
+
+    part = output.with_name(f"{output.name}.part")
+    try:
+        with httpx.stream("GET", url, timeout=60) as answer, part.open("wb") as file:
+            if answer.is_error:
+                raise CommandError(f"The result cannot be fetched (HTTP {answer.status_code}).")
+            for chunk in answer.iter_raw(_CHUNK):
+                file.write(chunk)
+        size = part.stat().st_size
+        part.replace(output)
+    except httpx.HTTPError as error:
+        raise NoServerError(f"The result cannot be fetched from {url}: {error}.") from error
+    except OSError as error:
+        raise CommandError(f"{output} cannot be written: {error.strerror}.") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return size
+
+
+def _rendered(jobs: list[dict[str, Any]]) -> RenderableType:
+    from rich.text import Text
+
+    if not jobs:
+        return Text("There are no jobs.")
+    length = unique_length(job["id"] for job in jobs)
+    has_users = any("user" in job for job in jobs)
+    rows = [
+        (
+            job["id"][:length],
+            *([job["user"]] if has_users else []),
+            job["model"],
+            _state(job),
+            f"{elapsed(job['received'])} ago",
+            duration(job["execution_s"]) if job["ended"] else "",
+            format_size(job["result_bytes"]) if job["ended"] else "",
+        )
+        for job in jobs
+    ]
+    of_user = ["user"] if has_users else []
+    headings = ("job", *of_user, "model", "state", "received", "ran", "result")
+    return table("Jobs", headings, rows)
+
+
+def _state(job: Mapping[str, Any]) -> str:
+    if job["ended"] or job.get("position") is None:
+        return str(job["status"])
+    return f"{job['status']}, number {job['position']}"

@@ -1,0 +1,162 @@
+"""`ndif keys`: API keys in the server's database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ndif.cli.accounts_client import AccountsClient, with_accounts
+from ndif.cli.durations import DurationParam
+from ndif.cli.output import console, duration, elapsed, show_answer, show_json, table
+
+if TYPE_CHECKING:
+    from ndif.stores.accounts.file import KeyEntry
+
+_AT_ONCE = 5000
+"""Keys that are imported in one transaction."""
+
+
+@click.group("keys")
+def command() -> None:
+    """Make, list and revoke the API keys in the server's database.
+
+    The server is asked that runs on this machine, or at --url. Where none runs, the command opens the
+    database itself. A KEY is its id, as `ndif keys list` shows it, or the beginning of that.
+    """
+
+
+@command.command("create")
+@click.option("--user", metavar="NAME", help="Who has the key, such as an e-mail address.")
+@click.option("--name", default="", help="What tells the key from the user's others.")
+@click.option(
+    "--expires", type=DurationParam(is_open=True), metavar="DURATION", help="Life of the key."
+)
+@click.option("--tier", "tiers", multiple=True, metavar="TIER", help="Tier of the key; repeatable.")
+@with_accounts
+def create(
+    accounts: AccountsClient,
+    as_json: bool,
+    user: str | None,
+    name: str,
+    expires: float | None,
+    tiers: tuple[str, ...],
+) -> None:
+    """Make a key, and print it: nothing can show it again."""
+    answer = accounts.post(
+        "keys/create", user=user, label=name, expires_in_s=expires, tiers=list(tiers)
+    )
+    lines = [
+        f"{_named(answer)} is made. Nothing can show it again:",
+        "",
+        f"    export NDIF_API_KEY={answer['api_key']}",
+        "",
+    ]
+    show_answer(answer, as_json, lines)
+
+
+@command.command("list")
+@click.option("--user", metavar="NAME", help="Only the keys of this user.")
+@with_accounts
+def list_keys(accounts: AccountsClient, as_json: bool, user: str | None) -> None:
+    """Show all keys, without what they are."""
+    answer = accounts.get("keys", user=user)
+    if as_json:
+        show_json(answer)
+    else:
+        console().print(keys_table(answer["keys"]))
+
+
+@command.command("show")
+@click.argument("key")
+@with_accounts
+def show(accounts: AccountsClient, as_json: bool, key: str) -> None:
+    """Show one key."""
+    answer = accounts.get("keys/show", key=key)
+    if as_json:
+        show_json(answer)
+    else:
+        console().print(keys_table([answer]))
+
+
+@command.command("revoke")
+@click.argument("key")
+@with_accounts
+def revoke(accounts: AccountsClient, as_json: bool, key: str) -> None:
+    """Revoke a key for ever. Within NDIF_ACCOUNTS_CACHE_S, it lets nobody in any more."""
+    answer = accounts.post("keys/revoke", key=key)
+    show_answer(answer, as_json, [f"{_named(answer)} is revoked."])
+
+
+@command.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@with_accounts
+def import_keys(accounts: AccountsClient, as_json: bool, file: Path) -> None:
+    """Add the keys of FILE, a file as NDIF_API_KEYS names it.
+
+    Its users go on with their keys. Tags and weights become tiers.
+    """
+    from ndif.stores.accounts import read_keys
+
+    entries = read_keys(file.expanduser())
+    answer = {"imported": 0, "known": 0}
+    for start in range(0, len(entries), _AT_ONCE):
+        keys = [_fields(entry) for entry in entries[start : start + _AT_ONCE]]
+        for name, count in accounts.post("keys/import", keys=keys).items():
+            answer[name] += count
+    show_answer(answer, as_json, [_imported(answer)])
+
+
+@command.command("migrate")
+@with_accounts
+def migrate(accounts: AccountsClient, as_json: bool) -> None:
+    """Copy the keys of another NDIF server's tables into this server's.
+
+    They are in the same database, and stay as they are; nothing reads them any more.
+    """
+    answer = accounts.post("keys/migrate")
+    show_answer(answer, as_json, [_imported(answer)])
+
+
+def keys_table(keys: Iterable[Mapping[str, Any]]) -> Any:
+    """Return the table of keys."""
+    headings = ("id", "user", "name", "tiers", "state", "expires in", "last used", "age")
+    return table("Keys", headings, _rows(keys))
+
+
+def _rows(keys: Iterable[Mapping[str, Any]]) -> Iterator[tuple[object, ...]]:
+    for key in keys:
+        yield (
+            key["id"],
+            key["user"],
+            key["name"],
+            ", ".join(key["tiers"]),
+            key["state"],
+            _remaining(key),
+            "never" if key["last_used"] is None else f"{elapsed(key['last_used'])} ago",
+            elapsed(key["created"]),
+        )
+
+
+def _remaining(key: Mapping[str, Any]) -> str:
+    import time
+
+    return duration(None if key["expires"] is None else key["expires"] - time.time())
+
+
+def _named(key: Mapping[str, Any]) -> str:
+    return f"Key {key['id']}" + (f" of {key['user']}" if key["user"] else "")
+
+
+def _imported(answer: Mapping[str, int]) -> str:
+    known = f"; {answer['known']} were there already" if answer["known"] else ""
+    return f"{answer['imported']} keys are imported{known}."
+
+
+def _fields(entry: KeyEntry) -> dict[str, Any]:
+    tier = entry.tier
+    rights = {"hotswapping": tier.hotswapping, "priority": tier.priority, "trusted": tier.trusted}
+    made = {"tier": tier.name, "weight": tier.weight, **rights} if tier.name else None
+    return {"sha256": entry.digest, "user": entry.user, "tier": made}

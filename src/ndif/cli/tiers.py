@@ -1,0 +1,135 @@
+"""`ndif tiers`: what the holders of keys may do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import click
+
+from ndif.cli.accounts_client import AccountsClient, with_accounts
+from ndif.cli.output import console, show_answer, show_json, table
+
+_RIGHTS = ("hotswapping", "priority", "trusted")
+
+
+class LimitsParam(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
+    """A JSON object of limits by name."""
+
+    name = "limits"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, Any]:
+        """See `click.ParamType`."""
+        try:
+            limits = json.loads(value)
+        except ValueError:
+            limits = None
+        if not isinstance(limits, dict):
+            self.fail(f"{value!r} is no JSON object of limits by name", param, ctx)
+        return limits
+
+
+@click.group("tiers")
+def command() -> None:
+    """Say what the holders of API keys may do.
+
+    A key may have several tiers: it has every right of them, and their greatest weight. A change works
+    within NDIF_ACCOUNTS_CACHE_S.
+    """
+
+
+def _properties(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add an option for each property of a tier."""
+    helps = {
+        "trusted": "Run their code unconfined, with the rights of the server.",
+        "priority": "Serve them first, by at most NDIF_LINE_HEAD_START_S.",
+        "hotswapping": "Load models on demand for them.",
+    }
+    made = click.option(
+        "--limits", type=LimitsParam(), metavar="JSON", help="Limits by name; {}: the server's."
+    )(function)
+    made = click.option(
+        "--weight", type=click.FloatRange(0, 1000, min_open=True), help="Share beside other users."
+    )(made)
+    for right, text in helps.items():
+        made = click.option(f"--{right}/--no-{right}", default=None, help=text)(made)
+    return made
+
+
+@command.command("create")
+@click.argument("tier")
+@_properties
+@with_accounts
+def create(accounts: AccountsClient, as_json: bool, /, tier: str, **properties: Any) -> None:
+    """Make a tier; by default it has no right, and the weight 1."""
+    answer = accounts.post("tiers/create", tier=tier, **_given(properties))
+    show_answer(answer, as_json, [f"Tier {tier} is made."])
+
+
+@command.command("change")
+@click.argument("tier")
+@_properties
+@with_accounts
+def change(accounts: AccountsClient, as_json: bool, /, tier: str, **properties: Any) -> None:
+    """Change those properties of a tier that are given."""
+    answer = accounts.post("tiers/change", tier=tier, **_given(properties))
+    show_answer(answer, as_json, [f"Tier {tier} is changed."])
+
+
+@command.command("delete")
+@click.argument("tier")
+@with_accounts
+def delete(accounts: AccountsClient, as_json: bool, tier: str) -> None:
+    """Remove a tier that no key has."""
+    answer = accounts.post("tiers/delete", tier=tier)
+    show_answer(answer, as_json, [f"Tier {tier} is gone."])
+
+
+@command.command("list")
+@with_accounts
+def list_tiers(accounts: AccountsClient, as_json: bool) -> None:
+    """Show all tiers."""
+    answer = accounts.get("tiers")
+    if as_json:
+        show_json(answer)
+    else:
+        headings = ("tier", "rights", "weight", "limits", "keys")
+        console().print(table("Tiers", headings, map(_row, answer["tiers"])))
+
+
+@command.command("assign")
+@click.argument("tier")
+@click.argument("keys", nargs=-1, required=True, metavar="KEY...")
+@with_accounts
+def assign(accounts: AccountsClient, as_json: bool, tier: str, keys: tuple[str, ...]) -> None:
+    """Give keys a tier."""
+    answer = {"keys": [accounts.post("tiers/assign", tier=tier, key=key) for key in keys]}
+    show_answer(answer, as_json, _tiers_of(answer["keys"]))
+
+
+@command.command("withdraw")
+@click.argument("tier")
+@click.argument("keys", nargs=-1, required=True, metavar="KEY...")
+@with_accounts
+def withdraw(accounts: AccountsClient, as_json: bool, tier: str, keys: tuple[str, ...]) -> None:
+    """Take a tier from keys."""
+    answer = {"keys": [accounts.post("tiers/withdraw", tier=tier, key=key) for key in keys]}
+    show_answer(answer, as_json, _tiers_of(answer["keys"]))
+
+
+def _given(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in properties.items() if value is not None}
+
+
+def _row(tier: Mapping[str, Any]) -> tuple[object, ...]:
+    rights = ", ".join(right for right in _RIGHTS if tier[right])
+    limits = json.dumps(tier["limits"]) if tier["limits"] else None
+    return tier["name"], rights or None, f"{tier['weight']:g}", limits, tier["keys"]
+
+
+def _tiers_of(keys: list[Mapping[str, Any]]) -> Iterator[str]:
+    for key in keys:
+        yield f"Key {key['id']} has {', '.join(key['tiers']) or 'no tier'}."

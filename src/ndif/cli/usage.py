@@ -1,0 +1,65 @@
+"""`ndif usage`: what the jobs of users, models or days add up to."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from datetime import datetime, timedelta, timezone
+
+import click
+
+from ndif.cli.durations import DurationParam
+from ndif.cli.jobs import as_user
+from ndif.cli.output import console, duration, show_answer, table
+from ndif.cli.server_client import ServerClient
+from ndif.sizes import format_size
+
+_COLUMNS = ("name", "jobs", "errors", "execution_s", "result_bytes")
+
+
+@click.command("usage")
+@click.option(
+    "--by", type=click.Choice(["user", "model", "day"]), help="Default: user; of one user, model."
+)
+@click.option(
+    "--since",
+    type=DurationParam(0),
+    metavar="DURATION",
+    help="Count whole days (UTC) from so long ago, such as 7d. Default: everything.",
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@as_user
+def command(
+    server: ServerClient, as_json: bool, by: str | None, since: float | None, as_csv: bool
+) -> None:
+    """Show how many jobs have ended, how long they ran, and the size of their results.
+
+    With an API key those of its user, else, with the operator's token, of all.
+    """
+    day = None
+    if since is not None:
+        day = (datetime.now(timezone.utc) - timedelta(seconds=since)).date().isoformat()
+    by = by or ("model" if server.is_user else "user")
+    if server.is_user:
+        answer = server.get(f"/usage?by={by}" + (f"&since={day}" if day else ""))
+    else:
+        answer = server.post("/admin/usage", {"by": by, "since": day})
+    totals = answer["usage"]
+    if as_csv:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow((by, *_COLUMNS[1:]))
+        writer.writerows([total[name] for name in _COLUMNS] for total in totals)
+    elif as_json:
+        show_answer(answer, as_json, [])
+    else:
+        rows = [
+            (
+                total["name"],
+                total["jobs"],
+                total["errors"],
+                duration(total["execution_s"]),
+                format_size(total["result_bytes"]),
+            )
+            for total in totals
+        ]
+        console().print(table("Usage", (by, "jobs", "errors", "ran", "results"), rows))

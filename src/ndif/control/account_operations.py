@@ -1,0 +1,293 @@
+"""Operations on users, keys and tiers: each is the body of its `/admin` route, and what performs it.
+
+They change the database of keys and nothing else, so that they also work where no server runs.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from ndif.errors import problems
+from ndif.schema.deployment import OperationError
+from ndif.schema.limits import Limits
+from ndif.stores.accounts import (
+    ImportedKey,
+    KeysError,
+    NotInRegistryError,
+    Registry,
+    RegistryError,
+    Tier,
+)
+
+Answer = dict[str, Any]
+"""The JSON object with which an operation is answered."""
+
+_LINE = r"^[^\x00-\x1f\x7f]*$"
+_Text = Annotated[str, Field(max_length=200, pattern=_LINE)]
+_User = Annotated[str, Field(min_length=1, max_length=320, pattern=_LINE)]
+_TierName = Annotated[str, Field(min_length=1, max_length=64, pattern=_LINE)]
+_Weight = Annotated[float, Field(gt=0, le=1000)]
+
+
+def _check_limits(own: dict[str, Any]) -> dict[str, Any]:
+    """Return limits as numbers; raise a ValueError that names one that is none."""
+    try:
+        return Limits.model_validate(own).model_dump(exclude_unset=True)
+    except ValidationError as error:
+        first = problems(error)[0]
+        known = f"; there are {', '.join(Limits.model_fields)}" if first.is_unknown else ""
+        raise ValueError(f"{first.place}: {first.reason}{known}") from error
+
+
+_Limits = Annotated[dict[str, Any], AfterValidator(_check_limits)]
+"""Limits that differ from the server's, by name; null: none."""
+
+
+class AccountOperation(BaseModel):
+    """One command on users, keys or tiers: its fields, their checks, and the method that performs it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    name: ClassVar[str]
+    """The rest of its route, `/admin/NAME`."""
+    method: ClassVar[str] = "POST"
+    """`GET` for an operation that changes nothing; its fields are in the query."""
+
+    async def perform(self, registry: Registry) -> Answer:
+        """Return the operation's answer; raise a RegistryError that says what to do if there is none."""
+        raise NotImplementedError
+
+
+class ListKeys(AccountOperation):
+    """All keys, or those of a user."""
+
+    name, method = "keys", "GET"
+
+    user: _User | None = None
+
+    async def perform(self, registry: Registry) -> Answer:
+        """See `AccountOperation.perform`."""
+        return {"keys": await registry.keys(self.user)}
+
+
+class ShowKey(AccountOperation):
+    """One key, by its id or its beginning."""
+
+    name, method = "keys/show", "GET"
+
+    key: _Text
+
+    async def perform(self, registry: Registry) -> Answer:
+        """See `AccountOperation.perform`."""
+        return await registry.key(self.key)
+
+
+class CreateKey(AccountOperation):
+    """Make a key; the answer alone has it."""
+
+    name = "keys/create"
+
+    user: _User | None = None
+    label: _Text = ""
+    """Name that tells the key from the user's others."""
+    expires_in_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    tiers: list[_TierName] = []
+
+    async def perform(self, registry: Registry) -> Answer:
+        """See `AccountOperation.perform`."""
+        expires = None if self.expires_in_s is None else time.time() + self.expires_in_s
+        secret, row = await registry.create_key(self.user, self.label, expires, self.tiers)
+        return {"api_key": secret, **row}
+
+
+class RevokeKey(AccountOperation):
+    """Revoke a key for ever."""
+
+    name = "keys/revoke"
+
+    key: _Text
+
+    async def perform(self, registry: Registry) -> Answer:
+        """See `AccountOperation.perform`."""
+        return await registry.revoke(self.key)
+
+
+class TierFields(BaseModel):
+    """A tier's name and properties."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    tier: _TierName
+    hotswapping: bool = False
+    priority: bool = False
+    trusted: bool = False
+    weight: _Weight = 1.0
+    limits: _Limits | None = None
+
+    def made(self) -> Tier:
+        """Return the tier."""
+        fields = self.model_dump(exclude={"tier"})
+        return Tier(self.tier, **fields)
+
+
+class KeyFields(BaseModel):
+    """A key of elsewhere."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    user: _User | None = None
+    tier: TierFields | None = None
+
+
+class ImportKeys(AccountOperation):
+    """Add keys of elsewhere by their digests."""
+
+    name = "keys/import"
+
+    keys: list[KeyFields]
+
+    async def perform(self, registry: Registry) -> Answer:
+        """See `AccountOperation.perform`."""
+        new, old = await registry.import_keys(
+            ImportedKey(key.sha256, key.user, (key.tier.made(),) if key.tier else ())
+            for key in self.keys
+        )
+        return {"imported": new, "known": old}
+
+
+class MigrateKeys(AccountOperation):
+    """Copy the keys of another NDIF server's tables in the same database."""
+
+    name = "keys/migrate"
+
+    async def perform(self, registry: Registry) -> Answer:
+        """See `AccountOperation.perform`."""
+        new, old = await registry.copy_foreign()
+        return {"imported": new, "known": old}
+
+
+class ListTiers(AccountOperation):
+    """All tiers."""
+
+    name, method = "tiers", "GET"
+
+    async def perform(self, registry: Registry) -> Answer:
+        """See `AccountOperation.perform`."""
+        return {"tiers": await registry.tiers()}
+
+
+class CreateTier(TierFields, AccountOperation):
+    """Make a tier."""
+
+    name = "tiers/create"
+
+    async def perform(self, registry: Registry) -> Answer:
+        """See `AccountOperation.perform`."""
+        return await registry.create_tier(self.made())
+
+
+class ChangeTier(AccountOperation):
+    """Set those properties of a tier that are given."""
+
+    name = "tiers/change"
+
+    tier: _TierName
+    hotswapping: bool | None = None
+    priority: bool | None = None
+    trusted: bool | None = None
+    weight: _Weight | None = None
+    limits: _Limits | None = None
+    """All of its limits; empty: those of the server."""
+
+    async def perform(self, registry: Registry) -> Answer:
+        """See `AccountOperation.perform`."""
+        changes = self.model_dump(exclude={"tier"}, exclude_none=True)
+        if changes.get("limits") == {}:
+            changes["limits"] = None
+        return await registry.change_tier(self.tier, changes)
+
+
+class DeleteTier(AccountOperation):
+    """Remove a tier that no key has."""
+
+    name = "tiers/delete"
+
+    tier: _TierName
+
+    async def perform(self, registry: Registry) -> Answer:
+        """See `AccountOperation.perform`."""
+        await registry.delete_tier(self.tier)
+        return {"deleted": self.tier}
+
+
+class AssignTier(AccountOperation):
+    """Give a key a tier."""
+
+    name = "tiers/assign"
+
+    tier: _TierName
+    key: _Text
+
+    async def perform(self, registry: Registry) -> Answer:
+        """See `AccountOperation.perform`."""
+        return await registry.assign(self.tier, self.key)
+
+
+class WithdrawTier(AccountOperation):
+    """Take a tier from a key."""
+
+    name = "tiers/withdraw"
+
+    tier: _TierName
+    key: _Text
+
+    async def perform(self, registry: Registry) -> Answer:
+        """See `AccountOperation.perform`."""
+        return await registry.withdraw(self.tier, self.key)
+
+
+class ListUsers(AccountOperation):
+    """All users."""
+
+    name, method = "users", "GET"
+
+    async def perform(self, registry: Registry) -> Answer:
+        """See `AccountOperation.perform`."""
+        return {"users": await registry.users()}
+
+
+class ShowUser(AccountOperation):
+    """One user and its keys."""
+
+    name, method = "users/show", "GET"
+
+    user: _User
+
+    async def perform(self, registry: Registry) -> Answer:
+        """See `AccountOperation.perform`."""
+        return await registry.user(self.user)
+
+
+ACCOUNT_OPERATIONS: tuple[type[AccountOperation], ...] = tuple(AccountOperation.__subclasses__())
+"""Every operation, in the order of this file."""
+
+_NO_REGISTRY = (
+    "This server has no database of API keys. With NDIF_API_KEYS, edit that file; else name a database "
+    "with NDIF_DATABASE_URL or POSTGRES_HOST."
+)
+
+
+async def perform_on(registry: Registry | None, operation: AccountOperation) -> Answer:
+    """Return the operation's answer; raise an OperationError with its HTTP status if there is none."""
+    if registry is None:
+        raise OperationError(409, _NO_REGISTRY)
+    try:
+        return await operation.perform(registry)
+    except NotInRegistryError as error:
+        raise OperationError(404, str(error)) from error
+    except (RegistryError, KeysError) as error:
+        raise OperationError(409, str(error)) from error

@@ -1,0 +1,52 @@
+"""The call-backs that clients name, and the secret by which their receivers know them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from ndif.gateway.caller import caller_of
+from ndif.gateway.http_error import HttpError
+from ndif.queue.callbacks.guard import CallbackAddressError, Kind, Network, read_address
+from ndif.queue.callbacks.webhook import signing_secret
+from ndif.stores.accounts import Accounts
+
+_NO_MAIL = (
+    "This server sends no mail: name an http or https URL as the callback, or leave it out and poll for "
+    "the job (`backend()` again, or GET /response/ID)."
+)
+
+
+@dataclass(frozen=True)
+class CallbackRoute:
+    """Checks the address that a job names, and answers with the secret of a key's signed call-backs."""
+
+    accounts: Accounts
+    networks: Sequence[Network]
+    """Networks whose addresses are called beside public ones."""
+    sends_mail: bool
+    secrets: Sequence[str]
+    """The server's secrets, of which the first is told of."""
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the route."""
+        return [Route("/callbacks/secret", self.secret)]
+
+    def check(self, address: str) -> None:
+        """Raise an `HttpError` for an address that is not called."""
+        try:
+            found = read_address(address, self.networks)
+        except CallbackAddressError as error:
+            raise HttpError(400, str(error)) from error
+        if found.kind is Kind.MAIL and not self.sends_mail:
+            raise HttpError(400, _NO_MAIL)
+
+    async def secret(self, http: Request) -> Response:
+        """Answer with the secret that signs the call-backs of the caller's API key."""
+        account = await self.accounts.account(caller_of(http))
+        secret = signing_secret(self.secrets[0], account.key)
+        return JSONResponse({"secret": secret}, headers={"Cache-Control": "no-store"})

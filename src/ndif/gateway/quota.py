@@ -1,0 +1,104 @@
+"""The refusal of requests that exceed the limits of their API key."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING
+
+from ndif.config.settings import Settings
+from ndif.config.units import format_duration
+from ndif.control.operations import GetUsage, Perform
+from ndif.gateway.http_error import HttpError
+from ndif.schema.deployment import OperationError
+from ndif.schema.limits import Limits
+from ndif.stores.accounts import Account
+from ndif.stores.rates import RatesAwayError
+
+if TYPE_CHECKING:
+    from ndif.stores.rates import Rates
+
+logger = logging.getLogger(__name__)
+
+_KNOWN_S = 10.0
+"""Seconds for which the execution time of a user is not asked for again."""
+_MOST = 4096
+
+
+@dataclass
+class Quota:
+    """Looks at a request before its body is read.
+
+    Whoever needs no key has no limits of their own. What cannot be counted now, because the broker or the
+    record of jobs is away, is not refused.
+    """
+
+    settings: Settings
+    perform: Perform
+    rates: Rates
+    _ran: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
+    """Until when it is believed, and the seconds that each user's blocks ran today."""
+
+    def limits_of(self, account: Account) -> Limits:
+        """Return the limits of an account."""
+        return Limits.of(self.settings, account.limits) if account.key else Limits()
+
+    async def admit(self, account: Account, limits: Limits) -> None:
+        """Count a request; raise an `HttpError` that says when the next is taken if it is too many."""
+        if limits.requests_per_minute is not None:
+            await self._admit_one(account, limits.requests_per_minute)
+        if limits.execution_s_per_day is not None:
+            await self._admit_today(account, limits.execution_s_per_day)
+
+    async def _admit_one(self, account: Account, most: int) -> None:
+        try:
+            wait_s = await self.rates.take(account.key, most)
+        except RatesAwayError as error:
+            logger.warning("requests are not counted: %s", error)
+            return
+        if wait_s > 0:
+            raise HttpError(
+                429,
+                f"Your API key may send {most} requests a minute, and has sent as many. Wait "
+                f"{format_duration(math.ceil(wait_s))}, or send several traces in one `session`.",
+                _retry(wait_s),
+            )
+
+    async def _admit_today(self, account: Account, most_s: float) -> None:
+        now = datetime.now(timezone.utc)
+        ran_s = await self._ran_today(account.user, now)
+        if ran_s >= most_s:
+            midnight = datetime.combine(now.date() + timedelta(days=1), datetime.min.time())
+            wait_s = (midnight.replace(tzinfo=timezone.utc) - now).total_seconds()
+            raise HttpError(
+                429,
+                f"Your blocks have run {format_duration(round(ran_s))} today, and may run "
+                f"{format_duration(most_s)} a day. The next day begins at midnight UTC; `ndif usage` or "
+                "GET /usage shows what took the time.",
+                _retry(wait_s),
+            )
+
+    async def _ran_today(self, user: str, now: datetime) -> float:
+        until, ran_s = self._ran.get(user, (0.0, 0.0))
+        if time.monotonic() < until:
+            return ran_s
+        asked = GetUsage(by="day", since=now.date().isoformat(), user=user)
+        try:
+            days = (await self.perform(asked))["usage"]
+        except OperationError as error:
+            logger.warning("the execution time of a day is not known: %s", error)
+            days = []
+        ran_s = float(sum(day["execution_s"] for day in days))
+        self._ran.pop(user, None)
+        self._ran[user] = time.monotonic() + _KNOWN_S, ran_s
+        if len(self._ran) > _MOST:
+            self._ran.popitem(last=False)
+        return ran_s
+
+
+def _retry(wait_s: float) -> dict[str, str]:
+    return {"Retry-After": str(max(1, math.ceil(wait_s)))}

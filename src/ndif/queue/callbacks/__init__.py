@@ -1,0 +1,1 @@
+"""Call-backs of ended jobs: their guard, their two forms, and the delivery that repeats what failed."""

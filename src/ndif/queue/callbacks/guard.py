@@ -1,0 +1,363 @@
+"""The guard of call-backs: the addresses that users may name, and those that the server connects to.
+
+A user's URL is a request that the server makes from inside its network. The text is checked when the job is
+submitted, so that a mistake gets a sentence; what protects the network is the check of every connection,
+which goes to the very address that was checked, whatever a name resolved to before or after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import re
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from urllib.parse import urlencode
+
+import httpcore
+
+from ndif.schema.callback import EVERY, POST
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+EVERYWHERE: tuple[Network, ...] = (
+    ipaddress.IPv4Network("0.0.0.0/0"),
+    ipaddress.IPv6Network("::/0"),
+)
+"""Networks of a server whose only user may run anything on its machine."""
+
+_MAX_ADDRESS = 2000
+_MAX_QUOTED = 100
+"""Characters of an address that a sentence repeats."""
+_MAX_NAME = 253
+_MAX_LOCAL_PART = 64
+_LOWEST_PORT = 1024
+_WEB_PORTS = {"http": 80, "https": 443}
+_MAX_PORT = 65535
+_TRIES = 4
+"""Addresses of one name that are tried in turn."""
+_RESOLVERS = 8
+"""Names that are looked up at once; a lookup that hangs holds one of these threads."""
+
+# Characters with one meaning for every reader of URLs: no user name, no backslash, no escape in a host.
+_URL = re.compile(
+    r"(?P<scheme>https?)://(?P<host>[a-z0-9._-]+|\[[0-9a-f.]*:[0-9a-f:.]*\])(?::(?P<port>[0-9]{1,5}))?"
+    r"(?P<path>/[!$-;=@-Z_a-z~\[\]]*)?(?:\?(?P<query>[!$-;=?@-Z_a-z~\[\]]*))?(?:#[!-~]*)?",
+    re.IGNORECASE | re.ASCII,
+)
+_LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.ASCII)
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
+_LOCAL_PART = re.compile(
+    r"[a-z0-9!#$%&'*+/=?^_`{|}~-]+(\.[a-z0-9!#$%&'*+/=?^_`{|}~-]+)*", re.I | re.A
+)
+
+# The special registries of IANA; the last two are services of clouds at public addresses.
+_NOT_PUBLIC_4 = tuple(
+    ipaddress.IPv4Network(text)
+    for text in (
+        *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16"),
+        *("172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24"),
+        *("192.88.99.0/24", "192.168.0.0/16", "192.175.48.0/24", "198.18.0.0/15"),
+        *("198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
+        *("168.63.129.16/32", "100.100.100.200/32"),
+    )
+)
+_GLOBAL_6 = ipaddress.IPv6Network("2000::/3")
+_NOT_PUBLIC_6 = tuple(
+    ipaddress.IPv6Network(text)
+    for text in ("2001::/23", "2001:db8::/32", "2620:4f:8000::/48", "3fff::/20")
+)
+_TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
+_SIX_TO_FOUR = ipaddress.IPv6Network("2002::/16")
+_ISATAP = (0x00005EFE, 0x02005EFE)
+"""Upper half of the interface's part of an address that holds an IPv4 address."""
+
+
+class CallbackAddressError(ValueError):
+    """A user's call-back address is not taken; the message is a sentence that says what to do."""
+
+
+class ForbiddenAddressError(Exception):
+    """A host's address is none that the server may connect to."""
+
+
+class NoAddressError(Exception):
+    """A host has no address now."""
+
+
+class Kind(str, Enum):
+    """The form of a call-back."""
+
+    GET = "get"
+    """A webhook that is fetched with the status and the id in its query."""
+    POST = "post"
+    """A webhook that gets a signed JSON object."""
+    MAIL = "mail"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A call-back's address, read and checked."""
+
+    kind: Kind
+    mail: str = ""
+    """The e-mail address, if it is one."""
+    scheme: str = ""
+    host: str = ""
+    """Name or IP address in lower case, without brackets and final dot."""
+    port: int = 0
+    target: str = ""
+    """Path and query."""
+
+    @property
+    def host_header(self) -> str:
+        """Return the host as the header Host has it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _WEB_PORTS[self.scheme] else f"{host}:{self.port}"
+
+    def target_with(self, **values: str) -> str:
+        """Return path and query, with further values at its end."""
+        joint = "?" if "?" not in self.target else "" if self.target.endswith(("?", "&")) else "&"
+        return f"{self.target}{joint}{urlencode(values)}"
+
+
+# What users may name
+
+
+def read_address(text: str, allowed: Sequence[Network] = ()) -> Address:
+    """Return what a client names as its call-back, or raise a `CallbackAddressError`.
+
+    `allowed` are the networks that the operator allows beside public addresses. A name may still resolve
+    to an address that no connection is made to.
+    """
+    if len(text) > _MAX_ADDRESS:
+        raise CallbackAddressError(f"The callback is longer than {_MAX_ADDRESS} characters.")
+    if not text.isascii():
+        raise CallbackAddressError(
+            f"The callback {_quoted(text)} has characters beyond ASCII: write a host as xn--…, and the "
+            "rest in percent escapes."
+        )
+    url = text[len(EVERY) :] if text.lower().startswith(EVERY) else text
+    wants_post = url.lower().startswith(POST)
+    url = url[len(POST) :] if wants_post else url
+    if url.lower().startswith(("http://", "https://")):
+        return _read_url(url, Kind.POST if wants_post else Kind.GET, allowed)
+    if "@" in text and "://" not in text and url is text:
+        return _read_mail(text)
+    raise CallbackAddressError(
+        f"The callback must be an http or https URL or an e-mail address, not {_quoted(text)}."
+    )
+
+
+def shown(text: str) -> str:
+    """Return an address as operators see it: without path, query and most of a mailbox's name."""
+    if "://" not in text:
+        name, at, domain = text.rpartition("@")
+        return f"{name[:1]}…{at}{domain}"
+    scheme, _, rest = text.partition("://")
+    return f"{scheme}://{re.split('[/?#]', rest, maxsplit=1)[0]}/…"
+
+
+def _read_url(url: str, kind: Kind, allowed: Sequence[Network]) -> Address:
+    found = _URL.fullmatch(url)
+    if found is None:
+        authority = re.split(r"[/?#\\]", url.partition("://")[2], maxsplit=1)[0]
+        raise CallbackAddressError(
+            f"The callback {_quoted(url)} names a user or password: leave them out, and put a secret into "
+            "the query."
+            if "@" in authority
+            else f"The callback {_quoted(url)} is not a URL like https://example.org/done."
+        )
+    scheme, host = found["scheme"].lower(), found["host"].lower().strip("[]").removesuffix(".")
+    port = int(found["port"]) if found["port"] else _WEB_PORTS[scheme]
+    # Of an operator's own networks any port is called; what a name resolves to is seen at its connection.
+    if not 0 < port <= _MAX_PORT or not (allowed or _is_of_the_web(port)):
+        raise CallbackAddressError(
+            f"The callback's port {port} is none of web servers: use 80, 443 or one from "
+            f"{_LOWEST_PORT} on."
+        )
+    literal = _read_host(host, url)
+    if literal is not None and not may_connect(literal, allowed, port):
+        raise CallbackAddressError(
+            f"The callback {_quoted(url)} names an address or port that this server does not call: the "
+            "address must be public."
+        )
+    path, query = found["path"] or "/", found["query"]
+    target = path if query is None else f"{path}?{query}"
+    return Address(
+        kind,
+        scheme=scheme,
+        host=host if literal is None or host == "localhost" else str(literal),
+        port=port,
+        target=target,
+    )
+
+
+def _read_host(host: str, url: str) -> IpAddress | None:
+    """Return the address that a URL's host is; None for a name."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host)
+    labels = host.split(".")
+    # 2130706433, 0x7f.1 and 0177.0.0.1 are 127.0.0.1 to the system's resolver.
+    if _NUMBER.fullmatch(labels[-1]):
+        raise CallbackAddressError(
+            f"The callback {_quoted(url)} has an unusual form of an IP address: write it as four decimal "
+            "numbers."
+        )
+    if len(host) > _MAX_NAME or not all(map(_LABEL.fullmatch, labels)):
+        raise CallbackAddressError(f"The callback {_quoted(url)} names no valid host.")
+    return ipaddress.IPv4Address("127.0.0.1") if labels[-1] == "localhost" else None
+
+
+def _read_mail(text: str) -> Address:
+    name, _, domain = text.rpartition("@")
+    labels = domain.lower().split(".")
+    if (
+        len(name) > _MAX_LOCAL_PART
+        or not _LOCAL_PART.fullmatch(name)
+        or len(domain) > _MAX_NAME
+        or len(labels) == 1
+        or _NUMBER.fullmatch(labels[-1])
+        or not all(map(_LABEL.fullmatch, labels))
+    ):
+        raise CallbackAddressError(
+            f"The callback {_quoted(text)} is not one e-mail address like ada@example.org."
+        )
+    return Address(Kind.MAIL, mail=text)
+
+
+def _quoted(text: str) -> str:
+    return repr(text[:_MAX_QUOTED])
+
+
+# What the server connects to
+
+
+def may_connect(
+    address: IpAddress, allowed: Sequence[Network] = (), port: int = _WEB_PORTS["https"]
+) -> bool:
+    """Return True for a public address and a web server's port, or a network that the operator allows."""
+    address = _plain(address)
+    is_allowed = any(address in network for network in allowed)
+    return is_allowed or (is_public(address) and _is_of_the_web(port))
+
+
+def is_public(address: IpAddress) -> bool:
+    """Return True for a unicast address of the Internet, also where IPv6 wraps an IPv4 address."""
+    address = _plain(address)
+    if isinstance(address, ipaddress.IPv4Address):
+        return not any(address in network for network in _NOT_PUBLIC_4)
+    if address not in _GLOBAL_6 or any(address in network for network in _NOT_PUBLIC_6):
+        return False
+    bits = int(address)
+    if address in _SIX_TO_FOUR and not is_public(ipaddress.IPv4Address(bits >> 80 & 0xFFFFFFFF)):
+        return False
+    within_interface = bits & 0xFFFFFFFF
+    is_isatap = bits >> 32 & 0xFFFFFFFF in _ISATAP
+    return not is_isatap or is_public(ipaddress.IPv4Address(within_interface))
+
+
+def _is_of_the_web(port: int) -> bool:
+    """Return True for a port at which strangers may expect web requests."""
+    return port in _WEB_PORTS.values() or port >= _LOWEST_PORT
+
+
+def _plain(address: IpAddress) -> IpAddress:
+    """Return the IPv4 address to which an IPv6 address is only another spelling or a translation."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return address.ipv4_mapped
+        if address in _TRANSLATED:
+            return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address
+
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Returns the IP addresses of a host, or raises an OSError."""
+
+
+class Resolver:
+    """The system's resolver, in threads of its own: lookups that hang delay nobody else's threads."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="callback-names")
+
+    async def __call__(self, host: str, port: int) -> Sequence[str]:
+        """Return the addresses of `host` in the system's order."""
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._threads, _look_up, host, port)
+        return [*dict.fromkeys(found)]
+
+    def close(self) -> None:
+        """End the threads once their lookups have."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _look_up(host: str, port: int) -> list[str]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+class GuardedBackend(httpcore.AsyncNetworkBackend):
+    """Opens the connections of call-backs, and only to addresses that are allowed.
+
+    It resolves a host itself, once, and connects to what it has checked. If any address of a name is not
+    allowed, none is used. TLS verifies the name of the URL all the same.
+    """
+
+    def __init__(self, allowed: Sequence[Network], resolve: Resolve) -> None:
+        self._allowed = allowed
+        self._resolve = resolve
+        self._inner = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """See `AsyncNetworkBackend`. Raise a `ForbiddenAddressError` before a connection is made."""
+        problem: Exception = NoAddressError(host)
+        for address in (await self._addresses(host, port))[:_TRIES]:
+            try:
+                stream = await self._inner.connect_tcp(
+                    str(address), port, timeout, local_address, socket_options
+                )
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                problem = error
+                continue
+            peer = stream.get_extra_info("server_addr")
+            if _plain(ipaddress.ip_address(peer[0])) != _plain(address):
+                await stream.aclose()
+                raise ForbiddenAddressError(host)
+            return stream
+        raise problem
+
+    async def connect_unix_socket(
+        self,
+        path: str,
+        timeout: float | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """See `AsyncNetworkBackend`. Refuse: no URL names a socket of this machine."""
+        raise ForbiddenAddressError(path)
+
+    async def sleep(self, seconds: float) -> None:
+        """See `AsyncNetworkBackend`."""
+        await asyncio.sleep(seconds)
+
+    async def _addresses(self, host: str, port: int) -> list[IpAddress]:
+        try:
+            found = [ipaddress.ip_address(each) for each in await self._resolve(host, port)]
+        except (OSError, UnicodeError) as error:
+            raise NoAddressError(host) from error
+        if not all(may_connect(each, self._allowed, port) for each in found):
+            raise ForbiddenAddressError(host)
+        return found

@@ -1,0 +1,161 @@
+"""E-mail about ended jobs, through the operator's SMTP server or Mailgun's HTTP API."""
+
+from __future__ import annotations
+
+import asyncio
+from email.message import EmailMessage
+from email.utils import formatdate, parseaddr
+from http import HTTPStatus
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+import aiosmtplib
+import httpx
+
+from ndif.config.settings import Settings
+from ndif.net import is_loopback
+from ndif.queue.callbacks.webhook import DeliveryError
+from ndif.schema.callback import Callback
+from ndif.tasks import within
+
+_PERMANENT = 500
+"""Lowest code of SMTP by which a message is refused for good."""
+_MEANS_LATER = {
+    HTTPStatus.UNAUTHORIZED,
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.NOT_FOUND,
+    HTTPStatus.REQUEST_TIMEOUT,
+    HTTPStatus.TOO_MANY_REQUESTS,
+}
+"""Answers of Mailgun that an operator or time may change."""
+
+
+class Mailer(Protocol):
+    """Sends mail from the server's own address."""
+
+    sender: str
+
+    async def send(self, message: EmailMessage) -> None:
+        """Hand a message to the mail service, or raise a `DeliveryError`."""
+
+
+def open_mailer(settings: Settings) -> Mailer | None:
+    """Return the mailer that the settings name; None if the server sends no mail."""
+    timeout_s = settings.callback_timeout_s
+    if url := settings.smtp_url.get_secret_value():
+        return SmtpMailer(url, settings.mail_from, timeout_s)
+    if key := settings.mailgun_api_key.get_secret_value():
+        sender = settings.mail_from or f"ndif@{settings.mailgun_domain}"
+        return MailgunMailer(settings.mailgun_url, settings.mailgun_domain, key, sender, timeout_s)
+    return None
+
+
+def message_for(callback: Callback, recipient: str, sender: str, now: float) -> EmailMessage:
+    """Return the mail about a job's end.
+
+    The text holds nothing that the user's code wrote: else a server would send what anybody writes, to
+    whomever they like.
+    """
+    content = callback.content
+    request_id, status = callback.request_id, content["status"]
+    message = EmailMessage()
+    message["From"], message["To"] = sender, recipient
+    message["Subject"] = f"NDIF job {request_id[:8]}: {status}"
+    message["Date"] = formatdate(now, usegmt=True)
+    domain = parseaddr(sender)[1].rpartition("@")[2]
+    # The same with every attempt, so that a mailbox recognises a second copy.
+    message["Message-ID"] = f"<{request_id}@{domain}>"
+    message["Auto-Submitted"] = "auto-generated"
+    lines = [
+        f"Your job {request_id} has ended: {status}.",
+        "",
+        f"Model:    {content['model']}",
+        f"Received: {formatdate(content['times']['received'], usegmt=True)}",
+        f"Ended:    {formatdate(content['times']['ended'], usegmt=True)}",
+    ]
+    if "url" in content:
+        lines += ["", f"Its answer, for your API key: {content['url']}"]
+    lines += ["", "You get this mail because the job named your address as its callback."]
+    message.set_content("\n".join(lines) + "\n")
+    return message
+
+
+class SmtpMailer:
+    """Sends mail through one SMTP server: `smtps://` with TLS, `smtp://` with STARTTLS.
+
+    Without STARTTLS no password is sent, unless the server is on this machine.
+    """
+
+    def __init__(self, url: str, sender: str, timeout_s: float) -> None:
+        parts = urlsplit(url)
+        self.sender = sender
+        self._host = parts.hostname or ""
+        self._is_tls = parts.scheme == "smtps"
+        self._port = parts.port
+        self._user = unquote(parts.username) if parts.username else None
+        self._password = unquote(parts.password) if parts.password else None
+        self._timeout_s = timeout_s
+
+    async def send(self, message: EmailMessage) -> None:
+        """See `Mailer.send`."""
+        needs_tls = self._user is not None and not is_loopback(self._host)
+        try:
+            await within(
+                aiosmtplib.send(
+                    message,
+                    hostname=self._host,
+                    port=self._port,
+                    username=self._user,
+                    password=self._password,
+                    use_tls=self._is_tls,
+                    # None: where the server offers it.
+                    start_tls=True if needs_tls and not self._is_tls else None,
+                    timeout=self._timeout_s,
+                ),
+                self._timeout_s,
+            )
+        except aiosmtplib.SMTPRecipientsRefused as error:
+            codes = [each.code for each in error.recipients]
+            final = all(code >= _PERMANENT for code in codes)
+            raise DeliveryError("the mail server refuses the address", final=final) from error
+        except aiosmtplib.SMTPAuthenticationError as error:
+            raise DeliveryError("the mail server refuses NDIF_SMTP_URL's password") from error
+        except (aiosmtplib.SMTPTimeoutError, asyncio.TimeoutError) as error:
+            raise DeliveryError("the mail server does not answer in time") from error
+        except aiosmtplib.SMTPResponseException as error:
+            final = error.code >= _PERMANENT
+            raise DeliveryError(f"the mail server answered {error.code}", final=final) from error
+        except (aiosmtplib.SMTPException, OSError) as error:
+            raise DeliveryError("the mail server cannot be reached") from error
+
+
+class MailgunMailer:
+    """Sends mail through Mailgun's API."""
+
+    def __init__(self, url: str, domain: str, key: str, sender: str, timeout_s: float) -> None:
+        self.sender = sender
+        self._url = f"{url}/v3/{domain}/messages"
+        self._auth = ("api", key)
+        self._timeout_s = timeout_s
+
+    async def send(self, message: EmailMessage) -> None:
+        """See `Mailer.send`."""
+        form = {
+            "from": str(message["From"]),
+            "to": str(message["To"]),
+            "subject": str(message["Subject"]),
+            "text": message.get_content(),
+            "h:Message-Id": str(message["Message-ID"]),
+            "h:Auto-Submitted": str(message["Auto-Submitted"]),
+            "o:tracking": "no",
+        }
+        try:
+            async with httpx.AsyncClient(timeout=self._timeout_s) as client:
+                answer = await within(
+                    client.post(self._url, data=form, auth=self._auth), self._timeout_s
+                )
+        except (httpx.HTTPError, asyncio.TimeoutError) as error:
+            raise DeliveryError("Mailgun cannot be reached") from error
+        if not answer.is_success:
+            final = answer.is_client_error and answer.status_code not in _MEANS_LATER
+            raise DeliveryError(f"Mailgun answered {answer.status_code}", final=final)

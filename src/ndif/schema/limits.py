@@ -1,0 +1,47 @@
+"""The limits of what the holder of an API key may use."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ndif.config.settings import Duration, Settings, Size
+
+logger = logging.getLogger(__name__)
+
+
+class Limits(BaseModel):
+    """Limits of one API key; None: there is none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    request_bytes: Size | None = Field(default=None, gt=0)
+    """Size of a request; the server's own limit holds as well."""
+    result_bytes: Size | None = Field(default=None, gt=0)
+    """Size of a result before compression; the server's own limit holds as well."""
+    requests_per_minute: int | None = Field(default=None, gt=0)
+    """Number of requests in any minute."""
+    unfinished_jobs: int | None = Field(default=None, gt=0)
+    """Number of jobs that wait or run at once."""
+    execution_s_per_day: Duration | None = Field(default=None, gt=0)
+    """Seconds that the blocks of the key's user may run in a day (UTC)."""
+
+    @classmethod
+    def of(cls, settings: Settings, own: Mapping[str, Any]) -> Limits:
+        """Return the server's limits, but where a key has its `own`.
+
+        What is no limit, in a database that somebody else has written, counts for nothing.
+        """
+        server = {
+            "requests_per_minute": settings.max_requests_per_minute,
+            "unfinished_jobs": settings.max_unfinished_jobs,
+            "execution_s_per_day": settings.max_execution_per_day,
+        }
+        try:
+            return cls.model_validate({**server, **own})
+        except ValidationError as error:
+            logger.warning("the limits of a tier are ignored: %s", error)
+            return cls.model_validate(server)

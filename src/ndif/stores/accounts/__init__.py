@@ -1,0 +1,81 @@
+"""Accounts: who may do what. All clients alike, a local server's owner, or the users who have keys."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ndif.config.settings import Settings
+from ndif.stores.accounts.choice import contradiction as contradiction
+from ndif.stores.accounts.choice import database_url as database_url
+from ndif.stores.accounts.file import FileAccounts as FileAccounts
+from ndif.stores.accounts.file import read_keys as read_keys
+from ndif.stores.accounts.guesses import TooManyGuessesError as TooManyGuessesError
+from ndif.stores.accounts.keyless import OpenAccounts as OpenAccounts
+from ndif.stores.accounts.keyless import OwnerAccounts as OwnerAccounts
+from ndif.stores.accounts.port import Account as Account
+from ndif.stores.accounts.port import Accounts as Accounts
+from ndif.stores.accounts.port import AccountsAwayError as AccountsAwayError
+from ndif.stores.accounts.port import Caller as Caller
+from ndif.stores.accounts.port import ImportedKey as ImportedKey
+from ndif.stores.accounts.port import KeysError as KeysError
+from ndif.stores.accounts.port import NoSuchKeyError as NoSuchKeyError
+from ndif.stores.accounts.port import NotInRegistryError as NotInRegistryError
+from ndif.stores.accounts.port import Registry as Registry
+from ndif.stores.accounts.port import RegistryError as RegistryError
+from ndif.stores.accounts.port import Tier as Tier
+
+if TYPE_CHECKING:
+    from ndif.stores.accounts.sql.database import Database
+
+
+def open_accounts(settings: Settings) -> Accounts:
+    """Return the accounts of the database or the file that is configured, or those that need no key."""
+    if (database := open_database(settings)) is not None:
+        from ndif.stores.accounts.sql.accounts import SqlAccounts
+
+        return SqlAccounts(database, settings.accounts_cache_s)
+    if settings.api_keys is None:
+        return OpenAccounts(hotswapping=settings.hotswapping)
+    return FileAccounts(settings.api_keys.expanduser())
+
+
+def open_database(settings: Settings) -> Database | None:
+    """Return the database of keys that is configured; None if another form of accounts is."""
+    url = database_url(settings)
+    if url is None:
+        return None
+    # A local server has no use for SQLAlchemy, which takes a while to import.
+    from ndif.stores.accounts.sql.database import Database
+
+    return Database(url)
+
+
+def may_trust(settings: Settings) -> bool:
+    """Return True if the code of some user may run unconfined, as far as this machine knows."""
+    if settings.broker_url:  # gateways elsewhere have the keys
+        return True
+    if (url := database_url(settings)) is not None:
+        return _database_trusts(url)
+    if settings.api_keys is None:
+        return False
+    try:
+        return FileAccounts(settings.api_keys.expanduser()).trusts_any
+    except KeysError:
+        return True
+
+
+def _database_trusts(url: str) -> bool:
+    """Return False if a tier could make a key trusted and none does: asked of a file, and at once."""
+    scheme, _, path = url.partition(":///")
+    if not scheme.startswith("sqlite"):
+        return True
+    file = Path(path.partition("?")[0]).absolute().as_uri()
+    try:
+        with contextlib.closing(sqlite3.connect(f"{file}?mode=ro", uri=True)) as connection:
+            query = "SELECT 1 FROM ndif_tiers WHERE trusted LIMIT 1"
+            return connection.execute(query).fetchone() is not None
+    except sqlite3.Error:
+        return True

@@ -1,0 +1,62 @@
+"""The forms of `Accounts` without API keys: all clients alike, or a local server's owner and its token."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from ndif.stores.accounts.port import Account, Caller, NoSuchKeyError
+
+_ROOT = 0
+
+
+class _WithoutStore:
+    """The part of `Accounts` that a form without a store has nothing to do for."""
+
+    @property
+    def registry(self) -> None:
+        """See `Accounts.registry`."""
+        return
+
+    async def start(self) -> None:
+        """See `Accounts.start`."""
+
+    async def stop(self) -> None:
+        """See `Accounts.stop`."""
+
+
+@dataclass(frozen=True)
+class OpenAccounts(_WithoutStore):
+    """The form of `Accounts` that needs no key: all users have the same privileges."""
+
+    hotswapping: bool
+    trusted: bool = False
+
+    async def account(self, caller: Caller) -> Account:
+        """See `Accounts.account`. A key says nothing here: whoever invents keys is the same user."""
+        return Account(caller.name, hotswapping=self.hotswapping, trusted=self.trusted)
+
+
+@dataclass(frozen=True)
+class OwnerAccounts(_WithoutStore):
+    """The form of `Accounts` of a local server: its owner needs nothing, everybody else its token.
+
+    Root, in a process of the same machine, counts as the owner.
+    """
+
+    owner: int
+    """User who runs the server."""
+    token: str
+    trusted: bool
+
+    async def account(self, caller: Caller) -> Account:
+        """See `Accounts.account`."""
+        if caller.uid not in (self.owner, _ROOT) and not secrets.compare_digest(
+            caller.key.encode(errors="replace"), self.token.encode()
+        ):
+            raise NoSuchKeyError(
+                "This server runs the code of the user who started it, on the same machine, and of those "
+                "who have its token. On your side run the line `export NDIF_API_KEY=…` that `ndif local "
+                "start` printed, or ask whoever started it for that line."
+            )
+        return Account(caller.name, trusted=self.trusted)

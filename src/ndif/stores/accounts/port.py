@@ -1,0 +1,242 @@
+"""The port of accounts: who sends a request, and what its sender may do."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ndif.errors import NdifError
+
+_DIGEST = 16
+_SITE_BITS = 64
+"""Bits of an IPv6 address that its holder did not choose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whoever sends a request, as far as its connection and its headers tell."""
+
+    key: str = ""
+    """API key as it was sent; empty without one."""
+    address: str = ""
+    """IP address; the client's own where a configured proxy names it."""
+    uid: int | None = None
+    """User of the process of this machine that has the connection's other end; None if not known."""
+
+    @property
+    def name(self) -> str:
+        """Return the name under which the caller takes turns without an account; nobody can choose it."""
+        if self.uid is not None:
+            return f"uid {self.uid}"
+        try:
+            address = ipaddress.ip_address(self.address)
+        except ValueError:
+            return f"host {self.address}" if self.address else ""
+        if address.version == 4 or address.is_loopback:
+            return f"host {address}"
+        return f"host {ipaddress.ip_network((address, _SITE_BITS), strict=False)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One user's properties, as far as requests depend on them."""
+
+    user: str
+    """Opaque name under which the user's requests take turns; no secret."""
+    key: str = ""
+    """Opaque digest of a verified API key, which leads back to no key; empty where none was verified."""
+    email: str | None = None
+    hotswapping: bool = False
+    """Load models on demand for this user."""
+    priority: bool = False
+    """Serve this user's requests before others of their age."""
+    trusted: bool = False
+    """Run this user's code unconfined."""
+    weight: float = 1.0
+    """Share of a model beside other users."""
+    limits: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Limits that differ from the server's, by name."""
+
+    @property
+    def tags(self) -> list[str]:
+        """Return the names of the user's privileges."""
+        return [tag for tag in ("hotswapping", "priority") if getattr(self, tag)]
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """A name for what a key may do; a key may have several."""
+
+    name: str
+    hotswapping: bool = False
+    priority: bool = False
+    trusted: bool = False
+    weight: float = 1.0
+    limits: Mapping[str, Any] | None = field(default=None, hash=False)
+    """Limits that differ from the server's, by name; None: none does."""
+
+
+RIGHTS = ("hotswapping", "priority", "trusted")
+"""Names of the rights that a tier gives."""
+
+
+def tier_with(rights: Collection[str], name: str, weight: float = 1.0) -> Tier:
+    """Return a tier that gives these rights."""
+    return Tier(
+        name,
+        hotswapping="hotswapping" in rights,
+        priority="priority" in rights,
+        trusted="trusted" in rights,
+        weight=weight,
+    )
+
+
+class NoSuchKeyError(Exception):
+    """The API key is missing, unknown or no longer valid; the message says what to do."""
+
+
+class KeysError(NdifError):
+    """The store of keys cannot be used; the message says why."""
+
+
+class AccountsAwayError(Exception):
+    """The database of keys does not answer; the message says why, for the log alone."""
+
+
+class RegistryError(NdifError):
+    """An operator asked for what cannot be done with keys; the message says what to do."""
+
+
+class NotInRegistryError(RegistryError):
+    """There is no user, key or tier of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedKey:
+    """A key of elsewhere, of which this server has the digest alone."""
+
+    digest: str
+    user: str | None
+    tiers: Sequence[Tier] = ()
+    name: str = ""
+
+
+Row = dict[str, Any]
+"""One user, key or tier, as JSON has it; moments are Unix seconds."""
+
+
+class Registry(Protocol):
+    """The users, keys and tiers that operators read and change.
+
+    Keys are named by their id or its beginning, users and tiers by their name. Each method does all or
+    nothing, and raises a `RegistryError` for nothing.
+    """
+
+    async def create_key(
+        self,
+        user: str | None,
+        name: str = "",
+        expires_at: float | None = None,
+        tiers: Iterable[str] = (),
+    ) -> tuple[str, Row]:
+        """Return a new key, which nothing can show again, and its row."""
+
+    async def keys(self, user: str | None = None) -> list[Row]:
+        """Return all keys, or those of a user, the oldest first."""
+
+    async def key(self, given: str) -> Row:
+        """Return the key with this id, or with the only id that begins so."""
+
+    async def revoke(self, given: str) -> Row:
+        """Revoke a key, so that it lets nobody in any more; one that was revoked stays as it is."""
+
+    async def import_keys(self, keys: Iterable[ImportedKey]) -> tuple[int, int]:
+        """Add keys and the tiers that they name; return how many are new, and how many were there."""
+
+    async def copy_foreign(self) -> tuple[int, int]:
+        """Copy the keys of another NDIF server's tables into this server's; return as `import_keys` does.
+
+        The other tables stay as they are, and nothing reads them any more.
+        """
+
+    async def tiers(self) -> list[Row]:
+        """Return all tiers by name, each with the number of its keys."""
+
+    async def create_tier(self, tier: Tier) -> Row:
+        """Add a tier."""
+
+    async def change_tier(self, name: str, changes: Mapping[str, Any]) -> Row:
+        """Set some properties of a tier."""
+
+    async def delete_tier(self, name: str) -> None:
+        """Remove a tier that no key has."""
+
+    async def assign(self, tier: str, key: str) -> Row:
+        """Give a key a tier; one that it has it keeps."""
+
+    async def withdraw(self, tier: str, key: str) -> Row:
+        """Take a tier from a key."""
+
+    async def users(self) -> list[Row]:
+        """Return all users by name, each with the number of its keys."""
+
+    async def user(self, name: str) -> Row:
+        """Return one user, and its keys."""
+
+
+class Accounts(Protocol):
+    """The users of a server."""
+
+    @property
+    def registry(self) -> Registry | None:
+        """Return what changes users, keys and tiers; None for a form that does not store them."""
+
+    async def start(self) -> None:
+        """Begin to serve."""
+
+    async def stop(self) -> None:
+        """Store what is not stored yet, and let go of connections."""
+
+    async def account(self, caller: Caller) -> Account:
+        """Return the account of a caller; raise a `NoSuchKeyError` if there is none.
+
+        Raise an `AccountsAwayError` if that cannot be told now.
+        """
+
+
+def digest_of(key: str) -> str:
+    """Return the digest by which an API key is stored and found."""
+    return hashlib.sha256(key.encode(errors="replace")).hexdigest()
+
+
+def account_of(digest: str, user: str | None, tiers: Iterable[Tier]) -> Account:
+    """Return the account of a key: every right of its tiers, the greatest weight, the widest limits."""
+    found = tuple(tiers)
+    limits: dict[str, Any] = {}
+    for tier in found:
+        for name, limit in (tier.limits or {}).items():
+            has_none = None in (limit, limits.get(name, limit))
+            limits[name] = None if has_none else max(limits.get(name, limit), limit)
+    return Account(
+        user=user or user_of(digest),
+        key=runner_key_of(digest),
+        email=user,
+        hotswapping=any(tier.hotswapping for tier in found),
+        priority=any(tier.priority for tier in found),
+        trusted=any(tier.trusted for tier in found),
+        weight=max((tier.weight for tier in found), default=1.0),
+        limits=limits,
+    )
+
+
+def user_of(digest: str) -> str:
+    """Return the opaque name under which the holder of a key takes turns, given the key's digest."""
+    return f"key {digest_of(digest)[:_DIGEST]}"
+
+
+def runner_key_of(digest: str) -> str:
+    """Return `Account.key` of the API key with this digest."""
+    return digest_of(f"ndif runner {digest}")[: 2 * _DIGEST]

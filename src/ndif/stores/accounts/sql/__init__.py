@@ -1,0 +1,1 @@
+"""Accounts in a database: one schema for SQLite and PostgreSQL."""

@@ -1,0 +1,239 @@
+"""The form of `Accounts` whose users are in a database."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from sqlalchemy import bindparam, select, update
+
+from ndif.stores.accounts.keyed import KeyedAccounts
+from ndif.stores.accounts.port import (
+    Account,
+    AccountsAwayError,
+    KeysError,
+    NoSuchKeyError,
+    Tier,
+    account_of,
+)
+from ndif.stores.accounts.sql.database import Database
+from ndif.stores.accounts.sql.foreign import read_foreign
+from ndif.stores.accounts.sql.registry import SqlRegistry
+from ndif.stores.accounts.sql.tables import ASSIGNMENTS, KEYS, TIERS, USERS
+from ndif.tasks import end
+
+logger = logging.getLogger(__name__)
+
+_MOST = 16_384
+"""Keys, and unknown keys, that are remembered."""
+_AWAY_S = 1.0
+"""Seconds after a failure in which the database is not asked again."""
+_FLUSH_S = 10.0
+"""Seconds between two times that the last uses of keys are stored."""
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """One key, as the database had it."""
+
+    account: Account
+    id: str | None = None
+    """None in a database that is not written."""
+    expires_at: float | None = None
+    revoked_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    key: _Key | None
+    """None: there is no such key."""
+    until: float
+
+
+class SqlAccounts(KeyedAccounts):
+    """Keys in a `Database`; what it said of a key, or of an unknown one, holds for a few seconds.
+
+    A database of another NDIF server is read as a whole, once in those seconds (`foreign.py`). The last
+    uses of keys are stored in batches. While the database is away, keys that it was asked for in the last
+    few seconds go on, and no other is let in.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        cache_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """Look into `database`; an answer of it holds for `cache_s` seconds of `clock`.
+
+        By the clock on the `wall`, keys expire.
+        """
+        super().__init__()
+        self._database = database
+        self._registry = SqlRegistry(database)
+        self._cache_s = cache_s
+        self._clock = clock
+        self._wall = wall
+        self._known: OrderedDict[str, _Remembered] = OrderedDict()
+        self._unknown: OrderedDict[str, _Remembered] = OrderedDict()
+        self._asking: dict[str, asyncio.Task[_Remembered]] = {}
+        self._foreign: dict[str, _Key] | None = None
+        """Every key of another server's tables; None if the tables are this server's."""
+        self._foreign_until = clock()
+        self._refreshing = asyncio.Lock()
+        self._away: tuple[float, str] = (clock(), "")
+        self._used: dict[str, float] = {}
+        self._storing: asyncio.Task[None] | None = None
+
+    @property
+    def registry(self) -> SqlRegistry:
+        """See `Accounts.registry`."""
+        return self._registry
+
+    async def start(self) -> None:
+        """See `Accounts.start`."""
+        self._storing = asyncio.create_task(self._store_forever(), name="last uses of keys")
+
+    async def stop(self) -> None:
+        """See `Accounts.stop`."""
+        await end([*self._asking.values(), *([self._storing] if self._storing else [])])
+        with contextlib.suppress(AccountsAwayError):
+            await self.store_uses()
+        await self._database.close()
+
+    async def _find(self, digest: str) -> Account | None:
+        blinded = self._blinded(digest)
+        found = self._known.get(blinded) or self._unknown.get(blinded)
+        if found is None or found.until <= self._clock():
+            found = await self._ask(digest, blinded)
+        if found.key is None:
+            return None
+        now = self._wall()
+        if found.key.revoked_at is not None:
+            raise NoSuchKeyError("This API key was revoked. Ask the server's operator for another.")
+        if found.key.expires_at is not None and found.key.expires_at <= now:
+            raise NoSuchKeyError("This API key has expired. Ask the server's operator for another.")
+        if found.key.id is not None:
+            self._used[found.key.id] = now
+        return found.key.account
+
+    async def _ask(self, digest: str, blinded: str) -> _Remembered:
+        """Ask the database for a key, once for all who wait for the same."""
+        task = self._asking.get(blinded)
+        if task is None:
+            task = self._asking[blinded] = asyncio.create_task(self._look_up(digest, blinded))
+            task.add_done_callback(lambda _: self._asking.pop(blinded, None))
+        return await asyncio.shield(task)
+
+    async def _look_up(self, digest: str, blinded: str) -> _Remembered:
+        now = self._clock()
+        until, reason = self._away
+        if now < until:
+            raise AccountsAwayError(reason)
+        try:
+            key = await self._read(digest, blinded)
+        except AccountsAwayError as error:
+            logger.warning("The database of API keys does not answer: %s", error)
+            self._away = (now + _AWAY_S, str(error))
+            raise
+        except KeysError as error:
+            raise AccountsAwayError(str(error)) from error
+        found = _Remembered(key, now + self._cache_s)
+        first, other = (self._known, self._unknown) if key else (self._unknown, self._known)
+        other.pop(blinded, None)
+        _put(first, blinded, found)
+        return found
+
+    async def _read(self, digest: str, blinded: str) -> _Key | None:
+        async with self._refreshing:
+            now = self._clock()
+            if now >= self._foreign_until:
+                # An operator may have copied its keys since.
+                is_foreign = await self._database.shape() == "foreign"
+                self._foreign = await self._read_foreign() if is_foreign else None
+                self._foreign_until = now + self._cache_s
+        if self._foreign is not None:
+            return self._foreign.get(blinded)
+        async with self._database.reading() as connection:
+            rows = (await connection.execute(_ONE_KEY, {"digest": digest})).mappings().all()
+        if not rows:
+            return None
+        tiers = [
+            Tier(
+                row["tier"],
+                hotswapping=row["hotswapping"],
+                priority=row["priority"],
+                trusted=row["trusted"],
+                weight=row["weight"],
+                limits=row["limits"],
+            )
+            for row in rows
+            if row["tier"] is not None
+        ]
+        first = rows[0]
+        account = account_of(digest, first["user"], tiers)
+        return _Key(account, first["id"], first["expires_at"], first["revoked_at"])
+
+    async def _read_foreign(self) -> dict[str, _Key]:
+        async with self._database.reading() as connection:
+            keys = await read_foreign(connection)
+        return await asyncio.to_thread(
+            lambda: {
+                self._blinded(key.digest): _Key(account_of(key.digest, key.user, key.tiers))
+                for key in keys
+            }
+        )
+
+    async def _store_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_FLUSH_S)
+            with contextlib.suppress(AccountsAwayError):  # tried again
+                await self.store_uses()
+
+    async def store_uses(self) -> None:
+        """Store when keys were last used, as far as that is not stored yet."""
+        used, self._used = self._used, {}
+        if not used:
+            return
+        # In one order, so that no two processes wait for each other.
+        rows = [{"key": key, "moment": used[key]} for key in sorted(used)]
+        try:
+            async with self._database.writing() as connection:
+                await connection.execute(_LAST_USE, rows)
+        except AccountsAwayError:
+            self._used = {**used, **self._used}
+            raise
+
+
+_ONE_KEY = (
+    select(
+        KEYS.c.id,
+        KEYS.c.expires_at,
+        KEYS.c.revoked_at,
+        USERS.c.name.label("user"),
+        TIERS.c.name.label("tier"),
+        *(TIERS.c[name] for name in ("hotswapping", "priority", "trusted", "weight", "limits")),
+    )
+    .select_from(KEYS.outerjoin(USERS).outerjoin(ASSIGNMENTS).outerjoin(TIERS))
+    .where(KEYS.c.digest == bindparam("digest"))
+)
+_LAST_USE = (
+    update(KEYS).where(KEYS.c.id == bindparam("key")).values(last_used_at=bindparam("moment"))
+)
+
+
+def _put(entries: OrderedDict[str, V], key: str, value: V) -> None:
+    """Put an entry last, and drop the first beyond the limit."""
+    entries.pop(key, None)
+    entries[key] = value
+    if len(entries) > _MOST:
+        entries.popitem(last=False)

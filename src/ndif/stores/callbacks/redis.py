@@ -1,0 +1,168 @@
+"""The queue of call-backs of a server with a broker: two sorted sets in Redis, and signed contents."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from ndif.schema.callback import Callback
+from ndif.stores.broker.signing import SignatureError, Signer
+from ndif.stores.callbacks.port import MAX_DEAD, MAX_WAITING, CallbackQueueError
+from ndif.stores.redis import ANSWER_S, Redis, broker_errors
+from ndif.tasks import within
+
+logger = logging.getLogger(__name__)
+
+_CONTENTS = "callbacks:contents"
+"""Hash of the signed call-backs by their ids."""
+_WAITING, _DEAD = "callbacks:waiting", "callbacks:dead"
+"""Sorted sets of "ID HOST" by the time at which each is due, or was given up."""
+_LOOK_S = 1.0
+_PAGE = 500
+
+
+class RedisCallbacks:
+    """A `CallbackQueue` in Redis.
+
+    Contents are signed: whoever writes to Redis alone can repeat, delay or delete a call-back, and cannot
+    make one up. Only the leader takes what is due, so that none is claimed.
+    """
+
+    def __init__(
+        self,
+        client: Redis,
+        signer: Signer,
+        *,
+        max_waiting: int = MAX_WAITING,
+        max_dead: int = MAX_DEAD,
+    ) -> None:
+        # Its types say of every answer that it may be text.
+        self._client: Any = client
+        self._signer = signer
+        self._max_waiting = max_waiting
+        self._max_dead = max_dead
+
+    async def stop(self) -> None:
+        """See `CallbackQueue.stop`."""
+
+    async def add(self, callback: Callback) -> None:
+        """See `CallbackQueue.add`."""
+        waiting, _ = await self.counts()
+        if waiting >= self._max_waiting:
+            raise CallbackQueueError(f"{waiting} call-backs wait already")
+        await self.update(callback)
+
+    async def update(self, callback: Callback) -> None:
+        """See `CallbackQueue.update`."""
+        callback_id, member = callback.id, f"{callback.id} {callback.host}"
+        signed = self._signer.sign(_place(callback_id), callback.encode())
+        into, out_of = (_DEAD, _WAITING) if callback.dead else (_WAITING, _DEAD)
+        await self._together(
+            ("HSET", _CONTENTS, callback_id, signed),
+            ("ZREM", out_of, member),
+            ("ZADD", into, callback.due, member),
+        )
+        if callback.dead:
+            oldest = await self._client.zrange(_DEAD, 0, -self._max_dead - 1)
+            await self._forget(oldest)
+
+    async def remove(self, callback_id: str) -> None:
+        """See `CallbackQueue.remove`."""
+        content = await self._client.hget(_CONTENTS, callback_id)
+        found = None if content is None else self._decode(callback_id, bytes(content))
+        member = f"{callback_id} {'' if found is None else found.host}"
+        await self._forget([member.encode()])
+
+    async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Callback]:
+        """See `CallbackQueue.due`."""
+        found: list[Callback] = []
+        start = 0
+        while len(found) < limit:
+            page: list[bytes] = await self._client.zrangebyscore(
+                _WAITING, "-inf", now, start=start, num=_PAGE
+            )
+            free = [member for member in page if _host_of(member) not in busy]
+            found += await self._read(free[: limit - len(found)])
+            start += len(page)
+            if len(page) < _PAGE:
+                break
+        return found
+
+    async def wait(self, seconds: float) -> None:
+        """See `CallbackQueue.wait`. Other processes add call-backs, so that it looks again soon."""
+        await asyncio.sleep(min(seconds, _LOOK_S))
+
+    async def all(self, limit: int) -> list[Callback]:
+        """See `CallbackQueue.all`."""
+        dead = await self._client.zrange(_DEAD, 0, limit - 1)
+        waiting = await self._client.zrange(_WAITING, 0, limit - 1)
+        return await self._read([*dead, *waiting][:limit])
+
+    async def find(self, request_id: str) -> list[Callback]:
+        """See `CallbackQueue.find`."""
+        members: list[bytes] = []
+        for name in (_DEAD, _WAITING):
+            members += await self._client.zrange(name, 0, -1)
+        begun = request_id.encode()
+        return await self._read([member for member in members if member.startswith(begun)])
+
+    async def counts(self) -> tuple[int, int]:
+        """See `CallbackQueue.counts`."""
+        return int(await self._client.zcard(_WAITING)), int(await self._client.zcard(_DEAD))
+
+    async def forget_dead(self, before: float) -> None:
+        """See `CallbackQueue.forget_dead`."""
+        await self._forget(await self._client.zrangebyscore(_DEAD, "-inf", f"({before}"))
+
+    async def _read(self, members: Iterable[bytes]) -> list[Callback]:
+        by_id = {_id_of(member): member for member in members}
+        if not by_id:
+            return []
+        contents: Any = await self._client.hmget(_CONTENTS, [*by_id])
+        found, strays = [], []
+        for (callback_id, member), content in zip(by_id.items(), contents, strict=True):
+            callback = None if content is None else self._decode(callback_id, bytes(content))
+            if callback is None:
+                strays.append(member)
+            else:
+                found.append(callback)
+        await self._forget(strays)
+        return found
+
+    def _decode(self, callback_id: str, content: bytes) -> Callback | None:
+        try:
+            return Callback.decode(self._signer.verify(_place(callback_id), content))
+        except SignatureError as error:
+            logger.warning("the call-back %s is refused: %s", callback_id, error)
+        except (ValueError, TypeError) as error:
+            logger.warning("the call-back %s cannot be read: %s", callback_id, error)
+        return None
+
+    async def _forget(self, members: Iterable[bytes]) -> None:
+        if gone := [*members]:
+            await self._together(
+                ("ZREM", _WAITING, *gone),
+                ("ZREM", _DEAD, *gone),
+                ("HDEL", _CONTENTS, *map(_id_of, gone)),
+            )
+
+    async def _together(self, *commands: tuple[Any, ...]) -> None:
+        pipeline = self._client.pipeline()  # a transaction
+        for command in commands:
+            pipeline.execute_command(*command)
+        with broker_errors():
+            await within(pipeline.execute(), ANSWER_S)
+
+
+def _place(callback_id: str) -> str:
+    return f"callback {callback_id}"
+
+
+def _id_of(member: bytes) -> str:
+    return member.partition(b" ")[0].decode(errors="replace")
+
+
+def _host_of(member: bytes) -> str:
+    return member.partition(b" ")[2].decode(errors="replace")

@@ -1,0 +1,55 @@
+"""The count of requests in the last minute, by one process or in Redis."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from limits.aio.strategies import MovingWindowRateLimiter
+
+_FULL_S = 60.0
+
+
+class RatesAwayError(Exception):
+    """The counts cannot be reached now; the message says why."""
+
+
+class Rates:
+    """A window of a minute for each name, which moves: no minute has more than its limit.
+
+    The library `limits` keeps the windows; gateways of one server share them in Redis.
+    """
+
+    def __init__(self, broker_url: str) -> None:
+        """Count in the Redis at `broker_url`, or in this process if that is empty."""
+        self._url = broker_url
+        self._limiter: MovingWindowRateLimiter | None = None
+
+    async def take(self, name: str, per_minute: int) -> float:
+        """Count one; return 0, or else the seconds until there is room for it. Raise `RatesAwayError`."""
+        from limits import RateLimitItemPerMinute
+
+        rate = RateLimitItemPerMinute(per_minute)
+        try:
+            if await self._opened().hit(rate, name):
+                return 0.0
+            reset_at, left = await self._opened().get_window_stats(rate, name)
+        except Exception as error:
+            # The storage raises what its driver does, Redis or the system.
+            raise RatesAwayError(str(error) or type(error).__name__) from error
+        return 1.0 if left else min(_FULL_S, max(1.0, reset_at - time.time()))
+
+    def _opened(self) -> MovingWindowRateLimiter:
+        if self._limiter is None:
+            # A server whose keys have no rate needs none of this.
+            from limits.aio.storage import MemoryStorage, RedisStorage
+            from limits.aio.strategies import MovingWindowRateLimiter
+
+            storage = (
+                RedisStorage(f"async+{self._url}", implementation="redispy", key_prefix="rate")
+                if self._url
+                else MemoryStorage()
+            )
+            self._limiter = MovingWindowRateLimiter(storage)
+        return self._limiter

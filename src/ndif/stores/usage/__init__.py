@@ -1,0 +1,21 @@
+"""Usage: the jobs that have ended, and what each user, model and day adds up to."""
+
+from __future__ import annotations
+
+from ndif.config.settings import Settings
+from ndif.stores.accounts import database_url
+from ndif.stores.usage.journal import JournaledUsage as JournaledUsage
+from ndif.stores.usage.memory import MemoryUsage as MemoryUsage
+from ndif.stores.usage.port import Group as Group
+from ndif.stores.usage.port import Total as Total
+from ndif.stores.usage.port import UsageAwayError as UsageAwayError
+from ndif.stores.usage.port import UsageStore as UsageStore
+
+
+def open_usage(settings: Settings) -> UsageStore:
+    """Return the record of jobs beside the API keys, else in the SQLite file of this machine."""
+    root = settings.session_root.expanduser().absolute()
+    urls = [f"sqlite:///{root / 'accounts.sqlite'}"]
+    if (url := database_url(settings)) is not None:
+        urls.insert(0, url)
+    return JournaledUsage(urls, root / "usage", max(settings.response_ttl_s, settings.result_ttl_s))

@@ -1,0 +1,188 @@
+"""The record of jobs in a database, and the file in which it waits for that."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ndif.schema.job_record import JobRecord
+from ndif.stores.usage.port import Group, Total, UsageAwayError
+from ndif.tasks import end
+
+if TYPE_CHECKING:
+    from ndif.stores.usage.sql import UsageTables
+
+logger = logging.getLogger(__name__)
+
+_INTERVAL_S = 1.0
+"""Seconds between two batches."""
+_LONGEST_PAUSE_S = 30.0
+_SWEEP_S = 3600.0
+_MOST = 500
+"""Records of a batch."""
+_SUFFIX = ".jsonl"
+
+
+class JournaledUsage:
+    """The form of `UsageStore` in a database.
+
+    A record is a line of a file of this machine before it is a row, so that it survives its process, and a
+    database that is away. A row has its job's id: what is stored again after such an end counts once. Each
+    process has a file of its own, which it locks; files that nobody locks are taken over at the start.
+    """
+
+    def __init__(self, urls: Sequence[str], folder: Path, retention_s: float) -> None:
+        """Store into the first of these databases that may be written; files are in `folder`.
+
+        Records older than `retention_s` are dropped.
+        """
+        self._urls = urls
+        self._retention_s = retention_s
+        self._folder = folder
+        self._journal: int | None = None
+        self._taken_over: list[Path] = []
+        self._waiting: list[JobRecord] = []
+        self._noted = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._opened: UsageTables | None = None
+
+    async def start(self) -> None:
+        """See `UsageStore.start`."""
+        try:
+            await asyncio.to_thread(self._open_journal)
+        except OSError as error:
+            logger.warning("The record of jobs is in memory until it is stored: %s", error)
+        if self._waiting:
+            self._noted.set()
+        self._tasks = [
+            asyncio.create_task(self._store_forever(), name="record of jobs"),
+            asyncio.create_task(self._sweep_forever(), name="old records of jobs"),
+        ]
+
+    async def stop(self) -> None:
+        """See `UsageStore.stop`."""
+        await end(self._tasks)
+        with contextlib.suppress(UsageAwayError):
+            await self._store()
+        if self._journal is not None:
+            if not self._waiting:
+                self._own_file.unlink(missing_ok=True)
+            os.close(self._journal)
+            self._journal = None
+        if self._opened is not None:
+            await self._opened.close()
+
+    def note(self, record: JobRecord) -> None:
+        """See `UsageStore.note`."""
+        self._waiting.append(record)
+        self._noted.set()
+        if self._journal is not None:
+            try:
+                os.write(self._journal, json.dumps(asdict(record)).encode() + b"\n")
+            except OSError as error:
+                logger.warning("job %s is recorded in memory alone: %s", record.id, error)
+
+    async def recent(self, user: str | None, limit: int) -> list[JobRecord]:
+        """See `UsageStore.recent`."""
+        await self._store()
+        return await (await self._tables()).recent(user, limit)
+
+    async def totals(
+        self, by: Group, since: date | None = None, user: str | None = None
+    ) -> list[Total]:
+        """See `UsageStore.totals`."""
+        await self._store()
+        return await (await self._tables()).totals(by, since, user)
+
+    async def sweep(self, before: float, *, dry: bool = False) -> int:
+        """See `UsageStore.sweep`."""
+        return await (await self._tables()).sweep(before, dry=dry)
+
+    async def _tables(self) -> UsageTables:
+        if self._opened is None:
+            # A thread imports SQLAlchemy, which takes longer than a client should wait.
+            from_module = await asyncio.to_thread(_import_tables)
+            self._opened = self._opened or from_module(self._urls)
+        return self._opened
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            with contextlib.suppress(UsageAwayError):
+                await self.sweep(time.time() - self._retention_s)
+
+    async def _store_forever(self) -> None:
+        pause_s = _INTERVAL_S
+        while True:
+            await self._noted.wait()
+            await asyncio.sleep(pause_s)
+            try:
+                await self._store()
+                pause_s = _INTERVAL_S
+            except UsageAwayError as error:
+                logger.warning("%s jobs are not recorded yet: %s", len(self._waiting), error)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            except Exception:
+                logger.exception("%s jobs are not recorded yet", len(self._waiting))
+                pause_s = _LONGEST_PAUSE_S
+
+    async def _store(self) -> None:
+        """Store all that waits, or raise a `UsageAwayError`."""
+        if not self._waiting:
+            return
+        tables = await self._tables()
+        while batch := self._waiting[:_MOST]:
+            await tables.add(batch)
+            stored = {record.id for record in batch}
+            # Another call may have stored some of these meanwhile.
+            self._waiting = [each for each in self._waiting if each.id not in stored]
+        self._noted.clear()
+        while self._taken_over:
+            self._taken_over.pop().unlink(missing_ok=True)
+        if self._journal is not None:
+            os.ftruncate(self._journal, 0)
+
+    @property
+    def _own_file(self) -> Path:
+        return self._folder / f"{os.getpid()}{_SUFFIX}"
+
+    def _open_journal(self) -> None:
+        """Take over the files of processes that have ended, and begin this one's."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        left = []
+        for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left += _parse(file.read())
+                self._taken_over.append(path)
+        if self._own_file in self._taken_over:  # of an earlier process of this number
+            self._taken_over.remove(self._own_file)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self._journal = os.open(self._own_file, flags, 0o600)
+        fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._waiting = [*left, *self._waiting]
+
+
+def _import_tables() -> type[UsageTables]:
+    from ndif.stores.usage.sql import UsageTables
+
+    return UsageTables
+
+
+def _parse(content: bytes) -> list[JobRecord]:
+    """Return the records of a file, without a line that was cut off."""
+    found = []
+    for line in content.splitlines():
+        with contextlib.suppress(ValueError, TypeError):
+            found.append(JobRecord(**json.loads(line)))
+    return found

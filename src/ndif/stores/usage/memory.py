@@ -1,0 +1,61 @@
+"""The record of jobs of a server for one user: the last ones, for as long as it runs."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from datetime import date
+
+from ndif.schema.job_record import JobRecord
+from ndif.stores.usage.port import Group, Total, added, day_of, in_order, total_of
+
+_MOST_RECORDS, _MOST_SUMS = 1000, 10_000
+
+
+class MemoryUsage:
+    """The form of `UsageStore` that ends with its process."""
+
+    def __init__(self) -> None:
+        self._records: OrderedDict[str, JobRecord] = OrderedDict()
+        self._sums: OrderedDict[tuple[str, str, date], Total] = OrderedDict()
+
+    async def start(self) -> None:
+        """See `UsageStore.start`."""
+
+    async def stop(self) -> None:
+        """See `UsageStore.stop`."""
+
+    def note(self, record: JobRecord) -> None:
+        """See `UsageStore.note`."""
+        if record.id in self._records:
+            return
+        self._records[record.id] = record
+        if len(self._records) > _MOST_RECORDS:
+            self._records.popitem(last=False)
+        place = record.user, record.model, day_of(record.ended)
+        before = [self._sums.pop(place)] if place in self._sums else []
+        self._sums[place] = added([*before, total_of(record)], "")
+        if len(self._sums) > _MOST_SUMS:
+            self._sums.popitem(last=False)
+
+    async def recent(self, user: str | None, limit: int) -> list[JobRecord]:
+        """See `UsageStore.recent`."""
+        found = (each for each in reversed(self._records.values()) if user in (None, each.user))
+        return [record for record, _ in zip(found, range(limit), strict=False)]
+
+    async def totals(
+        self, by: Group, since: date | None = None, user: str | None = None
+    ) -> list[Total]:
+        """See `UsageStore.totals`."""
+        found: dict[str, list[Total]] = {}
+        for (of, model, day), total in self._sums.items():
+            if (since is None or day >= since) and user in (None, of):
+                name = {"user": of, "model": model, "day": day.isoformat()}[by]
+                found.setdefault(name, []).append(total)
+        return in_order(by, [added(parts, name) for name, parts in found.items()])
+
+    async def sweep(self, before: float, *, dry: bool = False) -> int:
+        """See `UsageStore.sweep`."""
+        old = [record.id for record in self._records.values() if record.ended < before]
+        for request_id in () if dry else old:
+            del self._records[request_id]
+        return len(old)

@@ -1,0 +1,88 @@
+"""The record of ended jobs, and its sums; by its forms one process or a database keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timezone
+from typing import Literal, Protocol
+
+from ndif.schema.job_record import JobRecord
+
+Group = Literal["user", "model", "day"]
+
+
+class UsageAwayError(Exception):
+    """The record of jobs cannot be read now; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """The sum over the jobs of a user, a model or a day."""
+
+    name: str
+    """The user, the model, or the day as YYYY-MM-DD in UTC."""
+    jobs: int
+    errors: int
+    """Jobs among them that did not complete."""
+    execution_s: float
+    result_bytes: int
+
+
+class UsageStore(Protocol):
+    """Ended jobs and their sums. A job that is noted twice counts once."""
+
+    async def start(self) -> None:
+        """Begin to store what is noted."""
+
+    async def stop(self) -> None:
+        """Store what was noted, as far as that can be done now."""
+
+    def note(self, record: JobRecord) -> None:
+        """Take the record of a job that has ended; it is stored later, in batches."""
+
+    async def recent(self, user: str | None, limit: int) -> list[JobRecord]:
+        """Return the last jobs of a user, or of all, the newest first; raise a `UsageAwayError`."""
+
+    async def totals(
+        self, by: Group, since: date | None = None, user: str | None = None
+    ) -> list[Total]:
+        """Return the sums since a day, of a user or of all, the longest execution first, days in order.
+
+        Raise a `UsageAwayError` where they cannot be read.
+        """
+
+    async def sweep(self, before: float, *, dry: bool = False) -> int:
+        """Drop the records of jobs that ended before a moment, not their sums; return their number.
+
+        With `dry`, only count them.
+        """
+
+
+def day_of(moment: float) -> date:
+    """Return the day of a moment in UTC, to which a job counts that ended then."""
+    return datetime.fromtimestamp(moment, timezone.utc).date()
+
+
+def in_order(by: Group, totals: list[Total]) -> list[Total]:
+    """Return sums as people read them: days in order, others by their seconds."""
+    if by == "day":
+        return sorted(totals, key=lambda each: each.name)
+    return sorted(totals, key=lambda each: (-each.execution_s, -each.jobs, each.name))
+
+
+def total_of(record: JobRecord) -> Total:
+    """Return the sum over one job."""
+    errors = int(record.status != "COMPLETED")
+    return Total("", 1, errors, record.execution_s, record.result_bytes)
+
+
+def added(parts: Sequence[Total], name: str) -> Total:
+    """Return the sum of sums."""
+    return Total(
+        name,
+        sum(part.jobs for part in parts),
+        sum(part.errors for part in parts),
+        sum(part.execution_s for part in parts),
+        sum(part.result_bytes for part in parts),
+    )

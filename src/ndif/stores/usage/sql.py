@@ -1,0 +1,148 @@
+"""The rows of ended jobs and of their sums, in a database."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, fields
+from datetime import date
+from typing import Any
+
+from sqlalchemy import Table, delete, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ndif.schema.job_record import JobRecord
+from ndif.stores.accounts.port import AccountsAwayError, KeysError
+from ndif.stores.accounts.sql.database import Database
+from ndif.stores.accounts.sql.tables import JOBS, USAGE
+from ndif.stores.usage.port import (
+    Group,
+    Total,
+    UsageAwayError,
+    added,
+    day_of,
+    in_order,
+    total_of,
+)
+
+_FIELDS = tuple(field.name for field in fields(JobRecord))
+_SUMMED = ("jobs", "errors", "execution_s", "result_bytes")
+
+
+class UsageTables:
+    """The tables of jobs and their sums. Every method raises a `UsageAwayError` that says what is wrong."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        """Use the first of these databases that may be written."""
+        self._urls = urls
+        self._database: Database | None = None
+
+    async def add(self, batch: Sequence[JobRecord]) -> None:
+        """Add the jobs that are not there yet, and what they cost to the sums."""
+        # One command with several rows may not change one of them twice.
+        records = {record.id: record for record in batch}
+        rows = [asdict(record) for record in records.values()]
+        async with self._writing() as connection:
+            added_ = _insert(connection, JOBS).values(rows)
+            added_ = added_.on_conflict_do_nothing(index_elements=["id"]).returning(JOBS.c.id)
+            new = (await connection.execute(added_)).scalars().all()
+            if new:
+                more = _insert(connection, USAGE).values(_sums(records[id_] for id_ in new))
+                changed = {name: USAGE.c[name] + more.excluded[name] for name in _SUMMED}
+                place = ["user", "model", "day"]
+                await connection.execute(
+                    more.on_conflict_do_update(index_elements=place, set_=changed)
+                )
+
+    async def recent(self, user: str | None, limit: int) -> list[JobRecord]:
+        """See `UsageStore.recent`."""
+        chosen = select(*(JOBS.c[name] for name in _FIELDS)).order_by(JOBS.c.ended.desc())
+        if user is not None:
+            chosen = chosen.where(JOBS.c.user == user)
+        async with self._reading() as connection:
+            rows = (await connection.execute(chosen.limit(limit))).all()
+        return [JobRecord(*row) for row in rows]
+
+    async def totals(self, by: Group, since: date | None, user: str | None) -> list[Total]:
+        """See `UsageStore.totals`."""
+        name = USAGE.c[by]
+        chosen = select(name, *(func.sum(USAGE.c[each]) for each in _SUMMED)).group_by(name)
+        if since is not None:
+            chosen = chosen.where(USAGE.c.day >= since.isoformat())
+        if user is not None:
+            chosen = chosen.where(USAGE.c.user == user)
+        async with self._reading() as connection:
+            rows = (await connection.execute(chosen)).all()
+        found = [
+            Total(of, int(jobs), int(errors), float(seconds), int(size))
+            for of, jobs, errors, seconds, size in rows
+        ]
+        return in_order(by, found)
+
+    async def sweep(self, before: float, *, dry: bool) -> int:
+        """See `UsageStore.sweep`."""
+        if dry:
+            count = select(func.count()).select_from(JOBS).where(JOBS.c.ended < before)
+            async with self._reading() as connection:
+                return int((await connection.execute(count)).scalar_one())
+        async with self._writing() as connection:
+            done = await connection.execute(delete(JOBS).where(JOBS.c.ended < before))
+        return int(done.rowcount)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        if self._database is not None:
+            await self._database.close()
+
+    @contextlib.asynccontextmanager
+    async def _reading(self) -> Any:
+        with _translated():
+            async with (await self._opened()).reading() as connection:
+                yield connection
+
+    @contextlib.asynccontextmanager
+    async def _writing(self) -> Any:
+        with _translated():
+            async with (await self._opened()).writing() as connection:
+                yield connection
+
+    async def _opened(self) -> Database:
+        """Return the database, with this version's schema from the first time on."""
+        if self._database is None:
+            for url in self._urls:
+                database = Database(url)
+                # Another server's is not written.
+                if await database.shape() != "foreign":
+                    break
+                await database.close()
+            await database.migrate()
+            self._database = database
+        return self._database
+
+
+def _insert(connection: AsyncConnection, table: Table) -> Any:
+    """Return the command of a dialect, which may meet a row that is there."""
+    dialect: Any = sqlite if connection.dialect.name == "sqlite" else postgresql
+    return dialect.insert(table)
+
+
+def _sums(records: Iterable[JobRecord]) -> list[dict[str, Any]]:
+    """Return what jobs cost, by user, model and day, as rows of `USAGE`."""
+    found: dict[tuple[str, str, str], list[JobRecord]] = {}
+    for record in records:
+        place = record.user, record.model, day_of(record.ended).isoformat()
+        found.setdefault(place, []).append(record)
+    rows = []
+    for (user, model, day), those in found.items():
+        cost = asdict(added([total_of(record) for record in those], day))
+        rows.append({"user": user, "model": model, "day": cost.pop("name"), **cost})
+    return rows
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (AccountsAwayError, KeysError) as error:
+        raise UsageAwayError(str(error)) from error

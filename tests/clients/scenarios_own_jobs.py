@@ -1,0 +1,114 @@
+"""Work of a client of any generation that lists and ends its own jobs, beside a user with another key."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import nnsight
+from comparing import raised
+from nnsight import CONFIG
+from nnsight.intervention.backends.remote import RemoteBackend
+
+PROMPT = "The Eiffel Tower is in the city of"
+PATIENCE_S = 60
+OTHER = {"ndif-api-key": os.environ["TEST_OTHER_KEY"]}
+OWN = {"ndif-api-key": os.environ["NDIF_API_KEY"]}
+URL = os.environ["NDIF_HOST"]
+
+
+class Context:
+    """A model that is on the server alone."""
+
+    def __init__(self, name: str, folder: str) -> None:
+        CONFIG.APP.REMOTE_LOGGING = False
+        kind = getattr(nnsight, "TransformersModel", None) or nnsight.LanguageModel
+        options = {"task": "text-generation"} if hasattr(nnsight, "TransformersModel") else {}
+        self.remote = kind(name, **options)
+
+
+def ask(method: str, path: str, headers: dict[str, str]) -> httpx.Response:
+    """Ask the server as a user does without a client."""
+    return httpx.request(method, f"{URL}{path}", headers=headers, verify=False)
+
+
+def listed(headers: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """The jobs that the server lists for a user, by their ids."""
+    answer = ask("GET", "/requests", headers)
+    assert answer.status_code == 200, answer.text
+    return {job["id"]: job for job in answer.json()["requests"]}
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """Wait for something to be so."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+def sent(context: Context, seconds: float) -> RemoteBackend:
+    """A job that is polled for, and runs so long."""
+    backend = RemoteBackend(context.remote.to_model_key(), blocking=False)
+    with context.remote.trace(PROMPT, backend=backend):
+        first = context.remote.transformer.h[0].output.save()
+        time.sleep(seconds)
+    return backend
+
+
+def scenario_a_user_ends_their_own_job(context: Context) -> None:
+    backend = sent(context, 50)
+    job = backend.job_id
+    until(lambda: listed(OWN)[job]["status"] == "RUNNING")
+    assert job not in listed(OTHER)
+    for method, path in (("DELETE", f"/request/{job}"), ("GET", f"/response/{job}")):
+        refused = ask(method, path, OTHER)
+        assert refused.status_code in (403, 404), refused.text
+        assert "yours" in refused.text or "another user's" in refused.text
+    # Behind it another one waits, which is ended before it has begun.
+    waiting = sent(context, 0).job_id
+    assert ask("DELETE", f"/request/{waiting}", OWN).json() == {"cancelled": True, "id": waiting}
+    assert ask("DELETE", f"/request/{job}", OWN).status_code == 200
+    error = raised(lambda: until(backend), Exception)
+    assert "You have ended this job" in str(error), error
+    ended = until(lambda: listed(OWN)[job]["ended"] and listed(OWN)[job])
+    assert ended["status"] == "ERROR"
+    assert ask("DELETE", f"/request/{job}", OWN).status_code == 404
+
+
+def scenario_usage_is_what_clients_were_told(context: Context) -> None:
+    before = ask("GET", "/usage", OWN).json()["usage"]
+    others = ask("GET", "/usage", OTHER).json()
+    told = []
+    for _ in range(3):
+        backend = sent(context, 0.2)
+        until(backend)
+        told.append(ask("GET", f"/response/{backend.job_id}", OWN).json())
+        until(lambda: listed(OWN)[told[-1]["id"]]["ended"])
+    with context.remote.trace(PROMPT, remote=True):
+        context.remote.lm_head.output.save()
+    (after,) = until(
+        lambda: [
+            each
+            for each in ask("GET", "/usage", OWN).json()["usage"]
+            if each["jobs"] == 4 + sum(one["jobs"] for one in before)
+        ]
+    )
+    jobs = listed(OWN)
+    live = next(iter(jobs.values()))
+    assert live["status"] == "COMPLETED"
+    assert live["result_bytes"] > 0
+    ran = [jobs[one["id"]]["execution_s"] for one in told]
+    assert all(seconds > 0.2 for seconds in ran)
+    for one, seconds in zip(told, ran, strict=True):
+        if "meta" in one:  # the older wire has no cost
+            assert one["meta"]["execution_time"] == seconds
+    seconds = sum(ran) + live["execution_s"] + sum(each["execution_s"] for each in before)
+    assert abs(after["execution_s"] - seconds) < 1e-6
+    size = sum(jobs[one["id"]]["result_bytes"] for one in told) + live["result_bytes"]
+    assert after["result_bytes"] == size + sum(each["result_bytes"] for each in before)
+    assert ask("GET", "/usage", OTHER).json() == others

@@ -1,0 +1,152 @@
+"""The limits of two keys of two tiers, each tripped by a request, and what its sender reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ndif.config.settings import Settings
+from ndif.control.operations import Answer, GetUsage, Operation
+from ndif.gateway.http_error import HttpError
+from ndif.gateway.quota import Quota
+from ndif.schema.deployment import OperationError
+from ndif.schema.limits import Limits
+from ndif.stores.accounts import Account, Tier
+from ndif.stores.accounts.sql.database import Database
+from ndif.stores.accounts.sql.registry import SqlRegistry
+from ndif.stores.rates import Rates
+from tests.on_loop import on_loop
+from tests.security.serving import Gateway, gateway
+
+SMALL = {"request_bytes": 2000, "unfinished_jobs": 2, "result_bytes": 5000}
+BRISK = {"requests_per_minute": 3}
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[str, dict[str, str]]:
+    """A database, and the keys of two tiers."""
+    url = f"sqlite:///{tmp_path / 'accounts.sqlite'}"
+
+    async def fill() -> dict[str, str]:
+        registry, made = SqlRegistry(Database(url)), {}
+        for name, limits in (("small", SMALL), ("brisk", BRISK)):
+            await registry.create_tier(Tier(name, limits=limits))
+            made[name], _ = await registry.create_key(name, tiers=[name])
+        await registry.close()
+        return made
+
+    return url, asyncio.run(fill())
+
+
+@pytest.fixture
+def keyed(keys: tuple[str, dict[str, str]], runtimes: Path, tmp_path: Path) -> Iterator[Gateway]:
+    options = {"places": True}
+    with gateway(tmp_path / "results", runtimes, options=options, database_url=keys[0]) as found:
+        yield found
+
+
+def refused(answer: httpx.Response, status: int) -> str:
+    assert answer.status_code == status, answer.text
+    if status == 429:
+        assert int(answer.headers["Retry-After"]) > 0
+    detail: str = answer.json()["detail"]
+    assert detail.endswith(".")
+    return detail
+
+
+def test_each_limit_is_of_its_own_tier(keyed: Gateway, keys: tuple[str, dict[str, str]]) -> None:
+    small, brisk = ({"ndif-api-key": key} for key in keys[1].values())
+    accepted = [keyed.accepted(keyed.submit(**small)) for _ in range(2)]
+    assert {each.max_result_bytes for each in accepted} == {5000}
+    assert "may have 2 jobs" in refused(keyed.submit(**small), 429)
+    assert [keyed.submit(**brisk).status_code for _ in range(3)] == [200] * 3
+    assert "3 requests a minute" in refused(keyed.submit(**brisk), 429)
+    assert "3 requests a minute" in refused(keyed.submit_old(**brisk), 429)
+    large = httpx.post(
+        f"{keyed.url}/request",
+        content=bytes(2001),
+        headers={**small, "nnsight-version": "0.7.0", "nnsight-model-key": "x"},
+    )
+    assert large.status_code in (400, 413)
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_body_is_refused_while_it_comes(
+    keyed: Gateway, keys: tuple[str, dict[str, str]], is_chunked: bool
+) -> None:
+    from tests.security.serving import OLD
+
+    def pieces() -> Iterator[bytes]:
+        for _ in range(100):
+            yield bytes(1000)
+
+    answer = httpx.post(
+        f"{keyed.url}/request",
+        content=pieces() if is_chunked else bytes(100_000),
+        headers={
+            "ndif-api-key": keys[1]["small"],
+            "nnsight-version": "0.7.0",
+            "nnsight-model-key": OLD,
+        },
+    )
+    assert "your API key may send" in refused(answer, 413)
+
+
+class UsageOf:
+    """A record of jobs that says how long a user's blocks ran."""
+
+    def __init__(self) -> None:
+        self.ran_s: float | None = 0.0
+        self.asked: list[Operation] = []
+
+    async def perform(self, operation: Operation) -> Answer:
+        self.asked.append(operation)
+        if self.ran_s is None:
+            raise OperationError(503, "it is away")
+        return {"usage": [{"execution_s": self.ran_s}]}
+
+
+def quota_of(usage: UsageOf, **settings: Any) -> Quota:
+    return Quota(Settings(**settings), usage.perform, Rates(""))
+
+
+@on_loop
+async def test_blocks_run_so_long_a_day() -> None:
+    usage = UsageOf()
+    account = Account("ada", key="k", limits={"execution_s_per_day": "1h"})
+    for ran_s, is_refused in ((3599.0, False), (3600.0, True), (None, False)):
+        usage.ran_s = ran_s
+        quota = quota_of(usage)
+        limits = quota.limits_of(account)
+        if not is_refused:
+            await quota.admit(account, limits)
+            continue
+        with pytest.raises(HttpError, match="have run 1h today, and may run 1h a day") as error:
+            await quota.admit(account, limits)
+        assert error.value.status_code == 429
+        assert 0 < int((error.value.headers or {})["Retry-After"]) <= 86_400
+        # For a while it is not asked again.
+        asked = len(usage.asked)
+        with pytest.raises(HttpError):
+            await quota.admit(account, limits)
+        assert len(usage.asked) == asked
+    today = datetime.now(timezone.utc).date().isoformat()
+    assert usage.asked[0] == GetUsage(by="day", since=today, user="ada")
+
+
+def test_a_tiers_limits_replace_the_servers_and_null_is_none() -> None:
+    settings = Settings(max_requests_per_minute=5, max_unfinished_jobs=7)
+    server = Limits(requests_per_minute=5, unfinished_jobs=7)
+    assert Limits.of(settings, {}) == server
+    own = {"requests_per_minute": None, "request_bytes": "1KiB"}
+    assert Limits.of(settings, own) == Limits(unfinished_jobs=7, request_bytes=1024)
+    # Somebody else may have written the database.
+    assert Limits.of(settings, {"colour": "red"}) == server
+    quota = quota_of(UsageOf(), max_unfinished_jobs=7)
+    assert quota.limits_of(Account("host 10.0.0.1")) == Limits()

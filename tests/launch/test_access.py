@@ -1,0 +1,107 @@
+"""The checks of accounts before a start, and what brings their database to this version."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ndif.config.settings import Settings
+from ndif.launch.access import prepare_access
+from ndif.launch.machine_checks import Check, check_machine
+from ndif.launch.preflight import ServerOptions, preflight
+from ndif.launch.services.service import without_secrets
+from ndif.net import StartError
+from ndif.stores.accounts.sql.database import Database
+from tests.services.postgres import PASSWORD, PostgresServer
+from tests.services.process import free_port
+from tests.stores.accounts.databases import FOREIGN, TestDatabase
+from tests.stores.accounts.databases import database as database
+
+
+def options(root: Path, **settings: Any) -> Settings:
+    return Settings(session_root=root, sandbox="off", **settings)
+
+
+def check(settings: Settings) -> list[Check]:
+    return [each for each in check_machine(settings) if each.name == "API keys"]
+
+
+def problem(settings: Settings) -> str:
+    """Return why a start is refused, which `ndif doctor` says, too."""
+    with pytest.raises(StartError) as refused:
+        preflight(settings, ServerOptions("127.0.0.1", free_port(), (), None))
+    (said,) = check(settings)
+    assert said.state == "problem"
+    assert said.detail in str(refused.value)
+    return said.detail
+
+
+def started(settings: Settings) -> None:
+    listening = preflight(settings, ServerOptions("127.0.0.1", free_port(), (), None)).listening
+    assert listening is not None
+    listening.close()
+    prepare_access(settings)
+
+
+def test_a_database_is_checked_and_then_brought_to_this_version(
+    database: TestDatabase, tmp_path: Path
+) -> None:
+    settings = options(tmp_path, database_url=database.url)
+    (said,) = check(settings)
+    assert (said.state, PASSWORD in said.detail) == ("ok", False)
+    # A check changes nothing.
+    assert asyncio.run(Database(database.url).check_and_close()) == "empty"
+    for _ in range(2):
+        started(settings)
+        assert asyncio.run(Database(database.url).check_and_close()) == "ours"
+
+
+def test_another_server_s_database_stays_as_it_is(database: TestDatabase, tmp_path: Path) -> None:
+    database.sql(FOREIGN)
+    settings = options(tmp_path, database_url=database.url)
+    (said,) = check(settings)
+    assert "`ndif keys migrate`" in said.detail
+    started(settings)
+    assert asyncio.run(Database(database.url).check_and_close()) == "foreign"
+
+
+def test_the_specification_s_variables_reach_it(postgres: PostgresServer, tmp_path: Path) -> None:
+    name = postgres.database().rpartition("/")[2]
+    there: dict[str, Any] = {
+        "POSTGRES_HOST": "127.0.0.1",
+        "POSTGRES_PORT": postgres.port,
+        "POSTGRES_DB": name,
+        "POSTGRES_USER": "ndif",
+    }
+    started(options(tmp_path, **there, POSTGRES_PASSWORD=PASSWORD))
+    said = problem(options(tmp_path, **there, POSTGRES_PASSWORD="another"))
+    assert "password authentication failed" in said
+    assert "another" not in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"dev_mode": True, "database_url": "sqlite:////x"}, "NDIF_DEV_MODE and NDIF_DATABASE_URL"),
+        ({"database_url": "mysql://x/y"}, "is not like postgresql://"),
+        ({"database_url": "postgresql://u:p@127.0.0.1:1/d"}, "127.0.0.1:1/d"),
+        ({"api_keys": "/none.yaml"}, "/none.yaml cannot be read"),
+    ],
+)
+def test_accounts_that_cannot_be_used_keep_a_server_from_starting(
+    settings: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    assert said in problem(options(tmp_path, **settings))
+
+
+def test_services_and_ray_s_nodes_do_not_have_its_secrets() -> None:
+    variables = {
+        "NDIF_DATABASE_URL": "1",
+        "POSTGRES_PASSWORD": "2",
+        "NDIF_CLUSTER_SECRET": "3",
+        "PATH": "/bin",
+    }
+    assert without_secrets(variables) == {"PATH": "/bin"}

@@ -1,0 +1,449 @@
+"""Delivery over real connections: at least once, again after a failure, given up at last, none lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from email.message import EmailMessage
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ndif.config.settings import Settings
+from ndif.queue.callbacks.delivery import CallbackDelivery, RetryPolicy, open_delivery
+from ndif.queue.callbacks.guard import EVERYWHERE, Network
+from ndif.queue.callbacks.webhook import Webhooks
+from ndif.schema.callback import Callback, callback_for
+from ndif.schema.model_key import ModelKey
+from ndif.schema.request import Request, Wire
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+from ndif.stores.broker import MemoryBroker
+from ndif.stores.callbacks import SqliteCallbacks
+from ndif.stores.objects import FileStore, ObjectStoreError
+from ndif.stores.objects.port import end_key
+from ndif.stores.responder import Responder
+from ndif.tasks import end
+from tests.on_loop import on_loop
+from tests.queue.callbacks.receiver import receiving
+
+QUICK = RetryPolicy(max_attempts=3, first_s=0.01, factor=1.0)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    while not condition():  # noqa: ASYNC110 - state of another task
+        await asyncio.sleep(0.01)
+
+
+async def until_async(condition: Callable[[], Awaitable[bool]]) -> None:
+    while not await condition():  # noqa: ASYNC110 - state of another task
+        await asyncio.sleep(0.01)
+
+
+class Mailbox:
+    """A mailer whose messages stay here."""
+
+    sender = "ndif@example.org"
+
+    def __init__(self) -> None:
+        self.sent: list[EmailMessage] = []
+
+    async def send(self, message: EmailMessage) -> None:
+        self.sent.append(message)
+
+
+class Server:
+    """The parts of a server that end a job and call back."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.objects = FileStore(folder / "objects", 3600)
+        self.queue = SqliteCallbacks(folder / "callbacks")
+        self.responder = Responder(MemoryBroker(), self.objects, self.queue)
+        self.mailbox = Mailbox()
+        allowed: Sequence[Network] = options.pop("allowed", EVERYWHERE)
+        policy = options.pop("policy", QUICK)
+        mailer = self.mailbox if options.pop("sends_mail", True) else None
+        self.hooks = Webhooks(allowed, ["the server's secret"], 5.0, lambda: 1.0)
+        self.delivery = CallbackDelivery(
+            self.queue, self.objects, self.hooks, mailer, allowed, policy, **options
+        )
+
+    async def end(self, callback: str, status: Status = Status.COMPLETED, **fields: Any) -> Request:
+        """End a polled job."""
+        request = a_request(callback, **fields)
+        await self.responder.respond(request, Response(request.id, status, "It ended."))
+        return request
+
+    async def idle(self) -> bool:
+        """True once nothing waits."""
+        waiting, _ = await self.queue.counts()
+        return waiting == 0
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path, **options: Any) -> AsyncIterator[Server]:
+    server = Server(folder, **options)
+    task = asyncio.create_task(server.delivery.run())
+    try:
+        yield server
+    finally:
+        await end([task])
+        server.delivery.close()
+        await server.queue.stop()
+
+
+def a_request(callback: str, **fields: Any) -> Request:
+    model = ModelKey("a.B", "org/name")
+    return Request(
+        model, "0.7", Wire.HEADERS, b"", False, "http://here", callback=callback, **fields
+    )
+
+
+def path_of(target: str) -> str:
+    return target.partition("?")[0]
+
+
+@pytest.mark.parametrize("status", [Status.COMPLETED, Status.ERROR])
+@on_loop
+async def test_the_end_of_a_job_is_told(tmp_path: Path, status: Status) -> None:
+    async with receiving() as receiver, running(tmp_path) as server:
+        request = await server.end(f"{receiver.url}/done", status)
+        await until_async(server.idle)
+    assert [each.target for each in receiver.asked] == [
+        f"/done?status={status.value}&id={request.id}"
+    ]
+
+
+@on_loop
+async def test_only_the_end_is_told_and_only_to_who_asked(tmp_path: Path) -> None:
+    async with receiving() as receiver, running(tmp_path) as server:
+        request = a_request(receiver.url)
+        for status in (Status.RECEIVED, Status.QUEUED, Status.RUNNING, Status.LOG):
+            await server.responder.respond(request, Response(request.id, status))
+        await server.end("")
+        assert await server.queue.counts() == (0, 0)
+        await server.end(receiver.url)
+        await until(lambda: receiver.asked)
+        await until_async(server.idle)
+    assert len(receiver.asked) == 1
+
+
+@on_loop
+async def test_who_wants_every_status_is_told_each_once(tmp_path: Path) -> None:
+    async with receiving() as receiver, running(tmp_path) as server:
+        request = a_request(f"every+post+{receiver.url}")
+        respond, told = server.responder.respond, []
+        for status in (
+            *(Status.RECEIVED, Status.QUEUED, Status.QUEUED, Status.LOG, Status.RUNNING),
+            *(Status.STREAM, Status.RUNNING, Status.QUEUED, Status.RUNNING, Status.COMPLETED),
+        ):
+            await respond(request, Response(request.id, status, "A description."))
+            await until_async(server.idle)
+        told = [json.loads(each.body) for each in receiver.asked]
+        # It ran twice.
+        statuses = ["QUEUED", "RUNNING", "QUEUED", "RUNNING", "COMPLETED"]
+        assert [each["status"] for each in told] == statuses
+        assert {each["id"] for each in told} == {request.id}
+        assert [("ended" in each["times"]) for each in told] == [False] * 4 + [True]
+        message_ids = [each.headers["webhook-id"] for each in receiver.asked]
+        assert message_ids[-1] == f"msg_{request.id}"
+        assert message_ids[1] == f"msg_{request.id}_RUNNING"
+        assert server.responder._told == {}
+
+
+@on_loop
+async def test_what_was_told_of_a_job_is_not_remembered_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ndif.stores.responder._MAX_TOLD", 2)
+    server = Server(tmp_path)
+    for _ in range(5):
+        request = a_request("every+https://example.org/")
+        await server.responder.respond(request, Response(request.id, Status.QUEUED))
+    assert len(server.responder._told) == 2
+    await server.queue.stop()
+
+
+@on_loop
+async def test_a_status_that_was_given_up_costs_the_end_nothing(tmp_path: Path) -> None:
+    async with receiving() as receiver, running(tmp_path) as server:
+        receiver.status = 500
+        request = a_request(f"every+{receiver.url}")
+        await server.responder.respond(request, Response(request.id, Status.RUNNING))
+        await until_async(server.idle)
+        receiver.status = 200
+        await server.responder.respond(request, Response(request.id, Status.ERROR))
+        await until_async(server.idle)
+        (dead,) = await server.queue.all(10)
+        assert dead.content["status"] == "RUNNING"
+        assert await server.delivery.retry(request.id[:8]) == [request.id]
+        await until_async(server.idle)
+        assert await server.queue.counts() == (0, 0)
+    last = [each.target for each in receiver.asked][-2:]
+    assert last == [f"/?status={status}&id={request.id}" for status in ("ERROR", "RUNNING")]
+
+
+@on_loop
+async def test_a_job_that_is_waited_for_is_told_of_too(tmp_path: Path) -> None:
+    async with receiving() as receiver, running(tmp_path) as server:
+        request = await server.end(receiver.url, subscription_id="somebody")
+        await until(lambda: receiver.asked)
+        assert await server.objects.get(end_key(request.id)) is None
+
+
+@on_loop
+async def test_nothing_is_told_before_the_end_is_stored(tmp_path: Path) -> None:
+    """A process dies after it has queued the call-back, and before it has stored the end."""
+    async with receiving() as receiver, running(tmp_path) as server:
+        request = a_request(receiver.url)
+        response = Response(request.id, Status.ERROR, "At its first run.")
+        await server.queue.add(callback_for(request, response, server.delivery._now()))
+        await server.end(receiver.url)
+        await until(lambda: receiver.asked)
+        await asyncio.sleep(0.3)
+        assert len(receiver.asked) == 1
+        # The job runs again, and ends otherwise.
+        await server.responder.respond(request, Response(request.id, Status.COMPLETED))
+        await until_async(server.idle)
+    assert receiver.asked[1].target == f"/?status=COMPLETED&id={request.id}"
+
+
+@on_loop
+async def test_without_an_end_a_call_back_is_given_up(tmp_path: Path) -> None:
+    clock = [1000.0]
+    async with running(tmp_path, now=lambda: clock[0]) as server:
+        request = a_request("http://example.org/")
+        await server.queue.add(callback_for(request, Response(request.id, Status.ERROR), 1000.0))
+        await asyncio.sleep(0.1)
+        assert await server.queue.counts() == (1, 0)
+        clock[0] = 2000.0
+        await server.queue.add(callback_for(request, Response(request.id, Status.ERROR), 1000.0))
+        await until_async(server.idle)
+        (dead,) = await server.queue.all(10)
+        assert (dead.dead, dead.problem) == (True, "the end of its job is not stored")
+
+
+@on_loop
+async def test_an_end_that_cannot_be_queued_is_an_end_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server(tmp_path)
+    server.queue._max_waiting = 0
+    request = await server.end("https://example.org/private")
+    assert await server.objects.get(end_key(request.id)) is not None
+    assert "its call-back is not made: 0 call-backs wait already" in caplog.text
+    assert "example.org" not in caplog.text
+    await server.queue.stop()
+
+
+# Failures
+
+
+@on_loop
+async def test_a_failure_is_repeated_until_it_succeeds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with receiving() as receiver, running(tmp_path) as server:
+        receiver.status = 503
+        request = await server.end(f"post+{receiver.url}/secret-path")
+        await until(lambda: len(receiver.asked) == 2)
+        receiver.status = 200
+        await until_async(server.idle)
+    assert len(receiver.asked) == 3
+    assert len({each.headers["webhook-id"] for each in receiver.asked}) == 1
+    assert (
+        f"request {request.id}: attempt 2 of its call-back failed: it answered 503" in caplog.text
+    )
+    assert f"request {request.id}: its call-back is delivered" in caplog.text
+    assert "secret-path" not in caplog.text
+    assert "localhost" not in caplog.text
+
+
+@on_loop
+async def test_after_the_last_attempt_an_operator_may_repeat_it(tmp_path: Path) -> None:
+    async with receiving() as receiver, running(tmp_path) as server:
+        receiver.status = 500
+        request = await server.end(f"{receiver.url}/x?token=secret")
+        await until_async(server.idle)
+        assert len(receiver.asked) == QUICK.max_attempts
+        described = await server.delivery.describe()
+        assert (described["waiting"], described["given_up"]) == (0, 1)
+        (row,) = described["callbacks"]
+        assert row["request_id"] == request.id
+        assert row["to"] == f"http://localhost:{receiver.port}/…"
+        assert (row["state"], row["attempts"], row["problem"]) == ("given up", 3, "it answered 500")
+        receiver.status = 204
+        assert await server.delivery.retry(None) == [request.id]
+        await until(lambda: len(receiver.asked) == QUICK.max_attempts + 1)
+        await until_async(server.idle)
+        assert await server.queue.counts() == (0, 0)
+
+
+@on_loop
+async def test_an_address_that_is_not_called_is_given_up_at_once(tmp_path: Path) -> None:
+    """As a job of an older server, or of one whose operator allowed more, may have."""
+    async with receiving() as receiver, running(tmp_path, allowed=()) as server:
+        await server.end(f"http://127.0.0.1:{receiver.port}/")
+        await server.end("gopher://x/")
+        await until_async(server.idle)
+        dead = await server.queue.all(10)
+    assert {(each.attempts, each.problem) for each in dead} == {
+        (1, "its address is not one that is called")
+    }
+    assert receiver.asked == []
+
+
+class AwayStore(FileStore):
+    """A store that cannot be read."""
+
+    async def get(self, key: str) -> bytes | None:
+        raise ObjectStoreError("it is away")
+
+
+@on_loop
+async def test_while_the_store_is_away_nothing_is_told(tmp_path: Path) -> None:
+    async with receiving() as receiver, running(tmp_path) as server:
+        server.delivery._objects = AwayStore(tmp_path / "objects", 3600)
+        await server.end(receiver.url)
+        await asyncio.sleep(0.3)
+        assert receiver.asked == []
+        server.delivery._objects = server.objects
+        await until(lambda: receiver.asked)
+
+
+@on_loop
+async def test_an_error_of_the_servers_costs_one_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with receiving() as receiver, running(tmp_path) as server:
+        send, failures = server.hooks.send, [ZeroDivisionError()]
+
+        async def fail(*arguments: Any) -> None:
+            if failures:
+                raise failures.pop()
+            await send(*arguments)
+
+        monkeypatch.setattr(server.hooks, "send", fail)
+        await server.end(receiver.url)
+        await until_async(server.idle)
+        assert len(receiver.asked) == 1
+
+
+def a_callback(**fields: Any) -> Callback:
+    return replace(Callback("id", "https://example.org/", {}, 0.0, 0.0), **fields)
+
+
+def test_the_pauses_between_attempts_grow_and_end() -> None:
+    policy = RetryPolicy()
+    now, pauses = 0.0, []
+    for attempts in range(1, 20):
+        due = policy.next_due(a_callback(attempts=attempts), now, 0.5)
+        if due is None:
+            break
+        pauses.append(due - now)
+        now = due
+    assert pauses == [5, 15, 45, 135, 405, 1215, 3645, 10935, 14400]
+    assert now < policy.max_age_s
+
+
+def test_the_pauses_have_a_jitter() -> None:
+    dues = [RetryPolicy().next_due(a_callback(attempts=1), 100.0, c) for c in (0.0, 0.5, 1.0)]
+    assert dues == [103.75, 105.0, 106.25]
+
+
+def test_one_that_would_be_too_old_is_given_up() -> None:
+    policy = RetryPolicy(max_age_s=60.0)
+    assert policy.next_due(a_callback(attempts=1, created=0.0), 50.0, 0.5) == 55.0
+    assert policy.next_due(a_callback(attempts=1, created=0.0), 56.0, 0.5) is None
+
+
+# Many
+
+
+@on_loop
+async def test_one_host_gets_two_at_once_and_delays_no_other(tmp_path: Path) -> None:
+    async with receiving() as slow, receiving() as quick, running(tmp_path) as server:
+        slow.release.clear()
+        for _ in range(20):
+            await server.end(f"http://localhost:{slow.port}/")
+        await until(lambda: slow.at_once == 2)
+        # Hosts are told apart by name, not by port.
+        await server.end(f"http://127.0.0.1:{quick.port}/")
+        await until(lambda: quick.asked)
+        assert slow.at_once == 2
+        slow.release.set()
+        await until_async(server.idle)
+        assert (len(slow.asked), slow.most_at_once) == (20, 2)
+
+
+@on_loop
+async def test_an_attempt_under_way_is_made_again_by_the_next_process(tmp_path: Path) -> None:
+    async with receiving() as receiver:
+        receiver.release.clear()
+        async with running(tmp_path) as server:
+            request = await server.end(receiver.url)
+            await until(lambda: receiver.asked)
+        assert server.queue.left == 1
+        receiver.release.set()
+        async with running(tmp_path) as server:
+            await until_async(server.idle)
+    assert [each.target for each in receiver.asked] == [f"/?status=COMPLETED&id={request.id}"] * 2
+
+
+# Mail
+
+
+@on_loop
+async def test_mail_says_what_ended_and_nothing_that_a_users_code_wrote(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        request = a_request("ada@example.org", received=1000.0)
+        end_ = Response(request.id, Status.ERROR, "Buy this: http://evil.example")
+        await server.responder.respond(request, end_)
+        await until(lambda: server.mailbox.sent)
+    (message,) = server.mailbox.sent
+    assert (message["To"], message["From"]) == ("ada@example.org", "ndif@example.org")
+    assert message["Subject"] == f"NDIF job {request.id[:8]}: ERROR"
+    assert message["Message-ID"] == f"<{request.id}@example.org>"
+    assert message["Auto-Submitted"] == "auto-generated"
+    text = message.get_content()
+    assert f"http://here/response/{request.id}" in text
+    assert "org/name" in text
+    assert "Thu, 01 Jan 1970 00:16:40 GMT" in text
+    assert "evil" not in message.as_string()
+
+
+@on_loop
+async def test_a_server_that_sends_no_mail_any_more_gives_up(tmp_path: Path) -> None:
+    async with running(tmp_path, sends_mail=False) as server:
+        await server.end("ada@example.org")
+        await until_async(server.idle)
+        described = await server.delivery.describe()
+    (row,) = described["callbacks"]
+    assert (row["to"], row["problem"]) == ("a…@example.org", "this server sends no mail any more")
+
+
+@on_loop
+async def test_the_settings_say_how_often_and_how_long(tmp_path: Path) -> None:
+    settings = Settings(callback_attempts=1, callback_timeout_s=0.2)
+    queue, objects = SqliteCallbacks(tmp_path), FileStore(tmp_path, 60)
+    delivery = open_delivery(settings, queue, objects, ["the server's secret"], EVERYWHERE)
+    async with receiving() as receiver:
+        receiver.status = 0
+        await queue.add(a_callback(address=receiver.url, polled=False, content={"status": "ERROR"}))
+        task = asyncio.create_task(delivery.run())
+
+        async def is_given_up() -> bool:
+            return (await queue.counts())[1] == 1
+
+        await until_async(is_given_up)
+    (dead,) = await queue.all(1)
+    assert (dead.attempts, dead.problem) == (1, "it did not answer within 0.2s")
+    await end([task])
+    delivery.close()
+    await queue.stop()

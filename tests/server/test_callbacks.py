@@ -1,0 +1,270 @@
+"""Call-backs of a real server: they outlive its death, an operator makes them again, no log names them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from ndif.config.settings import Settings
+from ndif.control.operations import ListCallbacks, RetryCallbacks
+from ndif.schema.deployment import OperationError
+from ndif.server.embedded import Server
+from ndif.server.leader import Leader
+from ndif.server.process_config import ProcessConfig
+from ndif.stores.callbacks import CALLBACKS, SqliteCallbacks
+from tests.clients.harness import NDIF, LocalServer, StartedServer, children
+from tests.conftest import NAME
+from tests.gateway.test_bad_input import send_old
+from tests.on_loop import on_loop
+from tests.queue.callbacks.test_mail import Post, Users, mail_server
+from tests.services.process import free_port
+from tests.services.redis import RedisServer
+from tests.stores.broker.signers import SECRET
+from tests.stores.callbacks.test_callbacks import a_callback
+
+PATIENCE_S = 120
+PRIVATE = "a-token-of-the-users"
+
+
+def within(happens: Callable[[], Any]) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while not happens():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def ended(server: LocalServer, job: str) -> bool:
+    answer = httpx.get(f"{server.url}/response/{job}").json()
+    return answer.get("status") == "ERROR"
+
+
+@contextmanager
+def web_server(port: int, answer: bytes) -> Iterator[list[bytes]]:
+    """A user's web server at a port, in a thread; the requests that it got."""
+    asked: list[bytes] = []
+    loop = asyncio.new_event_loop()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    server = loop.run_until_complete(asyncio.start_server(serve, "127.0.0.1", port))
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        yield asked
+    finally:
+        loop.call_soon_threadsafe(server.close)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+
+
+GOOD, BAD = (f"HTTP/1.1 {status} X\r\nContent-Length: 0\r\n\r\n".encode() for status in (204, 500))
+
+
+def test_a_call_back_outlives_a_server_that_is_killed(server_environment: dict[str, str]) -> None:
+    here = [NAME, "--sandbox", "--port", str(free_port())]
+    environment = {**server_environment, "NDIF_CALLBACK_NETWORKS": "127.0.0.0/8"}
+    hook = free_port()
+    server = LocalServer(*here, environment=environment).ready()
+    try:
+        url = f"http://127.0.0.1:{hook}/done?token={PRIVATE}"
+        job = send_old(server, ndif_callback=url).json()["id"]
+        assert within(lambda: ended(server, job))
+        # Nobody listens there yet: the first attempt fails.
+        failed = f"request {job}: attempt 1 of its call-back"
+        assert within(lambda: any(failed in line for line in server.output)), [*server.output]
+    finally:
+        assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+    said = "\n".join(server.output)
+    with web_server(hook, GOOD) as asked:
+        server = LocalServer(*here, "--verbose", environment=environment).ready()
+        try:
+            assert within(lambda: asked)
+            told = f"request {job}: its call-back is delivered"
+            assert within(lambda: any(told in line for line in server.output))
+        finally:
+            server.stop()
+    assert asked[0].startswith(f"GET /done?token={PRIVATE}&status=ERROR&id={job} HTTP/1.1".encode())
+    assert len(asked) == 1
+    said += "\n".join(server.output)
+    assert PRIVATE not in said
+    assert str(hook) not in said
+
+
+def test_a_call_back_outlives_a_leader_that_is_killed(
+    server_environment: dict[str, str], redis: RedisServer, tmp_path: Path
+) -> None:
+    redis.command("flushall")
+    environment = {
+        **server_environment,
+        "NDIF_SESSION_ROOT": str(tmp_path),
+        "NDIF_BROKER_URL": redis.url,
+        "NDIF_CLUSTER_SECRET": "a secret that the processes share",
+        "NDIF_CALLBACK_NETWORKS": "127.0.0.0/8",
+    }
+    server = StartedServer(NAME, environment=environment)
+    hook = free_port()
+    log = tmp_path / "current" / "logs" / "dispatcher" / "output.log"
+    try:
+        server.ready()
+        answer = send_old(server, ndif_callback=f"post+http://127.0.0.1:{hook}/x?token={PRIVATE}")
+        job = answer.json()["id"]
+        assert within(lambda: f"request {job}: attempt 1 of its call-back" in log.read_text())
+        (leader,) = processes_of(server.process.pid, "ndif.server.leader")
+        os.kill(leader, signal.SIGKILL)
+        with web_server(hook, GOOD) as asked:
+            assert within(lambda: asked)
+            assert within(lambda: f"request {job}: its call-back is delivered" in log.read_text())
+        (other,) = processes_of(server.process.pid, "ndif.server.leader")
+        assert other != leader
+        assert asked[0].startswith(f"POST /x?token={PRIVATE} HTTP/1.1".encode())
+        assert (PRIVATE in log.read_text(), str(hook) in log.read_text()) == (False, False)
+    finally:
+        server.stop()
+
+
+def processes_of(server: int, module: str) -> list[int]:
+    """The processes that a server has started to run a module."""
+    return [p for p in children(server) if module in Path(f"/proc/{p}/cmdline").read_text()]
+
+
+def test_a_mail_is_sent_and_no_log_has_its_address(server_environment: dict[str, str]) -> None:
+    post = Post()
+    with mail_server(post, authenticator=Users(), auth_require_tls=False) as port:
+        environment = {
+            **server_environment,
+            "NDIF_SMTP_URL": f"smtp://ndif%40example.org:p%40ss%2Fword@127.0.0.1:{port}",
+            "NDIF_MAIL_FROM": "ndif@example.org",
+        }
+        server = LocalServer(NAME, "--sandbox", "--verbose", environment=environment).ready()
+        try:
+            job = send_old(server, ndif_callback="ada@lovelace.example").json()["id"]
+            assert within(lambda: post.received)
+            told = f"request {job}: its call-back is delivered"
+            assert within(lambda: any(told in line for line in server.output))
+        finally:
+            server.stop()
+    (envelope,) = post.received
+    assert envelope.rcpt_tos == ["ada@lovelace.example"]
+    assert f"Your job {job} has ended: ERROR.".encode() in envelope.content
+    said = "\n".join(server.output)
+    assert not [each for each in ("lovelace", "p%40ss", "p@ss") if each in said]
+
+
+def test_an_operator_sees_what_was_given_up_and_makes_it_again(
+    server_environment: dict[str, str], tmp_path: Path
+) -> None:
+    environment = {
+        **server_environment,
+        "NDIF_SESSION_ROOT": str(tmp_path),
+        "NDIF_CALLBACK_NETWORKS": "127.0.0.0/8",
+        "NDIF_CALLBACK_ATTEMPTS": "1",
+    }
+    server = StartedServer(NAME, environment=environment)
+    hook = free_port()
+
+    def ndif(*arguments: str) -> dict[str, Any]:
+        command = [NDIF, "callbacks", *arguments, "--json"]
+        variables = {**os.environ, **environment}
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    try:
+        server.ready()
+        with web_server(hook, BAD) as asked:
+            url = f"post+http://127.0.0.1:{hook}/x"
+            job = send_old(server, ndif_callback=url).json()["id"]
+            assert within(lambda: ndif("list")["given_up"] == 1)
+        (row,) = ndif("list")["callbacks"]
+        assert (row["request_id"], row["problem"]) == (job, "it answered 500")
+        assert row["to"] == f"post+http://127.0.0.1:{hook}/…"
+        with web_server(hook, GOOD) as asked:
+            assert ndif("retry", job[:8]) == {"retried": [job]}
+            assert within(lambda: ndif("list")["callbacks"] == [])
+        assert asked[0].startswith(b"POST /x HTTP/1.1")
+        assert b"webhook-signature: v1," in asked[0]
+    finally:
+        server.stop()
+
+
+@on_loop
+async def test_operations_on_call_backs_that_are_not_there(tmp_path: Path) -> None:
+    server = Server(Settings(), [], tmp_path, host="127.0.0.1", places=True)
+    control = server._coordinator.control_plane
+    assert await ListCallbacks().perform(control) == {"waiting": 0, "given_up": 0, "callbacks": []}
+    assert await RetryCallbacks(all=True).perform(control) == {"retried": []}
+    with pytest.raises(OperationError, match="No call-back of a request 'abc' waits") as refused:
+        await RetryCallbacks(request_id="abc").perform(control)
+    assert refused.value.status == 404
+    for wrong in (RetryCallbacks(), RetryCallbacks(request_id="abc", all=True)):
+        with pytest.raises(OperationError, match="either one request, or all"):
+            await wrong.perform(control)
+    await server._callbacks._in_thread(server._callbacks._connection.close)
+    with pytest.raises(OperationError, match="The call-backs cannot be read"):
+        await ListCallbacks().perform(control)
+
+
+@on_loop
+async def test_a_server_that_gets_a_broker_takes_its_call_backs_along(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    redis.command("flushall")
+    left, callbacks = SqliteCallbacks(tmp_path / CALLBACKS), [a_callback(n) for n in range(3)]
+    for each in callbacks:
+        await left.add(each)
+    await left.stop()
+    config = ProcessConfig(
+        listening=0,
+        results=tmp_path,
+        secret="s",
+        token="t",
+        host="127.0.0.1",
+        deployments=[],
+        cluster_secrets=[SECRET],
+    )
+    leader = Leader(Settings(broker_url=redis.url), config)
+    await leader.take_callbacks()
+    assert await leader._callbacks.due(100.0, 10) == callbacks
+    await leader._broker.stop()
+    again = SqliteCallbacks(tmp_path / CALLBACKS)
+    assert await again.counts() == (0, 0)
+    await again.stop()
+
+
+@pytest.mark.parametrize(
+    ("trusted", "places", "is_called"),
+    [(True, False, True), (False, False, False), (True, True, False), (False, True, False)],
+)
+def test_only_a_server_whose_one_user_it_trusts_calls_this_machine(
+    tmp_path: Path, trusted: bool, places: bool, is_called: bool
+) -> None:
+    server = Server(
+        Settings(), [], tmp_path, host="127.0.0.1", places=places, trusted=trusted, secret="s" * 16
+    )
+    client = TestClient(
+        server.app, "http://127.0.0.1"
+    )  # without its lifespan, nothing is delivered
+    headers = {"ndif-callback": "http://127.0.0.1:9/"}
+    refused = client.post("/request", headers=headers)
+    assert refused.status_code == 400
+    # The request has nothing else that is right.
+    assert ("The callback" not in refused.json()["detail"]) is is_called

@@ -1,0 +1,236 @@
+"""Properties of accounts, whichever form they have."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from ndif.config.settings import Settings
+from ndif.stores.accounts import (
+    Accounts,
+    Caller,
+    FileAccounts,
+    ImportedKey,
+    KeysError,
+    NoSuchKeyError,
+    OpenAccounts,
+    Tier,
+    TooManyGuessesError,
+    contradiction,
+    database_url,
+    may_trust,
+    open_accounts,
+)
+from ndif.stores.accounts.sql.accounts import SqlAccounts
+from ndif.stores.accounts.sql.database import Database
+from ndif.stores.accounts.sql.registry import SqlRegistry
+from tests.on_loop import on_loop
+from tests.stores.accounts.databases import database as database
+
+FORMS = ("file", "sqlite", "postgres")
+ADA, BOB, ANA = "a-key-of-ada", "a-key-of-bob", "another-of-ada"
+Served = Callable[[], AbstractAsyncContextManager[Accounts]]
+
+
+def digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+@pytest.fixture(params=FORMS)
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
+    """Accounts of three keys, two of them one user's."""
+    if request.param == "file":
+        path = tmp_path / "keys.yaml"
+        path.write_text(
+            f"keys:\n- {{key: {ADA}, user: ada@x.org, tags: [hotswapping, trusted], weight: 3}}\n"
+            f"- {{sha256: {digest(BOB)}, tags: [priority]}}\n- {{key: {ANA}, user: ada@x.org}}\n"
+        )
+
+        @asynccontextmanager
+        async def of_file() -> AsyncIterator[Accounts]:
+            accounts = FileAccounts(path)
+            await accounts.start()
+            yield accounts
+            await accounts.stop()
+
+        return of_file
+    url = (
+        f"sqlite:///{tmp_path}/accounts.sqlite"
+        if request.param == "sqlite"
+        else request.getfixturevalue("postgres").database()
+    )
+
+    @asynccontextmanager
+    async def of_database() -> AsyncIterator[Accounts]:
+        accounts = SqlAccounts(Database(url), 5)
+        registry = SqlRegistry(Database(url))
+        fast = Tier("fast", hotswapping=True, weight=0.5)
+        strong = Tier("strong", trusted=True, weight=3)
+        await registry.import_keys(
+            [
+                ImportedKey(digest(ADA), "ada@x.org", (fast, strong)),
+                ImportedKey(digest(BOB), None, (Tier("first", priority=True),)),
+                ImportedKey(digest(ANA), "ada@x.org"),
+            ]
+        )
+        await registry.close()
+        await accounts.start()
+        yield accounts
+        await accounts.stop()
+
+    return of_database
+
+
+@on_loop
+async def test_a_key_says_who_may_do_what(served: Served) -> None:
+    async with served() as accounts:
+        ada = await accounts.account(Caller(ADA, "10.0.0.1"))
+        assert (ada.user, ada.email, ada.weight) == ("ada@x.org", "ada@x.org", 3)
+        assert (ada.hotswapping, ada.trusted, ada.priority) == (True, True, False)
+        assert (ada.tags, ada.limits) == (["hotswapping"], {})
+        bob = await accounts.account(Caller(BOB))
+        assert (bob.hotswapping, bob.trusted, bob.priority) == (False, False, True)
+        assert (bob.email, bob.weight) == (None, 1)
+        # Names are the same in every form, so that a user finds old results after a change of form.
+        assert bob.user == f"key {digest(digest(BOB))[:16]}"
+        assert ada.key == digest(f"ndif runner {digest(ADA)}")[:32]
+
+
+@on_loop
+async def test_two_keys_of_one_user_are_one_user(served: Served) -> None:
+    async with served() as accounts:
+        first, second = [await accounts.account(Caller(key)) for key in (ADA, ANA)]
+        assert first.user == second.user
+        assert first.key != second.key
+        assert (second.hotswapping, second.weight) == (False, 1)
+
+
+@on_loop
+async def test_no_other_key_is_one(served: Served) -> None:
+    async with served() as accounts:
+        others = (
+            "",
+            "somebody-elses",
+            f"{ADA} ",
+            ADA[:-1],
+            ADA.upper(),
+            digest(ADA),
+            "\udcff\x00'",
+        )
+        for number, unknown in enumerate(others):
+            with pytest.raises(NoSuchKeyError, match="operator"):
+                await accounts.account(Caller(unknown, f"10.0.0.{number}"))
+
+
+@on_loop
+async def test_guesses_are_slowed_also_those_that_are_sent_at_once(served: Served) -> None:
+    async with served() as accounts:
+        assert (await accounts.account(Caller(BOB, "10.0.0.1"))).priority
+        answers = await asyncio.gather(
+            *(accounts.account(Caller(f"guess-{n}", "10.0.0.1")) for n in range(100)),
+            return_exceptions=True,
+        )
+        assert sum(isinstance(answer, NoSuchKeyError) for answer in answers) == 10
+        assert sum(isinstance(answer, TooManyGuessesError) for answer in answers) == 90
+        with pytest.raises(TooManyGuessesError):
+            await accounts.account(Caller(ADA, "10.0.0.1"))
+        # Who has used a key from there goes on, and so does everybody elsewhere.
+        assert (await accounts.account(Caller(BOB, "10.0.0.1"))).priority
+        assert (await accounts.account(Caller(ADA, "10.0.0.2"))).hotswapping
+
+
+# Without keys
+
+
+@on_loop
+async def test_everybody_is_let_in_and_told_apart() -> None:
+    accounts = OpenAccounts(hotswapping=True)
+    first, second = (
+        await accounts.account(Caller("", "10.0.0.1")),
+        await accounts.account(Caller("", "10.0.0.2")),
+    )
+    assert first.user != second.user
+    assert first.hotswapping
+    assert not first.trusted
+    assert not (await OpenAccounts(hotswapping=False).account(Caller())).hotswapping
+
+
+# The choice of a form
+
+
+def test_the_variables_choose_the_form(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys: []")
+    assert isinstance(open_accounts(Settings(dev_mode=True)), OpenAccounts)
+    assert isinstance(open_accounts(Settings(api_keys=keys)), FileAccounts)
+    for options in (
+        {"database_url": f"sqlite:///{tmp_path}/a.sqlite"},
+        {"database_url": "postgres://u:p@db.example.org/ndif?sslmode=require"},
+        {"POSTGRES_HOST": "db.example.org"},
+    ):
+        assert isinstance(open_accounts(Settings(**options)), SqlAccounts)  # type: ignore[arg-type]
+
+
+def test_the_specification_s_variables_make_an_address() -> None:
+    settings = Settings(  # type: ignore[call-arg]
+        POSTGRES_HOST="::1",
+        POSTGRES_PORT=6543,
+        POSTGRES_DB="a/b",
+        POSTGRES_USER="ann@x",
+        POSTGRES_PASSWORD="p:@/%",
+    )
+    url = database_url(settings)
+    assert url == "postgresql://ann%40x:p%3A%40%2F%25@[::1]:6543/a%2Fb"
+    assert Database(url).name == "::1:6543/a/b"
+    assert "p:@/%" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({}, None),
+        ({"dev_mode": True}, None),
+        ({"dev_mode": True, "api_keys": "keys.yaml"}, "NDIF_DEV_MODE and NDIF_API_KEYS"),
+        ({"database_url": "x", "POSTGRES_HOST": "y"}, "NDIF_DATABASE_URL and POSTGRES_HOST"),
+        # A password alone names no form: it may be somebody else's.
+        ({"POSTGRES_PASSWORD": "x", "api_keys": "keys.yaml"}, None),
+    ],
+)
+def test_two_forms_at_once_contradict_each_other(
+    options: dict[str, object], named: str | None
+) -> None:
+    said = contradiction(Settings(**options))  # type: ignore[arg-type]
+    if named is None:
+        assert said is None
+    else:
+        assert said is not None
+        assert said.startswith(f"{named} contradict each other")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["accounts.sqlite", "mysql://h/d", "sqlite://", "sqlite:///:memory:", "postgresql://h:x/d"],
+)
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(KeysError, match="NDIF_DATABASE_URL"):
+        Database(url)
+
+
+@on_loop
+async def test_a_tier_that_trusts_is_known_where_models_are_loaded(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.sqlite"
+    settings = Settings(database_url=url)  # type: ignore[arg-type]
+    assert may_trust(settings)  # nobody knows yet
+    registry = SqlRegistry(Database(url))
+    await registry.create_tier(Tier("plain"))
+    assert not may_trust(settings)
+    await registry.create_tier(Tier("partner", trusted=True))
+    assert may_trust(settings)
+    await registry.close()
+    assert may_trust(Settings(POSTGRES_HOST="db.example.org"))  # type: ignore[call-arg]
+    assert not may_trust(Settings(dev_mode=True))

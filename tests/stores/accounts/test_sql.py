@@ -1,0 +1,492 @@
+"""Accounts in a database: what operators change, what a server sees of it and when, and migrations."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection
+
+from ndif.stores.accounts import (
+    AccountsAwayError,
+    Caller,
+    ImportedKey,
+    KeysError,
+    NoSuchKeyError,
+    NotInRegistryError,
+    RegistryError,
+    Tier,
+)
+from ndif.stores.accounts.sql.accounts import SqlAccounts, _put
+from ndif.stores.accounts.sql.database import Database
+from ndif.stores.accounts.sql.registry import SqlRegistry
+from ndif.stores.accounts.sql.tables import METADATA, VERSION_TABLE
+from tests.on_loop import on_loop
+from tests.services.postgres import PostgresServer
+from tests.stores.accounts.databases import FOREIGN, WITHOUT_USERS, TestDatabase
+from tests.stores.accounts.databases import database as database
+
+CACHE_S = 5.0
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@asynccontextmanager
+async def opened(
+    url: str, clock: Clock | None = None, wall: Callable[[], float] = time.time
+) -> AsyncIterator[tuple[SqlRegistry, SqlAccounts]]:
+    """A registry, and beside it a server's accounts, with connections of their own."""
+    registry = SqlRegistry(Database(url))
+    accounts = SqlAccounts(Database(url), CACHE_S, clock or Clock(), wall)
+    await accounts.start()
+    try:
+        yield registry, accounts
+    finally:
+        await accounts.stop()
+        await registry.close()
+
+
+# Keys
+
+
+@on_loop
+async def test_a_key_is_shown_once_and_stored_as_its_digest(database: TestDatabase) -> None:
+    async with opened(database.url) as (registry, accounts):
+        key, row = await registry.create_key("ada", "laptop")
+        assert len(key) == 48
+        assert (row["user"], row["name"], row["state"], row["tiers"]) == (
+            "ada",
+            "laptop",
+            "VALID",
+            [],
+        )
+        assert (await accounts.account(Caller(key))).user == "ada"
+        stored = database.sql("SELECT * FROM ndif_keys")
+        assert len(stored) == 1
+        assert key not in stored[0]
+        assert key.removeprefix("ndif_") not in stored[0]
+        assert key not in repr(await registry.keys())
+        # The id is no key.
+        with pytest.raises(NoSuchKeyError):
+            await accounts.account(Caller(row["id"]))
+
+
+@on_loop
+async def test_a_revoked_key_works_no_longer_than_an_answer_is_remembered(
+    database: TestDatabase,
+) -> None:
+    clock = Clock()
+    async with opened(database.url, clock) as (registry, accounts):
+        key, row = await registry.create_key("ada")
+        await accounts.account(Caller(key))
+        first = await registry.revoke(row["id"][:6])
+        clock.now += CACHE_S - 0.1
+        await accounts.account(Caller(key))
+        clock.now += 0.2
+        # It was one: repeating it is no guess.
+        for _ in range(20):
+            with pytest.raises(NoSuchKeyError, match="revoked"):
+                await accounts.account(Caller(key))
+        assert (await registry.revoke(row["id"])) == first
+
+
+@on_loop
+async def test_an_expired_key_works_no_longer_although_it_is_remembered(
+    database: TestDatabase,
+) -> None:
+    wall = Clock()
+    async with opened(database.url, wall=wall) as (registry, accounts):
+        key, row = await registry.create_key("ada", expires_at=wall.now + 60)
+        assert row["state"] == "EXPIRED"  # by the registry's own clock, half a century later
+        wall.now += 59.9
+        await accounts.account(Caller(key))
+        wall.now += 0.1
+        with pytest.raises(NoSuchKeyError, match="expired"):
+            await accounts.account(Caller(key))
+
+
+@on_loop
+async def test_a_new_key_and_a_new_tier_work_once_what_was_remembered_is_old(
+    database: TestDatabase,
+) -> None:
+    clock = Clock()
+    async with opened(database.url, clock) as (registry, accounts):
+        await registry.create_tier(Tier("fast", hotswapping=True, weight=2, limits={"jobs": 3}))
+        await registry.create_tier(Tier("more", weight=1, limits={"jobs": 9, "bytes": 1}))
+        await registry.create_tier(Tier("usual", trusted=True))
+        key, row = await registry.create_key("ada")
+        assert (await accounts.account(Caller(key))).limits == {}
+        for tier in ("fast", "more", "usual", "fast"):
+            row = await registry.assign(tier, row["id"])
+        assert row["tiers"] == ["fast", "more", "usual"]
+        clock.now += CACHE_S
+        account = await accounts.account(Caller(key))
+        assert (account.hotswapping, account.trusted, account.priority) == (True, True, False)
+        assert (account.weight, account.limits) == (2, {"jobs": 9, "bytes": 1})
+        await registry.withdraw("usual", row["id"])
+        await registry.change_tier("fast", {"weight": 5.0, "limits": None})
+        clock.now += CACHE_S
+        account = await accounts.account(Caller(key))
+        assert (account.trusted, account.weight, account.limits["jobs"]) == (False, 5, 9)
+
+
+@on_loop
+async def test_unknown_keys_are_asked_for_once(database: TestDatabase) -> None:
+    clock = Clock()
+    async with opened(database.url, clock) as (registry, accounts):
+        await registry.create_key("ada")
+        with pytest.raises(NoSuchKeyError):
+            await accounts.account(Caller("unknown", "10.0.0.1"))
+        await registry.import_keys([ImportedKey(_digest("unknown"), "bob")])
+        with pytest.raises(NoSuchKeyError):
+            await accounts.account(Caller("unknown", "10.0.0.2"))
+        clock.now += CACHE_S
+        assert (await accounts.account(Caller("unknown", "10.0.0.3"))).user == "bob"
+
+
+@on_loop
+async def test_what_is_remembered_is_bounded(tmp_path: Path) -> None:
+    async with opened(f"sqlite:///{tmp_path}/a.sqlite") as (registry, accounts):
+        key, _ = await registry.create_key("ada")
+        await accounts.account(Caller(key))
+        for number in range(400):
+            with contextlib.suppress(NoSuchKeyError):
+                await accounts.account(Caller(f"guess-{number}", f"10.0.{number // 9}.1"))
+        assert len(accounts._unknown) == 400
+        most = 16_384
+        for number in range(most + 10):
+            _put(accounts._unknown, str(number), accounts._known[next(iter(accounts._known))])
+        assert len(accounts._unknown) == most
+        assert len(accounts._known) == 1  # guesses displace no key
+
+
+@on_loop
+async def test_the_last_use_is_stored_in_batches(database: TestDatabase) -> None:
+    async with opened(database.url) as (registry, accounts):
+        keys = [await registry.create_key("ada", str(number)) for number in range(3)]
+        for key, _ in keys[:2]:
+            await accounts.account(Caller(key))
+        assert [row["last_used"] for row in await registry.keys()] == [None] * 3
+        await accounts.store_uses()
+        used = [row["last_used"] for row in await registry.keys()]
+        assert used[2] is None
+        assert all(abs(moment - time.time()) < 60 for moment in used[:2])
+        (user,) = await registry.users()
+        assert (user["keys"], user["last_used"]) == (3, max(used[:2]))
+
+
+@on_loop
+async def test_requests_that_come_at_once_ask_the_database_once(database: TestDatabase) -> None:
+    async with opened(database.url) as (registry, accounts):
+        key, _ = await registry.create_key("ada")
+        await accounts.account(Caller(key, "10.0.0.1"))
+        accounts._known.clear()
+        asked = 0
+        read = accounts._read
+
+        async def counted(digest: str, blinded: str):  # type: ignore[no-untyped-def]
+            nonlocal asked
+            asked += 1
+            return await read(digest, blinded)
+
+        accounts._read = counted  # type: ignore[method-assign]
+        await asyncio.gather(*(accounts.account(Caller(key, "10.0.0.1")) for _ in range(50)))
+        assert asked == 1
+
+
+# Operators
+
+
+@on_loop
+async def test_operators_are_told_what_is_not_there(database: TestDatabase) -> None:
+    async with opened(database.url) as (registry, _):
+        await registry.create_tier(Tier("fast"))
+        _, row = await registry.create_key("ada", tiers=["fast"])
+        for asking, said in (
+            (registry.key("zz"), "There is no key 'zz'"),
+            (registry.key(""), "There is no key ''"),
+            (registry.revoke("%"), "There is no key '%'"),
+            (registry.create_key("ada", tiers=["slow"]), "There is no tier 'slow'"),
+            (registry.assign("slow", row["id"]), "There is no tier 'slow'"),
+            (registry.user("bob"), "There is no user 'bob'"),
+        ):
+            with pytest.raises(NotInRegistryError, match=said):
+                await asking
+        with pytest.raises(RegistryError, match="There is a tier 'fast' already"):
+            await registry.create_tier(Tier("fast"))
+        with pytest.raises(RegistryError, match="has 1 keys"):
+            await registry.delete_tier("fast")
+        await registry.withdraw("fast", row["id"])
+        await registry.delete_tier("fast")
+        assert await registry.tiers() == []
+        assert [each["id"] for each in await registry.keys()] == [row["id"]]  # the others left none
+        assert (await registry.user("ada"))["keys"][0]["id"] == row["id"]
+
+
+@on_loop
+async def test_the_beginning_of_two_ids_names_neither(database: TestDatabase) -> None:
+    async with opened(database.url) as (registry, _):
+        for _ in range(17):  # of sixteen beginnings
+            await registry.create_key("ada")
+        begun = [row["id"][0] for row in await registry.keys("ada")]
+        twice = next(each for each in begun if begun.count(each) > 1)
+        with pytest.raises(RegistryError, match="is the beginning of several ids"):
+            await registry.revoke(twice)
+
+
+@on_loop
+async def test_keys_are_imported_once(database: TestDatabase) -> None:
+    keys = [
+        ImportedKey(_digest("first"), "ada", (Tier("hotswapping", hotswapping=True),)),
+        ImportedKey(_digest("second"), None, (Tier("weight-2", weight=2),)),
+    ]
+    async with opened(database.url) as (registry, accounts):
+        assert await registry.import_keys(keys) == (2, 0)
+        assert await registry.import_keys([*keys, ImportedKey(_digest("third"), "ada")]) == (1, 2)
+        assert (await accounts.account(Caller("first"))).hotswapping
+        assert (await accounts.account(Caller("second"))).weight == 2
+        await registry.change_tier("weight-2", {"trusted": True})
+        other = ImportedKey(_digest("fourth"), "bob", (Tier("weight-2", weight=2),))
+        with pytest.raises(RegistryError, match="with other rights"):
+            await registry.import_keys([ImportedKey(_digest("fifth"), "eve"), other])
+        assert len(await registry.keys()) == 3  # all or none
+        assert [row["name"] for row in await registry.users()] == ["ada"]
+
+
+_CREATES = """
+import asyncio, sys
+from ndif.stores.accounts.sql.database import Database
+from ndif.stores.accounts.sql.registry import SqlRegistry
+async def main():
+    registry = SqlRegistry(Database(sys.argv[1]))
+    for number in range(20):
+        await registry.create_key("ada", f"{sys.argv[2]}-{number}")
+    await registry.close()
+asyncio.run(main())
+"""
+
+
+def test_processes_that_create_at_once_lose_nothing(database: TestDatabase) -> None:
+    """The first of them makes the schema, and the user."""
+    started = [
+        subprocess.Popen([sys.executable, "-c", _CREATES, database.url, str(number)])
+        for number in range(3)
+    ]
+    assert [process.wait(60) for process in started] == [0, 0, 0]
+    assert database.sql("SELECT count(*) FROM ndif_keys") == ["60"]
+    assert database.sql("SELECT count(*) FROM ndif_users") == ["1"]
+
+
+# Migrations
+
+
+@on_loop
+async def test_migrations_go_back_and_forth_with_data_in_them(database: TestDatabase) -> None:
+    async with opened(database.url) as (registry, _):
+        await registry.create_tier(Tier("fast"))
+        await registry.create_key("ada", tiers=["fast"])
+        there = Database(database.url)
+        assert await there.check() == "ours"
+        await there.migrate()  # again: nothing to do
+        assert len(await registry.keys()) == 1
+        await there.migrate("base", back=True)
+        assert await there.shape() == "empty"
+        await there.migrate()
+        assert await there.check() == "ours"
+        assert await registry.keys() == []
+        await there.close()
+
+
+@on_loop
+async def test_the_migrations_make_what_the_tables_say(database: TestDatabase) -> None:
+    def differences(connection: Connection) -> list[object]:
+        options = {"version_table": VERSION_TABLE, "compare_type": True}
+        return list(
+            compare_metadata(MigrationContext.configure(connection, opts=options), METADATA)
+        )
+
+    there = Database(database.url)
+    await there.migrate()
+    async with there.reading() as connection:
+        assert await connection.run_sync(differences) == []
+    await there.close()
+
+
+@on_loop
+async def test_the_schema_of_a_newer_ndif_is_refused(database: TestDatabase) -> None:
+    there = Database(database.url)
+    await there.migrate()
+    database.sql("UPDATE ndif_schema SET version_num = '9999'")
+    with pytest.raises(KeysError, match="made by another version of ndif"):
+        await there.migrate()
+    await there.close()
+
+
+@on_loop
+async def test_only_its_owner_reads_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "accounts.sqlite"
+    async with opened(f"sqlite:///{file}") as (registry, accounts):
+        # Whoever asks before makes no file.
+        with pytest.raises(AccountsAwayError):
+            await accounts.account(Caller("a-key"))
+        assert not file.exists()
+        await registry.create_key("ada")
+        modes = {stat.S_IMODE(each.stat().st_mode) for each in file.parent.iterdir()}
+        assert modes == {0o600}
+
+
+# Another NDIF server's tables
+
+
+@on_loop
+async def test_another_server_s_database_is_served_as_it_is(database: TestDatabase) -> None:
+    database.sql(FOREIGN)
+    clock = Clock()
+    async with opened(database.url, clock) as (registry, accounts):
+        ada = await accounts.account(Caller("11111111-aaaa"))
+        assert (ada.user, ada.hotswapping, ada.trusted) == ("ada@example.org", True, False)
+        bob = await accounts.account(Caller("22222222-bbbb"))
+        assert (bob.email, bob.hotswapping) == (None, False)
+        # No word in a name of theirs has code run unconfined.
+        assert not (await accounts.account(Caller("33333333-cccc"))).trusted
+        with pytest.raises(NoSuchKeyError):
+            await accounts.account(Caller("11111111-aaab"))
+        for asking in (registry.keys(), registry.create_key("eve"), registry.tiers()):
+            with pytest.raises(RegistryError, match="`ndif keys migrate` copies"):
+                await asking
+        await accounts.store_uses()
+        with pytest.raises((AssertionError, sqlite3.Error), match="ndif_keys"):  # no such table
+            database.sql("SELECT count(*) FROM ndif_keys")
+        database.sql("DELETE FROM keys WHERE key_id = '22222222-bbbb'")
+        clock.now += CACHE_S
+        with pytest.raises(NoSuchKeyError):
+            await accounts.account(Caller("22222222-bbbb"))
+        # Copied, they go on, without a restart.
+        assert await registry.copy_foreign() == (2, 0)
+        clock.now += CACHE_S
+        assert await accounts.account(Caller("11111111-aaaa")) == ada
+        assert await registry.copy_foreign() == (0, 2)
+        key, _ = await registry.create_key("eve")
+        assert (await accounts.account(Caller(key))).user == "eve"
+        assert database.sql("SELECT count(*) FROM keys") == ["2"]
+        assert {row["name"] for row in await registry.tiers()} == {
+            "tier_hotswap",
+            "trusted-partner",
+        }
+
+
+@on_loop
+async def test_its_users_need_not_be_there(database: TestDatabase) -> None:
+    database.sql(WITHOUT_USERS)
+    async with opened(database.url) as (_, accounts):
+        found = await accounts.account(Caller("44444444-dddd"))
+        assert found.hotswapping
+        assert found.email is None
+
+
+@on_loop
+async def test_reading_it_takes_no_right_to_write(postgres: PostgresServer) -> None:
+    url = postgres.database()
+    postgres.sql(url, FOREIGN)
+    postgres.sql(
+        url,
+        "CREATE ROLE reader LOGIN PASSWORD 'only'; GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader",
+    )
+    reader = postgres.url(url.rpartition("/")[2], "reader", "only")
+    async with opened(reader) as (_, accounts):
+        assert (await accounts.account(Caller("11111111-aaaa"))).hotswapping
+
+
+@on_loop
+async def test_tables_that_are_not_understood_let_nobody_in(database: TestDatabase) -> None:
+    database.sql(
+        "CREATE TABLE keys (key_id VARCHAR(64)); CREATE TABLE tiers (id INTEGER);"
+        "CREATE TABLE key_tier_assignments (key_id VARCHAR(64), tier INTEGER);"
+        "INSERT INTO keys VALUES ('11111111-aaaa')"
+    )
+    async with opened(database.url) as (registry, accounts):
+        with pytest.raises(AccountsAwayError, match="has no column tier_id"):
+            await accounts.account(Caller("11111111-aaaa"))
+        with pytest.raises(KeysError, match="has no column tier_id"):
+            await registry.copy_foreign()
+
+
+@on_loop
+async def test_there_is_nothing_to_copy(database: TestDatabase) -> None:
+    async with opened(database.url) as (registry, _):
+        await registry.create_key("ada")
+        with pytest.raises(RegistryError, match="there is nothing to copy"):
+            await registry.copy_foreign()
+
+
+# A database that is away
+
+
+@on_loop
+async def test_while_the_database_is_away_nobody_new_is_let_in() -> None:
+    clock = Clock()
+    with PostgresServer() as server:
+        async with opened(server.database(), clock) as (registry, accounts):
+            key, _ = await registry.create_key("ada")
+            other, _ = await registry.create_key("bob")
+            await accounts.account(Caller(key))
+            server.stop()
+            await accounts.account(Caller(key))  # remembered
+            with pytest.raises(AccountsAwayError):
+                await accounts.account(Caller(other))
+            clock.now += CACHE_S
+            for each in (key, other, "a-guess"):
+                with pytest.raises(AccountsAwayError) as away:
+                    await accounts.account(Caller(each))
+                assert "p@ss" not in str(away.value)
+            with pytest.raises(AccountsAwayError):
+                await accounts.store_uses()
+            # An outage is no guess, and a last use waits.
+            server.start()
+            clock.now += CACHE_S
+            for each in (key, other):
+                await accounts.account(Caller(each))
+            await accounts.store_uses()
+            assert all(row["last_used"] for row in await registry.keys())
+
+
+@on_loop
+async def test_a_server_that_cannot_be_used_says_why(postgres: PostgresServer) -> None:
+    url = postgres.database()
+    name = url.rpartition("/")[2]
+    for broken, said in (
+        (postgres.url(name, password="wrong"), "password authentication failed"),
+        (postgres.url("none"), 'database "none" does not exist'),
+        ("postgresql://u:secret@127.0.0.1:1/d", "127.0.0.1:1/d"),
+        ("sqlite:////proc/none/a.sqlite", "/proc/none"),
+    ):
+        there = Database(broken)
+        with pytest.raises((KeysError, AccountsAwayError), match=said) as problem:
+            await (there.migrate() if there.is_sqlite else there.check())
+        assert "wrong" not in str(problem.value)
+        assert "secret" not in str(problem.value)
+        await there.close()
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()

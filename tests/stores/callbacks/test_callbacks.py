@@ -1,0 +1,289 @@
+"""The contract of every form of `CallbackQueue`, and what only one of them has."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ndif.schema.callback import Callback, callback_for
+from ndif.schema.model_key import ModelKey
+from ndif.schema.request import Request, Wire
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+from ndif.stores.broker.signing import Signer
+from ndif.stores.callbacks import CallbackQueue, CallbackQueueError, SqliteCallbacks
+from ndif.stores.callbacks.redis import RedisCallbacks
+from ndif.stores.redis import connect
+from ndif.tasks import within
+from tests.on_loop import on_loop
+from tests.services.redis import RedisServer
+from tests.stores.broker.signers import SECRET, SIGNER
+
+Opening = Callable[..., AbstractAsyncContextManager[CallbackQueue]]
+
+
+def in_a_file(folder: Path) -> Opening:
+    @contextlib.asynccontextmanager
+    async def opening(**limits: int) -> AsyncIterator[CallbackQueue]:
+        queue = SqliteCallbacks(folder, **limits)
+        yield queue
+        await queue.stop()
+
+    return opening
+
+
+def on_redis(url: str) -> Opening:
+    @contextlib.asynccontextmanager
+    async def opening(**limits: int) -> AsyncIterator[CallbackQueue]:
+        client = connect(url)
+        queue = RedisCallbacks(client, SIGNER, **limits)
+        yield queue
+        await queue.stop()
+        await client.aclose()
+
+    return opening
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def opening(request: pytest.FixtureRequest, tmp_path: Path) -> Opening:
+    if request.param == "sqlite":
+        return in_a_file(tmp_path / "callbacks")
+    server: RedisServer = request.getfixturevalue("redis")
+    server.command("flushall")
+    return on_redis(server.url)
+
+
+def a_request(**fields: Any) -> Request:
+    address = fields.pop("callback", "https://example.org/done")
+    return Request(
+        ModelKey("a.B", "org/name"),
+        "0.7",
+        Wire.HEADERS,
+        b"",
+        False,
+        "http://here",
+        callback=address,
+        key="a digest",
+        **fields,
+    )
+
+
+def a_callback(due: float = 100.0, address: str = "https://example.org/done") -> Callback:
+    request = a_request(callback=address)
+    end = Response(request.id, Status.COMPLETED, "Done.")
+    return replace(callback_for(request, end, 50.0), due=due)
+
+
+@on_loop
+async def test_a_call_back_is_due_at_its_time_as_it_was_added(opening: Opening) -> None:
+    async with opening() as queue:
+        later, sooner = a_callback(200.5), a_callback(100.25)
+        for each in (later, sooner):
+            await queue.add(each)
+        assert await queue.due(100.0, 10) == []
+        assert await queue.due(150.0, 10) == [sooner]
+        assert await queue.due(201.0, 10) == [sooner, later]
+        assert await queue.due(201.0, 1) == [sooner]
+        assert await queue.counts() == (2, 0)
+
+
+@on_loop
+async def test_what_was_added_is_there_for_the_next_process(opening: Opening) -> None:
+    callback = a_callback()
+    async with opening() as queue:
+        await queue.add(callback)
+    async with opening() as queue:
+        assert await queue.due(1000.0, 10) == [callback]
+        await queue.remove(callback.request_id)
+    async with opening() as queue:
+        assert await queue.due(1000.0, 10) == []
+        assert await queue.counts() == (0, 0)
+
+
+@on_loop
+async def test_another_end_of_the_same_job_replaces_the_first(opening: Opening) -> None:
+    async with opening() as queue:
+        first = a_callback()
+        second = replace(first, content={**first.content, "status": "ERROR"}, due=120.0)
+        for each in (first, second):
+            await queue.add(each)
+        assert await queue.due(1000.0, 10) == [second]
+        assert await queue.counts() == (1, 0)
+
+
+@on_loop
+async def test_a_busy_host_delays_no_other(opening: Opening) -> None:
+    async with opening() as queue:
+        slow = [a_callback(float(due), "http://slow.example/") for due in range(700)]
+        for each in slow:
+            await queue.add(each)
+        quick, mail = a_callback(900.0), a_callback(901.0, "ada@example.org")
+        for each in (quick, mail):
+            await queue.add(each)
+        assert await queue.due(1000.0, 3, ["slow.example"]) == [quick, mail]
+        assert await queue.due(1000.0, 3, ["slow.example", ""]) == [quick]
+        assert await queue.due(1000.0, 3) == slow[:3]
+
+
+@on_loop
+async def test_one_that_is_given_up_is_no_longer_due_and_is_listed_first(opening: Opening) -> None:
+    async with opening() as queue:
+        waits, dead = a_callback(100.0), a_callback(110.0)
+        for each in (waits, dead):
+            await queue.add(each)
+        dead = replace(dead, dead=True, due=300.0, attempts=10, problem="it answered 500")
+        await queue.update(dead)
+        assert await queue.due(1000.0, 10) == [waits]
+        assert await queue.all(10) == [dead, waits]
+        assert await queue.all(1) == [dead]
+        assert await queue.counts() == (1, 1)
+        assert await queue.find(dead.request_id[:13]) == [dead]
+        assert await queue.find("%") == await queue.find("*") == []
+        await queue.update(replace(dead, dead=False, attempts=0))
+        assert await queue.counts() == (2, 0)
+
+
+@on_loop
+async def test_given_up_call_backs_are_forgotten_by_number_and_by_age(opening: Opening) -> None:
+    async with opening(max_dead=3) as queue:
+        for due in range(5):
+            await queue.update(replace(a_callback(float(due)), dead=True))
+        assert [each.due for each in await queue.all(10)] == [2.0, 3.0, 4.0]
+        waits = a_callback(1.0)
+        await queue.add(waits)
+        await queue.forget_dead(4.0)
+        assert [each.due for each in await queue.all(10)] == [4.0, 1.0]
+        assert await queue.counts() == (1, 1)
+
+
+@on_loop
+async def test_a_full_queue_takes_no_more(opening: Opening) -> None:
+    async with opening(max_waiting=2) as queue:
+        callbacks = [a_callback() for _ in range(3)]
+        for each in callbacks[:2]:
+            await queue.add(each)
+        with pytest.raises(CallbackQueueError, match="2 call-backs wait already"):
+            await queue.add(callbacks[2])
+        await queue.update(replace(callbacks[0], attempts=1))
+        assert await queue.counts() == (2, 0)
+
+
+@on_loop
+async def test_it_waits_no_longer_than_asked(opening: Opening) -> None:
+    async with opening() as queue:
+        await within(queue.wait(0.01), 5)
+        await queue.add(a_callback())
+        await within(queue.wait(60), 5)
+
+
+# A file
+
+
+@on_loop
+async def test_a_file_as_a_killed_process_leaves_it(tmp_path: Path) -> None:
+    callback = a_callback()
+    async with in_a_file(tmp_path / "a")() as queue:
+        await queue.add(callback)
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+    async with in_a_file(tmp_path / "b")() as queue:
+        assert await queue.due(1000.0, 10) == [callback]
+
+
+@on_loop
+async def test_a_second_process_does_not_open_the_file(tmp_path: Path) -> None:
+    async with in_a_file(tmp_path)():
+        with pytest.raises(CallbackQueueError, match="another server has the call-backs"):
+            SqliteCallbacks(tmp_path)
+
+
+@on_loop
+async def test_only_its_user_reads_the_file(tmp_path: Path) -> None:
+    async with in_a_file(tmp_path / "callbacks")() as queue:
+        await queue.add(a_callback())
+        modes = {path.stat().st_mode & 0o077 for path in (tmp_path / "callbacks").iterdir()}
+    assert modes == {0}
+
+
+@on_loop
+async def test_a_damaged_entry_is_forgotten(tmp_path: Path) -> None:
+    queue = SqliteCallbacks(tmp_path)
+    whole, damaged = a_callback(1.0), a_callback(2.0)
+    for each in (whole, damaged):
+        await queue.add(each)
+    values = (b"{", damaged.request_id)
+    await queue._in_thread(queue._execute, "UPDATE callback SET content = ? WHERE id = ?", values)
+    assert await queue.due(1000.0, 10) == [whole]
+    assert await queue.counts() == (1, 0)
+    await queue.stop()
+    assert queue.left == 1
+
+
+# Redis
+
+
+@on_loop
+async def test_redis_alone_makes_no_call_back_up(redis: RedisServer) -> None:
+    redis.command("flushall")
+    client = connect(redis.url)
+    ours = RedisCallbacks(client, SIGNER)
+    theirs = RedisCallbacks(client, Signer(["another secret of 16 characters"]))
+    forged, true = a_callback(), a_callback()
+    await theirs.add(forged)
+    await ours.add(true)
+    # One that is moved to the place of another counts as made up, too.
+    moved = a_callback()
+    content = await client.hget("callbacks:contents", true.request_id)  # type: ignore[misc]
+    await client.hset("callbacks:contents", moved.request_id, content)  # type: ignore[misc]
+    await client.zadd("callbacks:waiting", {f"{moved.request_id} example.org": 1})
+    assert await ours.due(1000.0, 10) == [true]
+    assert await ours.counts() == (1, 0)
+    await client.aclose()
+
+
+@on_loop
+async def test_call_backs_are_read_while_one_secret_replaces_another(redis: RedisServer) -> None:
+    redis.command("flushall")
+    client = connect(redis.url)
+    callback = a_callback()
+    await RedisCallbacks(client, SIGNER).add(callback)
+    renewed = RedisCallbacks(client, Signer(["the next secret of the server", SECRET]))
+    assert await renewed.due(1000.0, 10) == [callback]
+    await client.aclose()
+
+
+def test_a_call_back_says_what_its_receiver_needs() -> None:
+    request = a_request(received=1000.0)
+    made = callback_for(request, Response(request.id, Status.ERROR, "x" * 5000), 1009.5)
+    assert {**made.content, "description": ""} == {
+        "id": request.id,
+        "status": "ERROR",
+        "model": "org/name",
+        "times": {"received": 1000.0, "ended": 1009.5},
+        "description": "",
+        "url": f"http://here/response/{request.id}",
+    }
+    assert len(made.content["description"]) == 2000
+    assert (made.created, made.due, made.key, made.polled) == (1009.5, 1009.5, "a digest", True)
+    live = callback_for(a_request(subscription_id="s"), Response("", Status.COMPLETED), 1.0)
+    assert "url" not in live.content
+    assert not live.polled
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("post+https://Example.org:8443/x", "example.org"),
+        ("http://[::1]/", "::1"),
+        ("ada@example.org", ""),
+        ("http://[", ""),
+    ],
+)
+def test_the_host_of_a_call_back(address: str, host: str) -> None:
+    assert a_callback(address=address).host == host

@@ -1,0 +1,38 @@
+"""Requests a minute: no more than the limit, by one gateway or by several at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ndif.stores.rates import Rates, RatesAwayError
+from tests.on_loop import on_loop
+from tests.services.redis import RedisServer
+
+
+@pytest.fixture(params=["memory", "redis"])
+def url(request: pytest.FixtureRequest) -> str:
+    """No broker, or a Redis that is empty."""
+    if request.param == "memory":
+        return ""
+    server: RedisServer = request.getfixturevalue("redis")
+    server.command("flushall")
+    return server.url
+
+
+@on_loop
+async def test_no_more_are_taken_than_may_be_however_many_come_at_once(url: str) -> None:
+    rates = Rates(url)
+    # In Redis two gateways count together.
+    others = Rates(url) if url else rates
+    waits = await asyncio.gather(*((rates, others)[n % 2].take("a", 20) for n in range(60)))
+    assert waits.count(0.0) == 20
+    assert all(1 <= wait <= 60 for wait in waits if wait)
+    assert await rates.take("b", 20) == 0
+
+
+@on_loop
+async def test_a_redis_that_is_away_is_said(redis: RedisServer) -> None:
+    with pytest.raises(RatesAwayError):
+        await Rates("redis://127.0.0.1:1").take("a", 20)

@@ -1,0 +1,262 @@
+"""The record of ended jobs: one contract of its forms, and what outlives a process or a database."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import itertools
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from ndif.schema.job_record import JobRecord
+from ndif.stores.usage import MemoryUsage, Total, UsageAwayError, UsageStore
+from ndif.stores.usage.journal import JournaledUsage
+from tests.on_loop import on_loop
+from tests.services.postgres import PostgresServer
+from tests.stores.accounts.databases import FOREIGN
+
+MIDNIGHT = 1_790_000_000 - 1_790_000_000 % 86_400
+FORMS = ("memory", "sqlite", "postgres")
+_numbers = itertools.count()
+
+Open = Callable[[], AbstractAsyncContextManager[UsageStore]]
+
+
+def record(user: str = "ada", model: str = "org/a", day: int = 0, **fields: object) -> JobRecord:
+    """A job that completed."""
+    ended = MIDNIGHT + 86_400 * day + next(_numbers)
+    made = JobRecord(
+        id=f"00000000-0000-4000-8000-{next(_numbers):012}",
+        user=user,
+        key="k",
+        model=model,
+        generation="0.8",
+        status="COMPLETED",
+        received=ended - 3,
+        dispatched=ended - 2,
+        ended=ended,
+        execution_s=1.5,
+        result_bytes=1000,
+    )
+    return replace(made, **fields)  # type: ignore[arg-type]
+
+
+@contextlib.asynccontextmanager
+async def opened(usage: UsageStore) -> AsyncIterator[UsageStore]:
+    await usage.start()
+    try:
+        yield usage
+    finally:
+        await usage.stop()
+
+
+@pytest.fixture(params=FORMS)
+def usage(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    """Opens the same empty record, in each form."""
+    if request.param == "memory":
+        kept = MemoryUsage()
+        return lambda: opened(kept)
+    url = (
+        f"sqlite:///{tmp_path / 'accounts.sqlite'}"
+        if request.param == "sqlite"
+        else request.getfixturevalue("postgres").database()
+    )
+    return lambda: opened(JournaledUsage([url], tmp_path / "usage", 3600))
+
+
+@on_loop
+async def test_jobs_add_up_by_user_model_and_day(usage: Open) -> None:
+    async with usage() as store:
+        for each in (
+            record(),
+            record(day=1, execution_s=2.0),
+            record(model="org/b", status="ERROR", result_bytes=0),
+            record(user="bob", execution_s=100.0, result_bytes=1 << 40),
+        ):
+            store.note(each)
+        assert await store.totals("user") == [
+            Total("bob", 1, 0, 100.0, 1 << 40),
+            Total("ada", 3, 1, 5.0, 2000),
+        ]
+        assert await store.totals("model", user="ada") == [
+            Total("org/a", 2, 0, 3.5, 2000),
+            Total("org/b", 1, 1, 1.5, 0),
+        ]
+        first, second = (date.fromtimestamp(MIDNIGHT + 86_400 * day + 3600) for day in (0, 1))
+        assert [each.name for each in await store.totals("day")] == [str(first), str(second)]
+        assert await store.totals("user", since=second) == [Total("ada", 1, 0, 2.0, 1000)]
+        assert await store.totals("user", user="nobody") == []
+
+
+@on_loop
+async def test_a_job_that_is_noted_twice_counts_once(usage: Open) -> None:
+    one = record()
+    async with usage() as store:
+        store.note(one)
+        store.note(one)
+        assert await store.totals("user") == [Total("ada", 1, 0, 1.5, 1000)]
+        store.note(one)
+        store.note(record())
+        assert await store.totals("user") == [Total("ada", 2, 0, 3.0, 2000)]
+    async with usage() as again:
+        again.note(one)
+        assert await again.totals("user") == [Total("ada", 2, 0, 3.0, 2000)]
+
+
+@on_loop
+async def test_the_last_jobs_are_those_that_ended_last(usage: Open) -> None:
+    jobs = [record(user=user) for user in ("ada", "bob", "ada", "ada")]
+    jobs.append(record(user="bob", status="ENDED", dispatched=None, execution_s=0.0))
+    async with usage() as store:
+        for each in (jobs[3], jobs[0], jobs[1], jobs[2], jobs[4]):
+            store.note(each)
+        if not isinstance(store, MemoryUsage):  # in which they come as they end
+            assert await store.recent(None, 10) == jobs[::-1]
+        assert await store.recent("bob", 10) == [jobs[4], jobs[1]]
+        assert len(await store.recent("ada", 2)) == 2
+
+
+@on_loop
+async def test_records_are_swept_and_their_sums_stay(usage: Open) -> None:
+    jobs = [record(day=day) for day in range(4)]
+    async with usage() as store:
+        for each in jobs:
+            store.note(each)
+        total = await store.totals("user")
+        assert await store.sweep(jobs[2].ended, dry=True) == 2
+        assert len(await store.recent("ada", 10)) == 4
+        assert await store.sweep(jobs[2].ended) == 2
+        assert await store.recent("ada", 10) == [jobs[3], jobs[2]]
+        assert await store.totals("user") == total
+
+
+@on_loop
+async def test_many_at_once_and_two_processes_at_once(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    url = postgres.database()
+    jobs = [record(user=f"user {number % 7}") for number in range(1500)]
+    async with (
+        opened(JournaledUsage([url], tmp_path / "here", 3600)) as here,
+        opened(JournaledUsage([url], tmp_path / "there", 3600)) as there,
+    ):
+        # Each leader has the end of some jobs that the other has, too.
+        for each in jobs[:1000]:
+            here.note(each)
+        for each in jobs[500:]:
+            there.note(each)
+        both = await asyncio.gather(here.totals("user"), there.totals("user"))
+        for total in (both[1], await here.totals("user")):
+            assert sum(each.jobs for each in total) in (1000, 1500)
+        assert sum(each.jobs for each in await here.totals("user")) == 1500
+        assert sum(each.execution_s for each in await there.totals("day")) == 1500 * 1.5
+
+
+@on_loop
+async def test_what_is_noted_while_the_database_is_away_comes_later(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    url, folder = postgres.database(), tmp_path / "usage"
+    postgres.stop()
+    try:
+        async with opened(JournaledUsage([url], folder, 3600)) as store:
+            store.note(record())
+            with pytest.raises(UsageAwayError):
+                await store.totals("user")
+        # It ended without having stored that.
+        async with opened(JournaledUsage([url], folder, 3600)) as store:
+            store.note(record())
+            postgres.start()
+            deadline = time.monotonic() + 20
+            while True:
+                with contextlib.suppress(UsageAwayError):
+                    assert await store.totals("user") == [Total("ada", 2, 0, 3.0, 2000)]
+                    break
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+    finally:
+        with contextlib.suppress(AssertionError):
+            postgres.start()
+    assert list(folder.iterdir()) == []
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from ndif.schema.job_record import JobRecord
+from ndif.stores.usage.journal import JournaledUsage
+async def main():
+    usage = JournaledUsage(["sqlite:////no/such/folder/accounts.sqlite"], Path(sys.argv[1]), 3600)
+    await usage.start()
+    for number in range(3):
+        usage.note(JobRecord(str(number), "ada", "", "org/a", "0.8", "COMPLETED", 1, 2, 3, 0.5, 7))
+    os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
+
+
+@on_loop
+async def test_a_killed_process_leaves_what_it_noted_to_the_next(tmp_path: Path) -> None:
+    folder = tmp_path / "usage"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, str(folder))
+    assert await process.wait() == -signal.SIGKILL
+    (left,) = folder.iterdir()
+    # It was killed as it wrote.
+    with left.open("ab") as file:
+        file.write(b'{"id": "4", "user":')
+    async with opened(
+        JournaledUsage([f"sqlite:///{tmp_path / 'a.sqlite'}"], folder, 3600)
+    ) as store:
+        assert await store.totals("user") == [Total("ada", 3, 0, 1.5, 21)]
+        assert left not in folder.iterdir()
+
+
+@on_loop
+async def test_a_process_that_runs_keeps_its_file(tmp_path: Path) -> None:
+    url, folder = f"sqlite:///{tmp_path / 'a.sqlite'}", tmp_path / "usage"
+    folder.mkdir()
+    other = folder / "1.jsonl"
+    with other.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        async with opened(JournaledUsage([url], folder, 3600)) as store:
+            store.note(record())
+            assert len(await store.totals("user")) == 1
+        assert other.exists()
+    async with opened(JournaledUsage([url], folder, 3600)) as store:
+        store.note(record())
+        assert len(await store.totals("user")) == 1
+    assert not other.exists()
+
+
+@on_loop
+async def test_another_servers_database_is_not_written(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    url, own = postgres.database(), tmp_path / "accounts.sqlite"
+    postgres.sql(url, FOREIGN)
+    async with opened(JournaledUsage([url, f"sqlite:///{own}"], tmp_path / "usage", 3600)) as store:
+        store.note(record())
+        assert len(await store.totals("user")) == 1
+    assert own.exists()
+    assert "ndif_" not in postgres.sql(url, "SELECT tablename FROM pg_tables")
+
+
+@on_loop
+async def test_a_folder_that_cannot_be_written_keeps_no_server_from_starting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "usage").touch()
+    url = f"sqlite:///{tmp_path / 'a.sqlite'}"
+    async with opened(JournaledUsage([url], tmp_path / "usage", 3600)) as store:
+        assert "in memory" in caplog.text
+        store.note(record())
+        assert len(await store.totals("user")) == 1
