@@ -31,6 +31,12 @@ def _with(example: Any = None) -> ConfigDict:
     )
 
 
+class Fields(BaseModel):
+    """A JSON object."""
+
+    model_config = ConfigDict(extra="allow")
+
+
 class Memory(BaseModel):
     """Memory of a machine."""
 

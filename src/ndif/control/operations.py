@@ -88,7 +88,7 @@ class Operation(BaseModel):
     event: ClassVar[str]
     """Name of the operation in the stream of events to the leader."""
     method: ClassVar[str] = "POST"
-    answer: ClassVar[type[BaseModel]]
+    answer: ClassVar[type[BaseModel]] = answers.Fields
     """Model of the answer."""
 
     async def perform(self, control: ControlPlane) -> Answer:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import inspect
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from ndif.config.reference import Variable, name_of, variables
 from ndif.config.settings import Settings
 from ndif.control.account_operations import ACCOUNT_OPERATIONS, AccountOperation, perform_on
+from ndif.control.answers import Fields
 from ndif.control.operations import OPERATIONS, Operation, Perform, parse_operation
 from ndif.gateway.http_error import CLOSE, HttpError
-from ndif.gateway.openapi import JSON, ApiRoute, Content, Description, answer
+from ndif.gateway.openapi import JSON, ApiRoute, Content, Description, Parameter, answer
 from ndif.stores.accounts import Registry
 
 _MAX_BODY_BYTES = 4 * 1024**2
@@ -74,13 +75,38 @@ _CONFIG = Description(
 )
 
 
-def _describe(kind: type[Operation]) -> Description:
+_EXAMPLES: Mapping[str, Mapping[str, Any]] = {
+    "jobs": {"limit": 10},
+    "usage": {"by": "model", "since": "2025-01-21"},
+    "gc": {"dry_run": True},
+    "callbacks/retry": {"all": True},
+    "keys/create": {"user": "ada@example.org", "label": "laptop"},
+    "keys/import": {"keys": [{"sha256": "9b1e" * 16, "user": "ada@example.org"}]},
+    "keys/revoke": {"key": "3f1c9b52"},
+    "tiers/create": {"name": "students", "weight": 0.5},
+    "tiers/change": {"name": "students", "weight": 2.0},
+    "tiers/delete": {"name": "students"},
+    "tiers/assign": {"tier": "students", "user": "ada@example.org"},
+    "tiers/withdraw": {"tier": "students", "user": "ada@example.org"},
+}
+"""Examples of bodies, where the operation has none of its own."""
+
+
+def _describe(kind: type[Operation | AccountOperation]) -> Description:
     """Return the description of an operation's route."""
+    is_query = kind.method == "GET"
+    fields = kind.model_json_schema().get("properties", {}) if is_query else {}
+    takes_body = bool(kind.model_fields) and not is_query
+    answers_with = kind.answer if issubclass(kind, Operation) else Fields
     return Description(
         _TAG,
         inspect.cleandoc(kind.__doc__ or "").partition("\n")[0].removesuffix("."),
-        {200: answer(kind.answer)},
-        body={JSON: Content(kind)} if kind.model_fields else {},
+        {200: answer(answers_with)},
+        parameters=[
+            Parameter(name, "query", schema.get("description", ""), "3f1c9b52", schema)
+            for name, schema in fields.items()
+        ],
+        body={JSON: Content(kind, _EXAMPLES.get(kind.name))} if takes_body else {},
         refusals=_REFUSALS,
         needs="token",
     )
@@ -118,10 +144,11 @@ class AdminRoutes:
                 for kind in OPERATIONS
             ),
             *(
-                Route(
+                ApiRoute(
                     f"/admin/{kind.name}",
                     self._with_token(self._account_handler(kind)),
-                    methods=[kind.method],
+                    _describe(kind),
+                    kind.method,
                 )
                 for kind in ACCOUNT_OPERATIONS
             ),

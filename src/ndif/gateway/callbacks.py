@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
+from ndif.gateway.openapi import ApiRoute, Description, answer
 from ndif.queue.callbacks.guard import CallbackAddressError, Kind, Network, read_address
 from ndif.queue.callbacks.webhook import signing_secret
 from ndif.stores.accounts import Accounts
@@ -18,6 +19,25 @@ from ndif.stores.accounts import Accounts
 _NO_MAIL = (
     "This server sends no mail: name an http or https URL as the callback, or leave it out and poll for "
     "the job (`backend()` again, or GET /response/ID)."
+)
+
+
+_SECRET = Description(
+    "jobs",
+    "The secret that signs call-backs of one's own jobs",
+    {
+        200: answer(
+            {
+                "type": "object",
+                "properties": {"secret": {"type": "string"}},
+                "required": ["secret"],
+                "additionalProperties": False,
+            },
+            example={"secret": "6f3b…"},
+        )
+    },
+    refusals={401: "The API key is missing or unknown."},
+    needs="key",
 )
 
 
@@ -34,7 +54,7 @@ class CallbackRoute:
 
     def routes(self) -> list[BaseRoute]:
         """Return the route."""
-        return [Route("/callbacks/secret", self.secret)]
+        return [ApiRoute("/callbacks/secret", self.secret, _SECRET)]
 
     def check(self, address: str) -> None:
         """Raise an `HttpError` for an address that is not called."""

@@ -9,12 +9,15 @@ from typing import TypeVar
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
+from ndif.control.answers import Fields
 from ndif.control.operations import GetJobs, GetUsage, Kill, Operation, Perform
 from ndif.errors import problems
+from ndif.gateway.answers import JOB_ID
 from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
+from ndif.gateway.openapi import ApiRoute, Description, Parameter, answer
 from ndif.gateway.results import job_id_of
 from ndif.stores.accounts import Account, Accounts
 
@@ -22,6 +25,51 @@ _MAX_QUOTED = 100
 """Characters of a client's text that an answer repeats."""
 
 T = TypeVar("T", bound=Operation)
+
+
+_REFUSALS = {
+    401: "The API key is missing or unknown.",
+    403: "This server has no keys, or the job is another user's.",
+    503: "The record of jobs cannot be read now.",
+}
+_REQUESTS = Description(
+    "jobs",
+    "One's own jobs: unfinished ones, and those that ended last",
+    {200: answer(Fields)},
+    parameters=(Parameter("limit", "query", "Maximum number of ended ones.", "100"),),
+    refusals=_REFUSALS,
+    needs="key",
+)
+_USAGE = Description(
+    "jobs",
+    "One's own usage",
+    {200: answer(Fields)},
+    parameters=(
+        Parameter("by", "query", "`model` or `day`.", "model"),
+        Parameter("since", "query", "First day that counts, in UTC.", "2025-01-21"),
+    ),
+    refusals=_REFUSALS,
+    needs="key",
+)
+_CANCEL = Description(
+    "jobs",
+    "Cancel a job of one's own",
+    {
+        200: answer(
+            {
+                "type": "object",
+                "properties": {"cancelled": {"const": True}, "id": {"type": "string"}},
+                "required": ["cancelled", "id"],
+                "additionalProperties": False,
+            },
+            "The job is ended.",
+            example={"cancelled": True, "id": JOB_ID},
+        )
+    },
+    parameters=(Parameter("id", "path", "The job's id.", JOB_ID),),
+    refusals={**_REFUSALS, 404: "No such job waits or runs."},
+    needs="key",
+)
 
 
 @dataclass(frozen=True)
@@ -34,9 +82,9 @@ class JobRoutes:
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
         return [
-            Route("/requests", self.requests),
-            Route("/usage", self.usage),
-            Route("/request/{id}", self.cancel, methods=["DELETE"]),
+            ApiRoute("/requests", self.requests, _REQUESTS),
+            ApiRoute("/usage", self.usage, _USAGE),
+            ApiRoute("/request/{id}", self.cancel, _CANCEL, "DELETE"),
         ]
 
     async def requests(self, http: Request) -> Response:
