@@ -92,7 +92,7 @@ def decode_numbered(content: bytes) -> tuple[int, bytes]:
 
 def encode_end(response: Response) -> bytes:
     """Encode the terminal response of a request, with a shortened description."""
-    record = {
+    record: dict[str, Any] = {
         "id": response.id,
         "status": response.status.value,
         "description": response.description[:_DESCRIPTION],
