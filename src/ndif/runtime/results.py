@@ -120,7 +120,7 @@ class Result:
                 raise
             raise ResultTooLargeError(
                 f"The saved values take more than {format_size(max_bytes)}, the most this server returns "
-                "(NDIF_MAX_RESULT_BYTES). Save fewer values, or reduce them inside the trace: a "
+                "to you (NDIF_MAX_RESULT_BYTES, or a limit of your API key). Save fewer values, or reduce them inside the trace: a "
                 "slice, a mean, .to(torch.bfloat16)."
             ) from error
         self.size = meter.size
