@@ -119,8 +119,8 @@ class Result:
             if meter.size <= max_bytes:
                 raise
             raise ResultTooLargeError(
-                f"The saved values take more than {format_size(max_bytes)}, the most this server returns "
-                "to you (NDIF_MAX_RESULT_BYTES, or a limit of your API key). Save fewer values, or reduce them inside the trace: a "
+                f"The saved values take more than {format_size(max_bytes)}, the most this server returns to "
+                "you (NDIF_MAX_RESULT_BYTES, or a limit of your API key). Save fewer values, or reduce them inside the trace: a "
                 "slice, a mean, .to(torch.bfloat16)."
             ) from error
         self.size = meter.size
