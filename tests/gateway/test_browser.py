@@ -179,7 +179,7 @@ def test_the_description_is_shown_as_it_is_meant(
 
 
 def test_the_policy_would_be_said_to_refuse_something(browser: Browser) -> None:
-    """Without this, the test above could not fail."""
+    """Show that the test above can fail."""
 
     async def page(_: Request) -> Response:
         policy = {"Content-Security-Policy": "default-src 'none'"}

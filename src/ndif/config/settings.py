@@ -34,6 +34,8 @@ OLDEST_REDIS = "6.2"
 
 Size = Annotated[int, BeforeValidator(read_size), Unit.BYTES]
 Duration = Annotated[float, BeforeValidator(read_duration), Unit.SECONDS]
+MOST = 2**53
+"""Greatest number of a limit: every reader of JSON knows it exactly."""
 
 
 class Settings(BaseSettings):
@@ -80,9 +82,9 @@ class Settings(BaseSettings):
     their disk at the start; on S3 there is none."""
     max_stored_share: float = Field(default=0.25, gt=0, le=1)
     """Maximum fraction of NDIF_MAX_STORED_BYTES that the results of one user take."""
-    max_requests_per_minute: int | None = Field(default=3000, gt=0)
+    max_requests_per_minute: int | None = Field(default=3000, gt=0, le=MOST)
     """Number of requests that an API key may send in any minute, unless its tier says otherwise."""
-    max_unfinished_jobs: int | None = Field(default=1000, gt=0)
+    max_unfinished_jobs: int | None = Field(default=1000, gt=0, le=MOST)
     """Number of jobs of an API key that may wait or run at once, unless its tier says otherwise."""
     max_execution_per_day: Duration | None = Field(default=None, gt=0)
     """Time that the blocks of a user with an API key may run in a day (UTC), unless its tier says

@@ -8,8 +8,16 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+)
 
+from ndif.control import account_answers as answers
 from ndif.errors import problems
 from ndif.schema.deployment import OperationError
 from ndif.schema.limits import Limits
@@ -42,19 +50,36 @@ def _check_limits(own: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{first.place}: {first.reason}{known}") from error
 
 
-_Limits = Annotated[dict[str, Any], AfterValidator(_check_limits)]
+_Limits = Annotated[
+    dict[str, Any], AfterValidator(_check_limits), WithJsonSchema(Limits.model_json_schema())
+]
 """Limits that differ from the server's, by name; null: none."""
+_MAX_EXPIRY_S = 100 * 366 * 86_400
+"""Seconds in which a key must expire that is to expire at all: later years have no date."""
+
+
+def _with(example: Answer) -> ConfigDict:
+    """Return the configuration of an operation with an example of its fields."""
+    return ConfigDict(json_schema_extra={"examples": [example]})
+
+
+_USER, _KEY, _TIER = "ada@example.org", "9b1f0c62d7aa", "lab"
+"""Names of the examples."""
 
 
 class AccountOperation(BaseModel):
     """One command on users, keys or tiers: its fields, their checks, and the method that performs it."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
+    )
 
     name: ClassVar[str]
     """The rest of its route, `/admin/NAME`."""
     method: ClassVar[str] = "POST"
     """`GET` for an operation that changes nothing; its fields are in the query."""
+    answer: ClassVar[type[BaseModel]]
+    """Model of the answer."""
 
     async def perform(self, registry: Registry) -> Answer:
         """Return the operation's answer; raise a RegistryError that says what to do if there is none."""
@@ -64,9 +89,12 @@ class AccountOperation(BaseModel):
 class ListKeys(AccountOperation):
     """All keys, or those of a user."""
 
+    model_config = _with({"user": _USER})
     name, method = "keys", "GET"
+    answer = answers.ApiKeys
 
     user: _User | None = None
+    """The user whose keys they are; None: everybody's."""
 
     async def perform(self, registry: Registry) -> Answer:
         """See `AccountOperation.perform`."""
@@ -76,9 +104,12 @@ class ListKeys(AccountOperation):
 class ShowKey(AccountOperation):
     """One key, by its id or its beginning."""
 
+    model_config = _with({"key": _KEY})
     name, method = "keys/show", "GET"
+    answer = answers.ApiKey
 
     key: _Text
+    """Id of the key, or its beginning."""
 
     async def perform(self, registry: Registry) -> Answer:
         """See `AccountOperation.perform`."""
@@ -88,12 +119,18 @@ class ShowKey(AccountOperation):
 class CreateKey(AccountOperation):
     """Make a key; the answer alone has it."""
 
+    model_config = _with(
+        {"user": _USER, "label": "notebook", "expires_in_s": 30 * 86_400, "tiers": [_TIER]}
+    )
     name = "keys/create"
+    answer = answers.NewApiKey
 
     user: _User | None = None
+    """Name of the key's user, who is added if there is none of the name."""
     label: _Text = ""
     """Name that tells the key from the user's others."""
-    expires_in_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    expires_in_s: Annotated[float, Field(gt=0, le=_MAX_EXPIRY_S, allow_inf_nan=False)] | None = None
+    """Seconds until it expires; None: it does not."""
     tiers: list[_TierName] = []
 
     async def perform(self, registry: Registry) -> Answer:
@@ -106,9 +143,12 @@ class CreateKey(AccountOperation):
 class RevokeKey(AccountOperation):
     """Revoke a key for ever."""
 
+    model_config = _with({"key": _KEY})
     name = "keys/revoke"
+    answer = answers.ApiKey
 
     key: _Text
+    """Id of the key, or its beginning."""
 
     async def perform(self, registry: Registry) -> Answer:
         """See `AccountOperation.perform`."""
@@ -118,7 +158,9 @@ class RevokeKey(AccountOperation):
 class TierFields(BaseModel):
     """A tier's name and properties."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
+    )
 
     tier: _TierName
     hotswapping: bool = False
@@ -136,7 +178,9 @@ class TierFields(BaseModel):
 class KeyFields(BaseModel):
     """A key of elsewhere."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
+    )
 
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     user: _User | None = None
@@ -146,7 +190,19 @@ class KeyFields(BaseModel):
 class ImportKeys(AccountOperation):
     """Add keys of elsewhere by their digests."""
 
+    model_config = _with(
+        {
+            "keys": [
+                {
+                    "sha256": "9f86d081884c7d659a2feaa0c55ad015" * 2,
+                    "user": _USER,
+                    "tier": {"tier": _TIER},
+                }
+            ]
+        }
+    )
     name = "keys/import"
+    answer = answers.ImportedKeys
 
     keys: list[KeyFields]
 
@@ -163,6 +219,7 @@ class MigrateKeys(AccountOperation):
     """Copy the keys of another NDIF server's tables in the same database."""
 
     name = "keys/migrate"
+    answer = answers.ImportedKeys
 
     async def perform(self, registry: Registry) -> Answer:
         """See `AccountOperation.perform`."""
@@ -174,6 +231,7 @@ class ListTiers(AccountOperation):
     """All tiers."""
 
     name, method = "tiers", "GET"
+    answer = answers.AccountTiers
 
     async def perform(self, registry: Registry) -> Answer:
         """See `AccountOperation.perform`."""
@@ -183,7 +241,11 @@ class ListTiers(AccountOperation):
 class CreateTier(TierFields, AccountOperation):
     """Make a tier."""
 
+    model_config = _with(
+        {"tier": _TIER, "hotswapping": True, "weight": 2.0, "limits": {"requests_per_minute": 60}}
+    )
     name = "tiers/create"
+    answer = answers.AccountTier
 
     async def perform(self, registry: Registry) -> Answer:
         """See `AccountOperation.perform`."""
@@ -193,7 +255,9 @@ class CreateTier(TierFields, AccountOperation):
 class ChangeTier(AccountOperation):
     """Set those properties of a tier that are given."""
 
+    model_config = _with({"tier": _TIER, "limits": {"requests_per_minute": 120}})
     name = "tiers/change"
+    answer = answers.AccountTier
 
     tier: _TierName
     hotswapping: bool | None = None
@@ -214,7 +278,9 @@ class ChangeTier(AccountOperation):
 class DeleteTier(AccountOperation):
     """Remove a tier that no key has."""
 
+    model_config = _with({"tier": _TIER})
     name = "tiers/delete"
+    answer = answers.DeletedTier
 
     tier: _TierName
 
@@ -227,10 +293,13 @@ class DeleteTier(AccountOperation):
 class AssignTier(AccountOperation):
     """Give a key a tier."""
 
+    model_config = _with({"tier": _TIER, "key": _KEY})
     name = "tiers/assign"
+    answer = answers.ApiKey
 
     tier: _TierName
     key: _Text
+    """Id of the key, or its beginning."""
 
     async def perform(self, registry: Registry) -> Answer:
         """See `AccountOperation.perform`."""
@@ -240,10 +309,13 @@ class AssignTier(AccountOperation):
 class WithdrawTier(AccountOperation):
     """Take a tier from a key."""
 
+    model_config = _with({"tier": _TIER, "key": _KEY})
     name = "tiers/withdraw"
+    answer = answers.ApiKey
 
     tier: _TierName
     key: _Text
+    """Id of the key, or its beginning."""
 
     async def perform(self, registry: Registry) -> Answer:
         """See `AccountOperation.perform`."""
@@ -254,6 +326,7 @@ class ListUsers(AccountOperation):
     """All users."""
 
     name, method = "users", "GET"
+    answer = answers.AccountUsers
 
     async def perform(self, registry: Registry) -> Answer:
         """See `AccountOperation.perform`."""
@@ -263,9 +336,12 @@ class ListUsers(AccountOperation):
 class ShowUser(AccountOperation):
     """One user and its keys."""
 
+    model_config = _with({"user": _USER})
     name, method = "users/show", "GET"
+    answer = answers.UserWithKeys
 
     user: _User
+    """Name of the user."""
 
     async def perform(self, registry: Registry) -> Answer:
         """See `AccountOperation.perform`."""

@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict
 from ndif.placement.replica import DeploymentLevel
 from ndif.queue.replicas import ProcessorStatus
 from ndif.schema.deployment_file import AsInFile
+from ndif.schema.status import Status
+from ndif.stores.usage import Group
 
 _KEY = (
     "nnsight.modeling.transformers.TransformersModel:"
@@ -29,12 +31,6 @@ def _with(example: Any = None) -> ConfigDict:
         use_attribute_docstrings=True,
         json_schema_extra=None if example is None else {"examples": [example]},
     )
-
-
-class Fields(BaseModel):
-    """A JSON object."""
-
-    model_config = ConfigDict(extra="allow")
 
 
 class Memory(BaseModel):
@@ -353,6 +349,190 @@ class Killed(BaseModel):
 
     killed: Literal[True]
     request_id: str
+
+
+class OwnJob(BaseModel):
+    """A job, as its user is told of it."""
+
+    model_config = _with()
+
+    id: str
+    model: str
+    """Repository, and the revision behind an `@` where one was named."""
+    generation: str
+    status: Status | Literal["ENDED"]
+    """ENDED: the process that ran it is gone."""
+    received: float | None
+    dispatched: float | None
+    """Unix time at which it was sent to a replica; null if it never was."""
+    ended: float | None
+    """Null for a job that waits or runs."""
+    position: int | None = None
+    """Place of a job that waits."""
+    expected_start_s: float | None = None
+    """Seconds until a job that waits may start; null where none has run yet."""
+    execution_s: float | None = None
+    """Seconds that the block of an ended job ran."""
+    result_bytes: int | None = None
+    """Size of an ended job's result, as it was sent or downloaded."""
+
+
+class Job(OwnJob):
+    """A job."""
+
+    user: str
+
+
+OWN_JOBS: list[dict[str, Any]] = [
+    {
+        "id": _REQUEST,
+        "model": "openai-community/gpt2",
+        "generation": "0.8",
+        "status": "QUEUED",
+        "received": _SOME_TIME,
+        "dispatched": None,
+        "ended": None,
+        "position": 2,
+        "expected_start_s": 12.5,
+    },
+    {
+        "id": "7c0c52d8-5a0e-4f3b-8a43-0d7c0e4c2a90",
+        "model": "openai-community/gpt2",
+        "generation": "0.8",
+        "status": "COMPLETED",
+        "received": _SOME_TIME - 60,
+        "dispatched": _SOME_TIME - 59,
+        "ended": _SOME_TIME - 58,
+        "execution_s": 0.31,
+        "result_bytes": 4096,
+    },
+]
+"""Two jobs of one user, one that waits and one that has ended, for examples."""
+
+
+class Jobs(BaseModel):
+    """The unfinished jobs, the newest first, and those that ended last."""
+
+    model_config = _with({"jobs": [{**job, "user": "ada@example.org"} for job in OWN_JOBS]})
+
+    jobs: list[Job]
+
+
+class UsageTotal(BaseModel):
+    """The sum over the ended jobs of a user, a model or a day."""
+
+    model_config = _with()
+
+    name: str
+    """The user, the model, or the day as YYYY-MM-DD in UTC."""
+    jobs: int
+    errors: int
+    """Jobs among them that did not complete."""
+    execution_s: float
+    result_bytes: int
+
+
+class Usage(BaseModel):
+    """Sums over ended jobs; days are in order, others by their seconds."""
+
+    model_config = _with(
+        {
+            "by": "model",
+            "since": "2026-07-01",
+            "usage": [
+                {
+                    "name": "openai-community/gpt2",
+                    "jobs": 12,
+                    "errors": 1,
+                    "execution_s": 3.72,
+                    "result_bytes": 49152,
+                }
+            ],
+        }
+    )
+
+    by: Group
+    since: str | None
+    """First day that counts; null: all count."""
+    usage: list[UsageTotal]
+
+
+class Collected(BaseModel):
+    """The number of things whose time is over, by their kind."""
+
+    model_config = _with(
+        {
+            "expired": {
+                "results": 3,
+                "responses": 5,
+                "ends": 2,
+                "requests": 0,
+                "owners": 0,
+                "records": 40,
+            },
+            "dry_run": False,
+        }
+    )
+
+    expired: dict[str, int]
+    """Deleted objects by their folder, and deleted records of jobs."""
+    dry_run: bool
+    """True if they were only counted."""
+
+
+class ListedCallback(BaseModel):
+    """A call-back that was not delivered yet."""
+
+    model_config = _with()
+
+    request_id: str
+    to: str
+    """Its address, without what may be secret in it."""
+    status: str
+    """Status of the job that it tells of."""
+    state: Literal["waiting", "given up"]
+    attempts: int
+    created: float
+    due: float
+    """Unix time of the next attempt; of the last one if it was given up."""
+    problem: str
+    """Reason for which the last attempt failed; empty if there was none."""
+
+
+class Callbacks(BaseModel):
+    """The call-backs that wait, and those that were given up; not more than some of many are listed."""
+
+    model_config = _with(
+        {
+            "waiting": 0,
+            "given_up": 1,
+            "callbacks": [
+                {
+                    "request_id": _REQUEST,
+                    "to": "https://lab.example.org/…",
+                    "status": "COMPLETED",
+                    "state": "given up",
+                    "attempts": 12,
+                    "created": _SOME_TIME,
+                    "due": _SOME_TIME + 86_400,
+                    "problem": "it answered 500",
+                }
+            ],
+        }
+    )
+
+    waiting: int
+    given_up: int
+    callbacks: list[ListedCallback]
+
+
+class Retried(BaseModel):
+    """Requests whose call-backs are made again."""
+
+    model_config = _with({"retried": [_REQUEST]})
+
+    retried: list[str]
+    """Ids of the requests."""
 
 
 class Stopping(BaseModel):

@@ -45,6 +45,8 @@ _HOT = DeploymentLevel.HOT
 _EXPORT_VERSION = 1
 _MAX_QUOTED = 100
 """Characters of an operator's text that an error repeats."""
+_NO_NUL = r"^[^\x00]*$"
+"""Text that databases take and compare as a whole."""
 
 T = TypeVar("T")
 
@@ -88,7 +90,7 @@ class Operation(BaseModel):
     event: ClassVar[str]
     """Name of the operation in the stream of events to the leader."""
     method: ClassVar[str] = "POST"
-    answer: ClassVar[type[BaseModel]] = answers.Fields
+    answer: ClassVar[type[BaseModel]]
     """Model of the answer."""
 
     async def perform(self, control: ControlPlane) -> Answer:
@@ -422,9 +424,11 @@ class Kill(Operation):
 class GetJobs(Operation):
     """The unfinished jobs, and those that ended last."""
 
+    model_config = _with({"limit": 100})
     name, event = "jobs", "JOBS"
+    answer = answers.Jobs
 
-    user: str | None = None
+    user: str | None = Field(default=None, pattern=_NO_NUL)
     """The user whose jobs they are; None: everybody's."""
     limit: int = Field(default=100, ge=1, le=1000)
     """Maximum number of those that have ended."""
@@ -440,12 +444,14 @@ class GetJobs(Operation):
 class GetUsage(Operation):
     """The jobs that have ended and their cost, by user, model or day."""
 
+    model_config = _with({"by": "model", "since": "2026-07-01"})
     name, event = "usage", "USAGE"
+    answer = answers.Usage
 
     by: Group = "user"
-    since: str | None = Field(default=None, pattern=r"^\d{4}-\d\d-\d\d$")
+    since: str | None = Field(default=None, pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")
     """First day that counts, as YYYY-MM-DD in UTC; None: all."""
-    user: str | None = None
+    user: str | None = Field(default=None, pattern=_NO_NUL)
     """The user whose jobs count; None: everybody's."""
 
     async def perform(self, control: ControlPlane) -> Answer:
@@ -461,7 +467,9 @@ class GetUsage(Operation):
 class CollectGarbage(Operation):
     """Delete results, responses and records of jobs whose time is over, as happens by itself."""
 
+    model_config = _with({"dry_run": True})
     name, event = "gc", "GC"
+    answer = answers.Collected
 
     dry_run: bool = False
     """Only count them."""
@@ -496,6 +504,7 @@ class ListCallbacks(Operation):
     """Call-backs that wait for their delivery, and those that were given up."""
 
     name, event, method = "callbacks", "CALLBACKS", "GET"
+    answer = answers.Callbacks
 
     async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""
@@ -508,9 +517,11 @@ class ListCallbacks(Operation):
 class RetryCallbacks(Operation):
     """Make call-backs again at once."""
 
+    model_config = _with({"all": True})
     name, event = "callbacks/retry", "RETRY_CALLBACKS"
+    answer = answers.Retried
 
-    request_id: str | None = Field(default=None, min_length=1)
+    request_id: str | None = Field(default=None, min_length=1, pattern=_NO_NUL)
     """Id of the call-back's request, or its beginning."""
     all: bool = False
     """Every call-back that was given up."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -16,10 +16,17 @@ from starlette.routing import BaseRoute
 from ndif.config.reference import Variable, name_of, variables
 from ndif.config.settings import Settings
 from ndif.control.account_operations import ACCOUNT_OPERATIONS, AccountOperation, perform_on
-from ndif.control.answers import Fields
 from ndif.control.operations import OPERATIONS, Operation, Perform, parse_operation
 from ndif.gateway.http_error import CLOSE, HttpError
-from ndif.gateway.openapi import JSON, ApiRoute, Content, Description, Parameter, answer
+from ndif.gateway.openapi import (
+    JSON,
+    ApiRoute,
+    Content,
+    Description,
+    Parameter,
+    answer,
+    example_of,
+)
 from ndif.stores.accounts import Registry
 
 _MAX_BODY_BYTES = 4 * 1024**2
@@ -59,12 +66,20 @@ class Configuration(BaseModel):
 
 
 _TAG = "the operator's routes"
+_ACCOUNTS_TAG = "users, keys and tiers"
 _REFUSALS = {
     400: "The body is not valid.",
     401: "The token is missing or wrong.",
     404: "There is no such model, replica or job.",
     409: "The server cannot do this now.",
     503: "No process of this server leads at the moment.",
+}
+_ACCOUNTS_REFUSALS = {
+    400: "The body or the query is not valid.",
+    401: _REFUSALS[401],
+    404: "There is no such user, key or tier.",
+    409: "The server has no database of API keys, or what it has does not allow this.",
+    503: "The database of API keys does not answer.",
 }
 _CONFIG = Description(
     _TAG,
@@ -75,41 +90,36 @@ _CONFIG = Description(
 )
 
 
-_EXAMPLES: Mapping[str, Mapping[str, Any]] = {
-    "jobs": {"limit": 10},
-    "usage": {"by": "model", "since": "2025-01-21"},
-    "gc": {"dry_run": True},
-    "callbacks/retry": {"all": True},
-    "keys/create": {"user": "ada@example.org", "label": "laptop"},
-    "keys/import": {"keys": [{"sha256": "9b1e" * 16, "user": "ada@example.org"}]},
-    "keys/revoke": {"key": "3f1c9b52"},
-    "tiers/create": {"name": "students", "weight": 0.5},
-    "tiers/change": {"name": "students", "weight": 2.0},
-    "tiers/delete": {"name": "students"},
-    "tiers/assign": {"tier": "students", "user": "ada@example.org"},
-    "tiers/withdraw": {"tier": "students", "user": "ada@example.org"},
-}
-"""Examples of bodies, where the operation has none of its own."""
-
-
-def _describe(kind: type[Operation | AccountOperation]) -> Description:
+def _describe(
+    kind: type[Operation | AccountOperation], tag: str, refusals: Mapping[int, str]
+) -> Description:
     """Return the description of an operation's route."""
     is_query = kind.method == "GET"
-    fields = kind.model_json_schema().get("properties", {}) if is_query else {}
-    takes_body = bool(kind.model_fields) and not is_query
-    answers_with = kind.answer if issubclass(kind, Operation) else Fields
     return Description(
-        _TAG,
+        tag,
         inspect.cleandoc(kind.__doc__ or "").partition("\n")[0].removesuffix("."),
-        {200: answer(answers_with)},
-        parameters=[
-            Parameter(name, "query", schema.get("description", ""), "3f1c9b52", schema)
-            for name, schema in fields.items()
-        ],
-        body={JSON: Content(kind, _EXAMPLES.get(kind.name))} if takes_body else {},
-        refusals=_REFUSALS,
+        {200: answer(kind.answer)},
+        parameters=tuple(_query_of(kind)) if is_query else (),
+        body={JSON: Content(kind)} if kind.model_fields and not is_query else {},
+        refusals=refusals,
         needs="token",
     )
+
+
+def _query_of(kind: type[BaseModel]) -> Iterator[Parameter]:
+    """Yield the fields of an operation that changes nothing, as parameters."""
+    schemas = kind.model_json_schema().get("properties", {})
+    for name, field in kind.model_fields.items():
+        # A query has no null: a field that may be null is left out.
+        schema = schemas[name].get("anyOf", [schemas[name]])[0]
+        yield Parameter(
+            name,
+            "query",
+            field.description or "",
+            example_of(kind)[name],
+            {key: value for key, value in schema.items() if key not in ("title", "description")},
+            required=field.is_required(),
+        )
 
 
 class AdminRoutes:
@@ -138,7 +148,7 @@ class AdminRoutes:
                 ApiRoute(
                     f"/admin/{kind.name}",
                     self._with_token(self._handler(kind)),
-                    _describe(kind),
+                    _describe(kind, _TAG, _REFUSALS),
                     kind.method,
                 )
                 for kind in OPERATIONS
@@ -147,7 +157,7 @@ class AdminRoutes:
                 ApiRoute(
                     f"/admin/{kind.name}",
                     self._with_token(self._account_handler(kind)),
-                    _describe(kind),
+                    _describe(kind, _ACCOUNTS_TAG, _ACCOUNTS_REFUSALS),
                     kind.method,
                 )
                 for kind in ACCOUNT_OPERATIONS

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from ndif.cluster.replica import ReplicaState
+from ndif.control.answers import OWN_JOBS, OwnJob
 from ndif.placement.replica import DeploymentLevel
 from ndif.schema.status import Status
 
@@ -50,6 +51,32 @@ class JobUpdate(BaseModel):
     followed by its size in bytes."""
     meta: dict[str, Any] | None = None
     """With COMPLETED, what the run cost: `execution_time` in seconds, `peak_memory` in bytes."""
+
+
+class OwnJobs(BaseModel):
+    """The caller's unfinished jobs, the newest first, and those that ended last."""
+
+    model_config = _with({"requests": OWN_JOBS})
+
+    requests: list[OwnJob]
+
+
+class Cancelled(BaseModel):
+    """A job that its user has ended."""
+
+    model_config = _with({"cancelled": True, "id": JOB_ID})
+
+    cancelled: Literal[True]
+    id: str
+
+
+class CallbackSecret(BaseModel):
+    """The secret that signs the call-backs of an API key."""
+
+    model_config = _with({"secret": "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD0yYQH7ka4Zs="})
+
+    secret: str
+    """Secret in the form of Standard Webhooks: `whsec_` and Base64."""
 
 
 class ScheduledWindow(BaseModel):

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
+from ndif.gateway.answers import CallbackSecret
 from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.openapi import ApiRoute, Description, answer
@@ -19,6 +20,22 @@ from ndif.stores.accounts import Accounts
 _NO_MAIL = (
     "This server sends no mail: name an http or https URL as the callback, or leave it out and poll for "
     "the job (`backend()` again, or GET /response/ID)."
+)
+_SECRET = Description(
+    "jobs",
+    "The secret of one's call-backs",
+    {
+        200: answer(
+            CallbackSecret, "The secret, which is the same for as long as the server's own is."
+        )
+    },
+    "A receiver checks the header `webhook-signature` of a call-back with it.",
+    refusals={
+        401: "The API key is missing or unknown.",
+        429: "Too many wrong keys came from this address.",
+        503: "The server cannot reach its database of API keys.",
+    },
+    needs="key",
 )
 
 

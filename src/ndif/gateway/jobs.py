@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
-from ndif.control.answers import Fields
+from ndif.control.answers import Usage
 from ndif.control.operations import GetJobs, GetUsage, Kill, Operation, Perform
 from ndif.errors import problems
-from ndif.gateway.answers import JOB_ID
+from ndif.gateway.answers import JOB_ID, Cancelled, OwnJobs
 from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.openapi import ApiRoute, Description, Parameter, answer
@@ -24,52 +25,67 @@ from ndif.stores.accounts import Account, Accounts
 _MAX_QUOTED = 100
 """Characters of a client's text that an answer repeats."""
 
-T = TypeVar("T", bound=Operation)
-
-
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _REFUSALS = {
+    400: "A parameter is not valid.",
     401: "The API key is missing or unknown.",
-    403: "This server has no keys, or the job is another user's.",
-    503: "The record of jobs cannot be read now.",
+    403: "The server has no keys, and cannot tell whose jobs are whose.",
+    429: "Too many wrong keys came from this address.",
+    503: "No process of this server leads at the moment, or its stores cannot be reached.",
 }
 _REQUESTS = Description(
     "jobs",
-    "One's own jobs: unfinished ones, and those that ended last",
-    {200: answer(Fields)},
-    parameters=(Parameter("limit", "query", "Maximum number of ended ones.", "100"),),
+    "One's own jobs",
+    {200: answer(OwnJobs)},
+    parameters=(
+        Parameter(
+            "limit",
+            "query",
+            "Maximum number of those that have ended; else 100.",
+            100,
+            {"type": "integer", "minimum": 1, "maximum": 1000},
+        ),
+    ),
     refusals=_REFUSALS,
     needs="key",
 )
 _USAGE = Description(
     "jobs",
-    "One's own usage",
-    {200: answer(Fields)},
+    "The cost of one's own jobs",
+    {200: answer(Usage, "Sums over the jobs that have ended.")},
     parameters=(
-        Parameter("by", "query", "`model` or `day`.", "model"),
-        Parameter("since", "query", "First day that counts, in UTC.", "2025-01-21"),
+        Parameter(
+            "by",
+            "query",
+            "A sum for each of these; else for each model.",
+            "model",
+            {"enum": ["user", "model", "day"]},
+        ),
+        Parameter(
+            "since",
+            "query",
+            "First day that counts, in UTC; else all count.",
+            "2026-07-01",
+            {"type": "string", "format": "date"},
+        ),
     ),
     refusals=_REFUSALS,
     needs="key",
 )
 _CANCEL = Description(
     "jobs",
-    "Cancel a job of one's own",
-    {
-        200: answer(
-            {
-                "type": "object",
-                "properties": {"cancelled": {"const": True}, "id": {"type": "string"}},
-                "required": ["cancelled", "id"],
-                "additionalProperties": False,
-            },
-            "The job is ended.",
-            example={"cancelled": True, "id": JOB_ID},
-        )
-    },
+    "End a job of one's own",
+    {200: answer(Cancelled, "The job is ended.")},
+    "Its live client, or whoever polls for it, is told so with ERROR.",
     parameters=(Parameter("id", "path", "The job's id.", JOB_ID),),
-    refusals={**_REFUSALS, 404: "No such job waits or runs."},
+    refusals={
+        **{status: _REFUSALS[status] for status in (401, 429, 503)},
+        404: "No such job of the caller waits or runs.",
+    },
     needs="key",
 )
+
+T = TypeVar("T", bound=Operation)
 
 
 @dataclass(frozen=True)
@@ -91,9 +107,8 @@ class JobRoutes:
         """Answer with the caller's unfinished jobs, and those that ended last."""
         account, query = await self._known(http), http.query_params
         limit = query.get("limit", "100")
-        asked = _asked(
-            lambda: GetJobs(user=account.user, limit=int(limit) if limit.isdigit() else 0)
-        )
+        number = int(limit) if _NUMBER.fullmatch(limit) else limit
+        asked = _asked(GetJobs, {"user": account.user, "limit": number})
         answer = await self.perform(asked)
         jobs = [
             {name: value for name, value in job.items() if name != "user"} for job in answer["jobs"]
@@ -103,15 +118,8 @@ class JobRoutes:
     async def usage(self, http: Request) -> Response:
         """Answer with the sums of the caller's jobs that have ended, by model or by day."""
         account, query = await self._known(http), http.query_params
-        asked = _asked(
-            lambda: GetUsage.model_validate(
-                {
-                    "by": query.get("by", "model"),
-                    "since": query.get("since"),
-                    "user": account.user,
-                }
-            )
-        )
+        fields = {"by": query.get("by", "model"), "since": query.get("since")}
+        asked = _asked(GetUsage, {**fields, "user": account.user})
         return JSONResponse(await self.perform(asked))
 
     async def cancel(self, http: Request) -> Response:
@@ -134,10 +142,10 @@ class JobRoutes:
         return account
 
 
-def _asked(make: Callable[[], T]) -> T:
-    """Return an operation; a wrong parameter is an `HttpError`."""
+def _asked(kind: type[T], fields: Mapping[str, Any]) -> T:
+    """Return the operation with these fields; a wrong one is an `HttpError`."""
     try:
-        return make()
+        return kind.model_validate(fields)
     except ValidationError as error:
         first = problems(error)[0]
         field = str(first.location[0]) if first.location else "the query"

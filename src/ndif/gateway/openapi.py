@@ -78,6 +78,8 @@ class Parameter:
     text: str
     example: Any
     schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "string"})
+    required: bool = False
+    """True if a request without it is refused; parts of the path are always there."""
 
     def described(self) -> dict[str, Any]:
         """Return the parameter for a document."""
@@ -85,7 +87,7 @@ class Parameter:
             "name": self.name,
             "in": self.place,
             "description": self.text,
-            "required": self.place == "path",
+            "required": self.required or self.place == "path",
             "schema": dict(self.schema),
             "example": self.example,
         }

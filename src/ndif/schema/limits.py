@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ndif.config.settings import Duration, Settings, Size
+from ndif.config.settings import MOST, Duration, Settings, Size
 
 logger = logging.getLogger(__name__)
 
@@ -16,15 +16,15 @@ logger = logging.getLogger(__name__)
 class Limits(BaseModel):
     """Limits of one API key; None: there is none."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    request_bytes: Size | None = Field(default=None, gt=0)
+    request_bytes: Size | None = Field(default=None, gt=0, le=MOST)
     """Size of a request; the server's own limit holds as well."""
-    result_bytes: Size | None = Field(default=None, gt=0)
+    result_bytes: Size | None = Field(default=None, gt=0, le=MOST)
     """Size of a result before compression; the server's own limit holds as well."""
-    requests_per_minute: int | None = Field(default=None, gt=0)
+    requests_per_minute: int | None = Field(default=None, gt=0, le=MOST)
     """Number of requests in any minute."""
-    unfinished_jobs: int | None = Field(default=None, gt=0)
+    unfinished_jobs: int | None = Field(default=None, gt=0, le=MOST)
     """Number of jobs that wait or run at once."""
     execution_s_per_day: Duration | None = Field(default=None, gt=0)
     """Seconds that the blocks of the key's user may run in a day (UTC)."""
