@@ -13,11 +13,14 @@ from ndif.cluster.models import Models
 from ndif.config.settings import Settings
 from ndif.control.operations import (
     Answer,
+    CollectGarbage,
     Deploy,
     Evict,
     Export,
+    GetJobs,
     GetQueue,
     GetStatus,
+    GetUsage,
     Kill,
     ListCallbacks,
     Operation,
@@ -87,6 +90,12 @@ class Table:
                 return await self.status()
             case GetQueue():
                 return await self.queue()
+            case GetJobs():
+                return {"jobs": []}
+            case GetUsage(by=by, since=since):
+                return {"by": by, "since": since, "usage": []}
+            case CollectGarbage(dry_run=dry_run):
+                return {"expired": {"results": 0}, "dry_run": dry_run}
             case Export():
                 return {"version": 1, "deployments": self._export()}
             case ListCallbacks():

@@ -104,7 +104,7 @@ def test_tiers_are_changed_and_given(ndif: Ndif) -> None:
     other = printed(ndif("keys", "create", "--user", "ada", "--json"))["id"]
     for tier in ("a", "b"):
         assert ndif("tiers", "create", tier).exit_code == 0
-    limits = json.dumps({"jobs": 3})
+    limits = json.dumps({"unfinished_jobs": 3})
     changed = printed(ndif("tiers", "change", "a", "--trusted", "--limits", limits, "--json"))
     assert changed == {
         "name": "a",
@@ -112,7 +112,7 @@ def test_tiers_are_changed_and_given(ndif: Ndif) -> None:
         "priority": False,
         "trusted": True,
         "weight": 1.0,
-        "limits": {"jobs": 3},
+        "limits": {"unfinished_jobs": 3},
         "keys": 0,
     }
     assert ndif("tiers", "assign", "a", key, other).stdout == (

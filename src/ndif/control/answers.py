@@ -487,7 +487,7 @@ class ListedCallback(BaseModel):
 
     request_id: str
     to: str
-    """Its address, without what may be secret in it."""
+    """Address of the call-back, without what may be secret in it."""
     status: str
     """Status of the job that it tells of."""
     state: Literal["waiting", "given up"]
