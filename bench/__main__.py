@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench.accounts import accounts
 from bench.cluster import cluster
 from bench.control import control
 from bench.fair_queue import fair_queue
@@ -81,6 +82,7 @@ def measure(raw: dict[str, object]) -> Iterator[Figure]:
     yield from warm(folder, environment)
     yield from hostile(folder, environment)
     yield from control()
+    yield from accounts()
     yield from simulate()
     yield from cluster(folder, environment)
 

@@ -201,6 +201,7 @@ async def measure(kinds: list[str], times: int) -> dict[str, Tally]:
         environment = {
             **os.environ,
             "NDIF_SESSION_ROOT": root,
+            "NDIF_DEV_MODE": "true",
             "NDIF_RUNTIMES_DIR": str(CACHE / "runtimes"),
         }
         server = Server(folder, port, environment)

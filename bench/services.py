@@ -35,6 +35,7 @@ def stores() -> Iterator[tuple[dict[str, str], RedisServer]]:
         yield (
             {
                 "NDIF_SESSION_ROOT": str(next(folders)),
+                "NDIF_DEV_MODE": "true",
                 "NDIF_BROKER_URL": redis.url,
                 "NDIF_CLUSTER_SECRET": "a secret of the benchmarks",
                 "NDIF_OBJECT_STORE_URL": s3.url,

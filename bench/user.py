@@ -23,8 +23,8 @@ _KEPT_ALIVE_S = 3.0
 
 
 @functools.lru_cache(maxsize=64)
-def post(port: int, session: str, payload: bytes, key: str = KEY) -> bytes:
-    """Return a request as nnsight 0.8 sends it."""
+def post(port: int, session: str, payload: bytes, key: str = KEY, api_key: str = "") -> bytes:
+    """Return a request as nnsight 0.8 sends it, for a model of this key."""
     data = json.dumps({"model_key": key, "session_id": session, "compress": False, "env": {}})
     parts = b"".join(
         b"--%s\r\nContent-Disposition: form-data; name=%s\r\n\r\n%s\r\n"
@@ -38,9 +38,13 @@ def post(port: int, session: str, payload: bytes, key: str = KEY) -> bytes:
     head = (
         f"POST /request HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nnnsight-version: 0.8.1\r\n"
         f"Content-Type: multipart/form-data; boundary={_BOUNDARY}\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
+        f"Content-Length: {len(body)}\r\n{_header(api_key)}\r\n"
     )
     return head.encode() + body
+
+
+def _header(api_key: str) -> str:
+    return f"ndif-api-key: {api_key}\r\n" if api_key else ""
 
 
 async def answered(reader: asyncio.StreamReader) -> bytes:
@@ -64,9 +68,11 @@ async def answered(reader: asyncio.StreamReader) -> bytes:
 class User:
     """One client: a WebSocket for responses, and a connection for requests."""
 
-    def __init__(self, port: int, key: str = KEY) -> None:
+    def __init__(self, port: int, key: str = KEY, api_key: str = "") -> None:
+        """Use the model of `key`, as the holder of `api_key`."""
         self._port = port
         self._key = key
+        self._api_key = api_key
 
     async def connect(self) -> None:
         """Open both connections."""
@@ -75,7 +81,8 @@ class User:
         self._channel.write(
             (
                 f"GET /subscribe HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\nUpgrade: websocket\r\n"
-                f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n"
+                f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n"
+                f"{_header(self._api_key)}\r\n"
             ).encode()
         )
         await self._responses.readuntil(b"\r\n\r\n")
@@ -110,7 +117,7 @@ class User:
             await self._reconnect()
         self._used = time.monotonic()
         session = "" if polled else self._session
-        self._requests.write(post(self._port, session, payload, self._key))
+        self._requests.write(post(self._port, session, payload, self._key, self._api_key))
         await answered(self._answers)
 
     def _answer_ping(self, kind: int, content: bytes) -> bool:

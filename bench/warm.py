@@ -70,7 +70,7 @@ def _operator(environment: Mapping[str, str]) -> Iterator[Any]:
     with tempfile.TemporaryDirectory() as root:
         process = subprocess.Popen(
             [NDIF, "start", "--port", str(port)],
-            env={**os.environ, **environment, "NDIF_SESSION_ROOT": root},
+            env={**os.environ, **environment, "NDIF_SESSION_ROOT": root, "NDIF_DEV_MODE": "true"},
             stderr=subprocess.DEVNULL,
         )
         url = f"http://127.0.0.1:{port}"

@@ -21,6 +21,7 @@ from typing import Any
 
 from ndif.runtime.process.fork_server import OPTION
 from tests.clients.fork_server import ForkedClient, fork_server
+from tests.serving import without_keys
 
 CLIENTS = Path(__file__).parent
 NDIF = Path(sys.executable).with_name("ndif")
@@ -128,7 +129,7 @@ class StartedServer(LocalServer):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        super().__init__("--port", str(port), *arguments, environment=environment)
+        super().__init__("--port", str(port), *arguments, environment=without_keys(environment))
 
     def processes(self) -> set[int]:
         """Ids of the model processes below the server."""

@@ -43,7 +43,7 @@ def started(settings: Settings) -> None:
     listening = preflight(settings, ServerOptions("127.0.0.1", free_port(), (), None)).listening
     assert listening is not None
     listening.close()
-    prepare_access(settings)
+    prepare_access(settings, "http://127.0.0.1:8001")
 
 
 def test_a_database_is_checked_and_then_brought_to_this_version(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -41,6 +41,7 @@ from ndif.placement.node import Node
 from ndif.placement.replica import PlacedReplica
 from ndif.placement.resources import Resources
 from ndif.queue.autoscaler import Bounds, Scaling
+from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import QueuePolicy
 from ndif.schedule.expansion import Expansion, expand
@@ -55,6 +56,7 @@ from ndif.simulation.virtual_time import run
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import FileStore
 from ndif.stores.responder import Responder
+from ndif.stores.usage import MemoryUsage
 from tests import frames
 
 LOAD_S, MOVE_S = 20.0, 2.0
@@ -256,7 +258,10 @@ class World:
             self.reconciler,
             lambda: ["0.8", "0.7"],
             lambda: None,
-            lambda: None,
+            MemoryUsage(),
+            responder,
+            7 * 24 * 3600.0,
+            cast(CallbackDelivery, None),  # nobody here is called back
         )
         self._tasks: list[asyncio.Task[None]] = []
 

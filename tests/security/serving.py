@@ -100,6 +100,8 @@ def gateway(
     listening = socket.create_server((host, 0), family=family, dualstack_ipv6=":" in host)
     model = DeploymentConfig(NAME, NAME, task="text-generation", dedicated=True)
     options = {"places": False, **options}
+    has_keys = bool({"api_keys", "database_url"} & set(settings))
+    settings = {"dev_mode": not has_keys, **settings}
     server = Server(
         Settings(runtimes_dir=runtimes, **settings), [model], folder, host=host, **options
     )

@@ -45,7 +45,7 @@ def client(
         DeploymentConfig(NAME, NAME),
         DeploymentConfig("my-lab/elsewhere", "my-lab/elsewhere"),
     ]
-    server = Server(Settings(), models, tmp_path, host="127.0.0.1", places=True)
+    server = Server(Settings(dev_mode=True), models, tmp_path, host="127.0.0.1", places=True)
     return TestClient(server.app, "http://127.0.0.1")  # without its lifespan, nothing is loaded
 
 
@@ -79,7 +79,7 @@ async def test_a_job_that_ended_long_ago_does_not_run_again(tmp_path: Path) -> N
     await spool.close()
     await Responder(MemoryBroker(), objects).respond(request, Response(request.id, Status.ERROR))
     os.utime(objects.path(end_key(request.id)), (0, 0))
-    server = Server(Settings(), [], tmp_path, host="127.0.0.1", places=True)
+    server = Server(Settings(dev_mode=True), [], tmp_path, host="127.0.0.1", places=True)
     assert server.is_polled, "its end may be asked for, though its update is gone"
     async with server._lifespan(cast(Starlette, None)):
         assert server.unfinished == 0

@@ -199,7 +199,8 @@ def _arguments(server: ServerClient, run_folder: RunFolder, record: RunRecord) -
         ) from error
     component = [word for word in record.arguments[:1] if word in COMPONENTS]
     address = ["--host", record.host, "--port", str(record.port)]
-    return [*component, *address, "--deployment-config", str(file)]
+    insecure = [word for word in record.arguments if word == "--insecure"]
+    return [*component, *address, *insecure, "--deployment-config", str(file)]
 
 
 def _environment(pid: int) -> dict[str, str]:

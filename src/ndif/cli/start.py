@@ -24,6 +24,11 @@ from ndif.launch.services import COMPONENTS, Role
     metavar="FILE",
     help="YAML or JSON file of models to deploy at the start, with their settings.",
 )
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="With NDIF_DEV_MODE=true: let other machines in, although nobody needs an API key.",
+)
 @click.option("--detach", is_flag=True, help="Serve detached from the terminal until `ndif stop`.")
 @click.option("--json", "as_json", is_flag=True, help="With --detach: print JSON.")
 @click.option("-v", "--verbose", is_flag=True, help="Show the log as well.")
@@ -33,6 +38,7 @@ def command(
     host: str,
     port: int | None,
     deployment_file: Path | None,
+    insecure: bool,
     detach: bool,
     as_json: bool,
     verbose: bool,
@@ -68,7 +74,7 @@ def command(
     from ndif.launch.start import start
 
     warn_of_unread_variables()
-    server = ServerOptions(host, port, checkpoints, deployment_file, role)
+    server = ServerOptions(host, port, checkpoints, deployment_file, role, insecure)
     start(server, detach=detach, as_json=as_json, verbose=verbose)
 
 

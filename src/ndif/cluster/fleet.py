@@ -31,7 +31,7 @@ from ndif.placement.packing import fewest
 from ndif.placement.replica import PlacedReplica
 from ndif.placement.resources import Resources
 from ndif.schema.deployment import DeploymentConfig
-from ndif.stores.accounts import database_url
+from ndif.stores.accounts import may_trust
 from ndif.stores.broker import Broker
 from ndif.stores.objects import ObjectStore
 
@@ -299,8 +299,8 @@ async def inspect_machine(settings: Settings, driver: Driver) -> LocalMachine:
     cpu = read_size(memory) if memory else cpu_memory()
     uuids = [gpu.uuid for gpu in used]
     # A node of a cluster has no keys, so it cannot know which keys are trusted.
-    has_keys = settings.api_keys is not None or database_url(settings) is not None
-    trusted = has_keys or bool(settings.ray_address)
+    # What a file of keys says may change.
+    trusted = settings.api_keys is not None or may_trust(settings) or bool(settings.ray_address)
     contexts = context_bytes(settings, untrusted=True, trusted=trusted) if used else 0
     resources = Resources.of(sizes, cpu, settings.model_cache_percentage, uuids, contexts)
     return LocalMachine(Node("local", machine_name(), resources), VisibleGpus(used))

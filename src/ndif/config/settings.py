@@ -212,7 +212,7 @@ class Settings(BaseSettings):
     """True to let anyone who reaches the server use it, without an API key."""
     database_url: SecretStr = SecretStr("")
     """Database of API keys and tiers, as postgresql://USER:PASSWORD@HOST/DATABASE or
-    sqlite:////FOLDER/accounts.sqlite."""
+    sqlite:////FOLDER/accounts.sqlite. Default: the file accounts.sqlite in NDIF_SESSION_ROOT."""
     postgres_host: str = Field(default="", validation_alias="POSTGRES_HOST")
     """Host of a PostgreSQL database of API keys and tiers, instead of NDIF_DATABASE_URL."""
     postgres_port: int = Field(default=5432, ge=1, le=65535, validation_alias="POSTGRES_PORT")

@@ -352,8 +352,8 @@ ACCOUNT_OPERATIONS: tuple[type[AccountOperation], ...] = tuple(AccountOperation.
 """Every operation, in the order of this file."""
 
 _NO_REGISTRY = (
-    "This server has no database of API keys. With NDIF_API_KEYS, edit that file; else name a database "
-    "with NDIF_DATABASE_URL or POSTGRES_HOST."
+    "This server has no database of API keys: NDIF_API_KEYS names a file, which is edited, or "
+    "NDIF_DEV_MODE asks nobody for a key."
 )
 
 

@@ -299,10 +299,9 @@ def _content(content: Content, schemas: Mapping[type[BaseModel], dict[str, Any]]
 
 
 def example_of(model: type[BaseModel]) -> Any:
-    """Return a model's example."""
-    extra: Any = model.model_config["json_schema_extra"]
-    (example,) = extra["examples"]
-    return example
+    """Return a model's example; None if it has none."""
+    extra: Any = model.model_config.get("json_schema_extra") or {}
+    return next(iter(extra.get("examples", ())), None)
 
 
 def reason(status: str) -> str:

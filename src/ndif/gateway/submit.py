@@ -78,7 +78,7 @@ _SUBMIT = Description(
         Parameter(
             "ndif-callback",
             "header",
-            "0.6 and 0.7: an http or https address that is told of the job's end; for trusted keys alone.",
+            "0.6 and 0.7: an address that is told of the job's end.",
             "https://lab.example.org/done",
         ),
     ),

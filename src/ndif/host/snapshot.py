@@ -91,7 +91,6 @@ def fetch(repo_id: str, revision: str | None, folder: Path) -> Snapshot:
     without weights for the whole one.
     """
     from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.errors import HFValidationError
 
     try:
         info = HfApi().model_info(
@@ -107,7 +106,8 @@ def fetch(repo_id: str, revision: str | None, folder: Path) -> Snapshot:
                 local_dir=folder,
                 etag_timeout=_HUB_TIMEOUT_S,
             )
-    except (HFValidationError, RuntimeError) as error:  # httpx's own after it was closed
+    except Exception as error:
+        # The Hub's library raises errors of its own, of its HTTP library and of the system.
         raise OSError(str(error)) from error
     files = scan(folder, info.sha, share_weights=False).files
     return Snapshot(files, frozenset(sizes.keys() - files.keys()), info.sha)

@@ -1,19 +1,45 @@
-"""The accounts of a server that is to start: their checks, and what they need before it serves."""
+"""The accounts of a server that is to start: their checks, its first key, and the lines of a client."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import pwd
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
+from ndif.config.reference import name_of
 from ndif.config.settings import Settings
-from ndif.net import StartError
+from ndif.launch.run_folder import open_private
+from ndif.net import StartError, reachable_as
 from ndif.stores.accounts import (
     AccountsAwayError,
     FileAccounts,
+    ImportedKey,
     KeysError,
+    RegistryError,
+    Tier,
     contradiction,
+    default_file,
+    digest_of,
+    named,
+    new_key,
+    open_accounts,
     open_database,
 )
+
+_CLIENT_LINES = "client.env"
+_KEY_LINE = re.compile(r"^export NDIF_API_KEY=(\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLines:
+    """The file of the lines that a client needs, and the key in it if this start made that."""
+
+    file: Path
+    first_key: str | None
 
 
 def access_problems(options: Settings) -> Iterator[str]:
@@ -25,9 +51,19 @@ def access_problems(options: Settings) -> Iterator[str]:
         if options.api_keys is not None:
             FileAccounts(options.api_keys.expanduser())
         else:
-            _check_database(options)
+            described_form(options)
     except KeysError as error:
         yield f"The API keys cannot be used: {error}"
+
+
+def exposure_problem(options: Settings, host: str) -> str | None:
+    """Return the sentence that everybody would have access; None if only this machine has."""
+    if not options.dev_mode or reachable_as(host, "") is None:
+        return None
+    return (
+        f"{name_of('dev_mode')}=true lets everybody in who reaches {host}, without an API key. Unset it, "
+        "or say --insecure."
+    )
 
 
 def access_warning(options: Settings) -> str | None:
@@ -41,9 +77,11 @@ def access_warning(options: Settings) -> str | None:
 
 
 def described_form(options: Settings) -> str | None:
-    """Return who may use the server, in words; None if all who reach it may."""
+    """Return where the keys are; None if nobody needs one. A `KeysError` says why they cannot be used."""
     if options.api_keys is not None:
         return str(options.api_keys)
+    if not named(options) and not default_file(options).exists():
+        return str(default_file(options))
     database = open_database(options)
     if database is None:
         return None
@@ -56,29 +94,68 @@ def described_form(options: Settings) -> str | None:
     return database.name
 
 
-def prepare_access(options: Settings) -> None:
+def prepare_access(options: Settings, url: str) -> ClientLines | None:
     """Bring the database of keys, if there is one, to this version's schema; a StartError says why not.
 
-    A database of another NDIF server stays as it is.
+    A database that no variable names gets a first key if it has none. Then the lines that a client of the
+    server at `url` needs are in a file. A database of another NDIF server stays as it is.
     """
+    try:
+        first_key = asyncio.run(_prepare(options))
+    except (AccountsAwayError, KeysError, RegistryError) as error:
+        raise StartError(f"The database of API keys cannot be used: {error}") from error
+    file = options.session_root.expanduser().absolute() / _CLIENT_LINES
+    try:
+        is_there = not named(options) and _write_lines(file, url, first_key)
+    except OSError as error:
+        raise StartError(f"{file} cannot be written: {error.strerror}.") from error
+    return ClientLines(file, first_key) if is_there else None
+
+
+async def _prepare(options: Settings) -> str | None:
     database = open_database(options)
     if database is None:
-        return
-
-    async def prepare() -> None:
-        try:
-            if await database.shape() != "foreign":
-                await database.migrate()
-        finally:
-            await database.close()
-
+        return None
     try:
-        asyncio.run(prepare())
-    except (AccountsAwayError, KeysError) as error:
-        raise StartError(f"The database of API keys cannot be used: {error}") from error
+        if await database.shape() != "foreign":
+            await database.migrate()
+    finally:
+        await database.close()
+    return None if named(options) else await _first_key(options)
 
 
-def _check_database(options: Settings) -> None:
-    database = open_database(options)
-    if database is not None:
-        asyncio.run(database.check_and_close())
+async def _first_key(options: Settings) -> str | None:
+    """Return a key for whoever starts the server; None if the database has keys."""
+    accounts = open_accounts(options)
+    registry = accounts.registry
+    try:
+        if registry is None or await registry.keys():
+            return None
+        key, tier = new_key(), Tier("hotswapping", hotswapping=True)
+        first = ImportedKey(digest_of(key), _own_name(), (tier,), "made by the first start")
+        await registry.import_keys([first])
+        return key
+    finally:
+        await accounts.stop()
+
+
+def _own_name() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a container's user may have no name
+        return f"uid {os.geteuid()}"
+
+
+def _write_lines(file: Path, url: str, key: str | None) -> bool:
+    """Write the lines of a client, whose key an earlier start may have made; return False without one."""
+    if key is None:
+        try:
+            found = _KEY_LINE.search(file.read_text())
+        except OSError:
+            return False
+        if found is None:
+            return False
+        key = found[1]
+    with open_private(file) as lines:
+        lines.write(f"export NDIF_HOST={url}\nexport NDIF_API_KEY={key}\n")
+    return True

@@ -13,7 +13,7 @@ from ndif.config.settings import Settings
 from ndif.distribution import install_command
 from ndif.errors import NdifError
 from ndif.host.runtimes import Runtimes
-from ndif.launch.access import access_problems, access_warning
+from ndif.launch.access import access_problems, access_warning, exposure_problem
 from ndif.launch.services import Role
 from ndif.launch.services.plan import plan_services
 from ndif.launch.services.service import Service, disk_space_problem
@@ -33,6 +33,8 @@ class ServerOptions:
     checkpoints: tuple[str, ...]
     deployment_file: Path | None
     role: Role = "all"
+    insecure: bool = False
+    """Let other machines in although nobody needs a key."""
 
     @property
     def is_server(self) -> bool:
@@ -67,7 +69,8 @@ def preflight(options: Settings, server: ServerOptions) -> Prepared:
     if server.is_server:
         deployments, unusable = _deployments(options, server)
         warning = access_warning(options)
-        problems += [*access_problems(options), *unusable]
+        exposed = None if server.insecure else exposure_problem(options, server.host)
+        problems += [*access_problems(options), *([exposed] if exposed else []), *unusable]
         port = server.port or options.api_port
         try:
             advice = "Choose another with --port, or stop what uses it."

@@ -172,6 +172,11 @@ class ServerRun(Run):
         """See `Run.log`."""
         return self.run_folder.log()
 
+    @property
+    def url(self) -> str:
+        """Return the address that the server listens on."""
+        return f"http://{for_url(self.prepared.server.host)}:{self.prepared.port}"
+
     def answers(self) -> bool:
         """See `Run.answers`."""
         return answers(self.prepared.server.host, self.prepared.port)
@@ -232,10 +237,11 @@ class ServerRun(Run):
         arguments = [
             *([server.role] if server.role != "all" else []),
             *("--host", server.host, "--port", str(port)),
+            *(["--insecure"] if server.insecure else []),
             *(["--deployment-config", str(file.absolute())] if file else []),
             *map(_absolute, server.checkpoints),
         ]
-        return f"http://{for_url(server.host)}:{port}", server.host, port, arguments
+        return self.url, server.host, port, arguments
 
 
 def _absolute(checkpoint: str) -> str:

@@ -11,8 +11,7 @@ from rich.logging import RichHandler
 from rich.markup import escape
 
 from ndif.config.reference import read
-from ndif.config.settings import Settings
-from ndif.launch.access import prepare_access
+from ndif.launch.access import ClientLines, prepare_access
 from ndif.launch.cluster_secret import assignment, cluster_secrets, secret_file
 from ndif.launch.detached import run_detached
 from ndif.launch.preflight import ServerOptions, preflight
@@ -42,22 +41,28 @@ def start(server: ServerOptions, *, detach: bool, as_json: bool, verbose: bool) 
         prepared.admin or contextlib.nullcontext(),
     ):
         run_folder = _create(run_folders, console, *logs)
-        if server.is_server:
-            _prepare_access(options, run_folder)
         run = (ServerRun if server.is_server else Run)(options, run_folder, prepared)
-        _run(run, console, detach, as_json, verbose)
+        lines = _prepare_access(run) if isinstance(run, ServerRun) else None
+        _run(run, console, lines, detach, as_json, verbose)
 
 
-def _prepare_access(options: Settings, run_folder: ActiveRunFolder) -> None:
+def _prepare_access(run: ServerRun) -> ClientLines | None:
     """Prepare the accounts in this process, before any other one has started."""
     try:
-        prepare_access(options)
-    except StartError:
-        run_folder.discard()
+        return prepare_access(run.options, run.options.public_url or run.url)
+    except BaseException:
+        run.close()
         raise
 
 
-def _run(run: Run, console: Console, detach: bool, as_json: bool, verbose: bool) -> None:
+def _run(
+    run: Run,
+    console: Console,
+    lines: ClientLines | None,
+    detach: bool,
+    as_json: bool,
+    verbose: bool,
+) -> None:
     started = [service.name for service in run.prepared.services]
     if run.prepared.server.is_server:
         started.append("the server")
@@ -65,7 +70,7 @@ def _run(run: Run, console: Console, detach: bool, as_json: bool, verbose: bool)
     if detach:
         with waiting_for(what):
             record = run_detached(run)
-        _print_detached(record, run, as_json)
+        _print_detached(record, run, lines, as_json)
         return
     handler = RichHandler(console=console, show_path=False)
     handler.setLevel(logging.INFO if verbose else logging.WARNING)
@@ -75,7 +80,7 @@ def _run(run: Run, console: Console, detach: bool, as_json: bool, verbose: bool)
 
         def ready(record: RunRecord) -> None:
             waiting.close()
-            _print_ready(record, run, console)
+            _print_ready(record, run, lines, console)
 
         try:
             run.serve([handler], ready)
@@ -94,21 +99,43 @@ def _create(run_folders: RunFolders, console: Console, *logs: str) -> ActiveRunF
     return run_folder
 
 
-def _print_detached(record: RunRecord, run: Run, as_json: bool) -> None:
+def _print_detached(record: RunRecord, run: Run, lines: ClientLines | None, as_json: bool) -> None:
     if as_json:
-        session, log = str(run.run_folder.folder), str(run.log)
-        print(json.dumps({"url": record.url, "pid": record.pid, "session": session, "log": log}))
+        answer = {
+            "url": record.url,
+            "pid": record.pid,
+            "session": str(run.run_folder.folder),
+            "log": str(run.log),
+            "client_file": str(lines.file) if lines else None,
+        }
+        print(json.dumps(answer))
         return
-    Console().print(
+    console = Console()
+    console.print(
         f"Serving at [bold]{record.url}[/] (process {record.pid}).\nLog: {run.log}",
         highlight=False,
         soft_wrap=True,
     )
+    if lines is not None:
+        console.print(
+            f"In your client:\n\n    export NDIF_HOST={run.options.public_url or record.url}\n"
+            f"{_key_line(lines, console)}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
 
 
-def _print_ready(record: RunRecord, run: Run, console: Console) -> None:
+def _key_line(lines: ClientLines, console: Console) -> str:
+    """Return the line by which a client gets its key, which is for a terminal, and not for a log."""
+    if lines.first_key is not None and console.is_terminal:
+        return f"    export NDIF_API_KEY={lines.first_key}   # the first key; it is kept in {lines.file}\n"
+    return f"    . {lines.file}   # sets NDIF_HOST, and NDIF_API_KEY to the key that the first start made\n"
+
+
+def _print_ready(record: RunRecord, run: Run, lines: ClientLines | None, console: Console) -> None:
     if isinstance(run, ServerRun):
-        _print_server(record, run, console)
+        _print_server(record, run, lines, console)
     else:
         role = run.prepared.server.role
         subject = "A worker of the cluster" if role == "worker" else f"The {role} is"
@@ -134,7 +161,9 @@ def _print_secret(run: ServerRun, console: Console) -> None:
     )
 
 
-def _print_server(record: RunRecord, run: ServerRun, console: Console) -> None:
+def _print_server(
+    record: RunRecord, run: ServerRun, lines: ClientLines | None, console: Console
+) -> None:
     reachable = reachable_as(run.prepared.server.host, run.options.public_url)
     if reachable and run.options.sandbox != "require":
         console.print(
@@ -147,6 +176,7 @@ def _print_server(record: RunRecord, run: ServerRun, console: Console) -> None:
     url = run.options.public_url or record.url
     console.print(
         f"    export NDIF_HOST={url}\n"
+        f"{_key_line(lines, console) if lines else ''}"
         f"    export HF_ENDPOINT={url}/hub   # only where huggingface.co cannot be reached\n\n"
         "A model is loaded when its first request arrives. To load one before that:\n\n"
         "    ndif deploy openai-community/gpt2\n"

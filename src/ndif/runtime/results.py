@@ -119,9 +119,9 @@ class Result:
             if meter.size <= max_bytes:
                 raise
             raise ResultTooLargeError(
-                f"The saved values take more than {format_size(max_bytes)}, the most this server returns "
-                "(NDIF_MAX_RESULT_BYTES). Save fewer values, or reduce them inside the trace: a "
-                "slice, a mean, .to(torch.bfloat16)."
+                f"The saved values take more than {format_size(max_bytes)}, the most that you are sent "
+                "(NDIF_MAX_RESULT_BYTES, or a limit of your API key). Save fewer values, or reduce them "
+                "inside the trace: a slice, a mean, .to(torch.bfloat16)."
             ) from error
         self.size = meter.size
         """Bytes before compression."""

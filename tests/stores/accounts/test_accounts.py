@@ -180,13 +180,13 @@ def test_the_specification_s_variables_make_an_address() -> None:
     settings = Settings(  # type: ignore[call-arg]
         POSTGRES_HOST="::1",
         POSTGRES_PORT=6543,
-        POSTGRES_DB="a/b",
+        POSTGRES_DB="accounts",
         POSTGRES_USER="ann@x",
         POSTGRES_PASSWORD="p:@/%",
     )
     url = database_url(settings)
-    assert url == "postgresql://ann%40x:p%3A%40%2F%25@[::1]:6543/a%2Fb"
-    assert Database(url).name == "::1:6543/a/b"
+    assert url == "postgresql://ann%40x:p%3A%40%2F%25@[::1]:6543/accounts"
+    assert Database(url).name == "::1:6543/accounts"
     assert "p:@/%" not in repr(settings)
 
 
@@ -197,6 +197,8 @@ def test_the_specification_s_variables_make_an_address() -> None:
         ({"dev_mode": True}, None),
         ({"dev_mode": True, "api_keys": "keys.yaml"}, "NDIF_DEV_MODE and NDIF_API_KEYS"),
         ({"database_url": "x", "POSTGRES_HOST": "y"}, "NDIF_DATABASE_URL and POSTGRES_HOST"),
+        ({"broker_url": "redis://127.0.0.1:6379"}, None),
+        ({"broker_url": "redis://10.0.0.1:6379", "dev_mode": True}, None),
         # A password alone names no form: it may be somebody else's.
         ({"POSTGRES_PASSWORD": "x", "api_keys": "keys.yaml"}, None),
     ],
@@ -212,6 +214,21 @@ def test_two_forms_at_once_contradict_each_other(
         assert said.startswith(f"{named} contradict each other")
 
 
+def test_servers_on_several_machines_need_the_same_keys() -> None:
+    said = contradiction(Settings(broker_url="rediss://:secret@10.0.0.1:6379/0"))
+    assert said is not None
+    assert "NDIF_DATABASE_URL or POSTGRES_HOST" in said
+    assert "secret" not in said
+
+
+def test_where_nothing_is_named_keys_are_beside_the_sessions(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "a%20b?c#d"):
+        url = database_url(Settings(session_root=folder))
+        assert url is not None
+        assert isinstance(open_accounts(Settings(session_root=folder)), SqlAccounts)
+    assert Database(f"sqlite:///{tmp_path}/a%20b.sqlite").name == f"{tmp_path}/a%20b.sqlite"
+
+
 @pytest.mark.parametrize(
     "url",
     ["accounts.sqlite", "mysql://h/d", "sqlite://", "sqlite:///:memory:", "postgresql://h:x/d"],
@@ -225,7 +242,7 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 async def test_a_tier_that_trusts_is_known_where_models_are_loaded(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.sqlite"
     settings = Settings(database_url=url)  # type: ignore[arg-type]
-    assert may_trust(settings)  # nobody knows yet
+    assert not may_trust(settings)  # there is no key yet
     registry = SqlRegistry(Database(url))
     await registry.create_tier(Tier("plain"))
     assert not may_trust(settings)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from ndif.config.settings import Settings
 from ndif.stores.accounts.choice import contradiction as contradiction
 from ndif.stores.accounts.choice import database_url as database_url
+from ndif.stores.accounts.choice import default_file as default_file
+from ndif.stores.accounts.choice import named as named
 from ndif.stores.accounts.file import FileAccounts as FileAccounts
 from ndif.stores.accounts.file import read_keys as read_keys
 from ndif.stores.accounts.guesses import TooManyGuessesError as TooManyGuessesError
@@ -26,6 +28,8 @@ from ndif.stores.accounts.port import NotInRegistryError as NotInRegistryError
 from ndif.stores.accounts.port import Registry as Registry
 from ndif.stores.accounts.port import RegistryError as RegistryError
 from ndif.stores.accounts.port import Tier as Tier
+from ndif.stores.accounts.port import digest_of as digest_of
+from ndif.stores.accounts.port import new_key as new_key
 
 if TYPE_CHECKING:
     from ndif.stores.accounts.sql.database import Database
@@ -37,9 +41,9 @@ def open_accounts(settings: Settings) -> Accounts:
         from ndif.stores.accounts.sql.accounts import SqlAccounts
 
         return SqlAccounts(database, settings.accounts_cache_s)
-    if settings.api_keys is None:
-        return OpenAccounts(hotswapping=settings.hotswapping)
-    return FileAccounts(settings.api_keys.expanduser())
+    if settings.api_keys is not None:
+        return FileAccounts(settings.api_keys.expanduser())
+    return OpenAccounts(hotswapping=settings.hotswapping)
 
 
 def open_database(settings: Settings) -> Database | None:
@@ -72,9 +76,13 @@ def _database_trusts(url: str) -> bool:
     scheme, _, path = url.partition(":///")
     if not scheme.startswith("sqlite"):
         return True
-    file = Path(path.partition("?")[0]).absolute().as_uri()
+    file = Path(path.partition("?")[0]).absolute()
+    if not file.exists():
+        return False
     try:
-        with contextlib.closing(sqlite3.connect(f"{file}?mode=ro", uri=True)) as connection:
+        with contextlib.closing(
+            sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)
+        ) as connection:
             query = "SELECT 1 FROM ndif_tiers WHERE trusted LIMIT 1"
             return connection.execute(query).fetchone() is not None
     except sqlite3.Error:

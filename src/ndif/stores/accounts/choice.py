@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
+from pathlib import Path
+from urllib.parse import quote, urlsplit
 
 from ndif.config.reference import name_of
 from ndif.config.settings import Settings
+from ndif.net import is_loopback
+
+_DEFAULT = "accounts.sqlite"
 
 
 def database_url(settings: Settings) -> str | None:
-    """Return the address of the database of keys; None for another form."""
-    if settings.dev_mode:
+    """Return the address of the database of keys; None for another form.
+
+    Where nothing is named, it is a file that outlives the server's runs.
+    """
+    if settings.dev_mode or settings.api_keys is not None:
         return None
     if url := settings.database_url.get_secret_value():
         return url
     if not settings.postgres_host:
-        return None
+        return f"sqlite:///{default_file(settings)}"
     user, password, database = (
         quote(text, safe="")
         for text in (
@@ -29,18 +36,35 @@ def database_url(settings: Settings) -> str | None:
     return f"postgresql://{user}:{password}@{host}:{settings.postgres_port}/{database}"
 
 
-def contradiction(settings: Settings) -> str | None:
-    """Return the sentence that several forms are named at once; None if at most one is."""
+def default_file(settings: Settings) -> Path:
+    """Return the file of the database that is used where nothing is named."""
+    return settings.session_root.expanduser().absolute() / _DEFAULT
+
+
+def named(settings: Settings) -> list[str]:
+    """Return the variables that name a form of accounts."""
     fields = {
         "dev_mode": settings.dev_mode,
         "database_url": settings.database_url.get_secret_value(),
         "postgres_host": settings.postgres_host,
         "api_keys": settings.api_keys,
     }
-    named = [name_of(field) for field, value in fields.items() if value]
-    if len(named) < 2:
-        return None
-    return (
-        f"{' and '.join(named)} contradict each other: one of them says who may use the server. Unset all "
-        "but one."
-    )
+    return [name_of(field) for field, value in fields.items() if value]
+
+
+def contradiction(settings: Settings) -> str | None:
+    """Return the sentence that the variables say of accounts what cannot be; None if it can."""
+    found = named(settings)
+    if len(found) > 1:
+        return (
+            f"{' and '.join(found)} contradict each other: one of them says who may use the server. Unset "
+            "all but one."
+        )
+    broker = urlsplit(settings.broker_url).hostname
+    if not found and broker and not is_loopback(broker):
+        return (
+            f"Servers on several machines share the broker at {broker}, and need the same API keys: name "
+            f"their database with {name_of('database_url')} or {name_of('postgres_host')}, or a file of "
+            f"keys with {name_of('api_keys')}."
+        )
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 from ndif.errors import NdifError
 
 _DIGEST = 16
+_KEY_BYTES = 32
 _SITE_BITS = 64
 """Bits of an IPv6 address that its holder did not choose."""
 
@@ -205,6 +207,11 @@ class Accounts(Protocol):
 
         Raise an `AccountsAwayError` if that cannot be told now.
         """
+
+
+def new_key() -> str:
+    """Return an API key that nobody can guess."""
+    return f"ndif_{secrets.token_urlsafe(_KEY_BYTES)}"
 
 
 def digest_of(key: str) -> str:

@@ -92,13 +92,13 @@ def decode_numbered(content: bytes) -> tuple[int, bytes]:
 
 def encode_end(response: Response) -> bytes:
     """Encode the terminal response of a request, with a shortened description."""
-    record = {
+    record: dict[str, Any] = {
         "id": response.id,
         "status": response.status.value,
         "description": response.description[:_DESCRIPTION],
-        "execution_time": response.execution_s,
-        "result_bytes": response.result_bytes,
     }
+    if response.meta is not None:
+        record |= {"execution_time": response.execution_s, "result_bytes": response.result_bytes}
     return _text(record).encode()
 
 
@@ -117,8 +117,8 @@ def decode_end(content: bytes) -> tuple[str, Response | None]:
         request_id,
         Status(record["status"]),
         record["description"],
-        # A replica of an older version, which outlives its server, does not say.
-        meta={"execution_time": record.get("execution_time", 0.0)},
+        # One that did not run has none, nor has a replica of an older version, which outlives its server.
+        meta={"execution_time": record["execution_time"]} if "execution_time" in record else None,
         result_bytes=record.get("result_bytes", 0),
         delivered=True,
     )

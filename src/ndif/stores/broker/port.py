@@ -52,9 +52,10 @@ class TooManyJobsError(Exception):
     """A key has as many unfinished jobs as it may; the message is for its user."""
 
     def __init__(self, most: int) -> None:
+        jobs = "one job that waits or runs" if most == 1 else f"{most} jobs that wait or run"
         super().__init__(
-            f"Your API key may have {most} jobs that wait or run at once, and has as many. Wait until one "
-            "has ended, or end one (`ndif jobs`)."
+            f"Your API key may have {jobs} at once, and has as many. Wait until one has ended, or end one "
+            "(`ndif jobs`)."
         )
 
 

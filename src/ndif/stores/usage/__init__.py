@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ndif.config.settings import Settings
 from ndif.stores.accounts import database_url
+from ndif.stores.accounts.choice import default_file
 from ndif.stores.usage.journal import JournaledUsage as JournaledUsage
 from ndif.stores.usage.memory import MemoryUsage as MemoryUsage
 from ndif.stores.usage.port import Group as Group
@@ -15,7 +16,9 @@ from ndif.stores.usage.port import UsageStore as UsageStore
 def open_usage(settings: Settings) -> UsageStore:
     """Return the record of jobs beside the API keys, else in the SQLite file of this machine."""
     root = settings.session_root.expanduser().absolute()
-    urls = [f"sqlite:///{root / 'accounts.sqlite'}"]
-    if (url := database_url(settings)) is not None:
-        urls.insert(0, url)
-    return JournaledUsage(urls, root / "usage", max(settings.response_ttl_s, settings.result_ttl_s))
+    urls = dict.fromkeys(
+        filter(None, (database_url(settings), f"sqlite:///{default_file(settings)}"))
+    )
+    return JournaledUsage(
+        [*urls], root / "usage", max(settings.response_ttl_s, settings.result_ttl_s)
+    )

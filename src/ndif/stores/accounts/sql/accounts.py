@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from sqlalchemy import bindparam, select, update
@@ -131,8 +132,14 @@ class SqlAccounts(KeyedAccounts):
         task = self._asking.get(blinded)
         if task is None:
             task = self._asking[blinded] = asyncio.create_task(self._look_up(digest, blinded))
-            task.add_done_callback(lambda _: self._asking.pop(blinded, None))
+            task.add_done_callback(partial(self._asked, blinded))
         return await asyncio.shield(task)
+
+    def _asked(self, blinded: str, task: asyncio.Task[_Remembered]) -> None:
+        del self._asking[blinded]
+        # Whoever waited for it may have left.
+        if not task.cancelled():
+            task.exception()
 
     async def _look_up(self, digest: str, blinded: str) -> _Remembered:
         now = self._clock()

@@ -9,9 +9,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Literal
 
-from alembic import command
-from alembic.config import Config
-from alembic.util import CommandError
 from sqlalchemy import Connection, event, inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
@@ -91,6 +88,10 @@ class Database:
 
     async def migrate(self, revision: str = "head", *, back: bool = False) -> None:
         """Bring the schema to a revision; with `back`, to an earlier one. Others wait, and find it done."""
+        # Half of a start's imports, for what is done already most of the time.
+        from alembic import command
+        from alembic.util import CommandError
+
         change = command.downgrade if back else command.upgrade
         async with self.writing() as connection:
             if not self.is_sqlite:  # where no second process writes anyway
@@ -148,6 +149,9 @@ class Database:
 
 def _with_driver(url: str) -> URL:
     """Return an address with the driver that this server uses."""
+    if url.startswith("sqlite:///"):  # a path as it is, in which nothing is quoted
+        path = url.removeprefix("sqlite:///").partition("?")[0]
+        return _of_file(path)
     try:
         found = make_url(url)
         driver = _DRIVERS[found.drivername.partition("+")[0]]
@@ -156,15 +160,21 @@ def _with_driver(url: str) -> URL:
             "The address of the database of API keys (NDIF_DATABASE_URL) is not like "
             "postgresql://USER:PASSWORD@HOST/DATABASE or sqlite:////FOLDER/accounts.sqlite."
         ) from error
-    if driver == _DRIVERS["sqlite"] and found.database in (None, "", ":memory:"):
-        raise KeysError(
-            "The address of the database of API keys (NDIF_DATABASE_URL) names no file: keys must outlive "
-            "the server."
-        )
+    if driver == _DRIVERS["sqlite"]:
+        return _of_file(found.database)
     query = dict(found.query)
     if "sslmode" in query:  # as libpq has it
         query["ssl"] = query.pop("sslmode")
     return found.set(drivername=driver, query=query)
+
+
+def _of_file(path: str | None) -> URL:
+    if path in (None, "", ":memory:"):
+        raise KeysError(
+            "The address of the database of API keys (NDIF_DATABASE_URL) names no file: keys must outlive "
+            "the server."
+        )
+    return URL.create(_DRIVERS["sqlite"], database=path)
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:
@@ -191,7 +201,9 @@ def _create_private(file: Path) -> None:
         raise AccountsAwayError(f"{file} cannot be written: {error.strerror}") from error
 
 
-def _alembic(connection: Connection) -> Config:
+def _alembic(connection: Connection) -> Any:
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     config.attributes["connection"] = connection

@@ -22,13 +22,13 @@ from ndif.stores.accounts.port import (
     Row,
     Tier,
     digest_of,
+    new_key,
 )
 from ndif.stores.accounts.sql.database import Database
 from ndif.stores.accounts.sql.foreign import read_foreign
 from ndif.stores.accounts.sql.tables import ASSIGNMENTS, KEYS, TIERS, USERS
 
 _ID_BYTES = 6
-_KEY_BYTES = 32
 _BATCH = 1000
 _MAX_QUOTED = 100
 
@@ -58,7 +58,7 @@ class SqlRegistry:
         tiers: Iterable[str] = (),
     ) -> tuple[str, Row]:
         """See `Registry.create_key`."""
-        key = f"ndif_{secrets.token_urlsafe(_KEY_BYTES)}"
+        key = new_key()
         async with self._changing() as on:
             added = [await _tier_id(on, tier) for tier in dict.fromkeys(tiers)]
             key_id = await _add_key(on, digest_of(key), user, name, expires_at)

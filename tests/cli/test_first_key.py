@@ -1,0 +1,126 @@
+"""`ndif start` where nothing is configured: a database of keys, and the first key for whoever starts it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import pwd
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cli.test_start import FAILS, Place, a_place, free_port
+from tests.clients.harness import NDIF
+
+NOTHING = {"NDIF_DEV_MODE": "false"}
+"""Variables that name no form of accounts."""
+
+
+@pytest.fixture
+def place(server_environment: dict[str, str], tmp_path: Path) -> Iterator[Place]:
+    yield from a_place(server_environment, tmp_path / "sessions")
+
+
+def key_in(file: Path, url: str) -> str:
+    """Return the key in the file of a client's lines."""
+    found = re.fullmatch(
+        rf"export NDIF_HOST={re.escape(url)}\nexport NDIF_API_KEY=(ndif_\S{{43}})\n",
+        file.read_text(),
+    )
+    assert found, file.read_text()
+    return found[1]
+
+
+def holders(root: Path, key: str) -> set[str]:
+    """Return the names of the files that hold a key."""
+    files = (file for file in root.rglob("*") if file.is_file() and not file.is_symlink())
+    return {file.name for file in files if key.encode() in file.read_bytes()}
+
+
+def whoami(url: str, key: str) -> Any:
+    return httpx.get(f"{url}/whoami", headers={"ndif-api-key": key}, verify=False).json()
+
+
+def test_the_first_start_makes_a_key_that_later_ones_keep(place: Place) -> None:
+    said = place.start("--port", free_port(), **NOTHING)
+    file = place.root / "client.env"
+    assert said["client_file"] == str(file)
+    assert file.stat().st_mode & 0o777 == 0o600
+    key = key_in(file, said["url"])
+    assert key not in str(said)
+    me = {"email": pwd.getpwuid(os.geteuid()).pw_name, "tags": ["hotswapping"]}
+    assert whoami(said["url"], key) == me
+    headers = {"nnsight-version": "0.8.1"}
+    refused = httpx.post(f"{said['url']}/request", headers=headers, verify=False)
+    assert (refused.status_code, "API key" in refused.json()["detail"]) == (401, True)
+    assert place.ndif("stop").code == 0
+    # In no log, and in nothing else.
+    assert holders(place.root, key) == {"client.env"}
+    again = place.start("--port", free_port(), **NOTHING)
+    assert key_in(file, again["url"]) == key
+    assert whoami(again["url"], key) == me
+    assert len(place.read("keys", "list")["keys"]) == 1
+    assert (place.root / "accounts.sqlite").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_key_is_shown_on_a_terminal_and_in_no_file(place: Place) -> None:
+    ours, theirs = pty.openpty()
+    done = subprocess.run(
+        [NDIF, "start", "--detach", "--port", free_port()],
+        env={**os.environ, **place.environment, **NOTHING, "COLUMNS": "300"},
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    shown = os.read(ours, 65536).decode()
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"export NDIF_API_KEY=(\S+)", shown)
+    assert found, shown
+    key = found[1]
+    assert f"export NDIF_API_KEY={key}\n" in (place.root / "client.env").read_text()
+    assert key not in done.stderr
+    assert place.ndif("stop").code == 0
+    # Elsewhere than on a terminal it is said where it is.
+    again = place.ndif("start", "--detach", "--port", free_port(), **NOTHING)
+    assert f". {place.root / 'client.env'} " in again.output
+    assert key not in again.output + again.error
+
+
+def test_a_start_that_fails_keeps_the_key_for_the_next(place: Place) -> None:
+    environment = {**os.environ, **place.environment, **NOTHING}
+    failed = subprocess.run([sys.executable, "-c", FAILS], env=environment, capture_output=True)
+    assert failed.returncode == 1
+    lines = place.root / "client.env"
+    key = lines.read_text().partition("NDIF_API_KEY=")[2].strip()
+    assert key.encode() not in failed.stdout + failed.stderr
+    said = place.start("--port", free_port(), **NOTHING)
+    assert key_in(lines, said["url"]) == key
+    assert whoami(said["url"], key)["tags"] == ["hotswapping"]
+
+
+def test_a_database_that_is_named_gets_no_key_by_itself(place: Place, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/named.sqlite"
+    said = place.start("--port", free_port(), NDIF_DATABASE_URL=url)
+    assert said["client_file"] is None
+    assert not (place.root / "client.env").exists()
+    made = place.read("keys", "create", "--user", "ada")
+    assert whoami(said["url"], made["api_key"])["email"] == "ada"
+    assert place.ndif("keys", "revoke", made["id"][:6]).code == 0
+
+
+def test_open_access_is_for_this_machine_alone_unless_it_is_said(place: Place) -> None:
+    refused = place.ndif("start", "--host", "0.0.0.0", "--port", free_port())
+    assert refused.code == 1
+    assert "lets everybody in who reaches 0.0.0.0" in refused.error
+    assert "--insecure" in refused.error
+    place.start("--host", "0.0.0.0", "--insecure", "--port", free_port())
+    assert place.ndif("restart").code == 0  # with the same options
+    assert place.ndif("stop").code == 0
+    # With keys there is nothing to refuse.
+    place.start("--host", "0.0.0.0", "--port", free_port(), **NOTHING)
