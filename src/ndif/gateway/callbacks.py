@@ -39,25 +39,6 @@ _SECRET = Description(
 )
 
 
-_SECRET = Description(
-    "jobs",
-    "The secret that signs call-backs of one's own jobs",
-    {
-        200: answer(
-            {
-                "type": "object",
-                "properties": {"secret": {"type": "string"}},
-                "required": ["secret"],
-                "additionalProperties": False,
-            },
-            example={"secret": "6f3b…"},
-        )
-    },
-    refusals={401: "The API key is missing or unknown."},
-    needs="key",
-)
-
-
 @dataclass(frozen=True)
 class CallbackRoute:
     """Checks the address that a job names, and answers with the secret of a key's signed call-backs."""
