@@ -154,7 +154,9 @@ def test_a_broker_of_ours_comes_and_goes_with_the_server(
         assert place.ndif("restart", service).code == 0  # whenever its supervisor tries
     assert "started no object-store" in place.ndif("restart", "object-store").error
     assert within(lambda: f"id={job} " in place.ndif("logs", "dispatcher").output)
-    assert place.ndif("logs", "broker").output.count("Ready to accept connections") == 3
+    # Its supervisor may have started the mended one before the command did so again.
+    starts = place.ndif("logs", "broker").output.count("Ready to accept connections")
+    assert starts in (3, 4)
     assert place.ndif("stop").code == 0
     assert not accepts(port_of(broker))
     assert within(lambda: not place.processes()), place.processes()
