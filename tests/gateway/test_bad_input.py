@@ -64,6 +64,7 @@ def strict(
         "NDIF_MAX_RESULT_BYTES": "2000000",
         "NDIF_MAX_INLINE_RESULT_BYTES": "100000",
         "NDIF_RESULT_TTL_S": str(TTL_S),
+        "NDIF_RESPONSE_TTL_S": str(TTL_S),
     }
     started = LocalServer(NAME, environment=environment)
     try:
