@@ -22,7 +22,13 @@ from tests.on_loop import on_loop
 
 SAID = {"config": {"repo_id": "a/b"}, "generation": "0.8", "place": {"deployed": 0.0}}
 BRIEFLY = {"for_s": 0.01}
-DELIVERED = {"status": "COMPLETED", "description": "Done.", "delivered": True}
+DELIVERED = {
+    "status": "COMPLETED",
+    "description": "Done.",
+    "delivered": True,
+    "execution_time": 0.0,
+    "result_bytes": 0,
+}
 
 
 def a_request(subscription_id: str | None = "me", **more: Any) -> Request:
