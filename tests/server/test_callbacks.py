@@ -258,7 +258,13 @@ def test_only_a_server_whose_one_user_it_trusts_calls_this_machine(
     tmp_path: Path, trusted: bool, places: bool, is_called: bool
 ) -> None:
     server = Server(
-        Settings(), [], tmp_path, host="127.0.0.1", places=places, trusted=trusted, secret="s" * 16
+        Settings(dev_mode=True),
+        [],
+        tmp_path,
+        host="127.0.0.1",
+        places=places,
+        trusted=trusted,
+        secret="s" * 16,
     )
     client = TestClient(
         server.app, "http://127.0.0.1"

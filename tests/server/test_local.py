@@ -527,6 +527,6 @@ def test_listening_to_others_is_warned_of(place: Place) -> None:
         assert within(PATIENCE_S, lambda: says(server, warning))
     finally:
         server.stop()
-    assert place.gone_within(1), place.processes()
+    assert place.gone_within(10), place.processes()
     assert place.temporary() == []
     assert not says(server, "Traceback")

@@ -21,6 +21,14 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def is_orphan(connection: socket.socket) -> bool:
+    """Return True if the process at the other end ended before `end_with_parent` could tell of that."""
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+
+
 def fork(run: Callable[[], int | None]) -> int:
     """Fork a child that calls `run` and ends with this process; return its process id.
 

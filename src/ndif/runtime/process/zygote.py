@@ -26,6 +26,7 @@ from ndif.runtime.process.children import (
     end_with_parent,
     ended_children,
     fork,
+    is_orphan,
     wake_for_children,
 )
 from ndif.runtime.spec import ModelSpec, by_index
@@ -43,6 +44,8 @@ def main(fd: int, driver: Cuda | None = None) -> None:
     """Load what the host asks for over `fd`, then fork runners until it hangs up."""
     end_with_parent()
     control = Channel(socket.socket(fileno=fd))
+    if is_orphan(control.socket):  # what is imported next takes seconds
+        return
     # While the host fetches the model's files; a fork server has imported both.
     import torch  # noqa: F401
     import transformers  # noqa: F401
