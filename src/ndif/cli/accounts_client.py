@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 from ndif.cli.server_client import (
     CommandError,
@@ -14,16 +12,11 @@ from ndif.cli.server_client import (
     RefusedError,
     ServerClient,
     connect,
-    json_option,
     options,
-    token_option,
-    url_option,
+    with_options_of,
 )
 
 _NOT_FOUND_HTTP = 404
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class AccountsClient:
@@ -76,20 +69,12 @@ def _perform(name: str, fields: dict[str, Any]) -> Any:
         raise CommandError(f"The database of API keys does not answer: {error}.") from error
 
 
-def with_accounts(
-    function: Callable[Concatenate[AccountsClient, bool, P], T],
-) -> Callable[P, T]:
-    """Add --url, --token and --json to a command, and pass it the accounts and whether to print JSON."""
+def _reach(url: str | None, token: str | None) -> AccountsClient:
+    server: ServerClient | None = None
+    with contextlib.suppress(*(() if url is not None else (NoServerHereError,))):
+        server = connect(url, token)
+    return AccountsClient(server)
 
-    @url_option
-    @token_option
-    @json_option
-    @functools.wraps(function)
-    def command(*args: P.args, **kwargs: P.kwargs) -> T:
-        url, token, as_json = (kwargs.pop(name) for name in ("url", "token", "as_json"))
-        server: ServerClient | None = None
-        with contextlib.suppress(*(() if url is not None else (NoServerHereError,))):
-            server = connect(url, token)  # type: ignore[arg-type]
-        return function(AccountsClient(server), as_json, *args, **kwargs)  # type: ignore[arg-type]
 
-    return command
+with_accounts = with_options_of(_reach)
+"""Pass a command the accounts of the server that its options name, or those of this machine."""

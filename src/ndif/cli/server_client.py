@@ -20,6 +20,7 @@ _TIMEOUT_S = 30
 _NOT_FOUND_HTTP = 404
 
 P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -213,17 +214,27 @@ token_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-def with_server(
-    function: Callable[Concatenate[ServerClient, bool, P], T],
-) -> Callable[P, T]:
-    """Add --url, --token and --json to a command, and pass it the server and whether to print JSON."""
+def with_options_of(
+    reach: Callable[[str | None, str | None], S],
+) -> Callable[[Callable[Concatenate[S, bool, P], T]], Callable[P, T]]:
+    """Return what adds --url, --token and --json to a command.
 
-    @url_option
-    @token_option
-    @json_option
-    @functools.wraps(function)
-    def command(*args: P.args, **kwargs: P.kwargs) -> T:
-        url, token, as_json = (kwargs.pop(name) for name in ("url", "token", "as_json"))
-        return function(connect(url, token), as_json, *args, **kwargs)  # type: ignore[arg-type]
+    The command is passed what `reach` makes of a URL and a token, and True if it is to print JSON.
+    """
 
-    return command
+    def decorate(function: Callable[Concatenate[S, bool, P], T]) -> Callable[P, T]:
+        @url_option
+        @token_option
+        @json_option
+        @functools.wraps(function)
+        def command(*args: P.args, **kwargs: P.kwargs) -> T:
+            url, token, as_json = (kwargs.pop(name) for name in ("url", "token", "as_json"))
+            return function(reach(url, token), as_json, *args, **kwargs)  # type: ignore[arg-type]
+
+        return command
+
+    return decorate
+
+
+with_server = with_options_of(connect)
+"""Pass a command the server that its options name."""
