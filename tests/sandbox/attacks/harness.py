@@ -213,10 +213,13 @@ class _Client:
         self._connection.settimeout(patience_s)
         try:
             line = self._stream.readline()
-        except OSError:
+        except OSError as error:
             self.kill()
+            self._errors.append(f"no answer of client {self._pid}: {error!r}")
             return None
         answer: dict[str, Any] | None = json.loads(line) if line else None
+        if answer is None:
+            self._errors.append(f"client {self._pid} ended")
         return answer
 
     def send(self, function: Callable[..., Any], form: str, targets: dict[str, Any]) -> Outcome:
@@ -530,7 +533,7 @@ def faults(attack: Attack, configuration: Configuration, verdict: Verdict) -> li
     if outcome.hung and configuration is NONE and Defence.LIMIT in attack.stopped_by:
         return []  # without a limit it runs on, which is its aim
     if outcome.hung:
-        return [f"it did not end within {PATIENCE_S:g} s"]
+        return [f"it did not end within {PATIENCE_S:g} s: {outcome.error}"]
     if configuration is NONE:
         if Defence.FRAMES in attack.stopped_by:
             if not re.search(attack.expected_error, outcome.error or "", re.DOTALL):

@@ -150,12 +150,14 @@ def main() -> None:
         nnsight.register(module)
         blocks[family.rpartition(".")[2]] = module
     model = TransformersModel(name, task="text-generation")
+    # Asks the hub, which is the first server: forks may begin once that one has ended.
+    model_key = model.to_model_key()
 
     class RecordingBackend(RemoteBackend):
         """Notes everything that comes for the user."""
 
         def __init__(self) -> None:
-            super().__init__(model.to_model_key())
+            super().__init__(model_key)
             self.logs: list[str] = []
 
         def note(self, response: ResponseModel) -> bool:
@@ -197,8 +199,12 @@ def main() -> None:
         connection, _ = listening.accept()
         if os.fork() == 0:
             listening.close()
-            serve(connection.makefile("rw"))
-            os._exit(0)
+            try:
+                serve(connection.makefile("rw"))
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(0)  # without what torch does at an exit, which takes seconds
         connection.close()
 
 
