@@ -56,7 +56,7 @@ def place(
 ) -> Iterator[Place]:
     """A replica that also serves untrusted requests."""
     folder = tmp_path_factory.mktemp("place")
-    timeout_s = 5 if request.param == "cuda" else 1
+    timeout_s = 5 if request.param == "cuda" else 3
     settings = Settings(
         protector="off",
         session_root=folder / "session",

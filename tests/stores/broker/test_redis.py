@@ -28,7 +28,7 @@ __all__ = ["play"]
 
 PATIENCE_S = 20.0
 SOON_S = 0.05
-SHORT_S = 0.5
+SHORT_S = 1.0
 LARGE = b"x" * 300_000
 
 
