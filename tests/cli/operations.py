@@ -35,6 +35,7 @@ from ndif.gateway.catalogue import InProcessCatalogue
 from ndif.gateway.header_wire import SocketIoSubscriptions
 from ndif.gateway.health import HealthRoutes
 from ndif.gateway.hf_mirror import HfMirror
+from ndif.gateway.open_channels import OpenChannels
 from ndif.host.runtimes import Runtimes
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_file import to_entry
@@ -314,7 +315,7 @@ def application(
     ]
     return create_app(
         routes,
-        SocketIoSubscriptions(MemoryBroker(), options),
+        SocketIoSubscriptions(MemoryBroker(), OpenChannels(options), options),
         HfMirror(share_weights=False),
         None,  # type: ignore[arg-type]
         options,

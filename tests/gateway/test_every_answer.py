@@ -30,6 +30,7 @@ from ndif.gateway.app import create_app, uvicorn_config
 from ndif.gateway.header_wire import SocketIoSubscriptions
 from ndif.gateway.hf_mirror import HfMirror
 from ndif.gateway.incoming import Incoming
+from ndif.gateway.open_channels import OpenChannels
 from ndif.stores.broker import MemoryBroker
 from ndif.telemetry.request_id import LOG_FORMAT, name_requests
 from tests.security.serving import Gateway, gateway, get
@@ -92,7 +93,7 @@ def failing(log: Any) -> Iterator[str]:
             Route("/fails/late", fail_in_the_middle),
             WebSocketRoute("/fails/live", fail_websocket),
         ],
-        SocketIoSubscriptions(MemoryBroker(), options),
+        SocketIoSubscriptions(MemoryBroker(), OpenChannels(options), options),
         HfMirror(share_weights=False),
         None,  # type: ignore[arg-type]
         options,
@@ -317,7 +318,7 @@ def test_a_request_that_a_stop_cuts_short_is_answered(log: io.StringIO) -> None:
     options = Settings()
     app = create_app(
         [Route("/hangs", hang)],
-        SocketIoSubscriptions(MemoryBroker(), options),
+        SocketIoSubscriptions(MemoryBroker(), OpenChannels(options), options),
         HfMirror(share_weights=False),
         None,  # type: ignore[arg-type]
         options,

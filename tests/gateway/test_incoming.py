@@ -35,6 +35,7 @@ from ndif.gateway.envelope_wire import WebSocketSubscriptions
 from ndif.gateway.header_wire import SocketIoSubscriptions
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.incoming import Incoming, IncomingFullError, Unfinished
+from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.quota import Quota
 from ndif.gateway.submit import SubmitRoute
 from ndif.host.runtimes import Runtimes
@@ -91,8 +92,13 @@ class Gateway:
         self.app = Starlette(
             routes=[
                 *submit.routes(),
-                *WebSocketSubscriptions(self.broker, accounts, settings).routes(),
-                Mount("/ws", app=SocketIoSubscriptions(self.broker, settings).app),
+                *WebSocketSubscriptions(
+                    self.broker, accounts, OpenChannels(settings), settings
+                ).routes(),
+                Mount(
+                    "/ws",
+                    app=SocketIoSubscriptions(self.broker, OpenChannels(settings), settings).app,
+                ),
             ],
             exception_handlers=EXCEPTION_HANDLERS,
         )

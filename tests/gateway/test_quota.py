@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -10,6 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
+import socketio
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect as connect_sync
 
 from ndif.config.settings import Settings
 from ndif.control.operations import Answer, GetUsage, Operation
@@ -24,7 +30,13 @@ from ndif.stores.rates import Rates
 from tests.on_loop import on_loop
 from tests.security.serving import Gateway, gateway
 
-SMALL = {"request_bytes": 2000, "unfinished_jobs": 2, "result_bytes": 5000}
+SMALL = {
+    "request_bytes": 2000,
+    "unfinished_jobs": 2,
+    "result_bytes": 5000,
+    "stored_bytes": "6KiB",
+    "channels": 2,
+}
 BRISK = {"requests_per_minute": 3}
 
 
@@ -63,7 +75,7 @@ def refused(answer: httpx.Response, status: int) -> str:
 def test_each_limit_is_of_its_own_tier(keyed: Gateway, keys: tuple[str, dict[str, str]]) -> None:
     small, brisk = ({"ndif-api-key": key} for key in keys[1].values())
     accepted = [keyed.accepted(keyed.submit(**small)) for _ in range(2)]
-    assert {each.max_result_bytes for each in accepted} == {5000}
+    assert {(each.max_result_bytes, each.max_stored_bytes) for each in accepted} == {(5000, 6144)}
     assert "may have 2 jobs" in refused(keyed.submit(**small), 429)
     assert [keyed.submit(**brisk).status_code for _ in range(3)] == [200] * 3
     assert "3 requests a minute" in refused(keyed.submit(**brisk), 429)
@@ -74,6 +86,58 @@ def test_each_limit_is_of_its_own_tier(keyed: Gateway, keys: tuple[str, dict[str
         headers={**small, "nnsight-version": "0.7.0", "nnsight-model-key": "x"},
     )
     assert large.status_code in (400, 413)
+
+
+@on_loop
+async def test_so_many_channels_are_open_at_once(
+    keyed: Gateway, keys: tuple[str, dict[str, str]]
+) -> None:
+    address = keyed.url.replace("http", "ws") + "/subscribe"
+
+    def opened(tier: str) -> connect:
+        return connect(address, additional_headers={"ndif-api-key": keys[1][tier]})
+
+    async with opened("small") as first, opened("small"), opened("brisk"):
+        with pytest.raises(InvalidStatus) as refusal:
+            await opened("small")
+        assert refusal.value.response.status_code == 429
+        assert int(refusal.value.response.headers["Retry-After"]) > 0
+        said = json.loads(refusal.value.response.body)["detail"]
+        assert said.startswith("Your API key may have 2 live channels open at once")
+        # One that is closed is open no more.
+        await first.close()
+        for _ in range(100):
+            with contextlib.suppress(InvalidStatus):
+                async with opened("small") as another:
+                    assert "session_id" in await another.recv()
+                    break
+            await asyncio.sleep(0.02)
+        else:
+            raise AssertionError("a closed channel is counted")
+
+
+def test_so_many_channels_are_of_one_address(runtimes: Path, tmp_path: Path) -> None:
+    settings = {"dev_mode": True, "max_channels_per_address": 2}
+    with (
+        gateway(tmp_path / "results", runtimes, options={}, **settings) as found,
+        contextlib.ExitStack() as held,
+    ):
+
+        def open_one() -> None:
+            client = held.enter_context(socketio.SimpleClient())
+            client.connect(found.url, socketio_path="/ws/socket.io", transports=["websocket"])
+
+        open_one()
+        open_one()
+        said: list[dict[str, str]] = []
+        client = socketio.Client()
+        client.on("connect_error", said.append)
+        with pytest.raises(socketio.exceptions.ConnectionError):
+            client.connect(found.url, socketio_path="/ws/socket.io", transports=["websocket"])
+        assert "Your address may have 2 live channels open at once" in said[0]["message"]
+        # The channels of both wires count together.
+        with pytest.raises(InvalidStatus), connect_sync(f"ws{found.url[4:]}/subscribe"):
+            pass
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
@@ -142,10 +206,10 @@ async def test_blocks_run_so_long_a_day() -> None:
 
 def test_a_tiers_limits_replace_the_servers_and_null_is_none() -> None:
     settings = Settings(max_requests_per_minute=5, max_unfinished_jobs=7)
-    server = Limits(requests_per_minute=5, unfinished_jobs=7)
+    server = Limits(requests_per_minute=5, unfinished_jobs=7, channels=1000)
     assert Limits.of(settings, {}) == server
     own = {"requests_per_minute": None, "request_bytes": "1KiB"}
-    assert Limits.of(settings, own) == Limits(unfinished_jobs=7, request_bytes=1024)
+    assert Limits.of(settings, own) == Limits(unfinished_jobs=7, request_bytes=1024, channels=1000)
     # Somebody else may have written the database.
     assert Limits.of(settings, {"colour": "red"}) == server
     quota = quota_of(UsageOf(), max_unfinished_jobs=7)

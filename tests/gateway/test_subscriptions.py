@@ -27,6 +27,7 @@ from ndif.gateway import socket_io_channel
 from ndif.gateway.caller import subscription_of
 from ndif.gateway.envelope_wire import WebSocketSubscriptions
 from ndif.gateway.header_wire import SocketIoSubscriptions
+from ndif.gateway.open_channels import OpenChannels
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response
@@ -67,8 +68,10 @@ async def served(app: Starlette) -> AsyncIterator[str]:
 async def test_a_gateway_that_stops_names_the_jobs_that_it_ends() -> None:
     broker = MemoryBroker()
     websockets, socket_io = (
-        WebSocketSubscriptions(broker, OpenAccounts(hotswapping=False), Settings()),
-        SocketIoSubscriptions(broker, Settings()),
+        WebSocketSubscriptions(
+            broker, OpenAccounts(hotswapping=False), OpenChannels(Settings()), Settings()
+        ),
+        SocketIoSubscriptions(broker, OpenChannels(Settings()), Settings()),
     )
     routes = [*websockets.routes(), Mount("/ws", app=socket_io.app)]
     async with contextlib.AsyncExitStack() as stack:
@@ -136,7 +139,7 @@ async def test_updates_reach_a_client_that_handles_its_messages_in_any_order(
 ) -> None:
     monkeypatch.setattr(socket_io_channel, "_PATIENCE_S", 0.1)
     broker, lines = MemoryBroker(), [f"line {index}" for index in range(40)]
-    socket_io = SocketIoSubscriptions(broker, Settings())
+    socket_io = SocketIoSubscriptions(broker, OpenChannels(Settings()), Settings())
     loop = asyncio.get_running_loop()
     connected: asyncio.Queue[str] = asyncio.Queue()
 
@@ -176,7 +179,7 @@ async def test_a_client_that_answers_no_ping_leaves_nothing(
     """The task that would send it an update finds that out, and ends itself."""
     broker = RedisBroker(redis.url, FileStore(tmp_path, 60), SIGNER, inline_bytes=1000)
     await broker.start()
-    socket_io = SocketIoSubscriptions(broker, Settings())
+    socket_io = SocketIoSubscriptions(broker, OpenChannels(Settings()), Settings())
     routes = [Mount("/ws", app=socket_io.app)]
     async with served(Starlette(routes=routes)) as address, socketio.AsyncSimpleClient() as client:
         await client.connect(

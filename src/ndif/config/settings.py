@@ -86,6 +86,11 @@ class Settings(BaseSettings):
     """Number of requests that an API key may send in any minute, unless its tier says otherwise."""
     max_unfinished_jobs: int | None = Field(default=1000, gt=0, le=MOST)
     """Number of jobs of an API key that may wait or run at once, unless its tier says otherwise."""
+    max_channels: int | None = Field(default=1000, gt=0, le=MOST)
+    """Number of live channels of an API key that a gateway holds open at once, unless its tier says
+    otherwise."""
+    max_channels_per_address: int = Field(default=2000, gt=0)
+    """Number of live channels of one address, with or without a key, that a gateway holds open at once."""
     max_execution_per_day: Duration | None = Field(default=None, gt=0)
     """Time that the blocks of a user with an API key may run in a day (UTC), unless its tier says
     otherwise. By default there is no limit."""

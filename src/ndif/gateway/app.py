@@ -26,6 +26,7 @@ from ndif.gateway.hf_mirror import HfMirror
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.incoming import Incoming
 from ndif.gateway.jobs import JobRoutes
+from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.openapi import LiveMount
 from ndif.gateway.origin import SameOrigin
 from ndif.gateway.quota import Quota
@@ -90,8 +91,9 @@ def create_gateway(
     addresses and `callback_networks`, and the first of `callback_secrets` is what their receivers are told
     of.
     """
-    websockets = WebSocketSubscriptions(broker, accounts, settings)
-    socket_io = SocketIoSubscriptions(broker, settings)
+    channels = OpenChannels(settings)
+    websockets = WebSocketSubscriptions(broker, accounts, channels, settings)
+    socket_io = SocketIoSubscriptions(broker, channels, settings)
     incoming = Incoming(settings)
     callbacks = CallbackRoute(accounts, callback_networks, settings.sends_mail, callback_secrets)
     submit = SubmitRoute(

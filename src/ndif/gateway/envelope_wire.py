@@ -22,13 +22,20 @@ from ndif.gateway.caller import caller_of, subscription_of
 from ndif.gateway.connections import DOES_NOT_READ, disconnect
 from ndif.gateway.http_error import CLOSE, HttpError, no_account, refuse
 from ndif.gateway.incoming import MAX_ENVELOPE, IncomingPayload
+from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.openapi import Channel, LiveRoute
 from ndif.schema.request import Submission
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.schema.wires import envelope_frame
 from ndif.sizes import format_size
-from ndif.stores.accounts import Accounts, AccountsAwayError, NoSuchKeyError, TooManyGuessesError
+from ndif.stores.accounts import (
+    Account,
+    Accounts,
+    AccountsAwayError,
+    NoSuchKeyError,
+    TooManyGuessesError,
+)
 from ndif.stores.broker import Broker, Subscription
 from ndif.tasks import end, within
 
@@ -194,9 +201,12 @@ class WebSocketSubscriptions:
     takes the jobs of the account that opened it.
     """
 
-    def __init__(self, broker: Broker, accounts: Accounts, settings: Settings) -> None:
+    def __init__(
+        self, broker: Broker, accounts: Accounts, channels: OpenChannels, settings: Settings
+    ) -> None:
         self._broker = broker
         self._accounts = accounts
+        self._channels = channels
         self._max_unread_bytes = settings.max_unread_bytes
         self._open: dict[Subscription, WebSocket] = {}
 
@@ -206,11 +216,19 @@ class WebSocketSubscriptions:
 
     async def subscribe(self, websocket: WebSocket) -> None:
         """Send the id of a new subscription, then its frames until the client leaves."""
-        try:
-            account = await self._accounts.account(caller_of(websocket))
-        except (NoSuchKeyError, TooManyGuessesError, AccountsAwayError) as error:
-            await refuse(no_account(error), websocket.scope, websocket.receive, websocket.send)
-            return
+        caller = caller_of(websocket)
+        with contextlib.ExitStack() as counted:
+            try:
+                account = await self._accounts.account(caller)
+                counted.enter_context(self._channels.one(caller, account))
+            except (NoSuchKeyError, TooManyGuessesError, AccountsAwayError) as error:
+                await refuse(no_account(error), websocket.scope, websocket.receive, websocket.send)
+            except HttpError as error:
+                await refuse(error, websocket.scope, websocket.receive, websocket.send)
+            else:
+                await self._serve(websocket, account)
+
+    async def _serve(self, websocket: WebSocket, account: Account) -> None:
         await websocket.accept()
         session_id = uuid.uuid4().hex
         subscription = await self._broker.subscribe(subscription_of(session_id, account.user))

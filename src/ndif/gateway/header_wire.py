@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from ndif.config.settings import Settings
 from ndif.gateway.caller import caller_of, subscription_of
 from ndif.gateway.connections import DOES_NOT_READ, TAKES_LARGE, disconnect, on_its_way
 from ndif.gateway.http_error import HttpError
+from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.openapi import Channel
 from ndif.gateway.results import is_job_id
 from ndif.gateway.socket_io_channel import Acknowledgements, SocketIoChannel
@@ -82,8 +84,9 @@ class SocketIoSubscriptions:
     takes the jobs of callers of the same name, whose key is looked at with every job.
     """
 
-    def __init__(self, broker: Broker, settings: Settings) -> None:
+    def __init__(self, broker: Broker, channels: OpenChannels, settings: Settings) -> None:
         self._broker = broker
+        self._channels = channels
         self._max_unread_bytes = settings.max_unread_bytes
         self._open: dict[str, _Open] = {}
         self._server = _Server(
@@ -118,13 +121,19 @@ class SocketIoSubscriptions:
             return False
         state[TAKES_LARGE] = lambda: False
         caller = caller_of(HTTPConnection(scope))
-        subscription = await self._broker.subscribe(subscription_of(sid, caller.name))
-        # Only a job's block asks its client for results.
-        state[TAKES_LARGE] = lambda: bool(subscription.unfinished)
-        subscription.bound(self._max_unread_bytes, partial(disconnect, scope, DOES_NOT_READ))
-        channel = SocketIoChannel(self._server, sid, partial(on_its_way, scope))
-        work = [channel.run(), _forward(subscription, channel)]
-        self._open[sid] = _Open(subscription, channel, [asyncio.create_task(each) for each in work])
+        with ExitStack() as counted:
+            try:
+                counted.enter_context(self._channels.one(caller))
+            except HttpError as error:
+                raise socketio.exceptions.ConnectionRefusedError(error.detail) from error
+            subscription = await self._broker.subscribe(subscription_of(sid, caller.name))
+            # Only a job's block asks its client for results.
+            state[TAKES_LARGE] = lambda: bool(subscription.unfinished)
+            subscription.bound(self._max_unread_bytes, partial(disconnect, scope, DOES_NOT_READ))
+            channel = SocketIoChannel(self._server, sid, partial(on_its_way, scope))
+            work = [channel.run(), _forward(subscription, channel)]
+            tasks = [asyncio.create_task(each) for each in work]
+            self._open[sid] = _Open(subscription, channel, tasks, counted.pop_all())
         return True
 
     async def _disconnect(self, sid: str, _reason: Any = None) -> None:
@@ -132,6 +141,7 @@ class SocketIoSubscriptions:
             try:
                 await opened.subscription.close()
             finally:
+                opened.counted.close()
                 for task in opened.tasks:  # at last: one of them may be who calls
                     task.cancel()
 
@@ -154,6 +164,8 @@ class _Open:
     subscription: Subscription
     channel: SocketIoChannel
     tasks: list[asyncio.Task[None]]
+    counted: ExitStack
+    """Counts the connection until it is closed."""
 
 
 async def _forward(subscription: Subscription, channel: SocketIoChannel) -> None:

@@ -222,6 +222,7 @@ class SubmitRoute:
             hotswapping=account.hotswapping,
             trusted=account.trusted,
             max_result_bytes=limits.result_bytes,
+            max_stored_bytes=limits.stored_bytes,
         )
         received = Update(request.id, Status.RECEIVED, "Your job has been received.")
         if request.subscription_id is None:

@@ -129,7 +129,9 @@ class Execution:
         """Return the error for an untrusted user whose result there is no room for."""
         if request.trusted:
             return None
-        why = await self._objects.room.admit(request.id, request.user, size)
+        why = await self._objects.room.admit(
+            request.id, request.user, size, request.max_stored_bytes
+        )
         return None if why is None else Response(request.id, Status.ERROR, why)
 
     def _instructions(self, request: Request) -> dict[str, Any]:

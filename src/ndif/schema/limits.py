@@ -26,10 +26,14 @@ class Limits(BaseModel):
     """Number of requests in any minute."""
     unfinished_jobs: int | None = Field(default=None, gt=0, le=MOST)
     """Number of jobs that wait or run at once."""
+    channels: int | None = Field(default=None, gt=0, le=MOST)
+    """Number of live channels that are open at once."""
+    stored_bytes: Size | None = Field(default=None, gt=0, le=MOST)
+    """Size of the stored results of the key's user; the server's own limits hold as well."""
     execution_s_per_day: Duration | None = Field(default=None, gt=0)
     """Seconds that the blocks of the key's user may run in a day (UTC)."""
 
-    @field_validator("requests_per_minute", "unfinished_jobs", mode="before")
+    @field_validator("requests_per_minute", "unfinished_jobs", "channels", mode="before")
     @classmethod
     def _refuse_truth(cls, value: object) -> object:
         """Refuse true, which would be the number 1."""
@@ -46,6 +50,7 @@ class Limits(BaseModel):
         server = {
             "requests_per_minute": settings.max_requests_per_minute,
             "unfinished_jobs": settings.max_unfinished_jobs,
+            "channels": settings.max_channels,
             "execution_s_per_day": settings.max_execution_per_day,
         }
         try:

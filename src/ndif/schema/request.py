@@ -72,6 +72,8 @@ class Request:
     """True if its code may run unconfined, which the server decides and no client can ask for."""
     max_result_bytes: int | None = None
     """Maximum size of its result beside the server's own limit; None: there is no other."""
+    max_stored_bytes: int | None = None
+    """Maximum size of its user's stored results beside the server's own limits; None: there is no other."""
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     received: float = field(default_factory=time.time)
     """Unix seconds."""

@@ -337,6 +337,19 @@ async def test_one_user_takes_a_share_and_all_take_no_more_than_the_limit(
 
 
 @on_loop
+async def test_a_users_own_limit_is_less_than_the_share(form: Form, tmp_path: Path) -> None:
+    async with form.open(tmp_path, LONG_S) as (store, _):
+        store.limits = RoomLimits(1000, 0.5)
+        assert await store_result(store, "ada", 200) is None
+        why = await store.room.admit(str(uuid.uuid4()), "ada", 101, 300)
+        assert why is not None
+        assert "yours that are stored take 200B, of at most 300B, which is your limit" in why
+        assert await store.room.admit(str(uuid.uuid4()), "ada", 100, 300) is None
+        # It is no right to more than everybody's share.
+        assert await store.room.admit(str(uuid.uuid4()), "ada", 201, 900) is not None
+
+
+@on_loop
 async def test_what_is_stored_is_counted_after_a_restart(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, _):
         store.limits = RoomLimits(1000, 0.5)

@@ -17,9 +17,9 @@ from ndif.schema.status import Status
 _NUMBER = Struct(">Q")
 _DESCRIPTION = 200
 """Characters of a description that `encode_end` keeps."""
-_ELSEWHERE = {
-    *("payload", "model", "wire", "key", "attempts", "digest", "refusal", "max_result_bytes"),
-}
+_IF_SET = ("attempts", "max_result_bytes", "max_stored_bytes")
+"""Fields that most requests do not have: older versions refuse fields that they do not know."""
+_ELSEWHERE = {"payload", "model", "wire", "key", "digest", "refusal", *_IF_SET}
 _PLAIN = tuple(f.name for f in fields(Request) if f.name not in _ELSEWHERE)
 _UPDATE, _NAMED, _TEXT, _TERMINAL = 0x80, 0x40, 1, 2
 _PREFIX = 2
@@ -36,10 +36,7 @@ def encode_request(request: Request, digest: str = "") -> bytes:
     """Encode a request without its payload, but with the digest of one that Redis has."""
     record = {name: getattr(request, name) for name in _PLAIN}
     record |= {"model": str(request.model), "wire": request.wire.value, "env": dict(request.env)}
-    if request.attempts:
-        record["attempts"] = request.attempts
-    if request.max_result_bytes is not None:
-        record["max_result_bytes"] = request.max_result_bytes
+    record |= {name: value for name in _IF_SET if (value := getattr(request, name))}
     if request.key:
         record["user"] = f"{request.user}{_KEY}{request.key}"
     if digest := digest or request.digest:

@@ -61,10 +61,17 @@ class Usage:
         return Usage(self.total + size, {**self.by_user, owner: mine}, self.oldest_s)
 
 
-def refusal(usage: Usage, owner: str, size: int, limits: RoomLimits, ttl_s: float) -> str | None:
-    """Return the sentence for a user whose result there is no room for; None if there is room."""
+def refusal(
+    usage: Usage, owner: str, size: int, limits: RoomLimits, ttl_s: float, own: int | None = None
+) -> str | None:
+    """Return the sentence for a user whose result there is no room for; None if there is room.
+
+    `own`: what the user's results may take, where that is less than a user's share.
+    """
     mine, share = usage.by_user.get(owner, 0), int(min(limits.all_bytes * limits.share, 1 << 62))
-    if mine + size > share:
+    if own is not None and mine + size > own:
+        taken, whose, rule = mine, "yours", f"{format_size(own)}, which is your limit"
+    elif mine + size > share:
         taken, whose = mine, "yours"
         rule = f"{format_size(share)}, which one user's may take (NDIF_MAX_STORED_SHARE)"
     elif usage.total + size > limits.all_bytes:
@@ -109,17 +116,22 @@ class Room:
         self._admitted: dict[str, tuple[str, int]] = {}
         self._counting = asyncio.Lock()
 
-    async def admit(self, request_id: str, user: str, size: int) -> str | None:
-        """Keep room for a result, or return the sentence that says why there is none."""
+    async def admit(
+        self, request_id: str, user: str, size: int, own: int | None = None
+    ) -> str | None:
+        """Keep room for a result, or return the sentence that says why there is none.
+
+        `own`: see `refusal`.
+        """
         owner = hashlib.blake2b(user.encode(), digest_size=8).hexdigest()
         async with self._counting:
             if time.monotonic() - self._counted_at > _RECOUNT_S:
                 await self._count()
-            why = self._refusal(owner, size)
+            why = self._refusal(owner, size, own)
             if why is not None:
                 # Some may have expired, or may have been fetched, since they were counted.
                 await self._count()
-                why = self._refusal(owner, size)
+                why = self._refusal(owner, size, own)
             if why is not None:
                 return why
             self._admitted[request_id] = owner, size
@@ -136,11 +148,11 @@ class Room:
         if stored and size:
             self._counted = self._counted.plus(owner, size)
 
-    def _refusal(self, owner: str, size: int) -> str | None:
+    def _refusal(self, owner: str, size: int, own: int | None) -> str | None:
         usage = self._counted
         for each in self._admitted.values():
             usage = usage.plus(*each)
-        return refusal(usage, owner, size, self._store.limits, self._store.ttl_s)
+        return refusal(usage, owner, size, self._store.limits, self._store.ttl_s, own)
 
     async def _count(self) -> None:
         results = await self._store.unexpired("results")
