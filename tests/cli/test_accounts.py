@@ -108,6 +108,7 @@ def test_tiers_are_changed_and_given(ndif: Ndif) -> None:
     changed = printed(ndif("tiers", "change", "a", "--trusted", "--limits", limits, "--json"))
     assert changed == {
         "name": "a",
+        "gated": False,
         "hotswapping": False,
         "priority": False,
         "trusted": True,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ndif.cluster.models import Models, NotServedError
+from ndif.cluster.repositories import Repositories
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey
 
@@ -96,6 +97,31 @@ def test_nor_a_folder_that_is_called_as_a_repository_may_be(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(NotServedError):
         Models().admit(key("org/name"), hotswapping=True)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "denied", "may", "may_not"),
+    [
+        ((), ("meta/*",), ["a/b", "metal/x"], ["meta/x", "META/X", "meta/y-z"]),
+        (("meta/*", "gpt2"), (), ["Meta/X", "GPT2"], ["a/b", "gpt2/x", "x/meta"]),
+        (("meta/*",), ("*/*-405b",), ["meta/x-8b"], ["meta/x-405B", "a/x-405b"]),
+    ],
+)
+def test_an_operator_says_which_repositories_are_loaded_on_demand(
+    allowed: tuple[str, ...], denied: tuple[str, ...], may: list[str], may_not: list[str]
+) -> None:
+    deployed = [DeploymentConfig(name, "x", dedicated=True) for name in may_not[:1]]
+    models = Models(deployed, repositories=Repositories(allowed, denied))
+    for name in may:
+        assert models.admit(key(name), hotswapping=True).config.repo_id == name
+    for name in may_not[1:]:
+        with pytest.raises(NotServedError, match="does not allow that repository") as refused:
+            models.admit(key(name, "v2"), hotswapping=True)
+        assert all(pattern in str(refused.value) for pattern in allowed)
+    # What is deployed needs no permission; another revision of it is not deployed.
+    assert models.admit(key(may_not[0]), hotswapping=False) in [*models]
+    with pytest.raises(NotServedError, match="does not allow"):
+        models.admit(key(may_not[0], "v2"), hotswapping=True)
 
 
 def test_what_a_user_asks_for_brings_no_code_of_its_own() -> None:

@@ -14,6 +14,7 @@ import zstandard
 from starlette.applications import Starlette
 
 from ndif.cluster.models import Models
+from ndif.cluster.repositories import Repositories
 from ndif.config.settings import Settings
 from ndif.control.operations import Answer, Operation
 from ndif.gateway.callbacks import CallbackRoute
@@ -196,6 +197,8 @@ def test_a_status_that_is_not_there_is_not_waited_for_without_end() -> None:
         async def read(self, _: str) -> None:
             return None
 
-    catalogue = PublishedCatalogue(cast(Any, None), cast(Any, NothingPublished()), 0.01)
+    catalogue = PublishedCatalogue(
+        cast(Any, None), cast(Any, NothingPublished()), 0.01, Repositories()
+    )
     with pytest.raises(HttpError, match="No process of this server has come up"):
         asyncio.run(catalogue.status())

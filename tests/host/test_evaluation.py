@@ -13,8 +13,14 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse
+from starlette.responses import Response as HttpResponse
+from starlette.routing import Route
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from ndif.host.evaluation import EvaluationError, Evaluator
@@ -25,6 +31,7 @@ from ndif.schema.deployment import DeploymentConfig
 from tests.conftest import NAME
 from tests.on_loop import on_loop
 from tests.runtime.replica import HERE, alive, children, fork_servers, until
+from tests.serving import serving
 from tests.tiny_models import make_bert, make_gpt2, make_llama, make_t5
 
 KINDS: dict[str, tuple[Callable[[Path], Path], str, Any]] = {
@@ -286,6 +293,37 @@ async def test_a_repository(
         assert (offline.task, offline.repo_id) == ("text-generation", None)
         with pytest.raises(EvaluationError, match="not in this machine's cache"):
             await evaluate(a_config("test-org/nothing"), HERE)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_gated"), [({}, False), ({"gated": "manual"}, True), ({"private": True}, True)]
+)
+@on_loop
+async def test_a_repository_that_the_hub_gives_to_some(
+    hub_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    said: dict[str, Any],
+    is_gated: bool,
+) -> None:
+    async def answer(http: HttpRequest) -> HttpResponse:
+        """Pass a request on, and say of the model what this hub says of it."""
+        asked = {name: http.headers[name] for name in ("range",) if name in http.headers}
+        async with httpx.AsyncClient() as client:
+            url = f"{hub_url}{http.url.path}"
+            got = await client.request(http.method, url, params=http.query_params, headers=asked)
+        if http.url.path.startswith("/api/models/"):
+            return JSONResponse({**got.json(), **said})
+        return HttpResponse(got.content, got.status_code, got.headers)
+
+    hub = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "HEAD"])])
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    with serving(hub) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        async with some_servers() as servers:
+            found = await Evaluator(fork_servers=servers)(a_config(NAME), HERE)
+    assert found.gated is is_gated
+    assert found.size_bytes > 0
 
 
 @on_loop

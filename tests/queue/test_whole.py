@@ -16,9 +16,11 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from ndif.cluster import status
 from ndif.cluster.controller import Controller
-from ndif.cluster.models import Models
+from ndif.cluster.models import Models, NotServedError
 from ndif.cluster.replica import Replica, ReplicaState
+from ndif.cluster.repositories import Repositories
 from ndif.cluster.status import client_status
 from ndif.control.control_plane import ControlPlane
 from ndif.control.operations import (
@@ -218,8 +220,11 @@ class World:
         broken: frozenset[str] = frozenset(),
         bounds: Bounds | None = None,
         store: FileStore | None = None,
+        repositories: Repositories | None = None,
     ) -> None:
         self.sizes = sizes
+        self.gated = set[str]()
+        """Models that the hub does not give to everybody."""
         self.hub: dict[str, str] = {}
         """Names of models at a hub, by their spelling in small letters."""
         self.memory = Memory({**dict.fromkeys(range(gpus), GPU), "cpu": CPU})
@@ -230,7 +235,7 @@ class World:
         self.gpus = gpus
         self._broken = broken
         self.controller = Controller(
-            Models(configs),
+            Models(configs, repositories=repositories),
             self._make,
             self._size,
             self._discover,
@@ -279,7 +284,12 @@ class World:
             raise ActorError("there is no such repository")
         if generation == self.missing:
             raise ActorError("that is not installed")
-        return Measured(self.sizes[repo_id] + config.padding_bytes, repo_id=repo_id, parameters=7)
+        return Measured(
+            self.sizes[repo_id] + config.padding_bytes,
+            repo_id=repo_id,
+            parameters=7,
+            gated=repo_id in self.gated,
+        )
 
     async def _discover(self) -> list[Node]:
         await asyncio.sleep(self.look_s)
@@ -1355,6 +1365,54 @@ def test_two_names_of_one_model_are_one_deployment(tmp_path: Path) -> None:
 
 REAL, ALIAS = "org/name", "name"
 """The name of a model at a hub, and other spellings that the hub accepts."""
+
+
+def test_a_gated_model_is_loaded_for_who_has_the_right(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 40}) as world:
+            world.gated = {"a/a"}
+            # Before it is measured nobody knows.
+            without = [await world.send("a/a") for _ in range(2)]
+            for refused in await world.until_ended(*without):
+                assert refused.status is Status.ERROR
+                assert "'a/a' is gated or private on the hub" in refused.description
+                assert "right `gated`" in refused.description
+            assert not world.actors
+            # In one line with somebody who has it.
+            mixed = await world.send("a/a"), await world.send("a/a", gated=True)
+            refused, served = await world.until_ended(*mixed)
+            assert (refused.status, served.status) == (Status.ERROR, Status.COMPLETED)
+            assert len(world.actors) == 1
+            # Nor does anybody else use it, now that it is there.
+            (refused,) = await world.until_ended(await world.send("a/a"))
+            assert "gated" in refused.description
+            # A gateway of another process knows as much.
+            published = status.read(status.describe(world.controller.models), Repositories())
+            key = DeploymentConfig("a/a", "a/a").key
+            with pytest.raises(NotServedError, match="gated"):
+                published.admit(key, hotswapping=True)
+            assert published.admit(key, hotswapping=True, gated=True).gated
+            # An operator's decision is for everybody.
+            config = DeploymentConfig("a/a", "a/a", dedicated=True)
+            await world.operations.deploy([config], None, wait=True, sync=False)
+            (served,) = await world.until_ended(await world.send("a/a", hotswapping=False))
+            assert served.status is Status.COMPLETED
+
+    run(main())
+
+
+def test_the_hubs_name_of_a_repository_may_be_denied(tmp_path: Path) -> None:
+    async def main() -> None:
+        rules = Repositories(denied=("Org/*",))
+        async with World(tmp_path, {REAL: 40}, repositories=rules) as world:
+            world.hub = {name.lower(): REAL for name in (REAL, ALIAS)}
+            for name in (ALIAS, REAL):
+                (refused,) = await world.until_ended(await world.send(name))
+                assert refused.status is Status.ERROR
+                assert "is not loaded on demand on this server" in refused.description
+            assert not world.actors
+
+    run(main())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import click
 from ndif.cli.accounts_client import AccountsClient, with_accounts
 from ndif.cli.output import console, show_answer, show_json, table
 
-_RIGHTS = ("hotswapping", "priority", "trusted")
+_RIGHTS = ("hotswapping", "priority", "trusted", "gated")
 
 
 class LimitsParam(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
@@ -44,6 +44,7 @@ def command() -> None:
 def _properties(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add an option for each property of a tier."""
     helps = {
+        "gated": "Load gated and private models on demand for them, with the server's account of the hub.",
         "trusted": "Run their code unconfined, with the rights of the server.",
         "priority": "Serve them first, by at most NDIF_LINE_HEAD_START_S.",
         "hotswapping": "Load models on demand for them.",

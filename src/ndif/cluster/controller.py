@@ -256,9 +256,20 @@ class Controller:
                 measured = await self._evaluate(settings, asked.generation)
             except ActorError as error:
                 return _not_loaded(asked.model, asked.generation, str(error))
-        self.models.learn(asked.model, measured.repo_id, measured.task, measured.parameters)
+        self.models.learn(
+            asked.model,
+            measured.repo_id,
+            measured.task,
+            measured.parameters,
+            gated=measured.gated,
+        )
         if not self._of(asked.model):
             self.models.unite(asked.model)
+        if asked.model.same_as is None:
+            # The hub may spell it otherwise than who asked, and it knows who may have it.
+            why = self.models.not_permitted(asked.model.key, asked.model, gated=asked.gated)
+            if why is not None:
+                return why
         self._sizes[asked.variant] = measured.size_bytes
         return measured.size_bytes
 

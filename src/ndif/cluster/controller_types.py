@@ -34,6 +34,8 @@ class ReplicaRequest:
     model: Model
     generation: str
     replicas: int
+    gated: bool = False
+    """Some who wait for it may use what the hub does not give to everybody."""
     _withdrawals: int = field(init=False, repr=False)
     """Withdrawals of the model before this request."""
 

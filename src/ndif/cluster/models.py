@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ndif.cluster.repositories import GATED, Repositories
 from ndif.schema.deployment import DeploymentConfig, explain_mismatch
 from ndif.schema.model_key import ModelKey
 
@@ -48,6 +49,8 @@ class Model:
     """Reason why the last deployment failed, by generation."""
     aliases: set[str] = field(default_factory=set)
     """Further repository ids that turned out to name it, in lower case."""
+    gated: bool = False
+    """The hub does not give it to everybody, as far as is known."""
     parameters: int | None = None
     """Number of parameters, once it was measured or loaded."""
     architecture: Mapping[str, Any] | None = None
@@ -120,9 +123,16 @@ class Model:
 class Models:
     """The models of one server. Finds and admits models; knows nothing of their replicas."""
 
-    def __init__(self, configs: Iterable[DeploymentConfig] = (), *, fixed: bool = False) -> None:
+    def __init__(
+        self,
+        configs: Iterable[DeploymentConfig] = (),
+        *,
+        fixed: bool = False,
+        repositories: Repositories | None = None,
+    ) -> None:
         self.fixed = fixed
         """True if nobody's request loads another model."""
+        self._repositories = repositories or Repositories()
         self._models: list[Model] = []
         for config in configs:
             self.put(config)
@@ -193,17 +203,23 @@ class Models:
         if model.forgettable and model in self._models:
             self._models.remove(model)
 
-    def admit(self, key: ModelKey, *, hotswapping: bool, keep: bool = True) -> Model:
+    def admit(
+        self, key: ModelKey, *, hotswapping: bool, gated: bool = False, keep: bool = True
+    ) -> Model:
         """Return the model that a client names: a dedicated one, or any if the client may hotswap.
 
         A new model is remembered only with `keep`, once its request is accepted. A `NotServedError` has a
         sentence for the client.
         """
         model = self.find(key)
-        if model is not None and (model.dedicated or hotswapping):
+        if model is not None and model.dedicated:
             return model
         if not hotswapping:
             raise NotServedError(self.not_dedicated(key))
+        if why := self.not_permitted(key, model, gated=gated):
+            raise NotServedError(why)
+        if model is not None:
+            return model
         if not _REPO_ID.fullmatch(key.repo_id) or Path(key.repo_id).exists():
             raise NotServedError(
                 f"{key.repo_id[:200]!r} names no repository. Make the model with the id that it has on "
@@ -218,6 +234,21 @@ class Models:
         if keep:
             self._models.append(model)
         return model
+
+    def not_permitted(self, key: ModelKey, model: Model | None, *, gated: bool) -> str | None:
+        """Return the sentence for a client who may not have this model loaded on demand; None if it may be.
+
+        `model`: what is known of it; what an operator deploys is for everybody. `gated`: the client may use
+        what the hub does not give to everybody.
+        """
+        if model is not None and (model.dedicated or not model.on_demand):
+            return None
+        names = [key.repo_id] if model is None else [key.repo_id, model.config.repo_id]
+        if why := self._repositories.refusal(*names):
+            return why
+        if model is not None and model.gated and not gated:
+            return GATED.format(repo_id=model.config.repo_id)
+        return None
 
     def not_dedicated(self, key: ModelKey) -> str:
         """Return the sentence for a client who may not load models on demand."""
@@ -259,8 +290,11 @@ class Models:
         task: str | None,
         parameters: int | None = None,
         architecture: Mapping[str, Any] | None = None,
+        *,
+        gated: bool = False,
     ) -> None:
         """Record what a model's files tell: its name as the hub spells it, its task, size and config."""
+        model.gated = gated or model.gated
         model.parameters = parameters or model.parameters
         model.architecture = architecture or model.architecture
         model.config = replace(

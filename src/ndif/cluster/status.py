@@ -9,6 +9,7 @@ from typing import Any
 from ndif.cluster.controller import Controller
 from ndif.cluster.models import Model, Models
 from ndif.cluster.replica import Replica, ReplicaState
+from ndif.cluster.repositories import Repositories
 from ndif.placement.replica import DeploymentLevel
 from ndif.schedule.schedule import Window
 from ndif.schema.deployment import DeploymentConfig
@@ -154,15 +155,16 @@ def describe(models: Iterable[Model]) -> list[dict[str, Any]]:
             "config": asdict(model.config),
             "aliases": sorted(model.aliases),
             "on_demand": model.on_demand,
+            "gated": model.gated,
             "booked": None if model.scheduled is None else asdict(model.scheduled),
         }
         for model in models
     ]
 
 
-def read(described: Sequence[Mapping[str, Any]]) -> Models:
-    """Return the models that `describe` was given."""
-    models = Models()
+def read(described: Sequence[Mapping[str, Any]], repositories: Repositories) -> Models:
+    """Return the models that `describe` was given; users may have those of `repositories` loaded."""
+    models = Models(repositories=repositories)
     for one in described:
         booked = one["booked"]
         models.add(
@@ -172,6 +174,7 @@ def read(described: Sequence[Mapping[str, Any]]) -> Models:
                 one["on_demand"],
                 None if booked is None else DeploymentConfig(**booked),
                 aliases=set(one["aliases"]),
+                gated=one.get("gated", False),  # which a leader of an older version does not say
             )
         )
     return models

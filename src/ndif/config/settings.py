@@ -238,6 +238,11 @@ class Settings(BaseSettings):
     """YAML file of API keys and what each may do, instead of a database."""
     hotswapping: bool = True
     """Without API keys: true if users may have models loaded on demand."""
+    allowed_repositories: str = ""
+    """Repositories whose models users may have loaded on demand: patterns like meta-llama/*, separated by
+    commas. Empty: all. What an operator deploys needs no permission."""
+    denied_repositories: str = ""
+    """Repositories whose models users may not have loaded on demand, though they are allowed."""
     deployments: str = ""
     """Models to deploy at the start as dedicated: repo ids or model keys, separated by |."""
     schedule: str = ""
@@ -455,6 +460,16 @@ class Settings(BaseSettings):
     def callback_secrets(self) -> tuple[str, ...]:
         """Secrets in `callback_secret`."""
         return split_secrets(self.callback_secret.get_secret_value())
+
+    @property
+    def allowed_repository_patterns(self) -> tuple[str, ...]:
+        """Patterns in `allowed_repositories`."""
+        return _split(self.allowed_repositories)
+
+    @property
+    def denied_repository_patterns(self) -> tuple[str, ...]:
+        """Patterns in `denied_repositories`."""
+        return _split(self.denied_repositories)
 
     @property
     def allowed_host_names(self) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ _TIER: dict[str, Any] = {
     "hotswapping": True,
     "priority": False,
     "trusted": False,
+    "gated": False,
     "weight": 2.0,
     "limits": {"requests_per_minute": 60},
     "keys": 1,
@@ -103,6 +104,7 @@ class AccountTier(BaseModel):
     priority: bool
     """Requests of the tier's keys are served before others of their age."""
     trusted: bool
+    gated: bool
     """Code of the tier's keys runs unconfined."""
     weight: float
     """Share of a model beside other users."""

@@ -166,6 +166,7 @@ class TierFields(BaseModel):
     hotswapping: bool = False
     priority: bool = False
     trusted: bool = False
+    gated: bool = False
     weight: _Weight = 1.0
     limits: _Limits | None = None
 
@@ -263,6 +264,7 @@ class ChangeTier(AccountOperation):
     hotswapping: bool | None = None
     priority: bool | None = None
     trusted: bool | None = None
+    gated: bool | None = None
     weight: _Weight | None = None
     limits: _Limits | None = None
     """All of its limits; empty: those of the server."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ndif.cluster.models import Models
+from ndif.cluster.repositories import Repositories
 from ndif.cluster.status import read
 from ndif.control.remote import MODELS, STATUS
 from ndif.gateway.http_error import RETRY_SOON, HttpError
@@ -61,11 +62,21 @@ class InProcessCatalogue:
 class PublishedCatalogue:
     """The catalogue that the leader's `ndif.control.remote` writes to Redis."""
 
-    def __init__(self, client: Redis, cache: SharedCache, status_timeout_s: float) -> None:
-        """Take what reads Redis, and the seconds to wait for a status that is not there yet."""
+    def __init__(
+        self,
+        client: Redis,
+        cache: SharedCache,
+        status_timeout_s: float,
+        repositories: Repositories,
+    ) -> None:
+        """Take what reads Redis, and the seconds to wait for a status that is not there yet.
+
+        Users may have the models of `repositories` loaded.
+        """
         self._client = client
         self._cache = cache
         self._status_timeout_s = status_timeout_s
+        self._repositories = repositories
         self._described: Any = None
         self._models = Models()
 
@@ -75,7 +86,7 @@ class PublishedCatalogue:
         if described is None:
             raise HttpError(503, _NOTHING_PUBLISHED, RETRY_SOON)
         if described is not self._described and described != self._described:
-            self._models = read(described)
+            self._models = read(described, self._repositories)
         self._described = described
         return self._models
 

@@ -221,6 +221,7 @@ class SubmitRoute:
             priority=account.priority,
             hotswapping=account.hotswapping,
             trusted=account.trusted,
+            gated=account.gated,
             max_result_bytes=limits.result_bytes,
             max_stored_bytes=limits.stored_bytes,
         )
@@ -241,7 +242,7 @@ class SubmitRoute:
         if why := explain_class(key, generation):
             raise HttpError(400, why)
         known = await self.catalogue.models()
-        model = known.admit(key, hotswapping=account.hotswapping, keep=False)
+        model = known.admit(key, hotswapping=account.hotswapping, gated=account.gated, keep=False)
         only = model.deployment.runtime
         if only is not None and only != generation:
             raise HttpError(

@@ -51,6 +51,8 @@ class Measured:
     repo_id: str | None = None
     """The repository's name as a hub spells it; None if no hub answered."""
     parameters: int = 0
+    gated: bool = False
+    """The hub gives its files to those alone who were permitted: it is gated, or private."""
     cuda: bool | None = None
     """True if the runtime's torch finds a GPU; None if it was not asked."""
 
@@ -126,6 +128,7 @@ class Evaluator:
             "folder": spec.checkpoint,
             "task": spec.task,
             "repo_id": None,
+            "gated": False,
             "commit": None,
         }
         owner = "" if spec.is_folder else spec.checkpoint.partition("/")[0]
@@ -158,7 +161,8 @@ class Evaluator:
                 if commit is not None:
                     self._remember_refusal(spec, commit, error)
                 raise
-        return _measured(answer, spec, task, outline["repo_id"])
+        found = _measured(answer, spec, task, outline["repo_id"])
+        return replace(found, gated=bool(outline["gated"]))
 
     def _raise_if_refused(self, spec: ModelSpec, commit: str) -> None:
         until, why = self._refused.get((spec, commit), (-math.inf, ""))
@@ -248,7 +252,7 @@ def _measured(
                 task or task_of(named),
                 repo_id,
                 parameters,
-                None if cuda is None else bool(cuda),
+                cuda=None if cuda is None else bool(cuda),
             )
     raise EvaluationError(f"the size of {spec.checkpoint!r} is not known")
 

@@ -131,8 +131,10 @@ async def _first_key(options: Settings) -> str | None:
     try:
         if registry is None or await registry.keys():
             return None
-        key, tier = new_key(), Tier("hotswapping", hotswapping=True)
-        first = ImportedKey(digest_of(key), _own_name(), (tier,), "made by the first start")
+        key = new_key()
+        # Apart, so that others can be given the first right alone.
+        tiers = Tier("hotswapping", hotswapping=True), Tier("gated", gated=True)
+        first = ImportedKey(digest_of(key), _own_name(), tiers, "made by the first start")
         await registry.import_keys([first])
         return key
     finally:

@@ -161,7 +161,9 @@ class Dispatcher:
         """Put a request into the queue of its model, or tell its client why there is none."""
         try:
             # The gateway admitted the request; since then its model may have been forgotten.
-            model = self._controller.models.admit(request.model, hotswapping=request.hotswapping)
+            model = self._controller.models.admit(
+                request.model, hotswapping=request.hotswapping, gated=request.gated
+            )
             await self.processor(model, request.generation).enqueue(request)
         except NotServedError as error:
             await self.lifecycle.fail(request, str(error))

@@ -203,7 +203,10 @@ class Processor:
         first = self.model.dedicated_in(generation)
         hot = self._controller.cluster.hot(str(self.variant))
         counts = [first] if sum(d.dedicated for d in hot) < first < replicas else []
-        return [ReplicaRequest(self.model, generation, count) for count in [*counts, replicas]]
+        gated = any(entry.item.gated for entry in self.queue)
+        return [
+            ReplicaRequest(self.model, generation, count, gated) for count in [*counts, replicas]
+        ]
 
     @property
     def _needed(self) -> int:
@@ -361,6 +364,7 @@ class Processor:
         if not self.model.dedicated:
             refused = self.queue.remove_all(lambda entry: not entry.item.hotswapping)
             await self._fail(refused, self._controller.models.not_dedicated(self.variant.model))
+        await self._refuse_unpermitted()
         if not self.queue:
             return
         is_first = not self.replicas.staying
@@ -375,6 +379,7 @@ class Processor:
                     break
         finally:
             self._is_provisioning = False
+        await self._refuse_unpermitted()  # what the hub says of it was not known before
         if self.model.same_as is not None:
             for entry in list(self.queue):
                 # One by one: a request in neither queue would be cancelled, or left by its client, in vain.
@@ -392,6 +397,16 @@ class Processor:
             await self.fail_waiting(provided.problem or "The model has no replica.")
         elif is_first:
             await self._send_all(Status.DEPLOYING, self._loading)
+
+    async def _refuse_unpermitted(self) -> None:
+        """Tell those who wait for what they may not have loaded on demand."""
+        models = self._controller.models
+        why = {
+            gated: models.not_permitted(self.variant.model, self.model, gated=gated)
+            for gated in (False, True)
+        }
+        for entry in self.queue.remove_all(lambda entry: why[entry.item.gated] is not None):
+            await self._fail([entry], why[entry.item.gated] or "")
 
     def _back_off(self) -> None:
         self._not_before = asyncio.get_running_loop().time() + _BACK_OFF_S

@@ -70,6 +70,8 @@ class Request:
     """True if its user may have a model loaded on demand."""
     trusted: bool = False
     """True if its code may run unconfined, which the server decides and no client can ask for."""
+    gated: bool = False
+    """True if its user may have a model loaded that the hub does not give to everybody."""
     max_result_bytes: int | None = None
     """Maximum size of its result beside the server's own limit; None: there is no other."""
     max_stored_bytes: int | None = None

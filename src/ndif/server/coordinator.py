@@ -13,6 +13,7 @@ from ndif.cluster.controller_types import ReplicaRequest
 from ndif.cluster.fleet import Fleet
 from ndif.cluster.models import Models
 from ndif.cluster.replica import Replica
+from ndif.cluster.repositories import Repositories
 from ndif.config.settings import Settings
 from ndif.control.control_plane import ControlPlane
 from ndif.control.operations import Deploy
@@ -83,7 +84,7 @@ class Coordinator:
         )
         self._tasks: list[asyncio.Task[None]] = []
         self.controller = Controller(
-            Models(configs, fixed=not places),
+            Models(configs, fixed=not places, repositories=Repositories.of(settings)),
             fleet.make_actor,
             self._evaluate if places else _unmeasured,
             fleet.discover,

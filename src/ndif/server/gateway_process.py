@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 import uvloop
 from starlette.applications import Starlette
 
+from ndif.cluster.repositories import Repositories
 from ndif.config.settings import Settings
 from ndif.control.remote import RemoteControlPlane, RemoteQueue
 from ndif.gateway.app import Gateway, create_gateway, uvicorn_config
@@ -82,7 +83,9 @@ def create(
         broker,
         objects,
         Responder(broker, objects, RedisCallbacks(broker.client, broker.signer)),
-        PublishedCatalogue(broker.client, cache, settings.status_request_timeout_s),
+        PublishedCatalogue(
+            broker.client, cache, settings.status_request_timeout_s, Repositories.of(settings)
+        ),
         Runtimes(settings.runtimes),
         accounts,
         mirror,

@@ -117,6 +117,7 @@ def find(spec: ModelSpec, empty: Path) -> dict[str, Any]:
     facts = {
         "task": spec.task or getattr(known, "pipeline_tag", None),
         "repo_id": getattr(known, "id", None),
+        "gated": bool(getattr(known, "gated", None) or getattr(known, "private", None)),
         "commit": snapshot.name,
     }
     if known is None:

@@ -17,6 +17,7 @@ from ndif.stores.accounts.file import read_keys as read_keys
 from ndif.stores.accounts.guesses import TooManyGuessesError as TooManyGuessesError
 from ndif.stores.accounts.keyless import OpenAccounts as OpenAccounts
 from ndif.stores.accounts.keyless import OwnerAccounts as OwnerAccounts
+from ndif.stores.accounts.port import RIGHTS as RIGHTS
 from ndif.stores.accounts.port import Account as Account
 from ndif.stores.accounts.port import Accounts as Accounts
 from ndif.stores.accounts.port import AccountsAwayError as AccountsAwayError

@@ -38,7 +38,7 @@ class KeyEntry(BaseModel):
     key: Annotated[str, Field(min_length=8)] | None = None
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     user: str | None = None
-    tags: tuple[Literal["hotswapping", "priority", "trusted"], ...] = ()
+    tags: tuple[Literal["hotswapping", "priority", "trusted", "gated"], ...] = ()
     weight: float = Field(default=1.0, gt=0, le=1000)
 
     @model_validator(mode="after")

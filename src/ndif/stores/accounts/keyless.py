@@ -34,7 +34,12 @@ class OpenAccounts(_WithoutStore):
 
     async def account(self, caller: Caller) -> Account:
         """See `Accounts.account`. A key says nothing here: whoever invents keys is the same user."""
-        return Account(caller.name, hotswapping=self.hotswapping, trusted=self.trusted)
+        return Account(
+            caller.name,
+            hotswapping=self.hotswapping,
+            trusted=self.trusted,
+            gated=self.hotswapping,
+        )
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,8 @@ class Account:
     """Serve this user's requests before others of their age."""
     trusted: bool = False
     """Run this user's code unconfined."""
+    gated: bool = False
+    """Load on demand what the hub gives to the operator's account and not to everybody."""
     weight: float = 1.0
     """Share of a model beside other users."""
     limits: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -76,24 +78,20 @@ class Tier:
     hotswapping: bool = False
     priority: bool = False
     trusted: bool = False
+    gated: bool = False
     weight: float = 1.0
     limits: Mapping[str, Any] | None = field(default=None, hash=False)
     """Limits that differ from the server's, by name; None: none does."""
 
 
-RIGHTS = ("hotswapping", "priority", "trusted")
+RIGHTS = ("hotswapping", "priority", "trusted", "gated")
 """Names of the rights that a tier gives."""
 
 
 def tier_with(rights: Collection[str], name: str, weight: float = 1.0) -> Tier:
     """Return a tier that gives these rights."""
-    return Tier(
-        name,
-        hotswapping="hotswapping" in rights,
-        priority="priority" in rights,
-        trusted="trusted" in rights,
-        weight=weight,
-    )
+    given: dict[str, Any] = {right: right in rights for right in RIGHTS}
+    return Tier(name, weight=weight, **given)
 
 
 class NoSuchKeyError(Exception):
@@ -222,6 +220,7 @@ def digest_of(key: str) -> str:
 def account_of(digest: str, user: str | None, tiers: Iterable[Tier]) -> Account:
     """Return the account of a key: every right of its tiers, the greatest weight, the widest limits."""
     found = tuple(tiers)
+    rights = {right: any(getattr(tier, right) for tier in found) for right in RIGHTS}
     limits: dict[str, Any] = {}
     for tier in found:
         for name, limit in (tier.limits or {}).items():
@@ -231,9 +230,7 @@ def account_of(digest: str, user: str | None, tiers: Iterable[Tier]) -> Account:
         user=user or user_of(digest),
         key=runner_key_of(digest),
         email=user,
-        hotswapping=any(tier.hotswapping for tier in found),
-        priority=any(tier.priority for tier in found),
-        trusted=any(tier.trusted for tier in found),
+        **rights,
         weight=max((tier.weight for tier in found), default=1.0),
         limits=limits,
     )

@@ -17,7 +17,7 @@ from ndif.schema.status import Status
 _NUMBER = Struct(">Q")
 _DESCRIPTION = 200
 """Characters of a description that `encode_end` keeps."""
-_IF_SET = ("attempts", "max_result_bytes", "max_stored_bytes")
+_IF_SET = ("gated", "attempts", "max_result_bytes", "max_stored_bytes")
 """Fields that most requests do not have: older versions refuse fields that they do not know."""
 _ELSEWHERE = {"payload", "model", "wire", "key", "digest", "refusal", *_IF_SET}
 _PLAIN = tuple(f.name for f in fields(Request) if f.name not in _ELSEWHERE)

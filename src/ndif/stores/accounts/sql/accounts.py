@@ -16,6 +16,7 @@ from sqlalchemy import bindparam, select, update
 
 from ndif.stores.accounts.keyed import KeyedAccounts
 from ndif.stores.accounts.port import (
+    RIGHTS,
     Account,
     AccountsAwayError,
     KeysError,
@@ -180,6 +181,7 @@ class SqlAccounts(KeyedAccounts):
                 hotswapping=row["hotswapping"],
                 priority=row["priority"],
                 trusted=row["trusted"],
+                gated=row["gated"],
                 weight=row["weight"],
                 limits=row["limits"],
             )
@@ -228,7 +230,7 @@ _ONE_KEY = (
         KEYS.c.revoked_at,
         USERS.c.name.label("user"),
         TIERS.c.name.label("tier"),
-        *(TIERS.c[name] for name in ("hotswapping", "priority", "trusted", "weight", "limits")),
+        *(TIERS.c[name] for name in (*RIGHTS, "weight", "limits")),
     )
     .select_from(KEYS.outerjoin(USERS).outerjoin(ASSIGNMENTS).outerjoin(TIERS))
     .where(KEYS.c.digest == bindparam("digest"))

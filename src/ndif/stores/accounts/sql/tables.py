@@ -17,6 +17,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    false,
 )
 
 VERSION_TABLE = "ndif_schema"
@@ -64,6 +65,7 @@ TIERS = Table(
     Column("hotswapping", Boolean, nullable=False),
     Column("priority", Boolean, nullable=False),
     Column("trusted", Boolean, nullable=False),
+    Column("gated", Boolean, nullable=False, server_default=false()),
     Column("weight", Double, nullable=False),
     Column("limits", JSON(none_as_null=True)),
 )

@@ -1,0 +1,47 @@
+"""The repositories whose models users may have loaded on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from ndif.config.settings import Settings
+
+_MAX_QUOTED = 200
+GATED = (
+    "{repo_id!r} is gated or private on the hub, so that it is loaded on demand only for users with the "
+    "right `gated`, which you do not have: ask the server's operator for it (`ndif tiers change TIER "
+    "--gated`), or to deploy the model for everybody."
+)
+"""Told to a user who may not have a model loaded that the server reads with its operator's account."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repositories:
+    """Patterns of repositories' names: `*` is any text, and small letters are as good as capital ones."""
+
+    allowed: tuple[str, ...] = ()
+    """Patterns of those that may be loaded; none: all may."""
+    denied: tuple[str, ...] = ()
+    """Patterns of those that may not be loaded though they are allowed."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Repositories:
+        """Return those that the settings name."""
+        return cls(settings.allowed_repository_patterns, settings.denied_repository_patterns)
+
+    def refusal(self, *names: str) -> str | None:
+        """Return the sentence for a user who asks for a model of these names; None if it may be loaded."""
+        for name in names:
+            if _matches(name, self.denied) or (self.allowed and not _matches(name, self.allowed)):
+                known = f" Allowed are {', '.join(self.allowed)}." if self.allowed else ""
+                return (
+                    f"{name[:_MAX_QUOTED]!r} is not loaded on demand on this server: its operator does not "
+                    f"allow that repository.{known} Ask them for it, or use a model that /status shows."
+                )
+        return None
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name.lower(), pattern.lower()) for pattern in patterns)
