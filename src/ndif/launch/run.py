@@ -22,7 +22,6 @@ from ndif.launch.services.ray import authentication
 from ndif.launch.services.redis import url_with_password
 from ndif.launch.services.service import ServiceError
 from ndif.net import STOP_SIGNALS, Http, StartError, answers, for_url
-from ndif.server.embedded import Server
 from ndif.server.process_config import ProcessConfig, configure_logging
 from ndif.server.supervised import Supervisor
 from ndif.tasks import end
@@ -206,6 +205,9 @@ class ServerRun(Run):
                 ),
             )
         else:
+            # A second of imports, of which a start that is refused or supervises others has no need.
+            from ndif.server.embedded import Server
+
             http: Http
             server = Server(
                 self.options,
