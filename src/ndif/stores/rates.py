@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,6 +30,9 @@ class Rates:
 
     async def take(self, name: str, per_minute: int) -> float:
         """Count one; return 0, or else the seconds until there is room for it. Raise `RatesAwayError`."""
+        if self._limiter is None:
+            # A server whose keys have no rate needs none of this, and others are answered meanwhile.
+            await asyncio.to_thread(import_module, "limits.aio.strategies")
         from limits import RateLimitItemPerMinute
 
         rate = RateLimitItemPerMinute(per_minute)
@@ -42,7 +47,6 @@ class Rates:
 
     def _opened(self) -> MovingWindowRateLimiter:
         if self._limiter is None:
-            # A server whose keys have no rate needs none of this.
             from limits.aio.storage import MemoryStorage, RedisStorage
             from limits.aio.strategies import MovingWindowRateLimiter
 
