@@ -11,7 +11,6 @@ import click
 from ndif.cli.accounts_client import AccountsClient, with_accounts
 from ndif.cli.durations import DurationParam
 from ndif.cli.output import console, duration, elapsed, show_answer, show_json, table
-from ndif.stores.accounts import RIGHTS
 
 if TYPE_CHECKING:
     from ndif.stores.accounts.file import KeyEntry
@@ -157,6 +156,8 @@ def _imported(answer: Mapping[str, int]) -> str:
 
 
 def _fields(entry: KeyEntry) -> dict[str, Any]:
+    from ndif.stores.accounts import RIGHTS
+
     tier = entry.tier
     rights = {right: getattr(tier, right) for right in RIGHTS}
     made = {"tier": tier.name, "weight": tier.weight, **rights} if tier.name else None
