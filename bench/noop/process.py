@@ -142,7 +142,8 @@ def evaluate(fd: int, size: int) -> None:
 
 def outline(fd: int) -> None:
     """No hub knows any model."""
-    answer(fd, {"folder": "/nowhere", "task": None, "repo_id": None, "commit": None})
+    known = {"task": None, "repo_id": None, "gated": False, "commit": None}
+    answer(fd, {"folder": "/nowhere", **known})
 
 
 def answer(fd: int, said: Mapping[str, Any]) -> None:
