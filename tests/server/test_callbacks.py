@@ -48,6 +48,20 @@ def within(happens: Callable[[], Any]) -> bool:
     return True
 
 
+def accepted(server: StartedServer, callback: str) -> str:
+    """The id of a job that a server takes once its leader has said which models there are."""
+    answers: list[httpx.Response] = []
+
+    def is_taken() -> bool:
+        answers.append(send_old(server, ndif_callback=callback))
+        return answers[-1].status_code != 503
+
+    assert within(is_taken), answers[-1].text
+    assert answers[-1].status_code == 200, answers[-1].text
+    job: str = answers[-1].json()["id"]
+    return job
+
+
 def ended(server: LocalServer, job: str) -> bool:
     answer = httpx.get(f"{server.url}/response/{job}").json()
     return answer.get("status") == "ERROR"
@@ -125,8 +139,7 @@ def test_a_call_back_outlives_a_leader_that_is_killed(
     log = tmp_path / "current" / "logs" / "dispatcher" / "output.log"
     try:
         server.ready()
-        answer = send_old(server, ndif_callback=f"post+http://127.0.0.1:{hook}/x?token={PRIVATE}")
-        job = answer.json()["id"]
+        job = accepted(server, f"post+http://127.0.0.1:{hook}/x?token={PRIVATE}")
         assert within(lambda: f"request {job}: attempt 1 of its call-back" in log.read_text())
         (leader,) = processes_of(server.process.pid, "ndif.server.leader")
         os.kill(leader, signal.SIGKILL)
