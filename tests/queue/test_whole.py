@@ -1401,6 +1401,20 @@ def test_a_gated_model_is_loaded_for_who_has_the_right(tmp_path: Path) -> None:
     run(main())
 
 
+def test_a_gated_model_that_is_deployed_is_everybodys_under_its_other_name(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {REAL: 40}) as world:
+            world.gated, world.hub = {REAL}, {name.lower(): REAL for name in (REAL, ALIAS)}
+            config = DeploymentConfig(REAL, REAL, dedicated=True)
+            await world.operations.deploy([config], None, wait=True, sync=False)
+            for _ in range(2):
+                (served,) = await world.until_ended(await world.send(ALIAS))
+                assert served.status is Status.COMPLETED, served.description
+            assert len(world.actors) == 1
+
+    run(main())
+
+
 def test_the_hubs_name_of_a_repository_may_be_denied(tmp_path: Path) -> None:
     async def main() -> None:
         rules = Repositories(denied=("Org/*",))

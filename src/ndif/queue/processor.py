@@ -400,13 +400,16 @@ class Processor:
 
     async def _refuse_unpermitted(self) -> None:
         """Tell those who wait for what they may not have loaded on demand."""
+        if self.model.same_as is not None:  # which decides
+            return
         models = self._controller.models
         why = {
             gated: models.not_permitted(self.variant.model, self.model, gated=gated)
             for gated in (False, True)
         }
-        for entry in self.queue.remove_all(lambda entry: why[entry.item.gated] is not None):
-            await self._fail([entry], why[entry.item.gated] or "")
+        removed = self.queue.remove_all(lambda entry: why[entry.item.gated] is not None)
+        for gated, reason in why.items():
+            await self._fail([each for each in removed if each.item.gated is gated], reason or "")
 
     def _back_off(self) -> None:
         self._not_before = asyncio.get_running_loop().time() + _BACK_OFF_S
