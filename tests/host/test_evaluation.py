@@ -169,7 +169,6 @@ async def test_failures_are_sentences_and_are_not_remembered(
 ) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
-    old = Runtime("0.7", "0.7", HERE.interpreter, ())
     async with an_evaluator() as evaluate:
         with pytest.raises(EvaluationError, match=r"holds no config\.json"):
             await evaluate(a_config(folder), HERE)
@@ -185,6 +184,12 @@ async def test_failures_are_sentences_and_are_not_remembered(
         (folder / "config.json").write_text(json.dumps(own))
         with pytest.raises(EvaluationError, match="deploy it with trust_remote_code"):
             await evaluate(a_config(folder, dtype="float64"), HERE)
+
+
+@on_loop
+async def test_a_task_that_a_generation_does_not_serve(tiny_gpt2: Path) -> None:
+    old = Runtime("0.7", "0.7", HERE.interpreter, ())
+    async with an_evaluator() as evaluate:
         with pytest.raises(EvaluationError, match=r"0\.7 serves text generation only"):
             await evaluate(a_config(tiny_gpt2, task="fill-mask"), old)
 

@@ -344,7 +344,8 @@ class Site:
     def _was_late(self, attack: Attack, verdict: Verdict) -> bool:
         """Return True if the time limit came before the expected limit, or before the aim was observed."""
         if verdict.outcome.hung:
-            return False
+            # Where nothing stops it, one that imports much may take long; what has no limit never ends.
+            return not self.configuration.layers and Defence.LIMIT not in attack.stopped_by
         if not self.configuration.layers:
             return verdict.reached is None and Defence.FRAMES not in attack.stopped_by
         ended_by_time = TIME in (verdict.outcome.error or "")

@@ -29,6 +29,12 @@ SOON_S = 0.05
 PATIENCE_S = 20
 
 
+@pytest.fixture(autouse=True)
+def an_empty_queue(redis: RedisServer) -> None:
+    """Tests share this Redis, and one that left a request in its queue would have it claimed here."""
+    redis.command("flushall")
+
+
 @contextlib.asynccontextmanager
 async def a_broker(redis: RedisServer, folder: Path) -> AsyncIterator[RedisBroker]:
     broker = RedisBroker(redis.url, FileStore(folder, 3600), SIGNER, inline_bytes=INLINE)
