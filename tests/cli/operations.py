@@ -22,6 +22,7 @@ from ndif.control.operations import (
     GetStatus,
     GetUsage,
     Kill,
+    KillKey,
     ListCallbacks,
     Operation,
     Restart,
@@ -66,6 +67,9 @@ class Table:
         self.waited_for: list[bool] = []
         self.given_up = ["request-4", "request-5"]
         self.called_again: list[str] = []
+        self.killed_keys: list[str] = []
+        self.jobs_of_keys = 0
+        self.leads = True
         self.stopped = False
         self.loading_s = 0.0
         self._replicas = iter(f"r{n}" for n in range(1, 1000))
@@ -87,6 +91,11 @@ class Table:
             case Kill():
                 self._kill(operation)
                 return {"killed": True}
+            case KillKey(account=account):
+                if not self.leads:
+                    raise OperationError(503, "No process of this server leads at the moment.")
+                self.killed_keys.append(account)
+                return {"killed": self.jobs_of_keys}
             case GetStatus():
                 return await self.status()
             case GetQueue():
@@ -99,12 +108,6 @@ class Table:
                 return {"expired": {"results": 0}, "dry_run": dry_run}
             case Export():
                 return {"version": 1, "deployments": self._export()}
-            case GetJobs():
-                return {"jobs": []}
-            case GetUsage(by=by, since=since):
-                return {"by": by, "since": since, "usage": []}
-            case CollectGarbage(dry_run=dry_run):
-                return {"expired": {"records": 0}, "dry_run": dry_run}
             case ListCallbacks():
                 return self._list_callbacks()
             case RetryCallbacks():

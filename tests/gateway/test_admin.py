@@ -16,7 +16,7 @@ from tests.cli.operations import TOKEN, Table, application
 from tests.serving import serving
 
 GETS = ("status", "queue", "config", "export", "callbacks")
-POSTS = ("deploy", "evict", "scale", "restart", "kill", "stop", "callbacks/retry")
+POSTS = ("deploy", "evict", "scale", "restart", "kill", "kill/key", "stop", "callbacks/retry")
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import socket
+import uuid
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,7 @@ from ndif.schema.status import Status
 from ndif.stores.accounts import OpenAccounts
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.broker.spool import Spool
+from ndif.stores.callbacks import SqliteCallbacks
 from ndif.stores.objects import FileStore
 from ndif.stores.rates import Rates
 from ndif.stores.responder import Responder
@@ -87,7 +89,14 @@ class Gateway:
             accounts,
             self.incoming,
             Quota(settings, _nothing_ran, Rates("")),
-            CallbackRoute(accounts, (), sends_mail=False, secrets=()),
+            CallbackRoute(
+                accounts,
+                (),
+                (),
+                SqliteCallbacks(folder / uuid.uuid4().hex),
+                sends_mail=False,
+                most=1000,
+            ),
         )
         self.app = Starlette(
             routes=[

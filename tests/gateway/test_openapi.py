@@ -365,6 +365,7 @@ def test_an_operators_answers_are_as_they_are_described(
         restarted = does("restart", {"model": NAME})
         assert shape(restarted) == shape(example(described, "/admin/restart", "post"))
         does("kill", {"request_id": "nobody"}, 404)
+        assert does("kill/key", {"account": "nobody"}) == {"killed": 0}
         does("evict", {"model": NAME, "cold": True})
         does("evict", {"all": True})
         does("deploy", {"deployments": []}, 400)
@@ -380,8 +381,10 @@ def test_the_answers_on_keys_are_as_they_are_described(
 ) -> None:
     accounts = SqlAccounts(Database(f"sqlite:///{tmp_path / 'accounts.sqlite'}"), 5)
     headers = {"Authorization": f"Bearer {TOKEN}"}
+    table = Table()
+    table.jobs_of_keys = 2
     with (
-        serving(application(Table(), accounts=accounts)) as url,
+        serving(application(table, accounts=accounts)) as url,
         httpx.Client(base_url=url, headers=headers, trust_env=False) as http,
     ):
 
@@ -420,7 +423,13 @@ def test_the_answers_on_keys_are_as_they_are_described(
         assert does("keys/import") == {"imported": 1, "known": 0}
         assert does("users")["users"][0]["keys"] == 2
         assert len(does("users/show")["keys"]) == 2
-        assert does("keys/revoke", **key)["state"] == "REVOKED"
+        revoked = does("keys/revoke", **key)
+        assert (revoked["state"], revoked["killed"]) == ("REVOKED", 2)
+        assert table.killed_keys == [made["account"]]
+        # Without a leader the key is revoked all the same, and its user told that its jobs go on.
+        table.leads = False
+        assert "its jobs go on" in does("keys/revoke", 503, **key)["detail"]
+        table.leads = True
         does("keys/migrate", 409)
         for name in ("keys/show", "keys/revoke", "tiers/delete", "tiers/assign", "users/show"):
             field = "tier" if name == "tiers/delete" else name.partition("/")[0].removesuffix("s")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from ndif.stores.accounts.sql.registry import SqlRegistry
 from ndif.stores.rates import Rates
 from tests.on_loop import on_loop
 from tests.security.serving import Gateway, gateway
+from tests.stores.callbacks.test_callbacks import a_callback
 
 SMALL = {
     "request_bytes": 2000,
@@ -140,6 +142,26 @@ def test_so_many_channels_are_of_one_address(runtimes: Path, tmp_path: Path) -> 
             pass
 
 
+def test_so_many_jobs_of_a_model_wait(runtimes: Path, tmp_path: Path) -> None:
+    settings = {"dev_mode": True, "max_queue_depth": 2}
+    with gateway(tmp_path / "results", runtimes, options={}, **settings) as found:
+        found.accepted(found.submit())
+        found.accepted(found.submit_old())
+        for refusal in (found.submit(), found.submit_old()):
+            assert "of all its users together" in refused(refusal, 429)
+
+
+def test_so_many_call_backs_of_a_user_wait(runtimes: Path, tmp_path: Path) -> None:
+    settings = {"dev_mode": True, "max_callbacks": 2}
+    named = {"ndif-callback": "https://example.org/done"}
+    with gateway(tmp_path / "results", runtimes, options={}, **settings) as found:
+        user = found.accepted(found.submit_old(**named)).user
+        for _ in range(2):
+            asyncio.run(found.server._callbacks.add(replace(a_callback(), user=user)))
+        assert "2 call-backs of your jobs wait" in refused(found.submit_old(**named), 429)
+        found.accepted(found.submit_old())
+
+
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_a_body_is_refused_while_it_comes(
     keyed: Gateway, keys: tuple[str, dict[str, str]], is_chunked: bool
@@ -206,11 +228,12 @@ async def test_blocks_run_so_long_a_day() -> None:
 
 def test_a_tiers_limits_replace_the_servers_and_null_is_none() -> None:
     settings = Settings(max_requests_per_minute=5, max_unfinished_jobs=7)
-    server = Limits(requests_per_minute=5, unfinished_jobs=7, channels=1000)
+    server = Limits(requests_per_minute=5, unfinished_jobs=7, queue_depth=10_000, channels=1000)
     assert Limits.of(settings, {}) == server
     own = {"requests_per_minute": None, "request_bytes": "1KiB"}
-    assert Limits.of(settings, own) == Limits(unfinished_jobs=7, request_bytes=1024, channels=1000)
+    changed = {**server.model_dump(exclude_unset=True), **own}
+    assert Limits.of(settings, own) == Limits.model_validate(changed)
     # Somebody else may have written the database.
     assert Limits.of(settings, {"colour": "red"}) == server
     quota = quota_of(UsageOf(), max_unfinished_jobs=7)
-    assert quota.limits_of(Account("host 10.0.0.1")) == Limits()
+    assert quota.limits_of(Account("host 10.0.0.1")) == Limits(queue_depth=10_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -29,6 +30,7 @@ from ndif.schema.request import Request
 from ndif.stores.accounts import OpenAccounts
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.broker.spool import Spool
+from ndif.stores.callbacks import SqliteCallbacks
 from ndif.stores.objects import FileStore
 from ndif.stores.rates import Rates
 from ndif.stores.responder import Responder
@@ -58,7 +60,14 @@ def application(folder: Path, broker: MemoryBroker, settings: Settings | None = 
         accounts,
         Incoming(settings or Settings()),
         Quota(settings or Settings(), _nothing_ran, Rates("")),
-        CallbackRoute(accounts, (), sends_mail=False, secrets=()),
+        CallbackRoute(
+            accounts,
+            (),
+            (),
+            SqliteCallbacks(folder.parent / uuid.uuid4().hex),
+            sends_mail=False,
+            most=1000,
+        ),
     )
     return Starlette(routes=submit.routes(), exception_handlers=EXCEPTION_HANDLERS)
 

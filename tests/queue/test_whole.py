@@ -30,6 +30,7 @@ from ndif.control.operations import (
     GetQueue,
     GetStatus,
     Kill,
+    KillKey,
     Restart,
     Scale,
 )
@@ -1201,6 +1202,30 @@ def test_a_job_is_killed_until_its_answer_is_on_its_way(tmp_path: Path) -> None:
             assert not await world.operations.kill(job)
             await asyncio.sleep(10)
             assert [told["status"] for told in store.stored][-1] == "COMPLETED"
+
+    run(main())
+
+
+def test_the_jobs_of_a_key_that_is_revoked_end_and_so_do_those_that_still_come(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 40, "a/b": 40}) as world:
+            await world.until_ended(await world.send("a/a", key="hers"))
+            runs = await world.send("a/a", 1000.0, key="his")
+            waits = [await world.send(model, 1.0, key="his") for model in ("a/a", "a/b")]
+            hers = await world.send("a/a", 1.0, key="hers")
+            await asyncio.sleep(2)
+            answer = await KillKey(account="his").perform(world.operations)
+            assert answer == {"killed": 3}
+            ended = await world.until_ended(runs, *waits)
+            # A gateway may know the key for some seconds more.
+            ended += await world.until_ended(await world.send("a/a", 1.0, key="his"))
+            assert {each.status for each in ended} == {Status.ERROR}
+            assert all("its API key was revoked" in each.description for each in ended)
+            (response,) = await world.until_ended(hers)
+            assert response.status is Status.COMPLETED
+            assert await KillKey(account="his").perform(world.operations) == {"killed": 0}
 
     run(main())
 

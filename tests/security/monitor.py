@@ -22,9 +22,9 @@ _READS = frozenset(
     )
 )
 """Commands that store and tell nothing. A script's own arguments are seen as its commands use them."""
-_REMOVES = frozenset(["del", "expire", "lrem", "xack", "xautoclaim", "xdel", "xgroup"])
+_REMOVES = frozenset(["del", "expire", "hdel", "lrem", "xack", "xautoclaim", "xdel", "xgroup"])
 _SIGNED = frozenset(("publish", "rpush", "set", "xadd"))
-_COUNTS = frozenset(("decrby", "incrby"))
+_COUNTS = frozenset(("decrby", "hincrby", "incrby"))
 _UNSIGNED = re.compile(r"set dispatcher:leader|set ended:.*|hset request:.*", re.ASCII)
 """The leader's lock; the mark of an end; what a request holds, where its payload is one that was signed."""
 

@@ -85,9 +85,15 @@ def show(accounts: AccountsClient, as_json: bool, key: str) -> None:
 @click.argument("key")
 @with_accounts
 def revoke(accounts: AccountsClient, as_json: bool, key: str) -> None:
-    """Revoke a key for ever. Within NDIF_ACCOUNTS_CACHE_S, it lets nobody in any more."""
+    """Revoke a key for ever, and end its jobs that wait or run.
+
+    Within NDIF_ACCOUNTS_CACHE_S, it lets nobody in any more.
+    """
     answer = accounts.post("keys/revoke", key=key)
-    show_answer(answer, as_json, [f"{_named(answer)} is revoked."])
+    killed = answer["killed"]
+    jobs = "one job of it is" if killed == 1 else f"{killed} jobs of it are"
+    ended = f" {jobs[0].upper()}{jobs[1:]} ended." if killed else ""
+    show_answer(answer, as_json, [f"{_named(answer)} is revoked.{ended}"])
 
 
 @command.command("import")

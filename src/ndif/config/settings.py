@@ -86,6 +86,9 @@ class Settings(BaseSettings):
     """Number of requests that an API key may send in any minute, unless its tier says otherwise."""
     max_unfinished_jobs: int | None = Field(default=1000, gt=0, le=MOST)
     """Number of jobs of an API key that may wait or run at once, unless its tier says otherwise."""
+    max_queue_depth: int | None = Field(default=10_000, gt=0, le=MOST)
+    """Number of jobs of one model, of all users together, that may wait or run at once, unless the tier of
+    an API key says otherwise for its jobs."""
     max_channels: int | None = Field(default=1000, gt=0, le=MOST)
     """Number of live channels of an API key that a gateway holds open at once, unless its tier says
     otherwise."""
@@ -173,6 +176,9 @@ class Settings(BaseSettings):
     """Maximum number of attempts to deliver a call-back."""
     callback_max_age_s: Duration = Field(default=24 * 3600, gt=0)
     """Time after which a call-back that cannot be delivered is given up."""
+    max_callbacks: int = Field(default=1000, gt=0)
+    """Number of call-backs of one user that wait for their delivery, beyond which the user's jobs that name
+    one are refused."""
     smtp_url: SecretStr = SecretStr("")
     """SMTP server for the mail that users want of their jobs: smtp://USER:PASSWORD@HOST:PORT (STARTTLS) or
     smtps://… (TLS). Empty, and no MAILGUN_API_KEY: the server sends no mail."""

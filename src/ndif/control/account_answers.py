@@ -19,6 +19,7 @@ _KEY: dict[str, Any] = {
     "expires": _SOME_TIME + 30 * 86_400,
     "last_used": None,
     "revoked": None,
+    "account": "5f1c0a9d3e7b46820c9d1e2f3a4b5c6d",
 }
 _TIER: dict[str, Any] = {
     "name": "lab",
@@ -63,6 +64,17 @@ class ApiKey(BaseModel):
     """Null: the key does not expire."""
     last_used: float | None
     revoked: float | None
+    account: str
+    """Digest under which the server counts the key's jobs; it leads back to no key."""
+
+
+class RevokedApiKey(ApiKey):
+    """A key that is revoked, and what came of its jobs."""
+
+    model_config = _with({**_KEY, "state": "REVOKED", "revoked": _SOME_TIME, "killed": 2})
+
+    killed: int
+    """Number of its jobs that waited or ran, and are ended."""
 
 
 class NewApiKey(ApiKey):
@@ -104,8 +116,9 @@ class AccountTier(BaseModel):
     priority: bool
     """Requests of the tier's keys are served before others of their age."""
     trusted: bool
-    gated: bool
     """Code of the tier's keys runs unconfined."""
+    gated: bool
+    """Models that the hub gives to the operator's account alone are loaded for the tier's keys."""
     weight: float
     """Share of a model beside other users."""
     limits: Limits | None

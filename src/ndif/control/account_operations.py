@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from ndif.control import account_answers as answers
+from ndif.control.operations import KillKey, Operation
 from ndif.errors import problems
 from ndif.schema.deployment import OperationError
 from ndif.schema.limits import Limits
@@ -85,6 +86,10 @@ class AccountOperation(BaseModel):
         """Return the operation's answer; raise a RegistryError that says what to do if there is none."""
         raise NotImplementedError
 
+    def sequel(self, answer: Answer) -> Operation | None:
+        """Return what the process that leads is to do once this operation is answered; None for nothing."""
+        return None
+
 
 class ListKeys(AccountOperation):
     """All keys, or those of a user."""
@@ -141,18 +146,22 @@ class CreateKey(AccountOperation):
 
 
 class RevokeKey(AccountOperation):
-    """Revoke a key for ever."""
+    """Revoke a key for ever, and end its jobs."""
 
     model_config = _with({"key": _KEY})
     name = "keys/revoke"
-    answer = answers.ApiKey
+    answer = answers.RevokedApiKey
 
     key: _Text
     """Id of the key, or its beginning."""
 
     async def perform(self, registry: Registry) -> Answer:
         """See `AccountOperation.perform`."""
-        return await registry.revoke(self.key)
+        return {**await registry.revoke(self.key), "killed": 0}
+
+    def sequel(self, answer: Answer) -> Operation | None:
+        """See `AccountOperation.sequel`."""
+        return KillKey(account=answer["account"])
 
 
 class TierFields(BaseModel):

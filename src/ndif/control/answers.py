@@ -351,6 +351,15 @@ class Killed(BaseModel):
     request_id: str
 
 
+class KilledJobs(BaseModel):
+    """Jobs that are ended."""
+
+    model_config = _with({"killed": 2})
+
+    killed: int
+    """Number of jobs."""
+
+
 class OwnJob(BaseModel):
     """A job, as its user is told of it."""
 

@@ -41,6 +41,7 @@ from ndif.stores.usage import Group, UsageAwayError
 
 _KILLED = "The server's operator has ended this job."
 _CANCELLED = "You have ended this job."
+_REVOKED = "This job is ended: its API key was revoked. Ask the server's operator for another."
 _HOT = DeploymentLevel.HOT
 _EXPORT_VERSION = 1
 _MAX_QUOTED = 100
@@ -419,6 +420,21 @@ class Kill(Operation):
                 "those that do.",
             )
         return {"killed": True, "request_id": request_id}
+
+
+class KillKey(Operation):
+    """End the requests of an API key that wait or run, and those that still come."""
+
+    model_config = _with({"account": "5f1c0a9d3e7b46820c9d1e2f3a4b5c6d"})
+    name, event = "kill/key", "KILL_KEY"
+    answer = answers.KilledJobs
+
+    account: str = Field(min_length=1)
+    """Digest under which the server counts the key's requests (`GET /admin/keys`)."""
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        return {"killed": await control.dispatcher.cancel_all(self.account, _REVOKED)}
 
 
 class GetJobs(Operation):

@@ -27,6 +27,7 @@ from ndif.gateway.openapi import (
     answer,
     example_of,
 )
+from ndif.schema.deployment import OperationError
 from ndif.stores.accounts import Registry
 
 _MAX_BODY_BYTES = 4 * 1024**2
@@ -180,7 +181,16 @@ class AdminRoutes:
         async def handle(http: Request) -> dict[str, Any]:
             is_query = kind.method == "GET"
             content = dict(http.query_params) if is_query else await _body(http) or b"{}"
-            return await perform_on(self._registry, parse_operation(kind, content))
+            operation = parse_operation(kind, content)
+            answer = await perform_on(self._registry, operation)
+            if (sequel := operation.sequel(answer)) is None:
+                return answer
+            try:
+                return {**answer, **await self._perform(sequel)}
+            except OperationError as error:
+                raise OperationError(
+                    error.status, f"The key is changed, but its jobs go on: {error} Try again."
+                ) from error
 
         return handle
 

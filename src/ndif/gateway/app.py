@@ -38,6 +38,7 @@ from ndif.host.runtimes import Runtimes
 from ndif.queue.callbacks.guard import Network
 from ndif.stores.accounts import Accounts
 from ndif.stores.broker import Broker
+from ndif.stores.callbacks import CallbackQueue
 from ndif.stores.objects import FileStore, ObjectStore
 from ndif.stores.rates import Rates
 from ndif.stores.responder import Responder
@@ -79,6 +80,7 @@ def create_gateway(
     perform: Perform,
     update_of: UpdateOf,
     token: str | None,
+    callbacks: CallbackQueue,
     callback_networks: Sequence[Network],
     callback_secrets: Sequence[str],
     admin: socket.socket | None = None,
@@ -88,14 +90,21 @@ def create_gateway(
     `host` is the name or address that the server listens on.
     `perform` performs operations, and `update_of` asks the queue. Without an operator's `token` there are
     no `/admin` routes; with the socket `admin` they are on that one alone. Call-backs reach public
-    addresses and `callback_networks`, and the first of `callback_secrets` is what their receivers are told
+    addresses and `callback_networks`; the first of `callback_secrets` is what their receivers are told
     of.
     """
     channels = OpenChannels(settings)
     websockets = WebSocketSubscriptions(broker, accounts, channels, settings)
     socket_io = SocketIoSubscriptions(broker, channels, settings)
     incoming = Incoming(settings)
-    callbacks = CallbackRoute(accounts, callback_networks, settings.sends_mail, callback_secrets)
+    callback_route = CallbackRoute(
+        accounts,
+        callback_networks,
+        callback_secrets,
+        callbacks,
+        sends_mail=settings.sends_mail,
+        most=settings.max_callbacks,
+    )
     submit = SubmitRoute(
         settings,
         broker,
@@ -105,11 +114,11 @@ def create_gateway(
         accounts,
         incoming,
         Quota(settings, perform, Rates(settings.broker_url)),
-        callbacks,
+        callback_route,
     )
     routes = [
         *submit.routes(),
-        *callbacks.routes(),
+        *callback_route.routes(),
         *websockets.routes(),
         *JobRoutes(accounts, perform).routes(),
         *ResponseRoute(objects, update_of, accounts).routes(),

@@ -11,11 +11,12 @@ from starlette.routing import BaseRoute
 
 from ndif.gateway.answers import CallbackSecret
 from ndif.gateway.caller import caller_of
-from ndif.gateway.http_error import HttpError
+from ndif.gateway.http_error import RETRY_SOON, HttpError
 from ndif.gateway.openapi import ApiRoute, Description, answer
 from ndif.queue.callbacks.guard import CallbackAddressError, Kind, Network, read_address
 from ndif.queue.callbacks.webhook import signing_secret
 from ndif.stores.accounts import Accounts
+from ndif.stores.callbacks import CallbackQueue
 
 _NO_MAIL = (
     "This server sends no mail: name an http or https URL as the callback, or leave it out and poll for "
@@ -46,22 +47,32 @@ class CallbackRoute:
     accounts: Accounts
     networks: Sequence[Network]
     """Networks whose addresses are called beside public ones."""
-    sends_mail: bool
     secrets: Sequence[str]
     """The server's secrets, of which the first is told of."""
+    queue: CallbackQueue
+    sends_mail: bool
+    most: int
+    """Call-backs of one user that may wait."""
 
     def routes(self) -> list[BaseRoute]:
         """Return the route."""
         return [ApiRoute("/callbacks/secret", self.secret, _SECRET)]
 
-    def check(self, address: str) -> None:
-        """Raise an `HttpError` for an address that is not called."""
+    async def admit(self, address: str, user: str) -> None:
+        """Raise an `HttpError` for an address that is not called, or a user for whom too many wait."""
         try:
             found = read_address(address, self.networks)
         except CallbackAddressError as error:
             raise HttpError(400, str(error)) from error
         if found.kind is Kind.MAIL and not self.sends_mail:
             raise HttpError(400, _NO_MAIL)
+        if await self.queue.waiting_of(user) >= self.most:
+            raise HttpError(
+                429,
+                f"{self.most} call-backs of your jobs wait for receivers that do not take them, and no "
+                "more may. Mend those receivers, or send this job without a callback and poll for it.",
+                RETRY_SOON,
+            )
 
     async def secret(self, http: Request) -> Response:
         """Answer with the secret that signs the call-backs of the caller's API key."""

@@ -35,9 +35,10 @@ class OpenChannels:
         for name, most in held:
             if most is not None and self._open[name] >= most:
                 whose = "Your API key" if name.startswith("key") else "Your address"
+                channels = "one live channel" if most == 1 else f"{most} live channels"
                 raise HttpError(
                     429,
-                    f"{whose} may have {most} live channels open at once, and has as many. {_ADVICE}",
+                    f"{whose} may have {channels} open at once, and has as many. {_ADVICE}",
                     RETRY_SOON,
                 )
         names = [name for name, _ in held]

@@ -33,8 +33,8 @@ _MOST = 4096
 class Quota:
     """Looks at a request before its body is read.
 
-    Whoever needs no key has no limits of their own. What cannot be counted now, because the broker or the
-    record of jobs is away, is not refused.
+    Whoever needs no key has no limits but that of a model's queue. What cannot be counted now, because the
+    broker or the record of jobs is away, is not refused.
     """
 
     settings: Settings
@@ -45,7 +45,9 @@ class Quota:
 
     def limits_of(self, account: Account) -> Limits:
         """Return the limits of an account."""
-        return Limits.of(self.settings, account.limits) if account.key else Limits()
+        if account.key:
+            return Limits.of(self.settings, account.limits)
+        return Limits(queue_depth=self.settings.max_queue_depth)
 
     async def admit(self, account: Account, limits: Limits) -> None:
         """Count a request; raise an `HttpError` that says when the next is taken if it is too many."""

@@ -168,9 +168,9 @@ class SubmitRoute:
         version = http.headers.get("nnsight-version", "")
         self._refuse_older(version, http.headers.get("python-version", ""))
         callback = http.headers.get("ndif-callback", "")
-        if callback:
-            self.callbacks.check(callback)
         await self.quota.admit(account, limits)
+        if callback:
+            await self.callbacks.admit(callback, account.user)
         body = self.incoming.body(http, unfinished, limits.request_bytes)
         if http.headers.get("content-type", "").startswith("multipart/form-data"):
             wire = Wire.ENVELOPE
@@ -229,7 +229,9 @@ class SubmitRoute:
         if request.subscription_id is None:
             # A client that polls at once must find the job.
             await self.responder.respond(request, received)
-        await self.broker.submit(request, limits.unfinished_jobs)
+        await self.broker.submit(
+            request, most_of_key=limits.unfinished_jobs, most_of_model=limits.queue_depth
+        )
         logger.info("job %s is accepted", request.id)
         return JSONResponse(wires.fields(request, received))
 

@@ -49,6 +49,8 @@ class Dispatcher:
         self.lifecycle = RequestLifecycle(
             broker, responder, Party.QUEUE, self._policy.max_attempts, self._client_leaves
         )
+        self._cancelled_keys: dict[str, str] = {}
+        """Why the requests of an API key are ended, those too that come later."""
         self._tasks: dict[Variant, asyncio.Task[None]] = {}
         self._claiming: asyncio.Task[None] | None = None
         controller.on_leave(self._replica_leaves)
@@ -111,6 +113,12 @@ class Dispatcher:
             return False
         return await self.lifecycle.ensure_cancelled(request_id, _ENDED_WITHIN_S)
 
+    async def cancel_all(self, key: str, reason: str) -> int:
+        """End every request of an API key as an ERROR, those too that come later; return their number."""
+        self._cancelled_keys[key] = reason
+        held = [request.id for request in self.lifecycle.held if request.key == key]
+        return sum(await asyncio.gather(*(self.cancel(each, reason) for each in held)))
+
     def holds(self, request_id: str) -> bool:
         """Return True if a request is held, or ended not long ago."""
         return self.lifecycle.holds(request_id)
@@ -151,7 +159,11 @@ class Dispatcher:
         """Hold a request that the broker handed out, and put it into the queue of its model."""
         if not self.lifecycle.claim(request):
             return
-        reason = request.refusal or self.lifecycle.exhausted(request)
+        reason = (
+            request.refusal
+            or self._cancelled_keys.get(request.key)
+            or self.lifecycle.exhausted(request)
+        )
         if not reason:
             await self.enqueue(request)
         else:

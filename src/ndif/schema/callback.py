@@ -35,6 +35,8 @@ class Callback:
     """Unix seconds, from which the age counts."""
     due: float
     """Unix seconds of the next attempt; of the last one if the call-back was given up."""
+    user: str = ""
+    """The user whose job it is."""
     key: str = ""
     """Opaque digest of the API key whose secret signs; empty for a job without one."""
     is_end: bool = True
@@ -101,6 +103,7 @@ def callback_for(request: Request, response: Response, now: float) -> Callback:
         content,
         created=now,
         due=now,
+        user=request.user,
         key=request.key,
         is_end=is_end,
         polled=polled and is_end,

@@ -12,6 +12,8 @@ from ndif.config.settings import MOST, Duration, Settings, Size
 
 logger = logging.getLogger(__name__)
 
+_WHOLE = ("requests_per_minute", "unfinished_jobs", "queue_depth", "channels")
+
 
 class Limits(BaseModel):
     """Limits of one API key; None: there is none."""
@@ -25,7 +27,9 @@ class Limits(BaseModel):
     requests_per_minute: int | None = Field(default=None, gt=0, le=MOST)
     """Number of requests in any minute."""
     unfinished_jobs: int | None = Field(default=None, gt=0, le=MOST)
-    """Number of jobs that wait or run at once."""
+    """Number of the key's jobs that wait or run at once."""
+    queue_depth: int | None = Field(default=None, gt=0, le=MOST)
+    """Number of a model's jobs, of all users together, from which on the key's are refused."""
     channels: int | None = Field(default=None, gt=0, le=MOST)
     """Number of live channels that are open at once."""
     stored_bytes: Size | None = Field(default=None, gt=0, le=MOST)
@@ -33,7 +37,7 @@ class Limits(BaseModel):
     execution_s_per_day: Duration | None = Field(default=None, gt=0)
     """Seconds that the blocks of the key's user may run in a day (UTC)."""
 
-    @field_validator("requests_per_minute", "unfinished_jobs", "channels", mode="before")
+    @field_validator(*_WHOLE, mode="before")
     @classmethod
     def _refuse_truth(cls, value: object) -> object:
         """Refuse true, which would be the number 1."""
@@ -50,6 +54,7 @@ class Limits(BaseModel):
         server = {
             "requests_per_minute": settings.max_requests_per_minute,
             "unfinished_jobs": settings.max_unfinished_jobs,
+            "queue_depth": settings.max_queue_depth,
             "channels": settings.max_channels,
             "execution_s_per_day": settings.max_execution_per_day,
         }

@@ -128,6 +128,7 @@ class Server:
             host=host,
             perform=lambda operation: operation.perform(self._coordinator.control_plane),
             token=token,
+            callbacks=self._callbacks,
             callback_networks=networks,
             callback_secrets=secrets,
             admin=admin,

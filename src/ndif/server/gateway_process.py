@@ -61,6 +61,7 @@ def create(
     cache = SharedCache(broker.client, broker.signer)
     mirror = HfMirror(share_weights=False)
     accounts = open_accounts(settings)
+    callbacks = RedisCallbacks(broker.client, broker.signer)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -82,7 +83,7 @@ def create(
         settings,
         broker,
         objects,
-        Responder(broker, objects, RedisCallbacks(broker.client, broker.signer)),
+        Responder(broker, objects, callbacks),
         PublishedCatalogue(
             broker.client, cache, settings.status_request_timeout_s, Repositories.of(settings)
         ),
@@ -94,6 +95,7 @@ def create(
         perform=RemoteControlPlane(leader, _stop, settings.status_request_timeout_s).perform,
         update_of=RemoteQueue(leader, broker).update_of,
         token=config.token,
+        callbacks=callbacks,
         callback_networks=settings.allowed_callback_networks,
         callback_secrets=settings.callback_secrets or config.cluster_secrets,
         admin=admin,

@@ -152,19 +152,48 @@ async def test_a_key_has_no_more_unfinished_requests_than_it_may(opening: Openin
         return replace(make_request(), key=key)
 
     async with opening() as broker:
-        attempts = [broker.submit(of("a"), 3) for _ in range(10)]
+        attempts = [broker.submit(of("a"), most_of_key=3) for _ in range(10)]
         outcomes = await asyncio.gather(*attempts, return_exceptions=True)
         refused = [each for each in outcomes if isinstance(each, TooManyJobsError)]
         assert (outcomes.count(None), len(refused)) == (3, 7)
         assert "may have 3 jobs" in str(refused[0])
         # Others have their own number, and those without a limit none.
-        await broker.submit(of("b"), 3)
+        await broker.submit(of("b"), most_of_key=3)
         await broker.submit(of("c"))
         first = await broker.claim()
         await broker.complete(first, Response(first.id, Status.COMPLETED))
-        await broker.submit(of("a"), 3)
+        await broker.submit(of("a"), most_of_key=3)
         with pytest.raises(TooManyJobsError):
-            await broker.submit(of("a"), 3)
+            await broker.submit(of("a"), most_of_key=3)
+
+
+@on_loop
+async def test_a_model_has_no_more_unfinished_requests_than_it_may(opening: Opening) -> None:
+    def of(model: str, key: str, subscription_id: str | None = None) -> Request:
+        request = make_request(subscription_id)
+        return replace(request, model=ModelKey("a.B", model), key=key)
+
+    async with opening() as broker:
+        attempts = [broker.submit(of("org/a", f"{n}"), most_of_model=3) for n in range(10)]
+        outcomes = await asyncio.gather(*attempts, return_exceptions=True)
+        refused = [each for each in outcomes if isinstance(each, TooManyJobsError)]
+        assert (outcomes.count(None), len(refused)) == (3, 7)
+        assert "3 jobs that wait or run of 'org/a' at once" in str(refused[0])
+        # Another model has its own number, and another key may have a higher limit.
+        await broker.submit(of("org/b", ""), most_of_model=3)
+        await broker.submit(of("org/a", "x"), most_of_model=4)
+        channel = await broker.subscribe()
+        await broker.submit(of("org/c", "x", channel.id), most_of_model=1)
+        claimed = [await broker.claim() for _ in range(6)]
+        # Whichever way a request ends, it is counted no more, and only once.
+        await broker.release(claimed[0])
+        await broker.release(claimed[0])
+        await broker.complete(claimed[1], Response(claimed[1].id, Status.COMPLETED))
+        await broker.publish(claimed[5], Response(claimed[5].id, Status.ERROR))
+        await broker.submit(of("org/c", "x", channel.id), most_of_model=1)
+        await broker.submit(of("org/a", ""), most_of_model=3)
+        with pytest.raises(TooManyJobsError):
+            await broker.submit(of("org/a", ""), most_of_model=3)
 
 
 @on_loop

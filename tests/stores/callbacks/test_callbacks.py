@@ -176,6 +176,22 @@ async def test_a_full_queue_takes_no_more(opening: Opening) -> None:
 
 
 @on_loop
+async def test_the_call_backs_of_a_user_that_wait_are_counted(opening: Opening) -> None:
+    async with opening() as queue:
+        hers = [replace(a_callback(), user="ada lovelace") for _ in range(3)]
+        for each in (*hers, replace(a_callback(), user="bob")):
+            await queue.add(each)
+        await queue.update(replace(hers[0], attempts=1))
+        assert [await queue.waiting_of(user) for user in ("ada lovelace", "bob", "c")] == [3, 1, 0]
+        await queue.remove(hers[0].request_id)
+        await queue.update(replace(hers[1], dead=True))
+        assert await queue.waiting_of("ada lovelace") == 1
+        await queue.update(hers[1])
+        await queue.remove(hers[2].request_id)
+        assert await queue.waiting_of("ada lovelace") == 1
+
+
+@on_loop
 async def test_it_waits_no_longer_than_asked(opening: Opening) -> None:
     async with opening() as queue:
         await within(queue.wait(0.01), 5)

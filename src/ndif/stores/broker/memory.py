@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from ndif.schema import wires
+from ndif.schema.model_key import ModelKey
 from ndif.schema.payload import Payload, PayloadFile
 from ndif.schema.request import Request
 from ndif.schema.response import Response
@@ -63,8 +64,8 @@ class MemoryBroker:
         self._bytes = 0
         self._queue: asyncio.Queue[Request] = asyncio.Queue()
         self._unfinished: dict[str, Unfinished] = {}
-        self._coming: Counter[str] = Counter()
-        """Requests of each key that are on their way to the spool."""
+        self._numbers: Counter[str | ModelKey] = Counter()
+        """Number of the unfinished requests of each API key and of each model."""
         self._subscriptions: dict[str, MemorySubscription] = {}
         self._uploads: defaultdict[str, asyncio.Queue[bytes]] = defaultdict(
             lambda: asyncio.Queue(_MAX_UNREAD)
@@ -79,6 +80,7 @@ class MemoryBroker:
         """See `Broker.start`. Requests of the spool are there to be claimed from now on."""
         for each in await self._spool.unfinished() if self._spool is not None else ():
             self._bytes += each.size
+            self._count(each.request, 1)
             self._unfinished[each.request.id] = each
             self._queue.put_nowait(each.request)
 
@@ -91,25 +93,30 @@ class MemoryBroker:
         """See `Broker.create_payload`."""
         return PayloadFile.create(Path(gettempdir()) if self._spool is None else self._spool.folder)
 
-    async def submit(self, request: Request, most: int | None = None) -> None:
+    async def submit(
+        self,
+        request: Request,
+        *,
+        most_of_key: int | None = None,
+        most_of_model: int | None = None,
+    ) -> None:
         """See `Broker.submit`."""
-        if most is not None:
-            unfinished = Counter(each.request.key for each in self._unfinished.values())
-            if unfinished[request.key] + self._coming[request.key] >= most:
-                raise TooManyJobsError(most)
+        if most_of_key is not None and self._numbers[request.key] >= most_of_key:
+            raise TooManyJobsError.of_key(most_of_key)
+        if most_of_model is not None and self._numbers[request.model] >= most_of_model:
+            raise TooManyJobsError.of_model(request.model.repo_id, most_of_model)
         size = held_bytes(request)
         if self._bytes and self._max_bytes is not None and self._bytes + size > self._max_bytes:
             raise QueueFullError(self._bytes, self._max_bytes)
         self._bytes += size
+        self._count(request, 1)
         if (spool := self._spool_of(request)) is not None:
-            self._coming[request.key] += 1
             try:
                 await spool.add(request)
             except BaseException:
                 self._bytes -= size
+                self._count(request, -1)
                 raise
-            finally:
-                self._coming[request.key] -= 1
             request = replace(request, payload=b"")
         self._unfinished[request.id] = Unfinished(request, size)
         if (subscription := self._subscriptions.get(request.subscription_id or "")) is not None:
@@ -138,6 +145,7 @@ class MemoryBroker:
         """See `Broker.release`."""
         if (released := self._unfinished.pop(request.id, None)) is not None:
             self._bytes -= released.size
+            self._count(request, -1)
             if isinstance(released.request.payload, PayloadFile):
                 released.request.payload.discard()
             if (spool := self._spool_of(request)) is not None:
@@ -203,6 +211,13 @@ class MemoryBroker:
     async def uploaded(self, request: Request) -> bytes:
         """See `Broker.uploaded`."""
         return await self._uploads[request.id].get()
+
+    def _count(self, request: Request, change: int) -> None:
+        """Count one request more or less."""
+        for each in (request.key, request.model):
+            self._numbers[each] += change
+            if not self._numbers[each]:
+                del self._numbers[each]
 
     def _spool_of(self, request: Request) -> Spool | None:
         """Return the spool if it has the request: nobody comes back for a live one."""

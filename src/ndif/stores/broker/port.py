@@ -20,6 +20,8 @@ LOST = (
 
 _LEAST_BYTES = 4096
 """Bytes that any request counts for, however small its payload; an env of this size is within them."""
+_MAX_QUOTED = 200
+"""Characters of a client's text that an error repeats."""
 _OBJECT_BYTES = 24
 """Bytes of memory per byte of JSON, at most: an empty list is two characters."""
 
@@ -49,14 +51,27 @@ class QueueFullError(BrokerError):
 
 
 class TooManyJobsError(Exception):
-    """A key has as many unfinished jobs as it may; the message is for its user."""
+    """A key or a model has as many unfinished jobs as it may; the message is for the user."""
 
-    def __init__(self, most: int) -> None:
-        jobs = "one job that waits or runs" if most == 1 else f"{most} jobs that wait or run"
-        super().__init__(
-            f"Your API key may have {jobs} at once, and has as many. Wait until one has ended, or end one "
-            "(`ndif jobs`)."
+    @classmethod
+    def of_key(cls, most: int) -> TooManyJobsError:
+        """Return the error of an API key."""
+        return cls(
+            f"Your API key may have {_jobs(most)} at once, and has as many. Wait until one has ended, or "
+            "end one (`ndif jobs`)."
         )
+
+    @classmethod
+    def of_model(cls, repo_id: str, most: int) -> TooManyJobsError:
+        """Return the error of a model."""
+        return cls(
+            f"There may be {_jobs(most)} of {repo_id[:_MAX_QUOTED]!r} at once, and there are as many, of "
+            "all its users together. Try again later."
+        )
+
+
+def _jobs(number: int) -> str:
+    return "one job that waits or runs" if number == 1 else f"{number} jobs that wait or run"
 
 
 class ClientLeftError(Exception):
@@ -105,10 +120,16 @@ class Broker(Protocol):
     def create_payload(self) -> PayloadFile:
         """Return an empty file for the payload of a request, on the disk where `submit` keeps it."""
 
-    async def submit(self, request: Request, most: int | None = None) -> None:
+    async def submit(
+        self,
+        request: Request,
+        *,
+        most_of_key: int | None = None,
+        most_of_model: int | None = None,
+    ) -> None:
         """Store a request for the queue.
 
-        Raise a `TooManyJobsError` if `most` requests of its key are unfinished.
+        Raise a `TooManyJobsError` if as many requests of its API key, or of its model, are unfinished.
         """
 
     def outlives(self, request: Request) -> bool:

@@ -49,6 +49,9 @@ class CallbackQueue(Protocol):
     async def find(self, request_id: str) -> list[Callback]:
         """Return the call-backs of requests whose ids begin so."""
 
+    async def waiting_of(self, user: str) -> int:
+        """Return the number of a user's call-backs that wait."""
+
     async def counts(self) -> tuple[int, int]:
         """Return the number of call-backs that wait, and of those that were given up."""
 

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 _CONTENTS = "callbacks:contents"
 """Hash of the signed call-backs by their ids."""
 _WAITING, _DEAD = "callbacks:waiting", "callbacks:dead"
-"""Sorted sets of "ID HOST" by the time at which each is due, or was given up."""
+"""Sorted sets of "ID HOST USER" by the time at which each is due, or was given up."""
 _LOOK_S = 1.0
 _PAGE = 500
 
@@ -56,13 +56,14 @@ class RedisCallbacks:
 
     async def update(self, callback: Callback) -> None:
         """See `CallbackQueue.update`."""
-        callback_id, member = callback.id, f"{callback.id} {callback.host}"
+        callback_id, member = callback.id, _member(callback)
         signed = self._signer.sign(_place(callback_id), callback.encode())
         into, out_of = (_DEAD, _WAITING) if callback.dead else (_WAITING, _DEAD)
         await self._together(
             ("HSET", _CONTENTS, callback_id, signed),
             ("ZREM", out_of, member),
             ("ZADD", into, callback.due, member),
+            ("SREM" if callback.dead else "SADD", _of(callback.user), callback_id),
         )
         if callback.dead:
             oldest = await self._client.zrange(_DEAD, 0, -self._max_dead - 1)
@@ -72,8 +73,8 @@ class RedisCallbacks:
         """See `CallbackQueue.remove`."""
         content = await self._client.hget(_CONTENTS, callback_id)
         found = None if content is None else self._decode(callback_id, bytes(content))
-        member = f"{callback_id} {'' if found is None else found.host}"
-        await self._forget([member.encode()])
+        if found is not None:
+            await self._forget([_member(found).encode()])
 
     async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Callback]:
         """See `CallbackQueue.due`."""
@@ -107,6 +108,10 @@ class RedisCallbacks:
             members += await self._client.zrange(name, 0, -1)
         begun = request_id.encode()
         return await self._read([member for member in members if member.startswith(begun)])
+
+    async def waiting_of(self, user: str) -> int:
+        """See `CallbackQueue.waiting_of`."""
+        return int(await self._client.scard(_of(user)))
 
     async def counts(self) -> tuple[int, int]:
         """See `CallbackQueue.counts`."""
@@ -146,6 +151,7 @@ class RedisCallbacks:
                 ("ZREM", _WAITING, *gone),
                 ("ZREM", _DEAD, *gone),
                 ("HDEL", _CONTENTS, *map(_id_of, gone)),
+                *(("SREM", _of(_user_of(each)), _id_of(each)) for each in gone),
             )
 
     async def _together(self, *commands: tuple[Any, ...]) -> None:
@@ -160,9 +166,27 @@ def _place(callback_id: str) -> str:
     return f"callback {callback_id}"
 
 
+def _of(user: str) -> str:
+    """Return the key of the set of a user's call-backs that wait."""
+    return f"callbacks:of:{user}"
+
+
+def _member(callback: Callback) -> str:
+    return f"{callback.id} {callback.host} {callback.user}"
+
+
 def _id_of(member: bytes) -> str:
-    return member.partition(b" ")[0].decode(errors="replace")
+    return _parts(member)[0]
 
 
 def _host_of(member: bytes) -> str:
-    return member.partition(b" ")[2].decode(errors="replace")
+    return _parts(member)[1]
+
+
+def _user_of(member: bytes) -> str:
+    return _parts(member)[2]
+
+
+def _parts(member: bytes) -> list[str]:
+    """Return id, host and user; empty ones where somebody else wrote the member."""
+    return [*member.decode(errors="replace").split(" ", 2), "", ""][:3]

@@ -29,18 +29,23 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS callback (
     id TEXT PRIMARY KEY,
     host TEXT NOT NULL,
+    user TEXT NOT NULL,
     due REAL NOT NULL,
     dead INTEGER NOT NULL,
     content BLOB NOT NULL
 );
 CREATE INDEX IF NOT EXISTS callback_due ON callback (dead, due);
+CREATE INDEX IF NOT EXISTS callback_user ON callback (user, dead);
 """
-_PUT = "INSERT OR REPLACE INTO callback (id, host, due, dead, content) VALUES (?, ?, ?, ?, ?)"
+_PUT = (
+    "INSERT OR REPLACE INTO callback (id, host, user, due, dead, content) VALUES (?, ?, ?, ?, ?, ?)"
+)
 _REMOVE = "DELETE FROM callback WHERE id = ?"
 _DUE = "SELECT id, content FROM callback WHERE dead = 0 AND due <= ? {} ORDER BY due LIMIT ?"
 _ALL = "SELECT id, content FROM callback ORDER BY dead DESC, due LIMIT ?"
 _FIND = "SELECT id, content FROM callback WHERE substr(id, 1, length(?1)) = ?1"
 _COUNT = "SELECT count(*) FROM callback WHERE dead = ?"
+_COUNT_OF = "SELECT count(*) FROM callback WHERE user = ? AND dead = 0"
 _FORGET = "DELETE FROM callback WHERE dead = 1 AND due < ?"
 _TRIM = (
     "DELETE FROM callback WHERE dead = 1 AND id NOT IN "
@@ -115,6 +120,11 @@ class SqliteCallbacks:
         """See `CallbackQueue.find`."""
         return await self._read(_FIND, (request_id,))
 
+    async def waiting_of(self, user: str) -> int:
+        """See `CallbackQueue.waiting_of`."""
+        [(number,)] = await self._in_thread(self._fetch, _COUNT_OF, (user,))
+        return int(number)
+
     async def counts(self) -> tuple[int, int]:
         """See `CallbackQueue.counts`."""
         return await self._in_thread(self._counts)
@@ -143,9 +153,9 @@ class SqliteCallbacks:
     # In the thread
 
     def _put(self, callback: Callback) -> None:
-        values = (callback.host, callback.due, callback.dead, callback.encode())
+        values = (callback.user, callback.due, callback.dead, callback.encode())
         with self._connection:
-            self._connection.execute(_PUT, (callback.id, *values))
+            self._connection.execute(_PUT, (callback.id, callback.host, *values))
             if callback.dead:
                 self._connection.execute(_TRIM, (self._max_dead,))
 

@@ -23,6 +23,7 @@ from ndif.stores.accounts.port import (
     Tier,
     digest_of,
     new_key,
+    runner_key_of,
 )
 from ndif.stores.accounts.sql.database import Database
 from ndif.stores.accounts.sql.foreign import read_foreign
@@ -237,6 +238,7 @@ async def _keys(on: AsyncConnection, *where: ColumnElement[bool]) -> list[Row]:
             "expires": row["expires_at"],
             "last_used": row["last_used_at"],
             "revoked": row["revoked_at"],
+            "account": runner_key_of(row["digest"]),
         }
         for row in rows
     ]

@@ -189,11 +189,17 @@ class RedisBroker:
         """See `Broker.create_payload`."""
         return self._objects.create_payload()
 
-    async def submit(self, request: Request, most: int | None = None) -> None:
+    async def submit(
+        self,
+        request: Request,
+        *,
+        most_of_key: int | None = None,
+        most_of_model: int | None = None,
+    ) -> None:
         """See `Broker.submit`."""
         is_inline = len(request.payload) <= self._inline_bytes
         try:
-            await self._store(request, most, is_inline=is_inline)
+            await self._store(request, most_of_key, most_of_model, is_inline=is_inline)
         except (QueueFullError, TooManyJobsError):
             raise
         except BaseException:
@@ -203,7 +209,14 @@ class RedisBroker:
         if isinstance(request.payload, PayloadFile):
             request.payload.discard()
 
-    async def _store(self, request: Request, most: int | None, *, is_inline: bool) -> None:
+    async def _store(
+        self,
+        request: Request,
+        most_of_key: int | None,
+        most_of_model: int | None,
+        *,
+        is_inline: bool,
+    ) -> None:
         size, payload = held_bytes(request), request.payload
         if not is_inline:
             held = int(await self.client.get(HELD) or 0)
@@ -213,22 +226,24 @@ class RedisBroker:
         inline = await _in_memory(payload) if is_inline else b""
         content = encode_request(request, digest(inline) if is_inline else "")
         refused = await self._submit(
-            [*scripts.submission_keys_of(request.id), scripts.submitted_by(request.key)],
+            scripts.submission_keys_of(request.id),
             [
                 self.signer.sign(QUEUE, content),
                 request.subscription_id or "",
                 size,
                 self._max_bytes,
                 *self._announcement(request),
-                *scripts.submission_limit(request, most),
+                *scripts.submission_limits(request, most_of_key, most_of_model),
                 *([inline] if is_inline else []),
             ],
         )
         if refused is not None:
             if not is_inline:
                 await self._objects.delete(_object_of(request.id))
-            if refused == scripts.TOO_MANY_JOBS and most is not None:
-                raise TooManyJobsError(most)
+            if refused == scripts.MANY_OF_KEY and most_of_key is not None:
+                raise TooManyJobsError.of_key(most_of_key)
+            if refused == scripts.MANY_OF_MODEL and most_of_model is not None:
+                raise TooManyJobsError.of_model(request.model.repo_id, most_of_model)
             raise QueueFullError(refused, self._max_bytes)
 
     async def _withdrawn(self, request: Request, *, is_inline: bool) -> None:

@@ -16,41 +16,57 @@ ENDS = "ends"
 """The channel on which the end of each request is published."""
 HELD = "queue:bytes"
 """Key of the bytes of all unfinished requests' payloads."""
+JOBS = "queue:jobs"
+"""Hash of the numbers of unfinished requests, of each API key and of each model."""
 UNCONFIRMED_S = 300
 _ENDED_S = 300
 """Seconds for which a request is known to have had its terminal response."""
 UPLOAD_S = 3600
-UNFINISHED_S = 30 * 86_400
-"""Seconds after its last request for which the set of an API key's requests stays."""
-TOO_MANY_JOBS = -1
+MANY_OF_KEY, MANY_OF_MODEL = -1, -2
 
-# Returns the bytes that are held already if this request would exceed the limit, TOO_MANY_JOBS if its key
-# has as many unfinished requests as it may, else nothing. The set of those may have some that have ended.
+# Returns the bytes that are held already if this request would exceed the limit, MANY_OF_KEY or
+# MANY_OF_MODEL if as many requests of its API key or of its model are unfinished as may be, else nothing.
 # A client that lost its connection before the answer sends the script again, and finds the request stored.
 # One that is withdrawn meanwhile stays so.
 SUBMIT = """
 if redis.call('EXISTS', KEYS[1], KEYS[4]) > 0 then return false end
 local held = tonumber(redis.call('GET', KEYS[3]) or '0')
 if held > 0 and held + ARGV[3] > tonumber(ARGV[4]) then return held end
-if ARGV[7] ~= '' then
-  for _, id in ipairs(redis.call('SMEMBERS', KEYS[5])) do
-    if redis.call('EXISTS', ARGV[9] .. id) == 0 then redis.call('SREM', KEYS[5], id) end
-  end
-  if redis.call('SCARD', KEYS[5]) >= tonumber(ARGV[7]) then return -1 end
-  redis.call('SADD', KEYS[5], ARGV[8])
-  redis.call('EXPIRE', KEYS[5], ARGV[10])
+local most, counted = {ARGV[7], ARGV[8]}, {ARGV[9], ARGV[10]}
+for each = 1, 2 do
+  if most[each] ~= '' and
+    tonumber(redis.call('HGET', KEYS[5], counted[each]) or '0') >= tonumber(most[each])
+  then return -each end
 end
-redis.call('HSET', KEYS[1], 'subscription', ARGV[2], 'bytes', ARGV[3])
+redis.call(
+  'HSET', KEYS[1], 'subscription', ARGV[2], 'bytes', ARGV[3], 'key', ARGV[9], 'model', ARGV[10]
+)
 if ARGV[11] then redis.call('HSET', KEYS[1], 'payload', ARGV[11]) end
 redis.call('INCRBY', KEYS[3], ARGV[3])
+for _, field in ipairs(counted) do
+  if field ~= '' then redis.call('HINCRBY', KEYS[5], field, 1) end
+end
 local entry = redis.call('XADD', KEYS[2], '*', 'request', ARGV[1])
 redis.call('HSET', KEYS[1], 'entry', entry)
 if ARGV[5] ~= '' then redis.call('PUBLISH', ARGV[5], ARGV[6]) end
 """
 
+# Takes one request from the numbers of its API key and of its model.
+_UNCOUNT = """
+local function uncount(jobs, counted)
+  for _, field in ipairs(counted) do
+    if field and field ~= '' and redis.call('HINCRBY', jobs, field, -1) <= 0 then
+      redis.call('HDEL', jobs, field)
+    end
+  end
+end
+"""
+
 # Sets `elsewhere` if the payload is in the object store, where the caller deletes it.
-RELEASE = """
-local bytes = redis.call('HGET', KEYS[1], 'bytes')
+RELEASE = (
+    _UNCOUNT
+    + """
+local bytes, key, model = unpack(redis.call('HMGET', KEYS[1], 'bytes', 'key', 'model'))
 local elsewhere = bytes and redis.call('HEXISTS', KEYS[1], 'payload') == 0
 redis.call('DEL', KEYS[1], KEYS[2])
 if ARGV[2] ~= '' then
@@ -58,25 +74,32 @@ if ARGV[2] ~= '' then
   redis.call('XDEL', KEYS[3], ARGV[2])
 end
 if bytes then redis.call('DECRBY', KEYS[4], bytes) end
+uncount(KEYS[5], {key, model})
 """
+)
 
 # Whoever has claimed the request finds no payload. The mark is for a submission that comes only now.
-WITHDRAW = """
-local bytes, entry = unpack(redis.call('HMGET', KEYS[1], 'bytes', 'entry'))
+WITHDRAW = (
+    _UNCOUNT
+    + """
+local bytes, entry, key, model =
+  unpack(redis.call('HMGET', KEYS[1], 'bytes', 'entry', 'key', 'model'))
 redis.call('DEL', KEYS[1])
 if entry then
   redis.call('XACK', KEYS[2], ARGV[1], entry)
   redis.call('XDEL', KEYS[2], entry)
 end
 if bytes then redis.call('DECRBY', KEYS[3], bytes) end
+uncount(KEYS[5], {key, model})
 redis.pcall('SET', KEYS[4], 1, 'EX', ARGV[2])
 """
+)
 
 # The mark that a request has ended is read after the loss of a replica. Without memory, it is left out.
 COMPLETE = (
     RELEASE
     + """
-redis.pcall('SET', KEYS[5], 1, 'EX', ARGV[3])
+redis.pcall('SET', KEYS[6], 1, 'EX', ARGV[3])
 redis.call('PUBLISH', ARGV[4], ARGV[5])
 """
 )
@@ -84,13 +107,13 @@ redis.call('PUBLISH', ARGV[4], ARGV[5])
 # The list is for a gateway that is not connected now: without memory, only a connected one has the update.
 # A request has one end, even where two leaders each take themselves for the only one.
 PUBLISH_LAST = (
-    "local ended = redis.call('EXISTS', KEYS[5])\n"
+    "local ended = redis.call('EXISTS', KEYS[6])\n"
     + COMPLETE
     + """
 if ended == 1 then return {1, elsewhere} end
 local heard = redis.call('PUBLISH', ARGV[6], ARGV[7])
-if type(redis.pcall('RPUSH', KEYS[6], ARGV[7])) == 'number' then
-  redis.call('EXPIRE', KEYS[6], ARGV[8])
+if type(redis.pcall('RPUSH', KEYS[7], ARGV[7])) == 'number' then
+  redis.call('EXPIRE', KEYS[7], ARGV[8])
 end
 return {heard, elsewhere}
 """
@@ -139,22 +162,25 @@ def ended_of(request_id: str) -> str:
 
 def keys_of(request: Request) -> list[str]:
     """Return the keys that the release of a request deletes or updates."""
-    return [record_of(request.id), uploads_of(request.id), QUEUE, HELD, ended_of(request.id)]
+    return [
+        record_of(request.id),
+        uploads_of(request.id),
+        QUEUE,
+        HELD,
+        JOBS,
+        ended_of(request.id),
+    ]
 
 
-def submitted_by(key: str) -> str:
-    """Return the key of the set of an API key's requests."""
-    return f"unfinished:{key}"
-
-
-def submission_limit(request: Request, most: int | None) -> list[Any]:
-    """Return the arguments of `SUBMIT` about the number of unfinished requests."""
-    return ["" if most is None else most, request.id, record_of(""), UNFINISHED_S]
+def submission_limits(request: Request, *most: int | None) -> list[Any]:
+    """Return the arguments of `SUBMIT` about the numbers of unfinished requests."""
+    key = f"key {request.key}" if request.key else ""
+    return [*("" if each is None else each for each in most), key, f"model {request.model}"]
 
 
 def submission_keys_of(request_id: str) -> list[str]:
     """Return the keys that the submission of a request and its withdrawal update."""
-    return [record_of(request_id), QUEUE, HELD, ended_of(request_id)]
+    return [record_of(request_id), QUEUE, HELD, ended_of(request_id), JOBS]
 
 
 def withdrawal_arguments() -> list[Any]:
