@@ -13,7 +13,7 @@ import pytest
 from ndif.cluster.adoption import adopt
 from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import OrphanReplica, ReplicaRequest
-from ndif.cluster.models import Models
+from ndif.cluster.models import Models, NotServedError
 from ndif.cluster.replica import EvictedError, ReplicaState
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.evaluation import Measured
@@ -144,6 +144,20 @@ def test_those_that_serve_come_first() -> None:
     serving = orphan(THEIRS, "hot", on_cpu=True, gpu_mem_bytes_by_id={}, size_bytes=100)
     adoption = adopt(Cluster.of(node()), Models([MINE]), [cached, serving])
     assert adoption.dropped == (cached,)
+
+
+def test_a_model_that_is_gated_stays_so() -> None:
+    async def play() -> None:
+        gated = Quiet()
+        gated.model = {"repo_id": "A/Theirs", "gated": True}
+        async with controlling(Fleet()) as controller:
+            controller.adopt([orphan(THEIRS, actor=gated)])
+            models = controller.models
+            with pytest.raises(NotServedError, match="gated or private"):
+                models.admit(THEIRS.key, hotswapping=True)
+            assert models.admit(THEIRS.key, hotswapping=True, gated=True).gated
+
+    asyncio.run(play())
 
 
 # Carried out

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ndif.cluster.models import Models, NotServedError
-from ndif.cluster.repositories import Repositories
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey
+from ndif.schema.repositories import Repositories
 
 CLASS = "nnsight.modeling.transformers.TransformersModel"
 OLDER = "nnsight.modeling.language.LanguageModel"

@@ -15,7 +15,6 @@ import zstandard
 from starlette.applications import Starlette
 
 from ndif.cluster.models import Models
-from ndif.cluster.repositories import Repositories
 from ndif.config.settings import Settings
 from ndif.control.operations import Answer, Operation
 from ndif.gateway.callbacks import CallbackRoute
@@ -26,6 +25,7 @@ from ndif.gateway.quota import Quota
 from ndif.gateway.submit import SubmitRoute
 from ndif.host.runtimes import Runtimes
 from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.repositories import Repositories
 from ndif.schema.request import Request
 from ndif.stores.accounts import OpenAccounts
 from ndif.stores.broker import MemoryBroker

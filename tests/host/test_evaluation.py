@@ -25,8 +25,10 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from ndif.host.evaluation import EvaluationError, Evaluator
 from ndif.host.fork_server import ForkServers
+from ndif.host.hub import download
 from ndif.host.runtimes import Runtime
 from ndif.runtime.process.fork_server import OPTION
+from ndif.runtime.spec import ModelSpec
 from ndif.schema.deployment import DeploymentConfig
 from tests.conftest import NAME
 from tests.on_loop import on_loop
@@ -327,7 +329,9 @@ async def test_a_repository_that_the_hub_gives_to_some(
         monkeypatch.setenv("HF_ENDPOINT", url)
         async with some_servers() as servers:
             found = await Evaluator(fork_servers=servers)(a_config(NAME), HERE)
-    assert found.gated is is_gated
+            # Whoever loads it says the same, for a leader that has not measured it.
+            loaded_from = await download(ModelSpec(NAME, "0.8"), HERE, lambda _, __: None)
+    assert found.gated is loaded_from.gated is is_gated
     assert found.size_bytes > 0
 
 

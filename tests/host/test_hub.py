@@ -16,6 +16,7 @@ from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from ndif.host import hub as of_adapters
 from ndif.host.hub import AdapterError, Adapters
 from ndif.host.runtimes import Runtime
+from ndif.schema.repositories import Repositories
 from tests.on_loop import on_loop
 from tests.serving import serving
 
@@ -102,6 +103,22 @@ async def test_those_named_longest_ago_make_room(hub: Counted, tmp_path: Path) -
     await fetching.fetch({"peft": "org/two"})
     assert kept(cache) == {"two", "three"}
     assert whole(cache, "two")
+
+
+@on_loop
+async def test_one_that_the_operator_does_not_allow_is_not_used(
+    hub: Counted, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    for rules in (Repositories(allowed=("other/*",)), Repositories(denied=("ORG/o*",))):
+        fetching = Adapters(RUNTIME, cache, 1 << 20, 1 << 30, rules)
+        with pytest.raises(
+            AdapterError, match="'org/one' is not used on this server: its operator"
+        ):
+            await fetching.fetch({"peft": "org/one"})
+    assert hub.asked == 0
+    await fetching.fetch({"peft": "org/two"})
+    assert kept(cache) == {"two"}
 
 
 @on_loop

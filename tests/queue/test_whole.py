@@ -20,7 +20,6 @@ from ndif.cluster import status
 from ndif.cluster.controller import Controller
 from ndif.cluster.models import Models, NotServedError
 from ndif.cluster.replica import Replica, ReplicaState
-from ndif.cluster.repositories import Repositories
 from ndif.cluster.status import client_status
 from ndif.control.control_plane import ControlPlane
 from ndif.control.operations import (
@@ -52,6 +51,7 @@ from ndif.schedule.source import ScheduleSource
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_file import from_value
 from ndif.schema.model_key import ModelKey, Variant
+from ndif.schema.repositories import Repositories
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
 from ndif.schema.status import Status

@@ -401,7 +401,8 @@ class Controller:
 
     def _learn(self, replica: Replica) -> None:
         facts = map(replica.actor.model.get, ("repo_id", "task", "parameters", "config"))
-        self.models.learn(replica.model, *facts)
+        gated = replica.actor.model.get("gated") is True
+        self.models.learn(replica.model, *facts, gated=gated)
 
     async def _fail(self, replica: Replica, why: str) -> None:
         sentence = _not_loaded(replica.model, replica.generation, why)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ndif.cluster.repositories import GATED, Repositories
 from ndif.schema.deployment import DeploymentConfig, explain_mismatch
 from ndif.schema.model_key import ModelKey
+from ndif.schema.repositories import GATED, Repositories
 
 _REPO_ID = re.compile(r"[\w\-][\w.\-]{0,95}(/[\w\-][\w.\-]{0,95})?", re.ASCII)
 _MOST_NAMED = 20

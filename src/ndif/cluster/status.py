@@ -9,11 +9,11 @@ from typing import Any
 from ndif.cluster.controller import Controller
 from ndif.cluster.models import Model, Models
 from ndif.cluster.replica import Replica, ReplicaState
-from ndif.cluster.repositories import Repositories
 from ndif.placement.replica import DeploymentLevel
 from ndif.schedule.schedule import Window
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey
+from ndif.schema.repositories import Repositories
 
 _BEST_FIRST = (ReplicaState.RUNNING, ReplicaState.DEPLOYING, ReplicaState.UNHEALTHY)
 _ALL = (*_BEST_FIRST, ReplicaState.NOT_STARTED)

@@ -245,10 +245,10 @@ class Settings(BaseSettings):
     hotswapping: bool = True
     """Without API keys: true if users may have models loaded on demand."""
     allowed_repositories: str = ""
-    """Repositories whose models users may have loaded on demand: patterns like meta-llama/*, separated by
-    commas. Empty: all. What an operator deploys needs no permission."""
+    """Repositories whose models users may have loaded on demand, and whose adapters: patterns like
+    meta-llama/*, separated by commas. Empty: all. What an operator deploys needs no permission."""
     denied_repositories: str = ""
-    """Repositories whose models users may not have loaded on demand, though they are allowed."""
+    """Repositories whose models and adapters users may not have loaded, though they are allowed."""
     deployments: str = ""
     """Models to deploy at the start as dedicated: repo ids or model keys, separated by |."""
     schedule: str = ""

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ndif.cluster.models import Models
-from ndif.cluster.repositories import Repositories
 from ndif.cluster.status import read
 from ndif.control.remote import MODELS, STATUS
 from ndif.gateway.http_error import RETRY_SOON, HttpError
+from ndif.schema.repositories import Repositories
 
 if TYPE_CHECKING:
     # A server of one process has no client of Redis.

@@ -19,6 +19,7 @@ from ndif.config.units import format_duration
 from ndif.host.environment import environment, without_credentials
 from ndif.host.runtimes import Runtime
 from ndif.runtime.spec import ModelSpec
+from ndif.schema.repositories import Repositories
 from ndif.tasks import within
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
@@ -59,6 +60,8 @@ class Found:
 
     repo_id: str | None
     task: str | None
+    gated: bool = False
+    """The hub gives the files only to those who were permitted."""
     folder: str | None = field(default=None, compare=False)
     """The folder of the files; None for a checkpoint that is a folder itself."""
 
@@ -85,9 +88,10 @@ async def download(
                     case {
                         "repo_id": str() | None as repo_id,
                         "task": str() | None as task,
+                        "gated": bool(gated),
                         "folder": str(folder),
                     }:
-                        found = Found(repo_id, task, folder)
+                        found = Found(repo_id, task, gated, folder)
         await process.wait()
     if found is None:
         raise DownloadError(why)
@@ -107,6 +111,8 @@ class Adapters:
     max_bytes: int
     """Largest size of one adapter."""
     max_cache_bytes: int
+    repositories: Repositories = field(default_factory=Repositories)
+    """Repositories whose adapters may be downloaded."""
     _fetched: dict[str, float] = field(default_factory=dict)
 
     async def fetch(self, env: Mapping[str, Any]) -> None:
@@ -118,6 +124,11 @@ class Adapters:
             raise AdapterError(
                 f"The adapter {str(name)[:_SHOWN]!r} is not the name of a repository (ORG/NAME). This "
                 "server takes adapters from the Hub alone, not from folders."
+            )
+        if not self.repositories.permit(name):
+            raise AdapterError(
+                f"The adapter {name!r} is not used on this server: its operator does not allow that "
+                "repository. Ask them for it."
             )
         folder = self.cache / f"models--{name.replace('/', '--')}"
         age_s = time.monotonic() - self._fetched.get(name, -_CURRENT_S)

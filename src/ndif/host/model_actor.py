@@ -29,6 +29,7 @@ from ndif.host.snapshot import publish
 from ndif.host.watchdogs import GpuWatch, ResourceWatchdog, runner_cgroups
 from ndif.runtime.spec import ModelSpec, UntrustedSettings
 from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.repositories import Repositories
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
@@ -123,7 +124,11 @@ class LocalModelActor:
         self._first: RunnerPool = self._fresh if untrusted else self._kept
         self._execution = Execution(settings, broker, objects)
         self._adapters = Adapters(
-            runtime, settings.adapters, settings.max_adapter_bytes, settings.adapter_cache_bytes
+            runtime,
+            settings.adapters,
+            settings.max_adapter_bytes,
+            settings.adapter_cache_bytes,
+            Repositories.of(settings),
         )
         self._watch = ResourceWatchdog(
             settings.runner_memory_bytes, settings.runner_max_threads, runner_cgroups

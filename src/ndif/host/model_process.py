@@ -139,7 +139,8 @@ class ModelProcess:
             raise ModelProcessError(why) from error
         # What a repository's files make of its process, they do not say whose model it is.
         folder = found.folder or self.spec.checkpoint
-        self.model = {**self.model, "repo_id": found.repo_id, "folder": folder}
+        known = {"repo_id": found.repo_id, "gated": found.gated, "folder": folder}
+        self.model = {**self.model, **known}
         self._is_loaded = True
         self._tasks.append(asyncio.create_task(self._listen(control), name="model process control"))
         self._tasks.append(asyncio.create_task(self._ping(control), name="model process pings"))

@@ -13,7 +13,6 @@ from ndif.cluster.controller_types import ReplicaRequest
 from ndif.cluster.fleet import Fleet
 from ndif.cluster.models import Models
 from ndif.cluster.replica import Replica
-from ndif.cluster.repositories import Repositories
 from ndif.config.settings import Settings
 from ndif.control.control_plane import ControlPlane
 from ndif.control.operations import Deploy
@@ -29,6 +28,7 @@ from ndif.queue.processor import QueuePolicy
 from ndif.schedule.expansion import LOCAL
 from ndif.schedule.source import ScheduleSource
 from ndif.schema.deployment import DeploymentConfig, OperationError
+from ndif.schema.repositories import Repositories
 from ndif.schema.request import Request
 from ndif.stores.broker import Broker
 from ndif.stores.responder import Responder

@@ -16,7 +16,6 @@ from tempfile import TemporaryDirectory
 import uvloop
 from starlette.applications import Starlette
 
-from ndif.cluster.repositories import Repositories
 from ndif.config.settings import Settings
 from ndif.control.remote import RemoteControlPlane, RemoteQueue
 from ndif.gateway.app import Gateway, create_gateway, uvicorn_config
@@ -24,6 +23,7 @@ from ndif.gateway.catalogue import PublishedCatalogue
 from ndif.gateway.hf_mirror import HfMirror, PublishedHfMirror
 from ndif.host.runtimes import Runtimes
 from ndif.net import Http
+from ndif.schema.repositories import Repositories
 from ndif.server.heap import return_free_memory
 from ndif.server.process_config import (
     ProcessConfig,

@@ -2,7 +2,8 @@
 
 Downloading a gated model takes a token, and a process that runs untrusted code must hold none. So this
 process downloads the files and ends before the first request. It prints JSON lines: its progress in bytes,
-and last the facts that only the hub knows, the model's name there and its task. It imports neither torch
+and last the facts that only the hub knows, the model's name there, its task, and whether it gives the
+files to everybody. It imports neither torch
 nor transformers, whose imports take longer than a small model's download.
 """
 
@@ -19,7 +20,14 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, constants, errors, snapshot_download, try_to_load_from_cache
+from huggingface_hub import (
+    HfApi,
+    ModelInfo,
+    constants,
+    errors,
+    snapshot_download,
+    try_to_load_from_cache,
+)
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from ndif.runtime.spec import ModelSpec
@@ -146,7 +154,8 @@ def _provide(spec: ModelSpec) -> dict[str, Any]:
     except Exception:
         if not is_here(spec, "config.json", spec.revision):
             raise
-        return {"repo_id": None, "task": spec.task, "folder": str(cached_folder(spec))}
+        folder = str(cached_folder(spec))
+        return {"repo_id": None, "task": spec.task, "gated": False, "folder": folder}
     sizes = {file.rfilename: file.size or 0 for file in found.siblings or ()}
     names = needed(sizes, own_code=spec.trust_remote_code)
     require_permitted(spec, names)
@@ -167,7 +176,12 @@ def _provide(spec: ModelSpec) -> dict[str, Any]:
             snapshot_download(repository, allow_patterns="*.py")
     # nnsight 0.6 and 0.7 know no tasks.
     task = spec.task or (found.pipeline_tag if spec.generation == "0.8" else None)
-    return {"repo_id": found.id, "task": task, "folder": folder}
+    return {"repo_id": found.id, "task": task, "gated": is_gated(found), "folder": folder}
+
+
+def is_gated(known: ModelInfo | None) -> bool:
+    """Return True if the hub gives a repository's files only to those who were permitted."""
+    return known is not None and bool(known.gated or known.private)
 
 
 def cached_folder(spec: ModelSpec) -> Path:

@@ -41,6 +41,7 @@ from ndif.runtime.weights.fetch import (
     HUB_TIMEOUT_S,
     code_of_others,
     explain_unavailable,
+    is_gated,
     is_here,
     require_permitted,
     weights_of,
@@ -117,7 +118,7 @@ def find(spec: ModelSpec, empty: Path) -> dict[str, Any]:
     facts = {
         "task": spec.task or getattr(known, "pipeline_tag", None),
         "repo_id": getattr(known, "id", None),
-        "gated": bool(getattr(known, "gated", None) or getattr(known, "private", None)),
+        "gated": is_gated(known),
         "commit": snapshot.name,
     }
     if known is None:

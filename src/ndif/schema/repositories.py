@@ -1,4 +1,4 @@
-"""The repositories whose models users may have loaded on demand."""
+"""The repositories whose models and adapters users may have loaded."""
 
 from __future__ import annotations
 
@@ -31,10 +31,15 @@ class Repositories:
         """Return those that the settings name."""
         return cls(settings.allowed_repository_patterns, settings.denied_repository_patterns)
 
+    def permit(self, name: str) -> bool:
+        """Return True if what is in this repository may be loaded."""
+        is_allowed = not self.allowed or _matches(name, self.allowed)
+        return is_allowed and not _matches(name, self.denied)
+
     def refusal(self, *names: str) -> str | None:
         """Return the sentence for a user who asks for a model of these names; None if it may be loaded."""
         for name in names:
-            if _matches(name, self.denied) or (self.allowed and not _matches(name, self.allowed)):
+            if not self.permit(name):
                 known = f" Allowed are {', '.join(self.allowed)}." if self.allowed else ""
                 return (
                     f"{name[:_MAX_QUOTED]!r} is not loaded on demand on this server: its operator does not "
