@@ -118,7 +118,7 @@ def _counted(environment: Mapping[str, str], jobs: int) -> dict[str, dict[str, f
             capture_output=True,
             text=True,
         )
-        found = {row["user"]: row for row in json.loads(done.stdout)["usage"]}
+        found = {row["name"]: row for row in json.loads(done.stdout)["usage"]}
         if sum(row["jobs"] for row in found.values()) >= jobs or time.monotonic() > deadline:
             return found
         time.sleep(0.5)
