@@ -46,7 +46,7 @@ SAMPLES: tuple[Operation, ...] = (
     Scale(model="org/name", replicas=3),
     Restart(model="org/name"),
     Kill(request_id="r", user="u"),
-    KillKey(account="k"),
+    KillKey(account="k", revoked=True),
     GetJobs(user="u", limit=7),
     CollectGarbage(dry_run=True),
     GetUsage(by="day", since="2026-11-24", user="u"),

@@ -1216,8 +1216,8 @@ def test_the_jobs_of_a_key_that_is_revoked_end_and_so_do_those_that_still_come(
             waits = [await world.send(model, 1.0, key="his") for model in ("a/a", "a/b")]
             hers = await world.send("a/a", 1.0, key="hers")
             await asyncio.sleep(2)
-            answer = await KillKey(account="his").perform(world.operations)
-            assert answer == {"killed": 3}
+            revoke = KillKey(account="his", revoked=True)
+            assert await revoke.perform(world.operations) == {"killed": 3}
             ended = await world.until_ended(runs, *waits)
             # A gateway may know the key for some seconds more.
             ended += await world.until_ended(await world.send("a/a", 1.0, key="his"))
@@ -1225,7 +1225,19 @@ def test_the_jobs_of_a_key_that_is_revoked_end_and_so_do_those_that_still_come(
             assert all("its API key was revoked" in each.description for each in ended)
             (response,) = await world.until_ended(hers)
             assert response.status is Status.COMPLETED
-            assert await KillKey(account="his").perform(world.operations) == {"killed": 0}
+            assert await revoke.perform(world.operations) == {"killed": 0}
+            # A key whose jobs an operator ends goes on: its later jobs run.
+            runs = await world.send("a/a", 1000.0, key="hers")
+            await asyncio.sleep(2)
+            end = KillKey(account="hers")
+            assert await end.perform(world.operations) == {"killed": 1}
+            ended = await world.until_ended(runs, await world.send("a/a", 1.0, key="hers"))
+            assert [each.status for each in ended] == [Status.ERROR, Status.COMPLETED]
+            assert "operator has ended this job" in ended[0].description
+            # In the end nobody has a revoked key's name in mind.
+            await asyncio.sleep(700)
+            (last,) = await world.until_ended(await world.send("a/a", 1.0, key="his"))
+            assert last.status is Status.COMPLETED
 
     run(main())
 

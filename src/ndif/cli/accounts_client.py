@@ -25,6 +25,11 @@ class AccountsClient:
     def __init__(self, server: ServerClient | None) -> None:
         self._server = server
 
+    @property
+    def asks_a_server(self) -> bool:
+        """Return True if a server performs the operations, False if this process does."""
+        return self._server is not None
+
     def get(self, name: str, **fields: str | None) -> Any:
         """Return the answer of an operation that changes nothing."""
         given = {key: value for key, value in fields.items() if value is not None}

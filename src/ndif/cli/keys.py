@@ -90,10 +90,14 @@ def revoke(accounts: AccountsClient, as_json: bool, key: str) -> None:
     Within NDIF_ACCOUNTS_CACHE_S, it lets nobody in any more.
     """
     answer = accounts.post("keys/revoke", key=key)
-    killed = answer["killed"]
-    jobs = "one job of it is" if killed == 1 else f"{killed} jobs of it are"
-    ended = f" {jobs[0].upper()}{jobs[1:]} ended." if killed else ""
-    show_answer(answer, as_json, [f"{_named(answer)} is revoked.{ended}"])
+    said = [f"{_named(answer)} is revoked."]
+    if not accounts.asks_a_server:
+        said.append(
+            "No server runs here that could end its jobs: those that wait elsewhere will run."
+        )
+    elif killed := answer["killed"]:
+        said.append("One job of it is ended." if killed == 1 else f"{killed} jobs of it are ended.")
+    show_answer(answer, as_json, said)
 
 
 @command.command("import")

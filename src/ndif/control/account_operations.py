@@ -1,6 +1,7 @@
 """Operations on users, keys and tiers: each is the body of its `/admin` route, and what performs it.
 
-They change the database of keys and nothing else, so that they also work where no server runs.
+They change the database of keys, so that they also work where no server runs. What the process that leads
+is to do beside that is an operation of its own (`sequel`).
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ class RevokeKey(AccountOperation):
 
     def sequel(self, answer: Answer) -> Operation | None:
         """See `AccountOperation.sequel`."""
-        return KillKey(account=answer["account"])
+        return KillKey(account=answer["account"], revoked=True)
 
 
 class TierFields(BaseModel):

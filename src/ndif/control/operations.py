@@ -41,6 +41,8 @@ from ndif.stores.usage import Group, UsageAwayError
 
 _KILLED = "The server's operator has ended this job."
 _CANCELLED = "You have ended this job."
+_STILL_COME_S = 600.0
+"""Seconds in which a request of a revoked key may still come: a gateway knows the key for some of them."""
 _REVOKED = "This job is ended: its API key was revoked. Ask the server's operator for another."
 _HOT = DeploymentLevel.HOT
 _EXPORT_VERSION = 1
@@ -423,18 +425,21 @@ class Kill(Operation):
 
 
 class KillKey(Operation):
-    """End the requests of an API key that wait or run, and those that still come."""
+    """End the requests of an API key that wait or run."""
 
-    model_config = _with({"account": "5f1c0a9d3e7b46820c9d1e2f3a4b5c6d"})
+    model_config = _with({"account": "5f1c0a9d3e7b46820c9d1e2f3a4b5c6d", "revoked": False})
     name, event = "kill/key", "KILL_KEY"
     answer = answers.KilledJobs
 
     account: str = Field(min_length=1)
     """Digest under which the server counts the key's requests (`GET /admin/keys`)."""
+    revoked: bool = False
+    """True of a key that was revoked: its user is told so, and what gateways still accept is ended, too."""
 
     async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""
-        return {"killed": await control.dispatcher.cancel_all(self.account, _REVOKED)}
+        reason, for_s = (_REVOKED, _STILL_COME_S) if self.revoked else (_KILLED, 0.0)
+        return {"killed": await control.dispatcher.cancel_all(self.account, reason, for_s)}
 
 
 class GetJobs(Operation):

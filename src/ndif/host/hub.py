@@ -125,11 +125,7 @@ class Adapters:
                 f"The adapter {str(name)[:_SHOWN]!r} is not the name of a repository (ORG/NAME). This "
                 "server takes adapters from the Hub alone, not from folders."
             )
-        if not self.repositories.permit(name):
-            raise AdapterError(
-                f"The adapter {name!r} is not used on this server: its operator does not allow that "
-                "repository. Ask them for it."
-            )
+        self._require_permitted(name, name)
         folder = self.cache / f"models--{name.replace('/', '--')}"
         age_s = time.monotonic() - self._fetched.get(name, -_CURRENT_S)
         if age_s >= _CURRENT_S or not folder.is_dir():
@@ -144,7 +140,7 @@ class Adapters:
             self.runtime, *arguments, variables=variables, stderr=subprocess.PIPE
         ) as process:
             try:
-                _, said = await within(process.communicate(), _PATIENCE_S)
+                printed, said = await within(process.communicate(), _PATIENCE_S)
             except asyncio.TimeoutError as error:
                 raise AdapterError(
                     f"The adapter {name!r} did not arrive within {format_duration(_PATIENCE_S)}."
@@ -152,6 +148,15 @@ class Adapters:
         if process.returncode != 0:
             why = said.decode(errors="replace").strip().splitlines() or ["fetching it failed"]
             raise AdapterError(f"The adapter {name!r} cannot be used here: {why[-1]}.")
+        self._require_permitted(name, printed.decode(errors="replace").strip())
+
+    def _require_permitted(self, name: str, known_as: str) -> None:
+        """Raise an AdapterError if the operator does not allow the repository that is known by a name."""
+        if not self.repositories.permit(known_as):
+            raise AdapterError(
+                f"The adapter {name!r} is not used on this server: its operator does not allow that "
+                "repository. Ask them for it."
+            )
 
     def _make_room(self, newest: Path) -> None:
         """Mark `newest` as used now, and delete the least recently used until all fit."""

@@ -26,6 +26,8 @@ from ndif.tasks import end, within
 logger = logging.getLogger(__name__)
 
 _ENDED_WITHIN_S = 5.0
+_AT_ONCE = 8
+"""Requests that are ended at once, of many."""
 
 
 class Dispatcher:
@@ -49,8 +51,8 @@ class Dispatcher:
         self.lifecycle = RequestLifecycle(
             broker, responder, Party.QUEUE, self._policy.max_attempts, self._client_leaves
         )
-        self._cancelled_keys: dict[str, str] = {}
-        """Why the requests of an API key are ended, those too that come later."""
+        self._cancelled_keys: dict[str, tuple[float, str]] = {}
+        """Reasons to end the requests of API keys that still come, each until a time of the event loop."""
         self._tasks: dict[Variant, asyncio.Task[None]] = {}
         self._claiming: asyncio.Task[None] | None = None
         controller.on_leave(self._replica_leaves)
@@ -113,11 +115,30 @@ class Dispatcher:
             return False
         return await self.lifecycle.ensure_cancelled(request_id, _ENDED_WITHIN_S)
 
-    async def cancel_all(self, key: str, reason: str) -> int:
-        """End every request of an API key as an ERROR, those too that come later; return their number."""
-        self._cancelled_keys[key] = reason
+    async def cancel_all(self, key: str, reason: str, for_s: float = 0.0) -> int:
+        """End every request of an API key as an ERROR, also those that come in so many seconds.
+
+        Return the number of those that were held.
+        """
+        self._cancelled_keys[key] = asyncio.get_running_loop().time() + for_s, reason
         held = [request.id for request in self.lifecycle.held if request.key == key]
-        return sum(await asyncio.gather(*(self.cancel(each, reason) for each in held)))
+        ended = 0
+        for start in range(0, len(held), _AT_ONCE):
+            cancelling = (self.cancel(each, reason) for each in held[start : start + _AT_ONCE])
+            for outcome in await asyncio.gather(*cancelling, return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    logger.error("a request of a key could not be ended", exc_info=outcome)
+                else:
+                    ended += outcome
+        return ended
+
+    def _reason_of(self, key: str) -> str | None:
+        """Return why a request of an API key that comes now is ended; None if it is not."""
+        until, reason = self._cancelled_keys.get(key, (0.0, ""))
+        if not reason or asyncio.get_running_loop().time() < until:
+            return reason or None
+        del self._cancelled_keys[key]
+        return None
 
     def holds(self, request_id: str) -> bool:
         """Return True if a request is held, or ended not long ago."""
@@ -160,9 +181,7 @@ class Dispatcher:
         if not self.lifecycle.claim(request):
             return
         reason = (
-            request.refusal
-            or self._cancelled_keys.get(request.key)
-            or self.lifecycle.exhausted(request)
+            request.refusal or self._reason_of(request.key) or self.lifecycle.exhausted(request)
         )
         if not reason:
             await self.enqueue(request)

@@ -77,7 +77,7 @@ class Server:
         self._files = ModelFinder()
         self._hub = HfMirror(share_weights=share_weights, find=self._find)
         runtimes = runtimes or Runtimes(settings.runtimes)
-        self._callbacks = SqliteCallbacks(results / CALLBACKS)
+        self._callbacks = SqliteCallbacks(results / CALLBACKS, max_of_user=settings.max_callbacks)
         self._responder = responder = Responder(self._broker, self._objects, self._callbacks)
         secrets = settings.callback_secrets or (secret or token_hex(),)
         # Code of the one user of a server that trusts it reaches every address by itself.

@@ -61,7 +61,7 @@ def create(
     cache = SharedCache(broker.client, broker.signer)
     mirror = HfMirror(share_weights=False)
     accounts = open_accounts(settings)
-    callbacks = RedisCallbacks(broker.client, broker.signer)
+    callbacks = RedisCallbacks(broker.client, broker.signer, max_of_user=settings.max_callbacks)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -85,7 +85,9 @@ class Leader:
             inline_bytes=settings.broker_inline_bytes,
             counts_attempts=not settings.ray_address,
         )
-        self._callbacks = RedisCallbacks(self._broker.client, self._broker.signer)
+        self._callbacks = RedisCallbacks(
+            self._broker.client, self._broker.signer, max_of_user=settings.max_callbacks
+        )
         self._responder = Responder(self._broker, self._objects, self._callbacks)
         self._lock = LeaderLock(self._broker.client)
         self._runtimes = self.runtimes()
@@ -201,7 +203,7 @@ class Leader:
                 while found := await left.all(_PAGE):
                     for callback in found:
                         await self._callbacks.update(callback)
-                        await left.remove(callback.request_id)
+                        await left.remove(callback.id)
             finally:
                 await left.stop()
         except BrokerError as error:

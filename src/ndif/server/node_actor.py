@@ -68,7 +68,7 @@ class NodeActor(RemoteActor):
         place = PlacedReplica(**said["place"], level=DeploymentLevel.HOT)
         actor = fleet.make_actor(DeploymentConfig(**said["config"]), generation, place)
         channel = await retry(lambda: JobReceiver.open(broker, place.name, leader), math.inf)
-        callbacks = RedisCallbacks(broker.client, broker.signer)
+        callbacks = RedisCallbacks(broker.client, broker.signer, max_of_user=settings.max_callbacks)
         return NodeServices(actor, broker, Responder(broker, objects, callbacks), channel)
 
 

@@ -31,7 +31,7 @@ PATIENCE_S = 20
 
 @pytest.fixture(autouse=True)
 def an_empty_queue(redis: RedisServer) -> None:
-    """Tests share this Redis, and one that left a request in its queue would have it claimed here."""
+    """The queue of the Redis that tests share, without what an earlier one left there."""
     redis.command("flushall")
 
 

@@ -192,6 +192,17 @@ async def test_the_call_backs_of_a_user_that_wait_are_counted(opening: Opening) 
 
 
 @on_loop
+async def test_a_user_of_many_call_backs_leaves_room_for_others(opening: Opening) -> None:
+    async with opening(max_of_user=2) as queue:
+        for _ in range(2):
+            await queue.add(replace(a_callback(), user="ada"))
+        with pytest.raises(CallbackQueueError, match="2 call-backs of its user wait already"):
+            await queue.add(replace(a_callback(), user="ada"))
+        await queue.add(replace(a_callback(), user="bob"))
+        assert await queue.counts() == (3, 0)
+
+
+@on_loop
 async def test_it_waits_no_longer_than_asked(opening: Opening) -> None:
     async with opening() as queue:
         await within(queue.wait(0.01), 5)

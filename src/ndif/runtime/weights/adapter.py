@@ -1,5 +1,6 @@
 """Download an adapter for an untrusted request: `python -m ndif.runtime.weights.adapter REPO CACHE BYTES`.
 
+Prints the name that the hub has for the repository, which may have been renamed, before it is downloaded.
 The download uses no credentials and takes only formats that are pure data: no file that is unpickled.
 """
 
@@ -18,6 +19,7 @@ _FILES = ("adapter_config.json", "adapter_model.safetensors")
 def main(repo_id: str, cache: str, max_bytes: int) -> str:
     """Download the adapter into the cache; return the reason if that is not possible, else ""."""
     try:
+        print(HfApi().model_info(repo_id, token=False).id, flush=True)
         listed = HfApi().list_repo_tree(repo_id, token=False)
         sizes = {entry.path: getattr(entry, "size", 0) for entry in listed}
         if missing := [name for name in _FILES if name not in sizes]:

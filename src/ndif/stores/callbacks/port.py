@@ -10,6 +10,8 @@ from ndif.stores.broker.port import BrokerError
 
 MAX_WAITING = 100_000
 """Call-backs that wait at once; further ones are not taken."""
+MAX_OF_USER = 1000
+"""Call-backs of one user that may wait."""
 MAX_DEAD = 1000
 """Given-up call-backs that are kept; the oldest leave first."""
 

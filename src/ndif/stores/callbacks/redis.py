@@ -9,7 +9,7 @@ from typing import Any
 
 from ndif.schema.callback import Callback
 from ndif.stores.broker.signing import SignatureError, Signer
-from ndif.stores.callbacks.port import MAX_DEAD, MAX_WAITING, CallbackQueueError
+from ndif.stores.callbacks.port import MAX_DEAD, MAX_OF_USER, MAX_WAITING, CallbackQueueError
 from ndif.stores.redis import ANSWER_S, Redis, broker_errors
 from ndif.tasks import within
 
@@ -36,12 +36,14 @@ class RedisCallbacks:
         signer: Signer,
         *,
         max_waiting: int = MAX_WAITING,
+        max_of_user: int = MAX_OF_USER,
         max_dead: int = MAX_DEAD,
     ) -> None:
         # Its types say of every answer that it may be text.
         self._client: Any = client
         self._signer = signer
         self._max_waiting = max_waiting
+        self._max_of_user = max_of_user
         self._max_dead = max_dead
 
     async def stop(self) -> None:
@@ -52,6 +54,8 @@ class RedisCallbacks:
         waiting, _ = await self.counts()
         if waiting >= self._max_waiting:
             raise CallbackQueueError(f"{waiting} call-backs wait already")
+        if (own := await self.waiting_of(callback.user)) >= self._max_of_user:
+            raise CallbackQueueError(f"{own} call-backs of its user wait already")
         await self.update(callback)
 
     async def update(self, callback: Callback) -> None:

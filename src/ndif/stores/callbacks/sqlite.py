@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ndif.schema.callback import Callback
-from ndif.stores.callbacks.port import MAX_DEAD, MAX_WAITING, CallbackQueueError
+from ndif.stores.callbacks.port import MAX_DEAD, MAX_OF_USER, MAX_WAITING, CallbackQueueError
 from ndif.stores.disk import disk_problem
 from ndif.stores.sqlite import disk_reason, open_database
 from ndif.tasks import within
@@ -57,10 +57,16 @@ class SqliteCallbacks:
     """A `CallbackQueue` in a file of one process. Owns the file and the one thread that uses it."""
 
     def __init__(
-        self, folder: Path, *, max_waiting: int = MAX_WAITING, max_dead: int = MAX_DEAD
+        self,
+        folder: Path,
+        *,
+        max_waiting: int = MAX_WAITING,
+        max_of_user: int = MAX_OF_USER,
+        max_dead: int = MAX_DEAD,
     ) -> None:
         """Open the queue in `folder`, or raise a `CallbackQueueError`."""
         self._max_waiting = max_waiting
+        self._max_of_user = max_of_user
         self._max_dead = max_dead
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="callbacks")
         self._came = asyncio.Event()
@@ -90,6 +96,8 @@ class SqliteCallbacks:
         waiting, _ = await self.counts()
         if waiting >= self._max_waiting:
             raise CallbackQueueError(f"{waiting} call-backs wait already")
+        if (own := await self.waiting_of(callback.user)) >= self._max_of_user:
+            raise CallbackQueueError(f"{own} call-backs of its user wait already")
         await self.update(callback)
 
     async def update(self, callback: Callback) -> None:
