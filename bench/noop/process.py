@@ -132,7 +132,8 @@ def wait(tell: str | None = None, for_s: float = 0.0) -> None:
 
 def fetch() -> None:
     """Nothing is to be had."""
-    print(json.dumps({"repo_id": None, "task": None, "folder": "/nowhere"}), flush=True)
+    found = {"repo_id": None, "task": None, "gated": False, "folder": "/nowhere"}
+    print(json.dumps(found), flush=True)
 
 
 def evaluate(fd: int, size: int) -> None:

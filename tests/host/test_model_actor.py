@@ -383,7 +383,8 @@ async def test_one_that_is_killed_while_it_rehearses(
         await until(lambda served=served: served.actor.process._process is not None)
         rehearsal = await rehearsal_of(served.zygote)  # one that takes its time
         os.kill(served.zygote, signal.SIGKILL)
-        with pytest.raises(ActorError, match="killed by SIGKILL"):
+        # On a busy machine the rehearsal's end is seen before that of its process.
+        with pytest.raises(ActorError, match=r"killed by SIGKILL|runner ended before it was ready"):
             await asyncio.wait_for(starting, 10)
         await until(lambda rehearsal=rehearsal: not alive(rehearsal))
         assert served.actor.ended.is_set()

@@ -16,7 +16,18 @@ _READS = frozenset(
     (
         *("auth", "blpop", "client", "command", "config", "eval", "evalsha", "exec", "exists"),
         *("flushall", "get", "hello", "hexists", "hget", "hmget", "info", "lindex", "llen"),
-        *("lrange", "monitor", "multi", "ping", "pttl", "pubsub", "script", "select", "subscribe"),
+        *(
+            "lrange",
+            "monitor",
+            "multi",
+            "ping",
+            "pttl",
+            "pubsub",
+            "scan",
+            "script",
+            "select",
+            "subscribe",
+        ),
         *("time", "ttl", "type", "unsubscribe", "xinfo", "xlen", "xpending", "xrange", "xread"),
         *("xreadgroup", "xrevrange"),
     )
@@ -25,8 +36,11 @@ _READS = frozenset(
 _REMOVES = frozenset(["del", "expire", "hdel", "lrem", "xack", "xautoclaim", "xdel", "xgroup"])
 _SIGNED = frozenset(("publish", "rpush", "set", "xadd"))
 _COUNTS = frozenset(("decrby", "hincrby", "incrby"))
-_UNSIGNED = re.compile(r"set dispatcher:leader|set ended:.*|hset request:.*", re.ASCII)
-"""The leader's lock; the mark of an end; what a request holds, where its payload is one that was signed."""
+_UNSIGNED = re.compile(
+    r"set dispatcher:leader|set ended:.*|hset request:.*|hset queue:jobs", re.ASCII
+)
+"""The leader's lock; the mark of an end; what a request holds, where its payload is one that was signed; and
+the numbers of requests."""
 
 
 class Monitor:
