@@ -39,8 +39,8 @@ _COUNTS = frozenset(("decrby", "hincrby", "incrby"))
 _UNSIGNED = re.compile(
     r"set dispatcher:leader|set ended:.*|hset request:.*|hset queue:jobs", re.ASCII
 )
-"""The leader's lock; the mark of an end; what a request holds, where its payload is one that was signed; and
-the numbers of requests."""
+"""The leader's lock; the mark of an end; what a request holds, where its payload is one that was signed;
+and the numbers of requests."""
 
 
 class Monitor:
