@@ -99,7 +99,12 @@ def _told(url: str, users: Sequence[_User], seconds: float) -> list[dict[str, An
     def run(number: int) -> dict[str, Any]:
         user = users[number]
         arguments = (user.key, str(seconds), str(number))
-        done = client("usage_client.py", user.generation, url, *arguments, runs=",".join(_MODELS))
+        try:
+            done = client(
+                "usage_client.py", user.generation, url, *arguments, runs=",".join(_MODELS)
+            )
+        except subprocess.CalledProcessError as error:
+            raise RuntimeError(f"the client of {user.name} ended:\n{error.stderr}") from error
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
 

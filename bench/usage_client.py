@@ -100,7 +100,9 @@ def one() -> None:
         case "cancelled":
             backend = sent(blocking=False, runs_s=20)
             time.sleep(random.uniform(0, 1))
-            httpx.delete(f"{URL}/request/{backend.job_id}", headers={"ndif-api-key": KEY})
+            httpx.delete(
+                f"{URL}/request/{backend.job_id}", headers={"ndif-api-key": KEY}, timeout=60
+            )
             polled(backend)
         case "several":
             for backend in [sent(blocking=False) for _ in range(3)]:

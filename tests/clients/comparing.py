@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import inspect
 import re
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (\S+)\n    (.+)$', re.MULTILINE)
+
+PATIENCE_S = 60
+"""Seconds for what is waited for."""
 
 Raised = TypeVar("Raised", bound=BaseException)
 
@@ -43,6 +47,15 @@ def raised(run: Callable[[], Any], kind: type[Raised]) -> Raised:
     except kind as error:
         return error
     raise AssertionError("no error came")
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """Wait for something to be so."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
 
 
 def frames(message: str) -> list[tuple[str, int, str, str]]:

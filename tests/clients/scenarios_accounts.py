@@ -16,12 +16,11 @@ import httpx
 import nnsight
 import torch
 import websocket
-from comparing import raised
+from comparing import PATIENCE_S, raised, until
 from nnsight import CONFIG
 from nnsight.intervention.backends.remote import RemoteBackend
 
 PROMPT = "The Eiffel Tower is in the city of"
-PATIENCE_S = 60
 KEYS: dict[str, str] = json.loads(os.environ["TEST_KEYS"])
 URL = os.environ["NDIF_HOST"]
 
@@ -73,15 +72,6 @@ def refusal_of(run: Callable[[], Any]) -> str | None:
     except Exception as error:
         return str(error)
     return None
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    """Wait for something to be so."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found
 
 
 def scenario_two_keys_of_two_tiers(context: Context) -> None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import nnsight
-from comparing import raised
+from comparing import raised, until
 from nnsight import CONFIG
 from nnsight.intervention.backends.remote import RemoteBackend
 
 PROMPT = "The Eiffel Tower is in the city of"
-PATIENCE_S = 60
 OTHER = {"ndif-api-key": os.environ["TEST_OTHER_KEY"]}
 OWN = {"ndif-api-key": os.environ["NDIF_API_KEY"]}
 URL = os.environ["NDIF_HOST"]
@@ -40,15 +38,6 @@ def listed(headers: dict[str, str]) -> dict[str, dict[str, Any]]:
     answer = ask("GET", "/requests", headers)
     assert answer.status_code == 200, answer.text
     return {job["id"]: job for job in answer.json()["requests"]}
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    """Wait for something to be so."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found
 
 
 def sent(context: Context, seconds: float) -> RemoteBackend:
