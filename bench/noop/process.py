@@ -65,7 +65,8 @@ class Model:
                 is_kept = not header["fresh"] or header["reused"]
                 runner = (channel, header["runner"], is_kept)
                 self._ready.register(channel.socket, selectors.EVENT_READ, runner)
-                channel.send({"kind": "idle"})
+                with contextlib.suppress(OSError):  # its host wants it no longer, as is read next
+                    channel.send({"kind": "idle"})
             case "verify":
                 self._control.send({"kind": "verified", "restored": 0})
         return True
