@@ -40,6 +40,7 @@ from ndif.placement.refusal import explain_refusal
 from ndif.placement.replica import DeploymentLevel, PlacedReplica, ReplicaKey
 from ndif.schema.model_key import Variant
 from ndif.tasks import end, within
+from ndif.telemetry import metrics
 
 logger = logging.getLogger(__name__)
 
@@ -280,6 +281,13 @@ class Controller:
         coming = {placed.key: self._host(placed) for placed in delta.to_create}
         for described in delta.steps(why):
             logger.info("%s", described)
+        for placed, destination in (
+            *((each, "disk") for each in delta.to_delete),
+            *((each, "cpu") for each in delta.to_cache),
+        ):
+            if placed.level is DeploymentLevel.HOT:
+                label = metrics.model_label(Variant.parse(placed.model_key).model.repo_id)
+                metrics.EVICTIONS.labels(label, destination).inc()
         loaded = {key for key, replica in self._replicas.items() if replica.is_loaded}
         # A replica that is still loading has nothing to keep WARM.
         self.cluster = decision.cluster.without(
@@ -366,16 +374,18 @@ class Controller:
     async def _return(self, key: ReplicaKey) -> None:
         if (replica := self._replicas.get(key)) is not None:
             memory = replica.placed.gpu_mem_bytes_by_id
-            await self._bring_up(replica, replica.actor.from_cache(memory))
+            await self._bring_up(replica, replica.actor.from_cache(memory), "cpu")
 
     async def _create(self, replica: Replica) -> None:
-        await self._bring_up(replica, replica.actor.start(replica.progressed))
+        await self._bring_up(replica, replica.actor.start(replica.progressed), "disk")
         if replica.is_loaded:
             self._spawn(self._watch(replica), f"watch over {replica.placed.name}")
 
-    async def _bring_up(self, replica: Replica, coming: Awaitable[None]) -> None:
+    async def _bring_up(self, replica: Replica, coming: Awaitable[None], source: str) -> None:
+        began, label = time.monotonic(), metrics.model_label(replica.model.config.repo_id)
         try:
             await coming
+            metrics.LOAD.labels(label, source).observe(time.monotonic() - began)
             self._came_up(replica)
         except ActorError as error:
             if isinstance(error, DeviceError):
@@ -406,6 +416,7 @@ class Controller:
 
     async def _fail(self, replica: Replica, why: str) -> None:
         sentence = _not_loaded(replica.model, replica.generation, why)
+        metrics.LOAD_FAILURES.labels(metrics.model_label(replica.model.config.repo_id)).inc()
         logger.error("%s", sentence)
         replica.model.problems[replica.generation] = sentence
         await replica.actor.stop()
@@ -455,6 +466,8 @@ class Controller:
     def lost(self, replica: Replica) -> None:
         """Remove a replica that was found to be lost, and free its place."""
         if self._replicas.get(replica.placed.key) is replica:
+            label = metrics.model_label(replica.model.config.repo_id)
+            metrics.LOST_REPLICAS.labels(label).inc()
             self._put_away(replica.placed.key, EvictedError("its process ended"))
 
     def _put_away(self, key: ReplicaKey, why: DeploymentError) -> None:

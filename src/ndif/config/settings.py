@@ -210,6 +210,9 @@ class Settings(BaseSettings):
     are believed; * for any. Empty: this machine's, if NDIF_PUBLIC_URL or NDIF_ALLOWED_HOSTS is set."""
     api_port: int = Field(default=8001, ge=1, le=65535)
     """Port on which `ndif start` listens unless --port is given."""
+    metrics_allow: str = ""
+    """Networks, separated by commas, that may read GET /metrics without the operator's token, such as
+    10.20.0.0/16. This machine may always."""
     admin_port: int | None = Field(default=None, ge=1, le=65535)
     """Port of the operator's routes, /admin/*, which the other port then does not have. Empty: the port
     of clients has them, too."""
@@ -355,7 +358,7 @@ class Settings(BaseSettings):
                 raise ValueError(f"{name!r} is not a host's name, like ndif.example.org")
         return text
 
-    @field_validator("callback_networks")
+    @field_validator("callback_networks", "metrics_allow")
     @classmethod
     def _names_networks(cls, text: str) -> str:
         for part in _split(text):
@@ -461,6 +464,11 @@ class Settings(BaseSettings):
     def allowed_callback_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
         """Networks in `callback_networks`."""
         return tuple(map(ip_network, _split(self.callback_networks)))
+
+    @property
+    def allowed_metrics_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """Networks in `metrics_allow`."""
+        return tuple(map(ip_network, _split(self.metrics_allow)))
 
     @property
     def callback_secrets(self) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from ndif.gateway.hf_mirror import HfMirror
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.incoming import Incoming
 from ndif.gateway.jobs import JobRoutes
+from ndif.gateway.metrics import MetricsRoute
 from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.openapi import LiveMount
 from ndif.gateway.origin import SameOrigin
@@ -126,9 +127,10 @@ def create_gateway(
         *(ResultRoute(objects).routes() if isinstance(objects, FileStore) else ()),
     ]
     health = HealthRoutes(catalogue, accounts, runtimes).routes()
-    operators = []
+    measured = MetricsRoute(perform, settings.allowed_metrics_networks, token).routes()
+    operators = [*measured]
     if token:
-        operators = AdminRoutes(perform, token, settings, accounts.registry).routes()
+        operators += AdminRoutes(perform, token, settings, accounts.registry).routes()
     if admin is None:
         routes = [*routes, *health, *operators]
         app = create_app(routes, socket_io, hub, lifespan, settings, host=host)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
@@ -18,7 +19,7 @@ from ndif.cluster.models import NotServedError
 from ndif.gateway.response_headers import NOT_STORED, SAFE
 from ndif.schema.deployment import OperationError
 from ndif.stores.accounts import AccountsAwayError, NoSuchKeyError, TooManyGuessesError
-from ndif.stores.broker import BrokerError, TooManyJobsError
+from ndif.stores.broker import BrokerError, QueueFullError, TooManyJobsError
 from ndif.stores.objects import DiskError, ObjectStoreError
 from ndif.telemetry.request_id import HEADER, current
 
@@ -137,6 +138,38 @@ _HTTP_ERRORS: Mapping[type[Exception], Callable[[Request, Any], HttpError]] = {
     # The server's log has the traceback.
     Exception: lambda _, __: HttpError(500, "The server failed at this request; its log says why."),
 }
+
+
+_REASONS: Mapping[int, str] = {
+    400: "invalid",
+    401: "key",
+    403: "right",
+    408: "slow",
+    409: "channel",
+    413: "size",
+    429: "limit",
+}
+_REASONS_BY_ERROR: Mapping[type[BaseException], str] = {
+    NoSuchKeyError: "key",
+    TooManyGuessesError: "guesses",
+    AccountsAwayError: "accounts",
+    NotServedError: "model",
+    TooManyJobsError: "jobs",
+    QueueFullError: "queue_bytes",
+    BrokerError: "broker",
+    DiskError: "disk",
+    ObjectStoreError: "store",
+    ClientDisconnect: "left",
+    asyncio.CancelledError: "left",
+}
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the word for metrics that says why a job was not accepted."""
+    if isinstance(error, HTTPException):
+        return _REASONS.get(error.status_code, "unavailable")
+    found = (word for kind, word in _REASONS_BY_ERROR.items() if isinstance(error, kind))
+    return next(found, "failure")
 
 
 def _handler(

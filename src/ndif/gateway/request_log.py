@@ -10,6 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ndif.gateway.http_error import RETRY_SOON, HttpError, refuse, shown_path
+from ndif.telemetry import metrics
 from ndif.telemetry.request_id import HEADER, RequestId, name
 
 logger = logging.getLogger("ndif.http")
@@ -20,6 +21,7 @@ _STOPPED = HttpError(
     503, "The server was stopped before it could answer. Try again in a moment.", RETRY_SOON
 )
 _UPGRADED = 101
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "WebSocket"))
 
 
 class RequestLog:
@@ -53,6 +55,8 @@ class RequestLog:
             nonlocal status
             if message["type"] in _STARTS:
                 status = message.get("status", _UPGRADED)
+                if status == _UPGRADED:
+                    metrics.WEBSOCKETS.labels(metrics.route_label(scope["path"])).inc()
                 message.setdefault("headers", [])
                 MutableHeaders(scope=message)[HEADER] = request_id.text
             elif message["type"] == "websocket.close" and not status:
@@ -68,14 +72,22 @@ class RequestLog:
             await refuse(_STOPPED, scope, receive, observe)
         finally:
             address, _ = scope.get("client") or ("", 0)
+            took, method = time.monotonic() - began, scope.get("method", "WebSocket")
             logger.info(
                 "%s %s %s %s %.3fs",
                 address,
-                scope.get("method", "WebSocket"),
+                method,
                 shown_path(scope["path"]),
                 status or "unanswered",
-                time.monotonic() - began,
+                took,
             )
+            route = metrics.route_label(scope["path"])
+            known = method if method in _METHODS else metrics.OTHER
+            metrics.REQUESTS.labels(route, known, status or "unanswered").inc()
+            if scope["type"] == "http":
+                metrics.REQUEST_SECONDS.labels(route).observe(took)
+            elif status == _UPGRADED:
+                metrics.WEBSOCKETS.labels(route).dec()
         # Else the error is still to be logged, by whoever called.
         request_id.is_open = False
 

@@ -18,7 +18,7 @@ from ndif.gateway.caller import caller_of, subscription_of
 from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.envelope_wire import Envelope, read_envelope
 from ndif.gateway.header_wire import read_headers
-from ndif.gateway.http_error import HttpError
+from ndif.gateway.http_error import HttpError, reason_of
 from ndif.gateway.incoming import Incoming, IncomingPayload, Unfinished
 from ndif.gateway.openapi import BYTES, ApiRoute, Content, Description, Parameter, answer
 from ndif.gateway.quota import Quota
@@ -32,6 +32,7 @@ from ndif.schema.status import Status
 from ndif.stores.accounts import Account, Accounts, Caller
 from ndif.stores.broker import Broker
 from ndif.stores.responder import Responder
+from ndif.telemetry import metrics
 
 logger = logging.getLogger(__name__)
 
@@ -152,8 +153,9 @@ class SubmitRoute:
             payload = IncomingPayload(self.broker.create_payload, unfinished)
             try:
                 return await self._submit(http, caller, payload, unfinished)
-            except BaseException:
+            except BaseException as error:
                 payload.discard()
+                metrics.REFUSALS.labels(reason_of(error)).inc()
                 raise
 
     async def _submit(
@@ -232,6 +234,7 @@ class SubmitRoute:
         await self.broker.submit(
             request, most_of_key=limits.unfinished_jobs, most_of_model=limits.queue_depth
         )
+        metrics.SUBMITTED_BYTES.labels(wire.value).observe(len(submission.payload))
         logger.info("job %s is accepted", request.id)
         return JSONResponse(wires.fields(request, received))
 

@@ -152,6 +152,7 @@ def _answer(end: Response) -> Answer:
         "description": end.description[:_DESCRIPTION],
         "delivered": end.delivered,
         "execution_time": end.execution_s,
+        "peak_memory": end.peak_memory,
         "result_bytes": end.result_bytes,
     }
 

@@ -30,6 +30,7 @@ from ndif.stores.broker.port import Broker, BrokerAwayError, BrokerError, Client
 from ndif.stores.objects import ObjectStoreError
 from ndif.stores.responder import Responder
 from ndif.tasks import end, within
+from ndif.telemetry import metrics
 
 logger = logging.getLogger(__name__)
 _log = logging.getLogger("ndif.requests")
@@ -149,6 +150,8 @@ class _Life:
 
     request: Request
     state: Status | None = None
+    since: float = 0.0
+    """Unix seconds from which it is in this state; at first, of its receipt."""
     losses: int = 0
     """Runs that were cut short because their replica failed, or the server."""
     cancelled: str | None = None
@@ -244,7 +247,7 @@ class RequestLifecycle:
         """
         if request.id in self._lives or request.id in self._ended:
             return False
-        life = _Life(request, losses=request.attempts)
+        life = _Life(request, since=request.received, losses=request.attempts)
         self._move(life, Event.CLAIM)
         self._lives[request.id] = life
         self._watch(life)
@@ -410,7 +413,12 @@ class RequestLifecycle:
     # How it is done
 
     def _move(self, life: _Life, event: Event) -> None:
-        life.state = next_state(life.state, event, self.by)
+        before, life.state = life.state, next_state(life.state, event, self.by)
+        if self.by is Party.QUEUE and life.state is not before:
+            now = time.time()
+            left = Status.RECEIVED if before is None else before
+            metrics.STATUS.labels(left.value).observe(max(0.0, now - life.since))
+            life.since = now
 
     def _leave_for_good(self, request: Request, response: Response) -> _Life | None:
         """Move a request to the state of its terminal response; return None if it has ended already."""
@@ -583,6 +591,7 @@ class RequestLifecycle:
         """Log and record a request that has ended. A replica's queue does so for the replica."""
         if self.by is Party.QUEUE:
             record = _record_of(life, response, time.time())
+            metrics.job_ended(record, 0 if response is None else response.peak_memory)
             _log.info("%s", _describe(record))
             if not life.request.refusal:  # nobody signed whose it is
                 self.on_end(record)

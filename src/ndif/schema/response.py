@@ -46,3 +46,8 @@ class Response:
     def execution_s(self) -> float:
         """Return the run's seconds; 0 of a request that did not run."""
         return float((self.meta or {}).get("execution_time", 0.0))
+
+    @property
+    def peak_memory(self) -> int:
+        """Return the run's peak memory in bytes; 0 where it is not known."""
+        return int((self.meta or {}).get("peak_memory", 0))

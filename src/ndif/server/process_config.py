@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ndif.schema.deployment import DeploymentConfig
 from ndif.server.supervised import ProcessSpec
+from ndif.telemetry import metrics_folder
 from ndif.telemetry.request_id import LOG_FORMAT, name_requests
 
 GATEWAY_MODULE, LEADER_MODULE = "ndif.server.gateway_process", "ndif.server.leader"
@@ -71,13 +72,16 @@ class ProcessConfig:
         leader_module: str = LEADER_MODULE,
     ) -> list[ProcessSpec]:
         """Return the processes of a server, which read their configuration from `file`."""
+        environment = {**os.environ, **metrics_folder.prepare(file.parent / "metrics")}
 
         def process(name: str, module: str, log: Path, *, must_start: bool) -> ProcessSpec:
             def command(parent_pipe: int) -> Sequence[str]:
                 return [sys.executable, "-m", module, str(file), str(parent_pipe)]
 
             inherited = (self.listening, *(() if self.admin is None else (self.admin,)))
-            return ProcessSpec(name, command, log, must_start, inherited=inherited)
+            return ProcessSpec(
+                name, command, log, must_start, inherited=inherited, environment=environment
+            )
 
         names = [f"gateway {number}" for number in range(gateways)]
         return [

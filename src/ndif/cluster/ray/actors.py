@@ -294,7 +294,7 @@ class RayModelActor:
             Status(answer["status"]),
             answer["description"],
             # A replica of an older version does not say.
-            meta={"execution_time": answer.get("execution_time", 0.0)},
+            meta={name: answer.get(name, 0) for name in ("execution_time", "peak_memory")},
             result_bytes=answer.get("result_bytes", 0),
             delivered=answer["delivered"],
         )

@@ -29,6 +29,7 @@ from ndif.stores.callbacks import CallbackQueue
 from ndif.stores.objects import ObjectStore, ObjectStoreError
 from ndif.stores.objects.port import end_key
 from ndif.tasks import end, start
+from ndif.telemetry import metrics
 
 logger = logging.getLogger(__name__)
 
@@ -226,6 +227,7 @@ class CallbackDelivery:
         except DeliveryError as error:
             await self._failed(callback, error)
         else:
+            metrics.CALLBACKS.labels("delivered").inc()
             logger.info("request %s: its call-back is delivered", callback.request_id)
             await self.queue.remove(callback.id)
 
@@ -247,6 +249,7 @@ class CallbackDelivery:
         failed = replace(callback, attempts=callback.attempts + 1, problem=str(error))
         chance = random.random()  # noqa: S311 - no secret
         due = None if error.final else self._policy.next_due(failed, now, chance)
+        metrics.CALLBACKS.labels("given_up" if due is None else "failed").inc()
         if due is None:
             then = "given up; `ndif callbacks` lists it"
             await self.queue.update(replace(failed, due=now, dead=True))

@@ -87,6 +87,9 @@ def decode_numbered(content: bytes) -> tuple[int, bytes]:
     return number, content[_NUMBER.size :]
 
 
+_META = ("execution_time", "peak_memory")
+
+
 def encode_end(response: Response) -> bytes:
     """Encode the terminal response of a request, with a shortened description."""
     record: dict[str, Any] = {
@@ -95,7 +98,11 @@ def encode_end(response: Response) -> bytes:
         "description": response.description[:_DESCRIPTION],
     }
     if response.meta is not None:
-        record |= {"execution_time": response.execution_s, "result_bytes": response.result_bytes}
+        record |= {
+            "execution_time": response.execution_s,
+            "peak_memory": response.peak_memory,
+            "result_bytes": response.result_bytes,
+        }
     return _text(record).encode()
 
 
@@ -115,7 +122,7 @@ def decode_end(content: bytes) -> tuple[str, Response | None]:
         Status(record["status"]),
         record["description"],
         # One that did not run has none, nor has a replica of an older version, which outlives its server.
-        meta={"execution_time": record["execution_time"]} if "execution_time" in record else None,
+        meta={name: record[name] for name in _META if name in record} or None,
         result_bytes=record.get("result_bytes", 0),
         delivered=True,
     )

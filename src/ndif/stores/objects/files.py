@@ -19,6 +19,7 @@ from ndif.stores.disk import disk_problem, space_problem, sync
 from ndif.stores.objects.port import SWEPT, DiskError, check, is_key, is_ours, lifetime_s
 from ndif.stores.objects.room import Room, RoomLimits, StoredObject
 from ndif.tasks import end
+from ndif.telemetry import metrics
 
 logger = logging.getLogger(__name__)
 
@@ -218,7 +219,10 @@ class FileStore:
         """See `ObjectStore.sweep`. Abandoned uploads go as well."""
         with _disk_errors():
             # A folder of many results, on a disk that is slow.
-            return await asyncio.to_thread(self._sweep, dry)
+            deleted = await asyncio.to_thread(self._sweep, dry)
+        if not dry:
+            metrics.deleted(deleted)
+        return deleted
 
     def _sweep(self, dry: bool) -> dict[str, int]:
         if not dry:

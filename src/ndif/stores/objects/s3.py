@@ -29,6 +29,7 @@ from ndif.stores.objects.files import PART, delete_parts
 from ndif.stores.objects.port import SWEPT, ObjectStoreError, check, is_key, is_ours, lifetime_s
 from ndif.stores.objects.room import Room, RoomLimits, StoredObject
 from ndif.tasks import end
+from ndif.telemetry import metrics
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, S3Credential
@@ -316,6 +317,8 @@ class S3Store:
             except BaseError as error:
                 if not no_bucket(error):
                     raise
+        if not dry:
+            metrics.deleted(deleted)
         return deleted
 
     async def unexpired(self, folder: str) -> Mapping[str, StoredObject]:

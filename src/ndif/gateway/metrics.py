@@ -1,0 +1,105 @@
+"""`GET /metrics`: what the processes of this host count, and the state of the whole server."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from ndif.control.operations import GetStatus, Perform
+from ndif.gateway.caller import caller_of
+from ndif.gateway.http_error import HttpError
+from ndif.gateway.openapi import Answer, ApiRoute, Content, Description
+from ndif.net import is_loopback
+from ndif.schema.deployment import OperationError
+from ndif.tasks import within
+from ndif.telemetry.exposition import exposition
+from ndif.telemetry.state import families
+
+logger = logging.getLogger(__name__)
+
+_STATE_S = 1.0
+"""Seconds for which the server's state is not asked for again."""
+_PATIENCE_S = 2.0
+_TEXT = "text/plain"
+_METRICS = Description(
+    "operation",
+    "Metrics for Prometheus",
+    {
+        200: Answer(
+            "Prometheus' text, or OpenMetrics where the client accepts that.",
+            {_TEXT: Content({"type": "string"}, "ndif_leader_up 1.0\n")},
+        )
+    },
+    "Answered to this machine, to the networks of NDIF_METRICS_ALLOW, and with the operator's token.",
+    refusals={403: "The client is elsewhere, and has no token."},
+)
+_ELSEWHERE = (
+    "Metrics are for this machine, the networks that the operator names (NDIF_METRICS_ALLOW), and whoever "
+    "sends the operator's token (Authorization: Bearer TOKEN)."
+)
+
+
+@dataclass
+class MetricsRoute:
+    """Answers with metrics, to those who may read them."""
+
+    perform: Perform
+    allowed: Sequence[IPv4Network | IPv6Network]
+    token: str | None
+    _state: Mapping[str, Any] | None = None
+    _asked_at: float = field(default=float("-inf"))
+    _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the route."""
+        return [ApiRoute("/metrics", self.metrics, _METRICS)]
+
+    async def metrics(self, http: Request) -> Response:
+        """Answer with every metric."""
+        if not self._may_read(http):
+            raise HttpError(403, _ELSEWHERE)
+        state = await self._current()
+        # Encoding takes milliseconds, in which no job should wait.
+        content, content_type = await asyncio.to_thread(
+            exposition, http.headers.get("accept", ""), families(state)
+        )
+        return Response(content, headers={"Content-Type": content_type})
+
+    def _may_read(self, http: Request) -> bool:
+        scheme, _, given = http.headers.get("authorization", "").partition(" ")
+        if self.token and scheme.lower() == "bearer":
+            return secrets.compare_digest(
+                given.strip().encode(errors="replace"), self.token.encode()
+            )
+        caller = caller_of(http)
+        if is_loopback(caller.address):
+            # A proxy of this machine passes on what comes from elsewhere.
+            return caller.uid is not None
+        try:
+            address = ipaddress.ip_address(caller.address)
+        except ValueError:
+            return False
+        return any(address in network for network in self.allowed)
+
+    async def _current(self) -> Mapping[str, Any] | None:
+        """Return the answer of `GET /admin/status`, of a second ago at most; None if nobody leads."""
+        async with self._asking:
+            if time.monotonic() - self._asked_at >= _STATE_S:
+                try:
+                    self._state = await within(self.perform(GetStatus()), _PATIENCE_S)
+                except (OperationError, asyncio.TimeoutError) as error:
+                    logger.warning("metrics have no state of the server: %s", error)
+                    self._state = None
+                self._asked_at = time.monotonic()
+            return self._state

@@ -1,0 +1,127 @@
+"""The metrics that this server counts: names, labels and buckets, by Prometheus' conventions.
+
+Base units; no user, key, address or request is a label, so that their number does not grow with users.
+Each process counts for itself; those that share a port tell of each other (`metrics_folder.py`).
+Source: https://prometheus.io/docs/practices/naming/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
+
+from ndif.schema.job_record import JobRecord
+from ndif.schema.status import Status
+
+# They would double the number of samples, and Prometheus reads none of them by default.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+OTHER = "other"
+"""Label of all models, routes and reasons beyond those that have one of their own."""
+_MOST_MODELS = 500
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+_LONG_S = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+_BYTES = tuple(float(4**power << 10) for power in range(11))
+"""From 1 KiB to 1 GiB, each four times the one before."""
+
+JOBS = Counter(
+    "ndif_jobs", "Jobs that have ended, by the status that they ended with.", ["model", "status"]
+)
+EXECUTION = Histogram(
+    "ndif_job_execution_seconds",
+    "Time that the block of a job ran.",
+    ["model"],
+    buckets=_SECONDS,
+)
+WAIT = Histogram(
+    "ndif_job_wait_seconds",
+    "Time from the receipt of a job to its last dispatch to a replica.",
+    ["model"],
+    buckets=_SECONDS,
+)
+RESULT_BYTES = Histogram(
+    "ndif_job_result_bytes", "Size of a job's result as it is sent.", ["model"], buckets=_BYTES
+)
+PEAK_MEMORY = Histogram(
+    "ndif_job_peak_memory_bytes",
+    "Peak memory of a job above its model: of the GPU, or of its process where there is none.",
+    ["model"],
+    buckets=_BYTES,
+)
+STATUS = Histogram(
+    "ndif_job_status_seconds",
+    "Time that a job spent in a status, each time that it left one.",
+    ["status"],
+    buckets=_SECONDS,
+)
+LOAD = Histogram(
+    "ndif_model_load_seconds",
+    "Time to bring a replica up, from the disk or from the CPU's memory.",
+    ["model", "source"],
+    buckets=_LONG_S,
+)
+LOAD_FAILURES = Counter("ndif_model_load_failures", "Replicas that did not come up.", ["model"])
+EVICTIONS = Counter("ndif_evictions", "Replicas that left their device.", ["model", "destination"])
+LOST_REPLICAS = Counter("ndif_replicas_lost", "Replicas whose process ended by itself.", ["model"])
+CALLBACKS = Counter("ndif_callbacks", "Attempts to deliver a call-back.", ["outcome"])
+RETENTION = Counter(
+    "ndif_retention_deleted", "Stored objects whose time was over and that were deleted.", ["kind"]
+)
+REQUESTS = Counter("ndif_http_requests", "HTTP requests.", ["route", "method", "status"])
+REQUEST_SECONDS = Histogram(
+    "ndif_http_request_seconds",
+    "Time until an HTTP request was answered.",
+    ["route"],
+    buckets=_SECONDS,
+)
+SUBMITTED_BYTES = Histogram(
+    "ndif_submitted_bytes", "Size of the payload of an accepted job.", ["wire"], buckets=_BYTES
+)
+REFUSALS = Counter("ndif_refusals", "Jobs that were not accepted.", ["reason"])
+WEBSOCKETS = Gauge("ndif_websockets", "Open WebSockets.", ["route"], multiprocess_mode="livesum")
+
+_ROUTES = frozenset(
+    (
+        *("request", "requests", "response", "results", "subscribe", "ws", "status", "env", "ping"),
+        *("connected", "whoami", "usage", "callbacks", "hub", "admin", "metrics", "docs"),
+        "openapi.json",
+    )
+)
+_models: set[str] = set()
+
+
+def model_label(name: str) -> str:
+    """Return a model's label: its name, or `OTHER` beyond the first hundreds of models of this process."""
+    if name not in _models:
+        if len(_models) >= _MOST_MODELS:
+            return OTHER
+        _models.add(name)
+    return name
+
+
+def job_ended(record: JobRecord, peak_memory: int) -> None:
+    """Count a job that has ended, and its peak memory in bytes, 0 if it is not known."""
+    model = model_label(record.model)
+    JOBS.labels(model, record.status).inc()
+    if record.dispatched is not None:
+        WAIT.labels(model).observe(max(0.0, record.dispatched - record.received))
+    if record.execution_s:
+        EXECUTION.labels(model).observe(record.execution_s)
+    if record.status == Status.COMPLETED.value:
+        RESULT_BYTES.labels(model).observe(record.result_bytes)
+    if peak_memory:
+        PEAK_MEMORY.labels(model).observe(peak_memory)
+
+
+def deleted(numbers: Mapping[str, int]) -> None:
+    """Count stored objects that were deleted because their time was over, by kind."""
+    for kind, number in numbers.items():
+        RETENTION.labels(kind).inc(number)
+
+
+def route_label(path: str) -> str:
+    """Return the label of a request's path: its first part, if that is a route of this server."""
+    first = path.split("/", 2)[1] if path.startswith("/") else ""
+    return f"/{first}" if first in _ROUTES else OTHER

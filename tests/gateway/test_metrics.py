@@ -1,0 +1,143 @@
+"""`GET /metrics`: who may read it, and what it says of a server that has run jobs of both wires."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from ndif.control.operations import Answer, GetStatus, Operation
+from ndif.gateway.http_error import EXCEPTION_HANDLERS
+from ndif.gateway.metrics import MetricsRoute
+from ndif.schema.deployment import OperationError
+from tests.clients.harness import LocalServer, until
+from tests.gateway.test_bad_input import send_old
+from tests.on_loop import on_loop
+from tests.security.serving import gateway
+from tests.services.prometheus import PrometheusServer
+from tests.telemetry.test_metrics import STATUS
+
+TOKEN = "the operator's"
+
+
+class Leader:
+    """A leader that is asked for its state."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.leads = True
+
+    async def perform(self, operation: Operation) -> Answer:
+        assert isinstance(operation, GetStatus)
+        self.asked += 1
+        if not self.leads:
+            raise OperationError(503, "No process of this server leads at the moment.")
+        return dict(STATUS)
+
+
+async def answer(
+    leader: Leader, address: str, networks: Sequence[str] = (), **headers: str
+) -> httpx.Response:
+    route = MetricsRoute(leader.perform, [ip_network(each) for each in networks], TOKEN)
+    app = Starlette(routes=route.routes(), exception_handlers=EXCEPTION_HANDLERS)
+    transport = httpx.ASGITransport(app, client=(address, 123))
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+        return await http.get("/metrics", headers=headers)
+
+
+@on_loop
+async def test_who_may_read_metrics() -> None:
+    leader = Leader()
+    right, wrong = f"Bearer {TOKEN}", "Bearer another"
+    for address, networks, headers, status in (
+        ("10.20.0.7", [], {}, 403),
+        ("10.20.0.7", ["10.30.0.0/16"], {}, 403),
+        ("10.20.0.7", ["10.20.0.0/16", "fd12::/32"], {}, 200),
+        ("fd12::5", ["10.20.0.0/16", "fd12::/32"], {}, 200),
+        ("10.20.0.7", [], {"Authorization": right}, 200),
+        ("10.20.0.7", ["10.20.0.0/16"], {"Authorization": wrong}, 403),
+        ("not an address", ["10.20.0.0/16"], {}, 403),
+        # It came through a proxy of this machine, from who knows where.
+        ("127.0.0.1", [], {"X-Forwarded-For": "8.8.8.8"}, 403),
+    ):
+        found = await answer(leader, address, networks, **headers)
+        assert found.status_code == status, (address, networks, headers)
+        if status == 403:
+            assert "NDIF_METRICS_ALLOW" in found.json()["detail"]
+
+
+@on_loop
+async def test_a_server_without_a_leader_says_so() -> None:
+    leader = Leader()
+    leader.leads = False
+    found = await answer(leader, "10.20.0.7", ["10.0.0.0/8"])
+    assert found.status_code == 200
+    assert "\nndif_leader_up 0.0\n" in found.text
+    assert "ndif_queue_depth" not in found.text
+
+
+@on_loop
+async def test_the_leader_is_asked_once_a_second() -> None:
+    leader = Leader()
+    route = MetricsRoute(leader.perform, [ip_network("10.0.0.0/8")], None)
+    app = Starlette(routes=route.routes())
+    transport = httpx.ASGITransport(app, client=("10.0.0.1", 123))
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+        for _ in range(10):
+            assert (await http.get("/metrics")).status_code == 200
+    assert leader.asked <= 2
+
+
+def test_refusals_and_requests_are_counted(runtimes: Path, tmp_path: Path) -> None:
+    with gateway(tmp_path / "results", runtimes, options={}, dev_mode=True) as found:
+
+        def count(name: str, **labels: Any) -> float:
+            pairs = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
+            text = httpx.get(f"{found.url}/metrics").text
+            lines = [line for line in text.splitlines() if line.startswith(f"{name}{{{pairs}}} ")]
+            return float(lines[0].split()[-1]) if lines else 0.0
+
+        refused = {"name": "ndif_refusals_total", "reason": "invalid"}
+        answered = {"method": "POST", "route": "/request", "status": "400"}
+        before = count(**refused), count("ndif_http_requests_total", **answered)
+        assert httpx.post(f"{found.url}/request", content=b"?").status_code == 400
+        after = count(**refused), count("ndif_http_requests_total", **answered)
+        assert [b - a for a, b in zip(before, after, strict=True)] == [1, 1]
+        accepted = count("ndif_submitted_bytes_count", wire="headers")
+        assert found.submit_old().status_code == 200
+        assert count("ndif_submitted_bytes_count", wire="headers") == accepted + 1
+
+
+@pytest.mark.parametrize(
+    ("query", "least"),
+    [
+        ('ndif_jobs_total{status="ERROR"}', 1),
+        ("sum(ndif_job_wait_seconds_count)", 1),
+        ('ndif_job_status_seconds_count{status="RECEIVED"}', 1),
+        ("ndif_model_load_seconds_count", 1),
+        ('ndif_replicas{state="RUNNING"}', 1),
+        ("ndif_leader_up", 1),
+        ("sum(ndif_http_request_seconds_count)", 1),
+        ("ndif_cpu_memory_bytes", 1),
+    ],
+)
+def test_a_real_prometheus_reads_them(
+    server: LocalServer, prometheus: PrometheusServer, query: str, least: float
+) -> None:
+    (found, *_) = prometheus.until(query)
+    assert float(found["value"][1]) >= least
+
+
+@pytest.fixture(scope="module")
+def prometheus(server: LocalServer, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A Prometheus that scrapes a server which has run a job."""
+    job = send_old(server).json()["id"]
+    until(lambda: httpx.get(f"{server.url}/response/{job}").json()["status"] == "ERROR")
+    folder = tmp_path_factory.mktemp("prometheus")
+    with PrometheusServer(folder, server.url.removeprefix("http://")) as found:
+        yield found

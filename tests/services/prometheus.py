@@ -1,0 +1,75 @@
+"""A Prometheus server of a test's own, and `promtool`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from tests.services.packages import need
+from tests.services.process import HOST, Process, free_port
+
+PATIENCE_S = 60
+
+
+def promtool(*arguments: str, content: bytes = b"") -> str:
+    """Return the problems that `promtool` finds; nothing if there are none."""
+    program = need("promtool", "prometheus")
+    done = subprocess.run([program, *arguments], input=content, capture_output=True)
+    found = (done.stdout + done.stderr).decode().strip()
+    assert done.returncode == 0 or found, done.returncode
+    return found if done.returncode != 0 else ""
+
+
+class PrometheusServer:
+    """`prometheus` that scrapes addresses every second. A context manager."""
+
+    def __init__(self, folder: Path, *targets: str) -> None:
+        program = need("prometheus", "prometheus")
+        self.url = f"http://{HOST}:{free_port()}"
+        config = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "scrape_configs": [{"job_name": "ndif", "static_configs": [{"targets": [*targets]}]}],
+        }
+        file = folder / "prometheus.yml"
+        file.write_text(json.dumps(config))  # which is YAML
+        command = [
+            program,
+            *(f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}"),
+            f"--web.listen-address={self.url.removeprefix('http://')}",
+        ]
+        self._process = Process(command, folder / "prometheus.log", self._answers, cwd=folder)
+
+    def query(self, text: str) -> list[dict[str, Any]]:
+        """The samples of a query now."""
+        url = f"{self.url}/api/v1/query?{urlencode({'query': text})}"
+        with urllib.request.urlopen(url) as answer:
+            found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        return found
+
+    def until(self, text: str) -> list[dict[str, Any]]:
+        """The samples of a query once it has some."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not (found := self.query(text)):
+            assert time.monotonic() < deadline, f"{text} returns nothing"
+            time.sleep(0.2)
+        return found
+
+    def __enter__(self) -> PrometheusServer:
+        self._process.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.stop()
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/-/ready"):
+                return True
+        except (urllib.error.URLError, ConnectionError):
+            return False

@@ -1,0 +1,213 @@
+"""The names and numbers of metrics, of one process and of several that share a folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+from prometheus_client.parser import text_string_to_metric_families
+
+from ndif.schema.job_record import JobRecord
+from ndif.telemetry import metrics
+from ndif.telemetry.exposition import exposition
+from ndif.telemetry.metrics_folder import VARIABLE, prepare
+from ndif.telemetry.state import families
+from tests.services.prometheus import promtool
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+def a_record(model: str = "org/name", **fields: Any) -> JobRecord:
+    said = {"status": "COMPLETED", "dispatched": 12.5, "execution_s": 0.3, "result_bytes": 5000}
+    said |= fields
+    return JobRecord(
+        "id",
+        "ada",
+        "key",
+        model,
+        "0.8",
+        received=10.0,
+        ended=13.0,
+        **said,  # type: ignore[arg-type]
+    )
+
+
+def sample(name: str, **labels: str) -> float:
+    """The value of a sample of this process; 0 of one that is not there."""
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+def a_model(name: str, **fields: Any) -> dict[str, Any]:
+    replica = {"state": "RUNNING", "request_id": "r", "gpu_mem_bytes_by_id": {"0": 100}}
+    said = {"repo_id": name, "revision": None, "generation": "0.8", "waiting": 3}
+    return {**said, "desired_replicas": 2, "replicas": [replica], **fields}
+
+
+STATUS: Mapping[str, Any] = {
+    "nodes": [
+        {
+            "name": "here",
+            "gpus": [{"bytes": 80, "free_bytes": 30, "uuid": "x", "withdrawn": True}],
+            "cpu": {"bytes": 1000, "free_bytes": 400},
+        }
+    ],
+    "models": [
+        a_model("org/a"),
+        a_model("org/a", generation="0.7", replicas=[]),
+        a_model("org/b", revision="v2"),
+    ],
+    "problems": ["There is one."],
+}
+
+
+def values(text: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    return {
+        (one.name, frozenset(one.labels.items())): one.value
+        for family in text_string_to_metric_families(text.decode())
+        for one in family.samples
+    }
+
+
+def test_a_job_that_has_ended_is_counted() -> None:
+    model = "org/counted"
+    for record, peak in (
+        (a_record(model), 1 << 20),
+        (a_record(model, status="ERROR", dispatched=None, execution_s=0.0), 0),
+    ):
+        metrics.job_ended(record, peak)
+    assert sample("ndif_jobs_total", model=model, status="COMPLETED") == 1
+    assert sample("ndif_jobs_total", model=model, status="ERROR") == 1
+    assert sample("ndif_job_wait_seconds_sum", model=model) == 2.5
+    assert sample("ndif_job_execution_seconds_count", model=model) == 1
+    assert sample("ndif_job_result_bytes_sum", model=model) == 5000
+    assert sample("ndif_job_peak_memory_bytes_sum", model=model) == 1 << 20
+
+
+def test_models_and_routes_have_a_bounded_number_of_labels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metrics, "_models", set())
+    monkeypatch.setattr(metrics, "_MOST_MODELS", 2)
+    assert [metrics.model_label(name) for name in "abcab"] == ["a", "b", "other", "a", "b"]
+    for path, label in (
+        ("/response/7c1e", "/response"),
+        ("/hub/org/name/resolve/main/x", "/hub"),
+        ("/ws/socket.io/", "/ws"),
+        ("/admin/keys/create", "/admin"),
+        ("/../etc", "other"),
+        ("/", "other"),
+        ("", "other"),
+        ("/favicon.ico", "other"),
+    ):
+        assert metrics.route_label(path) == label
+
+
+def test_the_state_of_a_server() -> None:
+    found = {
+        (one.name, *one.labels.values()): one.value
+        for family in families(STATUS)
+        for one in family.samples
+    }
+    assert found["ndif_leader_up",] == 1
+    assert found["ndif_gpu_memory_bytes", "here", "0", "total"] == 80
+    assert found["ndif_gpu_memory_bytes", "here", "0", "free"] == 30
+    assert found["ndif_gpu_withdrawn", "here", "0"] == 1
+    assert found["ndif_cpu_memory_bytes", "here", "free"] == 400
+    assert found["ndif_queue_depth", "org/a", "0.8"] == 3
+    assert found["ndif_jobs_running", "org/a", "0.8"] == 1
+    assert found["ndif_jobs_running", "org/a", "0.7"] == 0
+    assert found["ndif_replicas", "org/b@v2", "0.8", "RUNNING"] == 1
+    assert found["ndif_model_gpu_memory_bytes", "org/a", "0.8"] == 100
+    assert found["ndif_problems",] == 1
+    (alone,) = families(None)
+    assert [one.value for one in alone.samples] == [0]
+
+
+def test_the_state_of_many_models_is_bounded() -> None:
+    many = {**STATUS, "models": [a_model(f"org/{number}") for number in range(700)]}
+    depth = next(family for family in families(many) if family.name == "ndif_queue_depth")
+    assert len(depth.samples) == 501
+    assert sum(one.value for one in depth.samples) == 3 * 700
+
+
+@pytest.mark.parametrize("accept", ["", "*/*", OPENMETRICS])
+def test_what_is_answered_has_the_form_that_prometheus_reads(accept: str) -> None:
+    metrics.job_ended(a_record(), 5)
+    text, content_type = exposition(accept, families(STATUS))
+    assert content_type.startswith(
+        accept.partition(";")[0] if accept == OPENMETRICS else "text/plain"
+    )
+    own = re.findall(rb"^# TYPE (\S+) (\S+)$", text, re.MULTILINE)
+    names = {name.decode() for name, _ in own if not name.startswith((b"python_", b"process_"))}
+    assert len(names) > 20
+    assert all(name.startswith("ndif_") for name in names)
+    assert b"_created" not in text
+    if accept != OPENMETRICS:
+        assert promtool("check", "metrics", content=text) == ""
+
+
+COUNTING = """
+import sys, time
+from ndif.telemetry import metrics
+from ndif.schema.job_record import JobRecord
+metrics.job_ended(
+    JobRecord("id", "ada", "key", "org/shared", "0.8", "COMPLETED", 1.0, 2.0, 3.0, 0.5, 10), 0
+)
+metrics.WEBSOCKETS.labels("/ws").inc()
+print("counted", flush=True)
+time.sleep(60)
+"""
+TELLING = """
+import sys
+from ndif.telemetry.exposition import exposition
+sys.stdout.buffer.write(exposition("")[0])
+"""
+
+
+def test_each_process_of_a_folder_tells_of_all(tmp_path: Path) -> None:
+    (tmp_path / "counter_1.db").touch()  # of an earlier start
+    environment = {**os.environ, **prepare(tmp_path)}
+    assert environment[VARIABLE] == str(tmp_path)
+    assert not list(tmp_path.iterdir())
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", COUNTING], env=environment, stdout=subprocess.PIPE
+        ) as first,
+        subprocess.Popen(
+            [sys.executable, "-c", COUNTING], env=environment, stdout=subprocess.PIPE
+        ) as second,
+    ):
+        try:
+            for each in (first, second):
+                assert each.stdout is not None
+                assert each.stdout.readline() == b"counted\n"
+
+            def told() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+                done = subprocess.run(
+                    [sys.executable, "-c", TELLING], env=environment, capture_output=True
+                )
+                assert done.returncode == 0, done.stderr
+                return values(done.stdout)
+
+            jobs = "ndif_jobs_total", frozenset({("model", "org/shared"), ("status", "COMPLETED")})
+            sockets = "ndif_websockets", frozenset({("route", "/ws")})
+            found = told()
+            assert (found[jobs], found[sockets]) == (2, 2)
+            # What a process counted stays when it has ended; what it held open does not.
+            first.send_signal(signal.SIGKILL)
+            first.wait()
+            time.sleep(0.1)
+            found = told()
+            assert (found[jobs], found[sockets]) == (2, 1)
+        finally:
+            for each in (first, second):
+                each.kill()
