@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from ndif.cluster.models import Models
 from ndif.config.settings import Settings
+from ndif.control.answers import OWN_TRACE
 from ndif.control.operations import (
     Answer,
     CollectGarbage,
@@ -20,6 +21,7 @@ from ndif.control.operations import (
     GetJobs,
     GetQueue,
     GetStatus,
+    GetTrace,
     GetUsage,
     Kill,
     KillKey,
@@ -102,6 +104,8 @@ class Table:
                 return await self.queue()
             case GetJobs():
                 return {"jobs": []}
+            case GetTrace(job_id=job_id):
+                return {**OWN_TRACE, "id": job_id, "user": "ada"}
             case GetUsage(by=by, since=since):
                 return {"by": by, "since": since, "usage": []}
             case CollectGarbage(dry_run=dry_run):

@@ -96,6 +96,10 @@ def scenario_usage_is_what_clients_were_told(context: Context) -> None:
     for one, seconds in zip(told, ran, strict=True):
         if "meta" in one:  # the older wire has no cost
             assert one["meta"]["execution_time"] == seconds
+    trace = ask("GET", f"/requests/{live['id']}", OWN).json()
+    took = {(step["by"], step["name"]): step["end"] - step["start"] for step in trace["steps"]}
+    assert abs(took["runner", "execute"] - live["execution_s"]) < 0.1 + 0.1 * live["execution_s"]
+    assert ask("GET", f"/requests/{live['id']}", OTHER).status_code == 404
     seconds = sum(ran) + live["execution_s"] + sum(each["execution_s"] for each in before)
     assert abs(after["execution_s"] - seconds) < 1e-6
     size = sum(jobs[one["id"]]["result_bytes"] for one in told) + live["result_bytes"]

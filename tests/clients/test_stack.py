@@ -13,6 +13,7 @@ import pytest
 from tests.clients.harness import Client, StartedServer, until
 from tests.clients.test_clients import EVERY, OF_THE_TRUSTED
 from tests.clients.test_many import ndif, replicas
+from tests.clients.test_own_jobs import ndif as output
 from tests.cluster.ray.rays import OFFERED, ray_cluster
 from tests.conftest import NAME, WIDE, Clients, client_environment
 from tests.services.ray import RayServer
@@ -44,6 +45,7 @@ def stack(
         "NDIF_OBJECT_STORE_ACCESS_KEY": ACCESS_KEY,
         "NDIF_OBJECT_STORE_SECRET_KEY": SECRET_KEY,
         "NDIF_RUNNER_POOL": "1",
+        "NDIF_LOG_FORMAT": "json",
     }
     # Users' files are none of a node's own, though here they lie on one disk.
     here = {"NDIF_SESSION_ROOT": str(folder / "nodes"), "PYTHONPATH": ""}
@@ -93,6 +95,49 @@ def test_each_channel_and_request_may_meet_another_process(
     else:
         with pytest.raises(AssertionError, match=refusal):
             users[generation].run(scenario)
+
+
+def test_the_log_and_the_trace_of_one_request(stack: Stack, users: Clients) -> None:
+    """One line a step, of the gateway, the dispatcher, and a replica on a node, by the job's id."""
+    users["0.8"].run("scenario_in_place_edit")
+    job = json.loads(output(stack.host, "jobs", "list", "--limit", "1", "--json"))["jobs"][0]["id"]
+    logs = {
+        "gateway": output(stack.host, "logs", "-n", "2000").splitlines(),
+        "dispatcher": output(stack.host, "logs", "dispatcher", "-n", "2000").splitlines(),
+        "replica": stack.ray.worker_logs().splitlines(),
+    }
+    said = {
+        process: [
+            event
+            for event in (
+                json.loads(line) for line in lines if line.startswith("{") and job in line
+            )
+            if event.get("job") == job and "step" in event
+        ]
+        for process, lines in logs.items()
+    }
+    steps = {
+        process: {(event["by"], event["step"]) for event in events}
+        for process, events in said.items()
+    }
+    assert steps["gateway"] == {("gateway", "receive"), ("gateway", "submit")}
+    assert steps["dispatcher"] == {("queue", name) for name in ("received", "queued", "dispatched")}
+    in_replica = {
+        ("replica", name) for name in ("acquire", "payload", "send", "running", "deliver")
+    }
+    assert in_replica | {("runner", "execute"), ("runner", "pack")} < steps["replica"]
+    assert {event["process"] for event in said["replica"]} == {"replica"}
+    (replica,) = {event["replica"] for event in said["replica"]}
+    assert replica in {each["replica_id"] for each in replicas(stack.host, NAME)}
+    trace = json.loads(output(stack.host, "trace", job, "--json"))
+    assert {(step["by"], step["name"]) for step in trace["steps"]} == {
+        *steps["dispatcher"],
+        *steps["replica"] - {("replica", "deliver")},  # with which the dispatcher was told of them
+        ("gateway", "receive"),
+    }
+    shown = output(stack.host, "trace", job[:13])
+    assert "execute" in shown
+    assert "█" in shown
 
 
 @pytest.fixture(scope="module")

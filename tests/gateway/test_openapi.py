@@ -103,7 +103,12 @@ def test_every_route_is_described_and_nothing_else_is(
     assert {("GET", "/response/{id}"), ("GET", "/results/{id}"), ("GET", "/docs")} < there
     for kinds in (OPERATIONS, ACCOUNT_OPERATIONS):
         assert {(kind.method, f"/admin/{kind.name}") for kind in kinds} < there
-    assert {("GET", "/requests"), ("GET", "/usage"), ("DELETE", "/request/{id}")} < there
+    assert {
+        ("GET", "/requests"),
+        ("GET", "/requests/{id}"),
+        ("GET", "/usage"),
+        ("DELETE", "/request/{id}"),
+    } < there
     assert len(there) > 25
 
 
@@ -257,6 +262,14 @@ def test_the_answers_of_a_server_are_as_they_are_described(
         jobs = holds(described, "/requests", http.get("/requests?limit=1"))["requests"]
         assert [job["id"] for job in jobs] == [received["id"]]
         assert jobs[0].keys() == example(described, "/requests")["requests"][1].keys()
+        trace = holds(
+            described, "/requests/{id}", http.get(f"/requests/{received['id']}", headers={})
+        )
+        assert trace.keys() == example(described, "/requests/{id}").keys()
+        names = [step["name"] for step in trace["steps"]]
+        # The no-op reports no steps of its runner's.
+        assert names[:3] == ["receive", "received", "queued"]
+        assert {"acquire", "payload", "send", "running", "store", "deliver"} < {*names}
         for query in ("", "?by=day&since=2026-01-01"):
             usage = holds(described, "/usage", http.get(f"/usage{query}"))
             assert shape(usage["usage"]) == shape(example(described, "/usage")["usage"])
@@ -276,6 +289,7 @@ def test_the_answers_of_a_server_are_as_they_are_described(
         refusals = {
             "/response/{id}": http.get("/response/nobody"),
             "/results/{id}": http.get(f"/results/{received['id']}"),
+            "/requests/{id}": http.get("/requests/0d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21"),
             "/request": http.post("/request"),
             "/env": http.get("/env?generation=0.1"),
         }

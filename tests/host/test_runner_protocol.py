@@ -14,8 +14,10 @@ from ndif.host.runner_protocol import (
     NoLiveClientError,
     RunnerProtocol,
     parse_meta,
+    parse_steps,
 )
 from ndif.runtime.frames import MAX_TEXT
+from ndif.schema.step import RUNNER, Step
 
 FRAME = 256
 """Bytes that an empty streamed frame counts for."""
@@ -353,3 +355,53 @@ def test_a_cost_that_no_float_holds(name: str) -> None:
         ProtocolError, match="the execution time or the peak memory is not a valid number"
     ):
         parse_meta({"meta": meta})
+
+
+# What a run did, and when.
+
+
+def test_steps_of_a_run() -> None:
+    header = {"steps": [["prepare", 10.0, 10.5], ["execute", 10.5, 11.0], ["pack", 11.0, 12.0]]}
+    assert parse_steps(header, 9.0, 12.0) == [
+        Step("prepare", RUNNER, 10.0, 10.5),
+        Step("execute", RUNNER, 10.5, 11.0),
+        Step("pack", RUNNER, 11.0, 12.0),
+    ]
+    assert parse_steps({}, 9.0, 12.0) == []
+
+
+@pytest.mark.parametrize(
+    ("reported", "is_taken_as"),
+    [((0.0, 99.0), (9.0, 12.0)), ((99.0, 0.0), (12.0, 12.0)), ((11.0, 10.0), (11.0, 11.0))],
+)
+def test_no_step_is_outside_of_its_run(
+    reported: tuple[float, float], is_taken_as: tuple[float, float]
+) -> None:
+    (step,) = parse_steps({"steps": [["execute", *reported]]}, 9.0, 12.0)
+    assert step == Step("execute", RUNNER, *is_taken_as)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        None,
+        1,
+        "steps",
+        {"execute": 1},
+        [[]],
+        ["execute"],
+        [["execute", 1.0]],
+        [["execute", 1.0, 2.0, 3.0]],
+        [["another", 1.0, 2.0]],
+        [[1, 1.0, 2.0]],
+        [[["execute"], 1.0, 2.0]],
+        [["execute", "1", 2.0]],
+        [["execute", True, 2.0]],
+        [["execute", float("nan"), 2.0]],
+        [["execute", 1.0, float("inf")]],
+        [["execute", 1.0, 2.0]] * 4,
+    ],
+)
+def test_no_steps(steps: Any) -> None:
+    with pytest.raises(ProtocolError, match="step"):
+        parse_steps({"steps": steps}, 9.0, 12.0)

@@ -169,6 +169,11 @@ class RayServer:
             raise
         return self
 
+    def worker_logs(self) -> str:
+        """All that the actors of this cluster have logged."""
+        logs = sorted((self._folder / "r" / "session_latest" / "logs").glob("worker-*"))
+        return "\n".join(log.read_text(errors="replace") for log in logs)
+
     def __exit__(self, *_: object) -> None:
         for node in reversed(self._nodes):
             node.kill()

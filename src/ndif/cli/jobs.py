@@ -73,7 +73,7 @@ def list_(server: ServerClient, as_json: bool, limit: int) -> None:
 def cancel(server: ServerClient, as_json: bool, job_id: str) -> None:
     """End a job that waits or runs. JOB_ID may be the beginning of one."""
     if server.is_user:
-        found = _whole(server, job_id)
+        found = whole_id(server, job_id)
         answer = server.delete(f"/request/{found}")
     else:
         answer = server.post("/admin/kill", {"request_id": job_id})
@@ -96,7 +96,7 @@ def result(server: ServerClient, as_json: bool, job_id: str, output: Path) -> No
 
     The file is what nnsight's client downloads: `torch.load` reads it, after zstd if it is compressed.
     """
-    found = _whole(server, job_id)
+    found = whole_id(server, job_id)
     response = server.get(f"/response/{found}")
     if response["status"] != "COMPLETED":
         raise CommandError(
@@ -116,7 +116,7 @@ def _jobs(server: ServerClient, limit: int) -> list[dict[str, Any]]:
     return found
 
 
-def _whole(server: ServerClient, job_id: str) -> str:
+def whole_id(server: ServerClient, job_id: str) -> str:
     """Return the one id that begins with what was given, or else that."""
     found = matching_ids(job_id, (job["id"] for job in _jobs(server, 1000)))
     if len(found) > 1:

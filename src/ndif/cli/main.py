@@ -36,6 +36,7 @@ _COMMANDS = {
     "status": "Show machines, models and replicas.",
     "stop": "Stop the server.",
     "tiers": "Say what keys may do.",
+    "trace": "Show what became of one job, step by step.",
     "usage": "Show what users, models or days add up to.",
     "users": "Show the users who have keys.",
     "version": "Print the version, or with --all those of what it works with.",

@@ -79,9 +79,11 @@ def unread(environ: Iterable[str]) -> list[str]:
     read = {*known, *(f"{prefix}{name}" for name in _CLIENT_VARIABLES)}
 
     def reason(name: str) -> str:
-        near = get_close_matches(name, known, 1, cutoff=0.75)
+        # What every variable begins with makes none of them alike.
+        bare = [each.removeprefix(prefix) for each in known]
+        near = get_close_matches(name.upper().removeprefix(prefix), bare, 1, cutoff=0.75)
         return _REPLACED.get(name.removeprefix(prefix)) or (
-            f"did you mean {near[0]}?"
+            f"did you mean {prefix}{near[0]}?"
             if near
             else "`ndif info --config` lists the variables that are."
         )

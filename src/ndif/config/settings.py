@@ -218,6 +218,15 @@ class Settings(BaseSettings):
     of clients has them, too."""
     admin_host: str = "127.0.0.1"
     """With NDIF_ADMIN_PORT: name or address on which it listens."""
+    log_format: Literal["pretty", "json"] = "pretty"
+    """pretty: the log has lines for people. json: it has an object a line for programs, and one for each
+    step of a job."""
+    log_level: Literal["debug", "info", "warning"] = "info"
+    """Lowest level that is logged. With debug it has the steps of each job, and what the processes of
+    models print while blocks run."""
+    otlp_url: str = ""
+    """Collector that receives the steps of each job as spans by OTLP over HTTP, such as
+    http://collector:4318; empty for none. OTEL_EXPORTER_OTLP_HEADERS may have what it asks for."""
     log_max_bytes: Size = Field(default=64 * MiB, gt=0)
     """Size at which a log of the session is set aside and begun anew."""
     log_files: int = Field(default=4, ge=0)

@@ -17,7 +17,7 @@ _KEY = (
     '{"repo_id": "openai-community/gpt2", "revision": null, "task": "text-generation"}'
 )
 _VARIANT = f"{_KEY}@0.8"
-_REQUEST = "0d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21"
+A_JOB = _REQUEST = "0d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21"
 _REPLICA = "5f0c2a7d"
 _SOME_TIME = 1_785_000_000.0
 _GIB = 1024**3
@@ -425,6 +425,71 @@ class Jobs(BaseModel):
     model_config = _with({"jobs": [{**job, "user": "ada@example.org"} for job in OWN_JOBS]})
 
     jobs: list[Job]
+
+
+class TraceStep(BaseModel):
+    """A step of a job. Steps of different parts of the server overlap."""
+
+    model_config = _with()
+
+    name: str
+    by: str
+    """The part of the server that took it: gateway, queue, replica or runner."""
+    start: float
+    """Unix seconds, by the clock of the machine on which it was."""
+    end: float
+    """The present for a step that has not ended."""
+
+
+class OwnTrace(BaseModel):
+    """The steps of a job, as its user is told of them."""
+
+    model_config = _with()
+
+    id: str
+    model: str
+    """Repository, and the revision behind an `@` where one was named."""
+    generation: str
+    status: Status | Literal["ENDED"]
+    """ENDED: the process that ran it is gone."""
+    received: float
+    ended: float | None
+    """Null for a job that waits or runs."""
+    traceparent: str
+    """The trace of which the client's request was a part, as W3C Trace Context has it; empty for none."""
+    steps: list[TraceStep]
+    """In the order of their beginning."""
+
+
+OWN_TRACE: dict[str, Any] = {
+    "id": _REQUEST,
+    "model": "openai-community/gpt2",
+    "generation": "0.8",
+    "status": "COMPLETED",
+    "received": _SOME_TIME,
+    "ended": _SOME_TIME + 0.45,
+    "traceparent": "",
+    "steps": [
+        {"name": name, "by": by, "start": _SOME_TIME + start, "end": _SOME_TIME + end}
+        for name, by, start, end in (
+            ("receive", "gateway", -0.01, 0.0),
+            ("received", "queue", 0.0, 0.01),
+            ("queued", "queue", 0.01, 0.1),
+            ("running", "replica", 0.12, 0.43),
+            ("execute", "runner", 0.13, 0.42),
+            ("deliver", "queue", 0.43, 0.45),
+        )
+    ],
+}
+"""The steps of one job, for examples."""
+
+
+class Trace(OwnTrace):
+    """The steps of a job."""
+
+    model_config = _with({**OWN_TRACE, "user": "ada@example.org"})
+
+    user: str
 
 
 class UsageTotal(BaseModel):

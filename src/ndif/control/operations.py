@@ -27,7 +27,13 @@ from ndif.cluster.models import Model
 from ndif.config.short_ids import matching_ids
 from ndif.control import answers
 from ndif.control.control_plane import ControlPlane, Evicted, outcome_fields
-from ndif.control.status import describe_jobs, describe_queues, describe_server
+from ndif.control.status import (
+    describe_jobs,
+    describe_queues,
+    describe_server,
+    trace_of_record,
+    trace_of_request,
+)
 from ndif.errors import problems
 from ndif.placement.replica import DeploymentLevel
 from ndif.queue.callbacks.delivery import CallbackDelivery
@@ -462,6 +468,36 @@ class GetJobs(Operation):
         return {"jobs": [*unfinished, *(_job(each) for each in ended if each.id not in ids)]}
 
 
+class GetTrace(Operation):
+    """The steps of one job that waits, runs or has ended."""
+
+    model_config = _with({"job_id": answers.A_JOB, "user": "ada@example.org"})
+    name, event = "trace", "TRACE"
+    answer = answers.Trace
+
+    job_id: str = Field(pattern=_NO_NUL)
+    """The job's id, whole."""
+    user: str | None = Field(default=None, pattern=_NO_NUL)
+    """The user whose job it has to be; None: anybody's."""
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        if (held := control.dispatcher.lifecycle.steps_of(self.job_id)) is not None:
+            request, status, steps = held
+            found = trace_of_request(request, status, steps)
+        elif (record := await _read(control.usage.find(self.job_id))) is not None:
+            found = trace_of_record(record)
+        else:
+            found = None
+        # Of others nobody is told that there is one.
+        if found is None or self.user not in (None, found["user"]):
+            raise OperationError(
+                404,
+                f"There is no job {self.job_id[:_MAX_QUOTED]!r}, or its record is no longer kept.",
+            )
+        return found
+
+
 class GetUsage(Operation):
     """The jobs that have ended and their cost, by user, model or day."""
 
@@ -516,8 +552,9 @@ async def _read(reading: Awaitable[T]) -> T:
 
 
 def _job(record: JobRecord) -> Answer:
-    job = asdict(record)
-    del job["key"]
+    job = record.as_fields()
+    for name in ("key", "steps", "traceparent"):
+        del job[name]
     return job
 
 

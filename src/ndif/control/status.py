@@ -1,9 +1,10 @@
-"""Models, replicas and queues as JSON, for `/admin/status` and `/admin/queue`."""
+"""Models, replicas, queues and jobs as JSON, for `/admin/status`, `/admin/queue` and `/admin/trace`."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from ndif.cluster.controller import Controller
@@ -13,7 +14,11 @@ from ndif.cluster.status import describe_replica
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor
 from ndif.queue.replicas import ProcessorStatus
+from ndif.schema.job_record import JobRecord
 from ndif.schema.model_key import Variant
+from ndif.schema.request import Request
+from ndif.schema.status import Status
+from ndif.schema.step import Step
 
 
 def describe_server(controller: Controller, dispatcher: Dispatcher) -> dict[str, Any]:
@@ -147,3 +152,38 @@ def _requests(processor: Processor) -> dict[str, Any]:
         "running": running,
         "waiting": waiting,
     }
+
+
+def trace_of_request(request: Request, status: Status, steps: Iterable[Step]) -> dict[str, Any]:
+    """Return the steps of a job that has not ended, as JSON."""
+    return _trace(
+        id=request.id,
+        user=request.user,
+        model=request.model.repo_id,
+        generation=request.generation,
+        status=status.value,
+        received=request.received,
+        ended=None,
+        traceparent=request.traceparent,
+        steps=steps,
+    )
+
+
+def trace_of_record(record: JobRecord) -> dict[str, Any]:
+    """Return the steps of a job that has ended, as JSON."""
+    return _trace(
+        id=record.id,
+        user=record.user,
+        model=record.model,
+        generation=record.generation,
+        status=record.status,
+        received=record.received,
+        ended=record.ended,
+        traceparent=record.traceparent,
+        steps=record.steps,
+    )
+
+
+def _trace(*, steps: Iterable[Step], **fields: Any) -> dict[str, Any]:
+    in_order = sorted(steps, key=lambda step: (step.start, -step.end))
+    return {**fields, "steps": [step._asdict() for step in in_order]}

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from ndif.cluster.replica import ReplicaState
-from ndif.control.answers import OWN_JOBS, OwnJob
+from ndif.control.answers import OWN_JOBS, OWN_TRACE, OwnJob, OwnTrace
 from ndif.placement.replica import DeploymentLevel
 from ndif.schema.status import Status
 
@@ -59,6 +59,12 @@ class OwnJobs(BaseModel):
     model_config = _with({"requests": OWN_JOBS})
 
     requests: list[OwnJob]
+
+
+class OwnTraceAnswer(OwnTrace):
+    """The steps of a job of the caller."""
+
+    model_config = _with(OWN_TRACE)
 
 
 class Cancelled(BaseModel):

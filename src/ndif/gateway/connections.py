@@ -22,7 +22,7 @@ from websockets.http11 import Request
 from ndif.gateway.http_error import HttpError, written
 from ndif.gateway.incoming import MAX_ENVELOPE, Incoming, IncomingFullError
 from ndif.gateway.request_log import REQUEST_ID
-from ndif.telemetry.request_id import HEADER, RequestId, named, of
+from ndif.telemetry.request_id import HEADER, RequestId, named
 
 logger = logging.getLogger(__name__)
 
@@ -443,7 +443,7 @@ class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
             "a client at %s is disconnected: %s",
             _host(self.scope["client"]),
             reason,
-            extra={} if request_id is None else {"request": of(request_id)},
+            extra={} if request_id is None else {"request_id": request_id.text},
         )
 
 

@@ -1,4 +1,4 @@
-"""A user's own jobs: `GET /requests`, `DELETE /request/{id}` and `GET /usage`."""
+"""A user's own jobs: `GET /requests`, `GET /requests/{id}`, `DELETE /request/{id}` and `GET /usage`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
 from ndif.control.answers import Usage
-from ndif.control.operations import GetJobs, GetUsage, Kill, Operation, Perform
+from ndif.control.operations import GetJobs, GetTrace, GetUsage, Kill, Operation, Perform
 from ndif.errors import problems
-from ndif.gateway.answers import JOB_ID, Cancelled, OwnJobs
+from ndif.gateway.answers import JOB_ID, Cancelled, OwnJobs, OwnTraceAnswer
 from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.openapi import ApiRoute, Description, Parameter, answer
@@ -72,6 +72,14 @@ _USAGE = Description(
     refusals=_REFUSALS,
     needs="key",
 )
+_TRACE = Description(
+    "jobs",
+    "The steps of a job of one's own",
+    {200: answer(OwnTraceAnswer)},
+    parameters=(Parameter("id", "path", "The job's id.", JOB_ID),),
+    refusals={**_REFUSALS, 404: "The caller has no such job, or its record is no longer kept."},
+    needs="key",
+)
 _CANCEL = Description(
     "jobs",
     "End a job of one's own",
@@ -99,6 +107,7 @@ class JobRoutes:
         """Return the routes."""
         return [
             ApiRoute("/requests", self.requests, _REQUESTS),
+            ApiRoute("/requests/{id}", self.trace, _TRACE),
             ApiRoute("/usage", self.usage, _USAGE),
             ApiRoute("/request/{id}", self.cancel, _CANCEL, "DELETE"),
         ]
@@ -114,6 +123,13 @@ class JobRoutes:
             {name: value for name, value in job.items() if name != "user"} for job in answer["jobs"]
         ]
         return JSONResponse({"requests": jobs})
+
+    async def trace(self, http: Request) -> Response:
+        """Answer with the steps of one of the caller's jobs."""
+        account = await self._known(http)
+        found = await self.perform(GetTrace(job_id=job_id_of(http), user=account.user))
+        del found["user"]
+        return JSONResponse(found)
 
     async def usage(self, http: Request) -> Response:
         """Answer with the sums of the caller's jobs that have ended, by model or by day."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 import uuid
 from dataclasses import dataclass
 
@@ -29,16 +30,20 @@ from ndif.schema.model_key import ModelKey, explain_class
 from ndif.schema.request import Request, Submission, Wire
 from ndif.schema.response import Response as Update
 from ndif.schema.status import Status
+from ndif.schema.step import GATEWAY
 from ndif.stores.accounts import Account, Accounts, Caller
 from ndif.stores.broker import Broker
 from ndif.stores.responder import Responder
 from ndif.telemetry import metrics
+from ndif.telemetry.steps import Steps
 
 logger = logging.getLogger(__name__)
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ENVELOPE_GENERATIONS = frozenset({"0.8"})
 _NEWEST = "0.8"
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+"""Version 0 of the header: https://www.w3.org/TR/trace-context/"""
 _NO_CHANNEL = (
     "The connection for updates that this request names is not open, or somebody else opened it. Run the "
     "trace again; with blocking=False it needs no such connection."
@@ -148,11 +153,11 @@ class SubmitRoute:
 
     async def submit(self, http: HttpRequest) -> Response:
         """Accept a request and answer RECEIVED."""
-        caller = caller_of(http)
+        caller, began = caller_of(http), time.time()
         with self.incoming.open(caller.address) as unfinished:
             payload = IncomingPayload(self.broker.create_payload, unfinished)
             try:
-                return await self._submit(http, caller, payload, unfinished)
+                return await self._submit(http, caller, payload, unfinished, began)
             except BaseException as error:
                 payload.discard()
                 metrics.REFUSALS.labels(reason_of(error)).inc()
@@ -164,6 +169,7 @@ class SubmitRoute:
         caller: Caller,
         payload: IncomingPayload,
         unfinished: Unfinished,
+        began: float,
     ) -> Response:
         account = await self.accounts.account(caller)
         limits = self.quota.limits_of(account)
@@ -226,7 +232,11 @@ class SubmitRoute:
             gated=account.gated,
             max_result_bytes=limits.result_bytes,
             max_stored_bytes=limits.stored_bytes,
+            began=began,
+            traceparent=_traceparent(http),
         )
+        steps = Steps(request, GATEWAY)
+        steps.add("receive", began, request.received)
         received = Update(request.id, Status.RECEIVED, "Your job has been received.")
         if request.subscription_id is None:
             # A client that polls at once must find the job.
@@ -236,6 +246,7 @@ class SubmitRoute:
         )
         metrics.SUBMITTED_BYTES.labels(wire.value).observe(len(submission.payload))
         logger.info("job %s is accepted", request.id)
+        steps.add("submit", request.received)
         return JSONResponse(wires.fields(request, received))
 
     async def _model(self, text: str, generation: str, account: Account) -> ModelKey:
@@ -322,3 +333,9 @@ def _release(version: str) -> tuple[int, ...]:
     """Return the numbers that a version begins with; beyond all others if there are none."""
     found = re.match(r"\s*v?(\d{1,9}(?:\.\d{1,9})*)", version)
     return tuple(map(int, found[1].split("."))) if found else (10**9,)
+
+
+def _traceparent(http: HttpRequest) -> str:
+    """Return the trace that a request names; one that is not well formed is passed over."""
+    given = http.headers.get("traceparent", "")
+    return given if _TRACEPARENT.fullmatch(given) else ""

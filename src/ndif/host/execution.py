@@ -12,13 +12,14 @@ from typing import Any
 from ndif.config.settings import Settings
 from ndif.host.port import Respond
 from ndif.host.runner_handle import RunnerHandle
-from ndif.host.runner_protocol import Limits, RunnerProtocol, parse_meta
+from ndif.host.runner_protocol import Limits, RunnerProtocol, parse_meta, parse_steps
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response, StoredResult
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker, BrokerError, ClientLeftError
 from ndif.stores.objects import ObjectStore, Upload
 from ndif.stores.objects.port import result_key
+from ndif.telemetry.steps import current, step
 
 logger = logging.getLogger(__name__)
 
@@ -62,17 +63,19 @@ class Execution:
             has_live_client=request.subscription_id is not None,
         )
         until_begun: asyncio.Task[None] | None = None
-        began = 0.0
+        clock = _Clock()
         admitted = is_stored = False
         try:
-            payload = await self._broker.payload(request)
+            with step("payload"):
+                payload = await self._broker.payload(request)
             until_begun = runner.kill_if_frozen()
-            await runner.send(self._instructions(request), payload)
+            with step("send"):
+                await runner.send(self._instructions(request), payload)
             async for header, body in runner.frames(protocol.max_body_bytes):
                 match protocol.accept(header, body):
                     case "running":
                         until_begun.cancel()  # a block may sleep
-                        began = time.perf_counter()
+                        clock = _Clock()
                         started = "Your job has started running."
                         await respond(Response(request.id, Status.RUNNING, started))
                     case "log":
@@ -93,29 +96,33 @@ class Execution:
                             if refused := await self._refusal(request, len(body)):
                                 return refused
                             admitted = not request.trusted
-                            await self._objects.put(result_key(request.id), body)
+                            cost = clock.cost(header)
+                            with step("store"):
+                                await self._objects.put(result_key(request.id), body)
                             is_stored = True
-                            return self._stored(request, _cost(header, began), len(body))
+                            return self._stored(request, cost, len(body))
                         result = InlineResult(body, header.get("compressed") is True)
-                        meta, size = _cost(header, began), len(body)
+                        meta, size = clock.cost(header), len(body)
                         return Response(request.id, Status.COMPLETED, _DONE, result, meta, size)
                     case "spilled" if upload is not None:
                         if not request.trusted:
                             # The user must not get a file that the runner can still write to.
                             runner.kill()
                             await runner.exit_code(EXIT_PATIENCE_S)
+                        cost = clock.cost(header)
                         size = os.fstat(upload.fileno()).st_size
                         if refused := await self._refusal(request, size):
                             return refused
                         admitted = not request.trusted
-                        size = await upload.commit(result_key(request.id))
+                        with step("store"):
+                            size = await upload.commit(result_key(request.id))
                         is_stored = True
-                        return self._stored(request, _cost(header, began), size)
+                        return self._stored(request, cost, size)
                     case "error":
                         if header.get("ends") is True:
                             runner.kill()  # no other request may be given this runner
                         text = body.decode(errors="replace")
-                        return Response(request.id, Status.ERROR, text, meta=_cost(header, began))
+                        return Response(request.id, Status.ERROR, text, meta=clock.cost(header))
             return None
         finally:
             if until_begun is not None:
@@ -159,10 +166,20 @@ class Execution:
         return Response(request.id, Status.COMPLETED, _DONE, result, cost, size)
 
 
-def _cost(header: Mapping[str, Any], began: float) -> dict[str, float]:
-    """Return a run's reported memory, and its seconds by this process's clock, which no block can set."""
-    elapsed_s = round(time.perf_counter() - began, 6)
-    return {**parse_meta(header), "execution_time": elapsed_s}
+class _Clock:
+    """The time of one run, by this process's clocks, which no block can set."""
+
+    def __init__(self) -> None:
+        self._began, self._moment = time.perf_counter(), time.time()
+
+    def cost(self, header: Mapping[str, Any]) -> dict[str, float]:
+        """Return the run's reported memory and its seconds until now, and record its reported steps."""
+        cost = {**parse_meta(header), "execution_time": round(time.perf_counter() - self._began, 6)}
+        steps = parse_steps(header, self._moment, time.time())
+        if (recorded := current()) is not None:
+            for each in steps:
+                recorded.note(each)
+        return cost
 
 
 def announcement(request: Request) -> Response:

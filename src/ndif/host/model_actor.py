@@ -37,6 +37,7 @@ from ndif.stores.accounts import may_trust
 from ndif.stores.broker import Broker
 from ndif.stores.objects import DiskError, ObjectStore, ObjectStoreError
 from ndif.tasks import end
+from ndif.telemetry.steps import step
 
 logger = logging.getLogger(__name__)
 
@@ -309,7 +310,8 @@ class LocalModelActor:
         acquiring.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             either: set[asyncio.Future[Any]] = {acquiring, stopped}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            with step("acquire"):
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             runner = acquiring.result() if acquiring.done() else None
             if runner is None:
                 return Response(request.id, Status.ERROR, stopped.result())

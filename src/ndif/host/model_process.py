@@ -434,7 +434,10 @@ class ModelProcess:
                 return
             text = line.decode(errors="replace").rstrip()
             self._stderr.append(text)
-            logger.info("model process %s: %s", self.spec.checkpoint, text)
+            # Once it is loaded, a block may have written it.
+            level = logging.DEBUG if self._is_loaded else logging.INFO
+            fields = {"model": self.spec.checkpoint}
+            logger.log(level, "model process %s: %s", self.spec.checkpoint, text, extra=fields)
 
     def _why_it_ended(self) -> str:
         if self._is_frozen:

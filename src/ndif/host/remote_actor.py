@@ -57,7 +57,9 @@ class Jobs:
     `RequestLifecycle`, and answers the leader. Which job comes next is the leader's choice.
     """
 
-    def __init__(self, services: NodeServices) -> None:
+    def __init__(self, services: NodeServices, replica_id: str = "") -> None:
+        """Run jobs with these services; `replica_id` names the replica in the log."""
+        self._name = replica_id
         self._actor = services.actor
         self._channel = services.channel
         self._lifecycle = RequestLifecycle(services.broker, services.responder, Party.REPLICA)
@@ -133,7 +135,7 @@ class Jobs:
     async def _execute(self, request: Request) -> Answer:
         self._current = request
         try:
-            response = await self._lifecycle.dispatch(request, self._actor)
+            response = await self._lifecycle.dispatch(request, self._actor, self._name)
         except BrokerAwayError as error:
             await self._lifecycle.give_back(request)
             return {"away": str(error)}
@@ -154,6 +156,7 @@ def _answer(end: Response) -> Answer:
         "execution_time": end.execution_s,
         "peak_memory": end.peak_memory,
         "result_bytes": end.result_bytes,
+        "steps": end.steps,
     }
 
 
@@ -215,7 +218,10 @@ class RemoteActor:
     async def _start(self) -> Answer:
         try:
             services = await self.prepare()
-            self._actor, self._jobs = services.actor, Jobs(services)
+            self._actor, self._jobs = (
+                services.actor,
+                Jobs(services, self._said["place"].get("replica_id", "")),
+            )
             self._channel = services.channel
             if self._leader is not None:  # perhaps another one by now
                 self._channel.take_from(self._leader)

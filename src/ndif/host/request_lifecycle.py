@@ -26,11 +26,13 @@ from ndif.schema.job_record import JobRecord
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
+from ndif.schema.step import GATEWAY, Step
 from ndif.stores.broker.port import Broker, BrokerAwayError, BrokerError, ClientLeftError
 from ndif.stores.objects import ObjectStoreError
 from ndif.stores.responder import Responder
 from ndif.tasks import end, within
 from ndif.telemetry import metrics
+from ndif.telemetry.steps import Steps, fields_of, recording
 
 logger = logging.getLogger(__name__)
 _log = logging.getLogger("ndif.requests")
@@ -149,6 +151,7 @@ class _Life:
     """One request that this process holds."""
 
     request: Request
+    steps: Steps
     state: Status | None = None
     since: float = 0.0
     """Unix seconds from which it is in this state; at first, of its receipt."""
@@ -216,6 +219,14 @@ class RequestLifecycle:
         """Return True if a request is held, or ended not long ago."""
         return request_id in self._lives or request_id in self._ended
 
+    def steps_of(self, request_id: str) -> tuple[Request, Status, tuple[Step, ...]] | None:
+        """Return a request that is held, its state, and its steps up to now; None for any other."""
+        life = self._lives.get(request_id)
+        if life is None or life.state is None:
+            return None
+        now = Step(life.state.value.lower(), self.by.value, life.since, time.time())
+        return life.request, life.state, (*life.steps.all, now)
+
     def end_of(self, request_id: str) -> Response | None:
         """Return how a request ended here, without its result; None if it is not known to have ended."""
         return self._ended.get(request_id)
@@ -247,19 +258,26 @@ class RequestLifecycle:
         """
         if request.id in self._lives or request.id in self._ended:
             return False
-        life = _Life(request, since=request.received, losses=request.attempts)
+        steps = Steps(request, self.by.value)
+        # A replica is sent the request now; its client has waited since it sent it.
+        since = time.time() if self.by is Party.REPLICA else request.received
+        life = _Life(request, steps, since=since, losses=request.attempts)
+        if self.by is Party.QUEUE and request.began:
+            # The gateway has logged it, and hands it on with the request.
+            steps.extend([Step("receive", GATEWAY, request.began, request.received)])
         self._move(life, Event.CLAIM)
         self._lives[request.id] = life
         self._watch(life)
         return True
 
-    async def dispatch(self, request: Request, actor: ModelActor) -> Response:
+    async def dispatch(self, request: Request, actor: ModelActor, replica_id: str = "") -> Response:
         """Run a request on a replica and return its terminal response, which `complete` takes.
 
-        The errors of `ModelActor.run` say that the request did not run to its end. After an `EndedError`
-        `release` follows, after the others `give_back`.
+        `replica_id` names the replica in the log. The errors of `ModelActor.run` say that the request did
+        not run to its end. After an `EndedError` `release` follows, after the others `give_back`.
         """
         life = self._lives[request.id]
+        life.steps.replica = replica_id
         self._move(life, Event.DISPATCH)
         if self.by is Party.QUEUE:
             self.broker.note_attempts(request, life.losses + 1)
@@ -268,7 +286,8 @@ class RequestLifecycle:
         try:
             if life.cancelled is not None:
                 return Response(request.id, Status.ERROR, life.cancelled)
-            return await actor.run(request, partial(self._report_from_replica, request))
+            with recording(life.steps):
+                return await actor.run(request, partial(self._report_from_replica, request))
         except (BrokerAwayError, ClientLeftError, EndedError, ReplicaLostError):
             raise
         except (BrokerError, ObjectStoreError) as error:
@@ -326,6 +345,9 @@ class RequestLifecycle:
         life = self._leave_for_good(request, response)
         if life is None:
             return self._ended.get(request.id, response)
+        if self.by is Party.REPLICA:
+            # The process that leads may hear of the end by the very message that its client has.
+            response = replace(response, steps=life.steps.all)
         return await self._end(life, response)
 
     async def fail(self, request: Request, reason: str) -> None:
@@ -414,11 +436,15 @@ class RequestLifecycle:
 
     def _move(self, life: _Life, event: Event) -> None:
         before, life.state = life.state, next_state(life.state, event, self.by)
-        if self.by is Party.QUEUE and life.state is not before:
-            now = time.time()
-            left = Status.RECEIVED if before is None else before
+        if life.state is before:
+            return
+        now = time.time()
+        left = Status.RECEIVED if before is None else before
+        if self.by is Party.QUEUE:
             metrics.STATUS.labels(left.value).observe(max(0.0, now - life.since))
-            life.since = now
+        if before is not None or self.by is Party.QUEUE:
+            life.steps.add(left.value.lower(), life.since, now)
+        life.since = now
 
     def _leave_for_good(self, request: Request, response: Response) -> _Life | None:
         """Move a request to the state of its terminal response; return None if it has ended already."""
@@ -427,6 +453,7 @@ class RequestLifecycle:
             return None
         self._move(life, _ENDS[response.status])
         life.end = response
+        life.steps.extend(response.steps)
         return life
 
     def _follows(self, request_id: str, status: Status) -> bool:
@@ -538,6 +565,8 @@ class RequestLifecycle:
             if self.by is Party.QUEUE:
                 await self.broker.release(request)
             return self._remember(life, _undelivered(request))
+        if not response.delivered:
+            life.steps.add("deliver", life.since)
         return self._remember(life, replace(response, delivered=True))
 
     async def _deliver(self, request: Request, response: Response) -> None:
@@ -569,6 +598,7 @@ class RequestLifecycle:
                 except ObjectStoreError as error:
                     logger.warning("request %s: %s", life.request.id, error)
                 else:
+                    life.steps.add("deliver", life.since)
                     self._remember(life, replace(response, delivered=True))
                     return
         except Exception:
@@ -592,7 +622,8 @@ class RequestLifecycle:
         if self.by is Party.QUEUE:
             record = _record_of(life, response, time.time())
             metrics.job_ended(record, 0 if response is None else response.peak_memory)
-            _log.info("%s", _describe(record))
+            fields = {**fields_of(life.request), "status": record.status}
+            _log.info("%s", _describe(record), extra=fields)
             if not life.request.refusal:  # nobody signed whose it is
                 self.on_end(record)
 
@@ -631,6 +662,8 @@ def _record_of(life: _Life, response: Response | None, now: float) -> JobRecord:
         ended=now,
         execution_s=0.0 if response is None else response.execution_s,
         result_bytes=0 if response is None else response.result_bytes,
+        steps=life.steps.all,
+        traceparent=request.traceparent,
     )
 
 

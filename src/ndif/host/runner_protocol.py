@@ -5,6 +5,7 @@ Untrusted code may control a runner, so every frame is checked.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,12 +13,15 @@ from typing import Any
 
 from ndif.host.channel import ProtocolError
 from ndif.runtime.frames import MAX_TEXT
+from ndif.schema.step import RUNNER, Step
 from ndif.sizes import format_size
 
 _BEFORE_RUN = frozenset({"idle", "running"})
 _DURING_RUN = frozenset({"log", "spill", "result", "error"})
 _HYBRID = frozenset({"stream", "await upload"})
 _AFTER_SPILL = frozenset({"spilled", "error"})
+_STEPS = ("prepare", "execute", "pack")
+_STEP_FIELDS = 3
 _BURST_S = 10
 _TOO_LARGE = 1 << 63
 _FRAME_COST = 256
@@ -129,6 +133,26 @@ class RunnerProtocol:
                 "ran, the most that this server passes on (NDIF_MAX_STREAMED_BYTES), and was ended. Return "
                 "large values with .save()."
             )
+
+
+def parse_steps(header: Mapping[str, Any], began: float, ended: float) -> list[Step]:
+    """Return the reported steps of a run between these Unix times, or raise a `ProtocolError`.
+
+    A runner of untrusted code may report what it likes of its own request, but none that was not then.
+    """
+    reported = header.get("steps", ())
+    if not isinstance(reported, list | tuple) or len(reported) > len(_STEPS):
+        raise ProtocolError("a frame has more steps than a run")
+    steps = []
+    for each in reported:
+        if not isinstance(each, list) or len(each) != _STEP_FIELDS or each[0] not in _STEPS:
+            raise ProtocolError("a frame has a step that no run has")
+        if any(type(moment) is not float or not math.isfinite(moment) for moment in each[1:]):
+            raise ProtocolError("the times of a step are not valid numbers")
+        name, start, end = each
+        start = min(max(start, began), ended)
+        steps.append(Step(name, RUNNER, start, min(max(end, start), ended)))
+    return steps
 
 
 def parse_meta(header: Mapping[str, Any]) -> dict[str, float]:

@@ -22,9 +22,10 @@ from ndif.launch.services.ray import authentication
 from ndif.launch.services.redis import url_with_password
 from ndif.launch.services.service import ServiceError
 from ndif.net import STOP_SIGNALS, Http, StartError, answers, for_url
-from ndif.server.process_config import ProcessConfig, configure_logging
+from ndif.server.process_config import ProcessConfig
 from ndif.server.supervised import Supervisor
 from ndif.tasks import end
+from ndif.telemetry import logs
 
 _SERVER_START_TIMEOUT_S = 60
 
@@ -77,7 +78,7 @@ class Run:
         self, handlers: Iterable[logging.Handler], on_ready: Callable[[RunRecord], None]
     ) -> None:
         """Serve until told to stop, and call `on_ready` once it does; `handlers` receive the log, too."""
-        configure_logging([logging.FileHandler(self.log), *handlers])
+        logs.configure("server", self.options, [logging.FileHandler(self.log), *handlers])
         url, host, port, arguments = self._description()
         started = self._started
         admin = self.prepared.admin

@@ -488,7 +488,7 @@ class Processor:
         worker.run = Run(entry, asyncio.get_running_loop().time())
         try:
             self._load.running = max(self._load.running, len(self.replicas.runs))
-            response = await self._lifecycle.dispatch(entry.item, replica_.actor)
+            response = await self._lifecycle.dispatch(entry.item, replica_.actor, worker.id)
             ran_s = asyncio.get_running_loop().time() - worker.run.since
             self._run_times.measured(entry, ran_s)
             self.queue.settle(entry, ran_s)

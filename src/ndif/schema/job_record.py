@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ndif.schema.step import Step, steps_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +32,20 @@ class JobRecord:
     """Seconds that its block ran."""
     result_bytes: int
     """Size of its result, as it was sent or downloaded."""
+    steps: tuple[Step, ...] = ()
+    """The steps of its life that its processes recorded."""
+    traceparent: str = ""
+    """The trace of which its client's request was a part, as W3C Trace Context has it; empty for none."""
+
+    def as_fields(self) -> dict[str, Any]:
+        """Return the fields as JSON has them."""
+        # Named tuples are copied one by one otherwise.
+        return {name: getattr(self, name) for name in _NAMES}
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> JobRecord:
+        """Return the record of which these are the fields; raise a TypeError if some are not a record's."""
+        return cls(**{**fields, "steps": steps_from(fields.get("steps") or ())})
+
+
+_NAMES = tuple(field.name for field in fields(JobRecord))

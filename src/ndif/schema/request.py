@@ -78,7 +78,11 @@ class Request:
     """Maximum size of its user's stored results beside the server's own limits; None: there is no other."""
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     received: float = field(default_factory=time.time)
-    """Unix seconds."""
+    """Unix seconds at which all of it was there."""
+    began: float = 0.0
+    """Unix seconds at which its HTTP request began; 0 where that is not known."""
+    traceparent: str = ""
+    """The trace of which its client's request is a part, as W3C Trace Context has it; empty for none."""
     attempts: int = field(default=0, compare=False)
     """Runs that were cut short with the server, before this process claimed the request."""
     receipt: str = field(default="", compare=False)

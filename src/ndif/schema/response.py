@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ndif.schema.status import Status
+from ndif.schema.step import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class Response:
     """Size of the result, as it is sent or downloaded."""
     delivered: bool = False
     """True if the process that made the response has sent it to the client already."""
+    steps: tuple[Step, ...] = ()
+    """Steps that another process recorded of the request, on its terminal response. No client has them."""
 
     @property
     def execution_s(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
@@ -28,12 +29,16 @@ from ndif.queue.processor import QueuePolicy
 from ndif.schedule.expansion import LOCAL
 from ndif.schedule.source import ScheduleSource
 from ndif.schema.deployment import DeploymentConfig, OperationError
+from ndif.schema.job_record import JobRecord
 from ndif.schema.repositories import Repositories
 from ndif.schema.request import Request
 from ndif.stores.broker import Broker
 from ndif.stores.responder import Responder
 from ndif.stores.usage import UsageStore
 from ndif.tasks import end
+
+if TYPE_CHECKING:
+    from ndif.telemetry.traces import TraceExporter
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +78,7 @@ class Coordinator:
         self._broker = broker
         self._places = places
         self._usage = usage
+        self._traces = _open_traces(settings)
         self._runtimes = runtimes
         self._fleet = fleet
         self._callbacks = callbacks
@@ -102,7 +108,7 @@ class Coordinator:
             settings.line_patience,
         )
         self.dispatcher = Dispatcher(self.controller, broker, responder, policy)
-        self.dispatcher.lifecycle.on_end = usage.note
+        self.dispatcher.lifecycle.on_end = self._note_end
         is_scheduled = places and settings.schedule
         self.reconciler = Reconciler(
             self.controller,
@@ -152,9 +158,16 @@ class Coordinator:
         await self.fail_all()
         await self.dispatcher.stop()
         await self._usage.stop()
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
         await (self.controller.leave() if self._fleet.outlives else self.controller.stop())
         await self._evaluator.stop()
         self._callbacks.close()
+
+    def _note_end(self, record: JobRecord) -> None:
+        self._usage.note(record)
+        if self._traces is not None:
+            self._traces.note(record)
 
     async def bring_up(self, generation: str) -> list[Replica]:
         """Request the replicas of every known model, and return those that come."""
@@ -199,6 +212,15 @@ class Coordinator:
 async def _unmeasured(config: DeploymentConfig, generation: str) -> Measured:
     """Return a nominal size: without placement no size is needed."""
     return Measured(1)
+
+
+def _open_traces(settings: Settings) -> TraceExporter | None:
+    """Return what sends the spans of jobs; None if nothing does, and nothing is imported for it."""
+    if not settings.otlp_url:
+        return None
+    from ndif.telemetry.traces import TraceExporter
+
+    return TraceExporter(settings.otlp_url)
 
 
 def _bounds(settings: Settings) -> Bounds:

@@ -28,7 +28,6 @@ from ndif.server.heap import return_free_memory
 from ndif.server.process_config import (
     ProcessConfig,
     announce_up,
-    configure_logging,
     on_parent_exit,
 )
 from ndif.stores.accounts import open_accounts
@@ -39,6 +38,7 @@ from ndif.stores.leader import LeaderRpc, SharedCache
 from ndif.stores.objects import open_store
 from ndif.stores.responder import Responder
 from ndif.tasks import end
+from ndif.telemetry import logs
 
 
 def create(
@@ -109,9 +109,10 @@ def _stop() -> None:
 
 def main() -> None:
     """Serve until told to stop."""
-    configure_logging()
+    settings = Settings()
+    logs.configure("gateway", settings)
     return_free_memory()
-    uvloop.run(_serve(Settings(), Path(sys.argv[1]), parent_pipe=int(sys.argv[2])))
+    uvloop.run(_serve(settings, Path(sys.argv[1]), parent_pipe=int(sys.argv[2])))
 
 
 async def _serve(settings: Settings, file: Path, parent_pipe: int) -> None:

@@ -37,7 +37,6 @@ from ndif.server.heap import return_free_memory
 from ndif.server.process_config import (
     ProcessConfig,
     announce_up,
-    configure_logging,
     on_parent_exit,
 )
 from ndif.stores.broker import BrokerError
@@ -51,6 +50,7 @@ from ndif.stores.objects import ObjectStoreError, open_store
 from ndif.stores.responder import Responder
 from ndif.stores.usage import open_usage
 from ndif.tasks import end
+from ndif.telemetry import logs
 
 logger = logging.getLogger(__name__)
 
@@ -270,8 +270,9 @@ def main(kind: type[Leader] = Leader) -> None:
     file = Path(sys.argv[1])
     config = ProcessConfig.read(file)
     os.environ.update(config.ray_variables)  # before Ray is imported
-    configure_logging()
-    leader = kind(Settings(), config, partial(announce_up, file))
+    settings = Settings()
+    logs.configure("dispatcher", settings)
+    leader = kind(settings, config, partial(announce_up, file))
     return_free_memory()
     uvloop.run(_run(leader, parent_pipe=int(sys.argv[2])))
 

@@ -31,7 +31,8 @@ from ndif.server.embedded import Server
 from ndif.server.heap import return_free_memory
 from ndif.stores.broker import BrokerError
 from ndif.stores.objects.files import signing_key
-from ndif.telemetry.request_id import TERMINAL_FORMAT, name_requests
+from ndif.telemetry import logs
+from ndif.telemetry.request_id import TERMINAL_FORMAT
 
 _GENERATION = "0.8"
 """nnsight generation whose model process starts with the server; others start with their first client."""
@@ -64,14 +65,13 @@ class Local:
     def run(self) -> None:
         """Serve until interrupted."""
         console = Console(stderr=True)
-        logging.basicConfig(
-            level=logging.INFO if self.verbose else logging.WARNING,
-            handlers=[RichHandler(console=console, show_path=False)],
-            format=TERMINAL_FORMAT,
-        )
-        name_requests()
-        config = self.deployment()
         options = read()
+        handler = RichHandler(console=console, show_path=False)
+        handler.setFormatter(logging.Formatter(TERMINAL_FORMAT))
+        handlers = [handler] if options.log_format == "pretty" else None
+        level = logging.INFO if self.verbose else logging.WARNING
+        logs.configure("server", options, handlers, level)
+        config = self.deployment()
         if options.allow_pickled_weights is None:
             options = options.model_copy(update={"allow_pickled_weights": True})
         if self.sandbox:

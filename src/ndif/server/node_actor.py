@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +18,6 @@ from ndif.host.runtimes import Runtimes
 from ndif.net import with_password
 from ndif.placement.replica import DeploymentLevel, PlacedReplica
 from ndif.schema.deployment import DeploymentConfig
-from ndif.server.process_config import configure_logging
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.redis.job_channels import JobReceiver
 from ndif.stores.broker.signing import Signer
@@ -25,6 +25,7 @@ from ndif.stores.callbacks.redis import RedisCallbacks
 from ndif.stores.objects import open_store
 from ndif.stores.redis import retry
 from ndif.stores.responder import Responder
+from ndif.telemetry import logs
 
 
 class NodeActor(RemoteActor):
@@ -32,8 +33,10 @@ class NodeActor(RemoteActor):
 
     def __init__(self, said: Mapping[str, Any]) -> None:
         super().__init__(said)
-        # The actor has a process of its own, whose output its cluster keeps.
-        configure_logging()
+        # The actor has a process of its own, whose output its cluster keeps. What is wrong with the
+        # node's settings is said by `prepare`.
+        with contextlib.suppress(ValidationError):
+            logs.configure("replica", Settings())
 
     def runtimes(self, settings: Settings) -> Runtimes:
         """Return the runtimes of this node."""

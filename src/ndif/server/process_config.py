@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ndif.schema.deployment import DeploymentConfig
 from ndif.server.supervised import ProcessSpec
 from ndif.telemetry import metrics_folder
-from ndif.telemetry.request_id import LOG_FORMAT, name_requests
 
 GATEWAY_MODULE, LEADER_MODULE = "ndif.server.gateway_process", "ndif.server.leader"
 _UP = "up-"
-_VERBOSE_LIBRARIES = ("httpx", "httpcore")
 
 
 @dataclass(frozen=True)
@@ -113,11 +110,3 @@ def on_parent_exit(parent_pipe: int, stop: Callable[[], None]) -> None:
         stop()
 
     loop.add_reader(parent_pipe, closed)
-
-
-def configure_logging(handlers: Iterable[logging.Handler] | None = None) -> None:
-    """Log from level INFO on to `handlers`; by default to standard error, which the supervisor keeps."""
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, handlers=handlers, force=True)
-    name_requests()
-    for name in _VERBOSE_LIBRARIES:
-        logging.getLogger(name).setLevel(logging.WARNING)

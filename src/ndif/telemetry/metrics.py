@@ -69,6 +69,11 @@ CALLBACKS = Counter("ndif_callbacks", "Attempts to deliver a call-back.", ["outc
 RETENTION = Counter(
     "ndif_retention_deleted", "Stored objects whose time was over and that were deleted.", ["kind"]
 )
+LOST = Counter(
+    "ndif_telemetry_lost",
+    "Measurements and lines of the log that did not reach their store.",
+    ["destination"],
+)
 REQUESTS = Counter("ndif_http_requests", "HTTP requests.", ["route", "method", "status"])
 REQUEST_SECONDS = Histogram(
     "ndif_http_request_seconds",

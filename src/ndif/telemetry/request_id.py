@@ -67,16 +67,13 @@ class NameRequest(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """See `logging.Filter`."""
-        if not hasattr(record, "request"):
+        if not hasattr(record, "request_id"):
             found = _current.get()
             # A task that a request has started may go on for others.
-            record.request = of(found) if found is not None and found.is_open else ""
+            record.request_id = found.text if found is not None and found.is_open else ""
+        found_id = vars(record)["request_id"]
+        record.request = f" [{found_id}]" if found_id else ""
         return True
-
-
-def of(request_id: RequestId) -> str:
-    """Return a request's id as a log has it."""
-    return f" [{request_id.text}]"
 
 
 def name_requests(handlers: Sequence[logging.Handler] | None = None) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from ndif.schema.job_record import JobRecord
+from ndif.schema.step import GATEWAY, QUEUE, Step
 from ndif.stores.usage import MemoryUsage, Total, UsageAwayError, UsageStore
 from ndif.stores.usage.journal import JournaledUsage
 from tests.on_loop import on_loop
@@ -71,6 +72,22 @@ def usage(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
         else request.getfixturevalue("postgres").database()
     )
     return lambda: opened(JournaledUsage([url], tmp_path / "usage", 3600))
+
+
+@on_loop
+async def test_a_job_is_found_with_its_steps(usage: Open) -> None:
+    steps = (Step("receive", GATEWAY, 1.5, 2.25), Step("running", QUEUE, 2.25, 4.0))
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    one, other = record(steps=steps, traceparent=parent), record()
+    async with usage() as store:
+        for each in (one, other):
+            store.note(each)
+        assert await store.find(one.id) == one  # before it is stored, too
+        assert {each.id for each in await store.recent(None, 10)} == {one.id, other.id}
+        assert await store.find(one.id) == one
+        assert await store.find(other.id) == other
+        assert await store.find("another") is None
+        assert await store.find("x" * 1000) is None
 
 
 @on_loop

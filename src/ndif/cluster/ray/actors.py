@@ -38,6 +38,7 @@ from ndif.host.port import (
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
+from ndif.schema.step import steps_from
 from ndif.stores.broker import BrokerAwayError, ClientLeftError
 from ndif.stores.broker.encoding import encode_request
 from ndif.stores.broker.redis.job_channels import JobSender
@@ -297,6 +298,7 @@ class RayModelActor:
             meta={name: answer.get(name, 0) for name in ("execution_time", "peak_memory")},
             result_bytes=answer.get("result_bytes", 0),
             delivered=answer["delivered"],
+            steps=steps_from(answer.get("steps", ())),
         )
 
     def cancel(self, reason: str) -> None:

@@ -22,7 +22,7 @@ import numpy
 import torch
 import zstandard
 
-from ndif.runtime.frames import MAX_TEXT, Channel
+from ndif.runtime.frames import MAX_TEXT, Channel, Header
 from ndif.runtime.generations import BlockError, ClientStream, Generation, PayloadError
 from ndif.runtime.process import proc_files
 from ndif.runtime.process.cuda import Cuda, DeviceError
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from ndif.runtime.process.model_reset import ModelReset
     from ndif.runtime.process.reset import Reset
 
+_STEPS = ("prepare", "execute", "pack")
+_now = time.time  # whatever a block makes of the module
 _IDLE_S = 0.05
 """Seconds without a request after which the runner collects garbage, so that it delays no request."""
 
@@ -222,6 +224,7 @@ class Runner:
         self._channel.send({"kind": "running"})
         self._reset_peak()
         started = time.perf_counter()
+        moments = [_now()]
         logs = _LogStream(self._channel)
 
         def meta() -> dict[str, float | int]:
@@ -229,6 +232,10 @@ class Runner:
             peak = proc_files.peak_bytes() if self._driver is None else self._driver.peak_bytes()
             elapsed_s = time.perf_counter() - started
             return {"execution_time": round(elapsed_s, 6), "peak_memory": peak}
+
+        def steps() -> list[tuple[str, float, float]]:
+            ends = [*moments[1:], _now()]
+            return list(zip(_STEPS, moments, ends, strict=False))
 
         try:
             try:
@@ -240,6 +247,7 @@ class Runner:
                     if self._generation.prepare(header["env"]) and self._model_reset is not None:
                         # An adapter, and the weights that it brings, stay for the next such request.
                         self._model_reset.begin()
+                    moments.append(_now())
                     Runner.runs_block = True
                     saves = self._generation.run(payload, header["env"], stream, policy)
                     # Asynchronous work of the block may still fail.
@@ -248,14 +256,15 @@ class Runner:
                 Runner.runs_block = False
                 logs.finish()
             cost = meta()
+            moments.append(_now())
             values = self._generation.export(saves)
             result = Result(values, header["max_result"], header["max_inline"])
-            self._deliver(result, header, cost)
+            self._deliver(result, header, lambda: {"meta": cost, "steps": steps()})
         except BlockError as error:
             hint = self._limit_hint(error.traceback) + _memory_hint(error)
-            self._fail(error.traceback + hint, meta())
+            self._fail(error.traceback + hint, meta(), steps())
         except (PayloadError, ResultTooLargeError, ResultNotStoredError, DeviceError) as error:
-            self._fail(str(error), meta())
+            self._fail(str(error), meta(), steps())
         except (EOFError, ConnectionError):
             raise
         except Exception as error:
@@ -264,6 +273,7 @@ class Runner:
                 f"The block ran, but what it saved could not be sent: {reason}\n"
                 "Save tensors, numbers, text, or lists and dicts of them.",
                 meta(),
+                steps(),
             )
 
     def _synchronize(self) -> None:
@@ -278,12 +288,17 @@ class Runner:
         elif self._proc_files is not None:
             self._proc_files.reset_peak()
 
-    def _deliver(self, result: Result, header: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """Send a small result in a frame; write a large one into a file that the host provides."""
+    def _deliver(
+        self, result: Result, header: Mapping[str, Any], cost: Callable[[], Header]
+    ) -> None:
+        """Send a small result in a frame; write a large one into a file that the host provides.
+
+        `cost` returns the fields of the last frame that say what the run took until then.
+        """
         if result.content is not None:
             compress = header["compress_inline"]
             content = result.compressed() if compress else result.content
-            self._channel.send({"kind": "result", "compressed": compress, "meta": meta}, content)
+            self._channel.send({"kind": "result", "compressed": compress, **cost()}, content)
             return
         self._spilled = True
         self._channel.send({"kind": "spill", "size": result.size})
@@ -298,9 +313,11 @@ class Runner:
                 result.write(fds[0])
         finally:
             os.close(fds[0])
-        self._channel.send({"kind": "spilled", "meta": meta})
+        self._channel.send({"kind": "spilled", **cost()})
 
-    def _fail(self, text: str, meta: Mapping[str, Any]) -> None:
+    def _fail(
+        self, text: str, meta: Mapping[str, Any], steps: list[tuple[str, float, float]]
+    ) -> None:
         """Report an error to the user; raise DeviceError if a device's state in this process is lost."""
         lost: DeviceError | None = None
         try:
@@ -314,7 +331,8 @@ class Runner:
                 "Later requests have another."
             )
         body = text.encode(errors="replace")[:MAX_TEXT]
-        self._channel.send({"kind": "error", "meta": meta, "ends": lost is not None}, body)
+        fields = {"meta": meta, "steps": steps, "ends": lost is not None}
+        self._channel.send({"kind": "error", **fields}, body)
         if lost is not None:
             raise lost
 

@@ -13,11 +13,12 @@ from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
 from ndif.schema.status import Status
+from ndif.schema.step import steps_from
 
 _NUMBER = Struct(">Q")
 _DESCRIPTION = 200
 """Characters of a description that `encode_end` keeps."""
-_IF_SET = ("gated", "attempts", "max_result_bytes", "max_stored_bytes")
+_IF_SET = ("gated", "attempts", "max_result_bytes", "max_stored_bytes", "began", "traceparent")
 """Fields that most requests do not have: older versions refuse fields that they do not know."""
 _ELSEWHERE = {"payload", "model", "wire", "key", "digest", "refusal", *_IF_SET}
 _PLAIN = tuple(f.name for f in fields(Request) if f.name not in _ELSEWHERE)
@@ -103,6 +104,8 @@ def encode_end(response: Response) -> bytes:
             "peak_memory": response.peak_memory,
             "result_bytes": response.result_bytes,
         }
+    if response.steps:
+        record["steps"] = response.steps
     return _text(record).encode()
 
 
@@ -125,6 +128,7 @@ def decode_end(content: bytes) -> tuple[str, Response | None]:
         meta={name: record[name] for name in _META if name in record} or None,
         result_bytes=record.get("result_bytes", 0),
         delivered=True,
+        steps=steps_from(record.get("steps", ())),
     )
     return request_id, end
 

@@ -10,7 +10,6 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,7 +87,7 @@ class JournaledUsage:
         self._noted.set()
         if self._journal is not None:
             try:
-                os.write(self._journal, json.dumps(asdict(record)).encode() + b"\n")
+                os.write(self._journal, json.dumps(record.as_fields()).encode() + b"\n")
             except OSError as error:
                 logger.warning("job %s is recorded in memory alone: %s", record.id, error)
 
@@ -96,6 +95,11 @@ class JournaledUsage:
         """See `UsageStore.recent`."""
         await self._store()
         return await (await self._tables()).recent(user, limit)
+
+    async def find(self, job_id: str) -> JobRecord | None:
+        """See `UsageStore.find`."""
+        waiting = next((each for each in self._waiting if each.id == job_id), None)
+        return waiting or await (await self._tables()).find(job_id)
 
     async def totals(
         self, by: Group, since: date | None = None, user: str | None = None
@@ -184,5 +188,5 @@ def _parse(content: bytes) -> list[JobRecord]:
     found = []
     for line in content.splitlines():
         with contextlib.suppress(ValueError, TypeError):
-            found.append(JobRecord(**json.loads(line)))
+            found.append(JobRecord.of(json.loads(line)))
     return found

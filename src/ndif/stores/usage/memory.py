@@ -42,6 +42,10 @@ class MemoryUsage:
         found = (each for each in reversed(self._records.values()) if user in (None, each.user))
         return [record for record, _ in zip(found, range(limit), strict=False)]
 
+    async def find(self, job_id: str) -> JobRecord | None:
+        """See `UsageStore.find`."""
+        return self._records.get(job_id)
+
     async def totals(
         self, by: Group, since: date | None = None, user: str | None = None
     ) -> list[Total]:

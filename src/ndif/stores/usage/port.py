@@ -42,7 +42,13 @@ class UsageStore(Protocol):
         """Take the record of a job that has ended; it is stored later, in batches."""
 
     async def recent(self, user: str | None, limit: int) -> list[JobRecord]:
-        """Return the last jobs of a user, or of all, the newest first; raise a `UsageAwayError`."""
+        """Return the last jobs of a user, or of all, the newest first, perhaps without their steps.
+
+        Raise a `UsageAwayError` where they cannot be read.
+        """
+
+    async def find(self, job_id: str) -> JobRecord | None:
+        """Return the record of a job; None if there is none, or no longer. Raise a `UsageAwayError`."""
 
     async def totals(
         self, by: Group, since: date | None = None, user: str | None = None

@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from datetime import date
 from typing import Any
 
-from sqlalchemy import Table, delete, func, select
+from sqlalchemy import Row, Table, delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -27,6 +27,7 @@ from ndif.stores.usage.port import (
 )
 
 _FIELDS = tuple(field.name for field in fields(JobRecord))
+_LISTED = tuple(name for name in _FIELDS if name not in ("steps", "traceparent"))
 _SUMMED = ("jobs", "errors", "execution_s", "result_bytes")
 
 
@@ -42,7 +43,7 @@ class UsageTables:
         """Add the jobs that are not there yet, and what they cost to the sums."""
         # One command with several rows may not change one of them twice.
         records = {record.id: record for record in batch}
-        rows = [asdict(record) for record in records.values()]
+        rows = [record.as_fields() for record in records.values()]
         async with self._writing() as connection:
             added_ = _insert(connection, JOBS).values(rows)
             added_ = added_.on_conflict_do_nothing(index_elements=["id"]).returning(JOBS.c.id)
@@ -57,12 +58,19 @@ class UsageTables:
 
     async def recent(self, user: str | None, limit: int) -> list[JobRecord]:
         """See `UsageStore.recent`."""
-        chosen = select(*(JOBS.c[name] for name in _FIELDS)).order_by(JOBS.c.ended.desc())
+        chosen = select(*(JOBS.c[name] for name in _LISTED)).order_by(JOBS.c.ended.desc())
         if user is not None:
             chosen = chosen.where(JOBS.c.user == user)
         async with self._reading() as connection:
             rows = (await connection.execute(chosen.limit(limit))).all()
-        return [JobRecord(*row) for row in rows]
+        return [_record(row) for row in rows]
+
+    async def find(self, job_id: str) -> JobRecord | None:
+        """See `UsageStore.find`."""
+        chosen = select(*(JOBS.c[name] for name in _FIELDS)).where(JOBS.c.id == job_id)
+        async with self._reading() as connection:
+            row = (await connection.execute(chosen)).one_or_none()
+        return None if row is None else _record(row)
 
     async def totals(self, by: Group, since: date | None, user: str | None) -> list[Total]:
         """See `UsageStore.totals`."""
@@ -119,6 +127,10 @@ class UsageTables:
             await database.migrate()
             self._database = database
         return self._database
+
+
+def _record(row: Row[Any]) -> JobRecord:
+    return JobRecord.of(dict(row._mapping))
 
 
 def _insert(connection: AsyncConnection, table: Table) -> Any:

@@ -92,6 +92,9 @@ JOBS = Table(
     Column("ended", Double, nullable=False),
     Column("execution_s", Double, nullable=False),
     Column("result_bytes", BigInteger, nullable=False),
+    # Lists of a step's fields.
+    Column("steps", JSON(none_as_null=True)),
+    Column("traceparent", String(55), nullable=False, server_default=""),
     Index(None, "user", "ended"),
     Index(None, "ended"),
 )

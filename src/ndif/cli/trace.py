@@ -1,0 +1,88 @@
+"""`ndif trace`: the steps of one job, with their times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ndif.cli.jobs import as_user, whole_id
+from ndif.cli.output import console, show_json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ndif.cli.server_client import ServerClient
+
+_WIDTH = 40
+"""Characters of the longest bar."""
+_MS = 1000.0
+
+
+@click.command("trace")
+@click.argument("job_id")
+@as_user
+def command(server: ServerClient, as_json: bool, job_id: str) -> None:
+    """Show what became of a job that waits, runs or has ended. JOB_ID may be the beginning of one.
+
+    Each step has a bar in the time from the job's beginning to its end. Steps of the queue, of the
+    replica and of its runner overlap: the queue sends a job, the replica runs it.
+    """
+    found = whole_id(server, job_id)
+    if server.is_user:
+        trace = server.get(f"/requests/{found}")
+    else:
+        trace = server.post("/admin/trace", {"job_id": found})
+    if as_json:
+        show_json(trace)
+    else:
+        console().print(_rendered(trace))
+
+
+def _rendered(trace: Mapping[str, Any]) -> RenderableType:
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
+    steps = trace["steps"]
+    received = datetime.fromtimestamp(trace["received"], timezone.utc)
+    of = f" of {trace['user']}" if trace.get("user") else ""
+    title = Text(
+        f"{trace['id']}{of}: {trace['model']}, nnsight {trace['generation']}, "
+        f"received {received.isoformat(' ', 'milliseconds')}, {trace['status']}"
+    )
+    if not steps:
+        return Group(title, Text("No step of it is recorded."))
+    begin = min(step["start"] for step in steps)
+    end = max(step["end"] for step in steps)
+    made = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("step", "by"):
+        made.add_column(heading)
+    for heading in ("begins", "takes"):
+        made.add_column(heading, justify="right")
+    made.add_column("")
+    for step in steps:
+        made.add_row(
+            escape(step["name"]),
+            escape(step["by"]),
+            _milliseconds(step["start"] - begin),
+            _milliseconds(step["end"] - step["start"]),
+            bar(step["start"] - begin, step["end"] - begin, end - begin),
+        )
+    total = Text(f"{_milliseconds(end - begin)} in all")
+    return Group(title, made, total)
+
+
+def bar(start: float, end: float, whole_s: float) -> str:
+    """Return the bar of a step between two times of a whole of seconds: at least one character."""
+    scale = _WIDTH / max(whole_s, 1e-6)
+    first = min(int(start * scale), _WIDTH - 1)
+    last = max(first + 1, round(end * scale))
+    return " " * first + "█" * (last - first)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{max(0.0, seconds) * _MS:,.1f} ms"

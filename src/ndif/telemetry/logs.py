@@ -1,0 +1,76 @@
+"""The log of a process: lines for people, or JSON objects for programs, by `NDIF_LOG_FORMAT`.
+
+Every process of a server is set up here, so that one request can be followed through all of them by
+its id. Text that a user's block wrote is of level DEBUG at the most.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ndif.telemetry.request_id import LOG_FORMAT, name_requests
+
+if TYPE_CHECKING:
+    from ndif.config.settings import Settings
+
+STEPS = "ndif.steps"
+"""Logger of one event for each step of a job: in JSON, and in lines of level DEBUG."""
+_VERBOSE_LIBRARIES = ("alembic", "httpx", "httpcore")
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
+
+
+def configure(
+    process: str,
+    settings: Settings,
+    handlers: Iterable[logging.Handler] | None = None,
+    level: int | None = None,
+) -> None:
+    """Set this process's log up as the settings say; `process` is its name in each JSON object.
+
+    `handlers` receive it, those without a format of their own in the one of the settings; by default
+    standard error, which whoever started the process keeps. `level` replaces that of the settings.
+    """
+    is_json = settings.log_format == "json"
+    formatter = _json(process) if is_json else logging.Formatter(LOG_FORMAT)
+    chosen = [logging.StreamHandler()] if handlers is None else [*handlers]
+    for handler in chosen:
+        if handler.formatter is None:
+            handler.setFormatter(formatter)
+    lowest = _LEVELS[settings.log_level] if level is None else level
+    logging.basicConfig(level=lowest, handlers=chosen, force=True)
+    name_requests()
+    has_steps = is_json or lowest <= logging.DEBUG
+    logging.getLogger(STEPS).setLevel(logging.INFO if has_steps else logging.WARNING)
+    for name in _VERBOSE_LIBRARIES:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _json(process: str) -> logging.Formatter:
+    """Return a formatter of JSON objects; it is imported where it is wanted alone."""
+    from pythonjsonlogger.core import RESERVED_ATTRS
+    from pythonjsonlogger.json import JsonFormatter
+
+    class Json(JsonFormatter):
+        """One object a line: time, level, logger, process, message, and the fields of the event."""
+
+        def add_fields(
+            self,
+            log_data: dict[str, Any],
+            record: logging.LogRecord,
+            message_dict: dict[str, Any],
+        ) -> None:
+            """See `JsonFormatter`. Fields that a record lacks are left out."""
+            super().add_fields(log_data, record, message_dict)
+            if not log_data.get("request_id"):
+                log_data.pop("request_id", None)
+
+    return Json(
+        ["levelname", "name", "message"],
+        rename_fields={"levelname": "level", "name": "logger", "exc_info": "traceback"},
+        static_fields={"process": process, "pid": os.getpid()},
+        reserved_attrs=[*RESERVED_ATTRS, "request"],
+        timestamp="time",
+    )

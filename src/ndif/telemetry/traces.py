@@ -1,0 +1,141 @@
+"""The steps of jobs that have ended as spans, sent to a collector by OTLP over HTTP.
+
+The process that leads has all steps of a job at its end, those of other processes among them, so it alone
+sends spans. A job's id, without its hyphens, is the id of its trace, unless its client named another one.
+Sources: https://opentelemetry.io/docs/specs/otlp/ and https://www.w3.org/TR/trace-context/
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Iterator, Sequence
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
+from opentelemetry.trace.status import Status, StatusCode
+
+from ndif import __version__
+from ndif.schema.job_record import JobRecord
+from ndif.schema.step import PARTS, Step
+from ndif.telemetry.shipper import Shipper, ShippingPolicy, UnavailableError
+
+_PATH = "/v1/traces"
+_TIMEOUT_S = 5.0
+_POLICY = ShippingPolicy(max_waiting=10_000, max_batch=200)
+"""In jobs, each of some kilobytes."""
+_NS = 1_000_000_000
+_SAMPLED = 1
+
+
+class TraceExporter:
+    """Sends the spans of jobs from a background thread; a collector that is away costs spans, and no job.
+
+    Headers and certificates are those of the variables that OpenTelemetry has for them, such as
+    `OTEL_EXPORTER_OTLP_HEADERS`.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Send to the collector at `url`, as http://collector:4318."""
+        endpoint = f"{url.rstrip('/').removesuffix(_PATH)}{_PATH}"
+        self._exporter = OTLPSpanExporter(endpoint, timeout=_TIMEOUT_S)
+        self._shipper: Shipper[JobRecord] = Shipper("otlp", self._send, _POLICY)
+
+    def note(self, record: JobRecord) -> None:
+        """Take a job that has ended."""
+        self._shipper.put(record)
+
+    def close(self) -> None:
+        """Send what waits, if that takes no more than a moment."""
+        self._shipper.close()
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
+    def _send(self, batch: Sequence[JobRecord]) -> None:
+        spans = [span for record in batch for span in spans_of(record)]
+        if spans and self._exporter.export(spans) is not SpanExportResult.SUCCESS:
+            raise UnavailableError("the collector does not take them")
+
+
+def spans_of(record: JobRecord) -> Iterator[ReadableSpan]:
+    """Yield a span for a job and one for each of its steps; none if its client asked for no trace.
+
+    A step is within the step of an earlier part of the server in which it began.
+    """
+    trace_id, parent_id, flags = _parent(record)
+    if not flags & _SAMPLED:
+        return
+    whole = Step(
+        "job",
+        "server",
+        min([record.received, *(step.start for step in record.steps)]),
+        max([record.ended, *(step.end for step in record.steps)]),
+    )
+    remote = parent_id and SpanContext(
+        trace_id, parent_id, is_remote=True, trace_flags=TraceFlags(flags)
+    )
+    root = _context(trace_id)
+    attributes = {
+        "ndif.job": record.id,
+        "ndif.model": record.model,
+        "ndif.nnsight": record.generation,
+        "ndif.status": record.status,
+    }
+    code = StatusCode.OK if record.status == "COMPLETED" else StatusCode.ERROR
+    yield _span(whole, root, remote or None, attributes, Status(code))
+    contexts = {step: _context(trace_id) for step in record.steps}
+    for step, context in contexts.items():
+        above = [each for each in contexts if _holds(each, step)]
+        nearest = min(above, key=lambda each: each.took_s, default=None)
+        parent = root if nearest is None else contexts[nearest]
+        yield _span(step, context, parent, {"ndif.job": record.id}, Status())
+
+
+def _parent(record: JobRecord) -> tuple[int, int, int]:
+    """Return the ids of a job's trace and of the span above it, 0 for none, and the trace's flags."""
+    if not record.traceparent:
+        return uuid.UUID(record.id).int, 0, _SAMPLED
+    _, trace_id, span_id, flags = record.traceparent.split("-")
+    return int(trace_id, 16), int(span_id, 16), int(flags, 16)
+
+
+def _context(trace_id: int) -> SpanContext:
+    span_id = random.getrandbits(64) or 1
+    return SpanContext(trace_id, span_id, is_remote=False, trace_flags=TraceFlags(_SAMPLED))
+
+
+def _holds(outer: Step, inner: Step) -> bool:
+    """Return True if `inner` is of a later part of the server, and began within `outer`."""
+    is_later = PARTS.index(outer.by) < PARTS.index(inner.by)
+    return is_later and outer.start <= inner.start < outer.end
+
+
+def _span(
+    step: Step,
+    context: SpanContext,
+    parent: SpanContext | None,
+    attributes: dict[str, str],
+    status: Status,
+) -> ReadableSpan:
+    start = int(step.start * _NS)
+    return ReadableSpan(
+        step.name,
+        context,
+        parent,
+        _RESOURCES[step.by],
+        attributes,
+        kind=SpanKind.SERVER if step.by == "server" else SpanKind.INTERNAL,
+        status=status,
+        start_time=start,
+        end_time=max(start, int(step.end * _NS)),
+    )
+
+
+_RESOURCES = {
+    by: Resource(
+        {"service.namespace": "ndif", "service.name": name, "service.version": __version__}
+    )
+    for by, name in (("server", "ndif"), *((part, f"ndif-{part}") for part in PARTS))
+}

@@ -1,0 +1,87 @@
+"""The log of a process, in both forms, as another process reads it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+PROGRAM = """
+import logging, sys
+from ndif.config.settings import Settings
+from ndif.telemetry import logs
+from ndif.telemetry.request_id import RequestId, named
+logs.configure("gateway", Settings())
+log = logging.getLogger("ndif.example")
+log.debug("fine print")
+log.info("one\\ntwo %s", "\\u2603", extra={"job": "j", "duration_s": 0.5})
+with named(RequestId(["abc"])):
+    log.warning("named")
+try:
+    raise ValueError("wrong")
+except ValueError:
+    log.exception("it failed")
+logging.getLogger("httpx").info("GET http://secret")
+logging.getLogger("alembic.runtime").info("a plug-in")
+logging.getLogger(logs.STEPS).info("a step")
+"""
+
+
+def logged(**settings: str) -> list[str]:
+    """The lines of the program's standard error."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={"NDIF_" + name.upper(): value for name, value in settings.items()},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stderr.splitlines()
+
+
+def objects(**settings: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in logged(log_format="json", **settings)]
+
+
+def test_an_event_is_an_object_of_one_line() -> None:
+    first, named, failed, step = objects()
+    assert first.pop("pid") > 0
+    moment = first.pop("time")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+\+00:00", moment)
+    assert first == {
+        "level": "INFO",
+        "logger": "ndif.example",
+        "process": "gateway",
+        "message": "one\ntwo ☃",
+        "job": "j",
+        "duration_s": 0.5,
+    }
+    assert (named["message"], named["request_id"]) == ("named", "abc")
+    assert failed["message"] == "it failed"
+    assert failed["traceback"].startswith("Traceback")
+    assert failed["traceback"].endswith("ValueError: wrong")
+    assert step["logger"] == "ndif.steps"
+
+
+def test_lines_are_for_people() -> None:
+    lines = logged()
+    assert re.fullmatch(r"[-\d]+ [:,\d]+ INFO ndif\.example: one", lines[0])
+    assert re.fullmatch(r"[-\d]+ [:,\d]+ WARNING ndif\.example \[abc\]: named", lines[2])
+    assert not any("a step" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("level", "messages"),
+    [
+        ("debug", ["fine print", "one\ntwo ☃", "named", "it failed", "a step"]),
+        ("warning", ["named", "it failed"]),
+    ],
+)
+def test_what_is_below_the_level_is_left_out(level: str, messages: list[str]) -> None:
+    said = [each["message"] for each in objects(log_level=level)]
+    # Steps are events of their own: the format asks for them.
+    assert [message for message in said if message != "a step" or level == "debug"] == messages

@@ -1,0 +1,94 @@
+"""The steps of a request: recorded where it is served, and logged with whose they are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import pytest
+
+from ndif.schema.model_key import ModelKey
+from ndif.schema.request import Request, Wire
+from ndif.schema.step import GATEWAY, QUEUE, REPLICA, Step, steps_from
+from ndif.telemetry.logs import STEPS
+from ndif.telemetry.steps import Steps, current, recording, step
+from tests.on_loop import on_loop
+
+KEY = (
+    "nnsight.modeling.transformers.TransformersModel:" + '{"repo_id": "org/name", "revision": null}'
+)
+
+
+def a_request() -> Request:
+    model = ModelKey.parse(KEY)
+    return Request(model, "0.8", Wire.ENVELOPE, b"", False, "", key="0123456789abcdef", id="an-id")
+
+
+def test_a_block_is_a_step_also_if_it_fails() -> None:
+    steps = Steps(a_request(), QUEUE)
+    before = time.time()
+    with recording(steps), pytest.raises(ValueError, match="no"), step("store"):
+        raise ValueError("no")
+    (recorded,) = steps.all
+    assert (recorded.name, recorded.by) == ("store", REPLICA)
+    assert before <= recorded.start <= recorded.end <= time.time()
+    assert current() is None
+    with step("of nobody"):
+        pass
+    assert steps.all == (recorded,)
+
+
+@on_loop
+async def test_tasks_record_for_the_request_that_started_them() -> None:
+    async def work() -> None:
+        with step("acquire"):
+            await asyncio.sleep(0.01)
+
+    async def serve(steps: Steps) -> None:
+        with recording(steps):
+            await asyncio.create_task(work())
+
+    ours, theirs = Steps(a_request(), QUEUE), Steps(a_request(), QUEUE)
+    await asyncio.gather(serve(ours), serve(theirs))
+    assert [[each.name for each in steps.all] for steps in (ours, theirs)] == [["acquire"]] * 2
+
+
+def test_a_request_that_never_ends_has_its_first_and_its_last_steps() -> None:
+    steps = Steps(a_request(), QUEUE)
+    for number in range(1000):
+        steps.add(str(number), number, number + 1)
+    names = [int(each.name) for each in steps.all]
+    assert len(names) == 60
+    assert names[:20] == [*range(20)]
+    assert names[20:] == [*range(960, 1000)]
+
+
+def test_a_step_that_a_clock_set_back_takes_no_time() -> None:
+    assert Step("run", QUEUE, 10.0, 9.0).took_s == 0
+
+
+def test_steps_of_parts_that_this_version_has_not_are_left_out() -> None:
+    assert steps_from([["a", QUEUE, 1.0, 2.0], ["b", "a later part", 1.0, 2.0]]) == (
+        Step("a", QUEUE, 1.0, 2.0),
+    )
+
+
+def test_the_event_of_a_step_says_whose_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    steps = Steps(a_request(), GATEWAY)
+    steps.replica = "r1"
+    with caplog.at_level(logging.INFO, STEPS):
+        steps.add("receive", 1.0, 1.25)
+    (event,) = caplog.records
+    fields = {name: value for name, value in vars(event).items() if name in vars(event)}
+    said = {"job": "an-id", "model": "org/name", "nnsight": "0.8", "account": "0123456789ab"}
+    said |= {"step": "receive", "by": GATEWAY, "replica": "r1"}
+    assert {name: fields[name] for name in said} == said
+    assert fields["duration_s"] == 0.25
+    assert event.getMessage() == "job an-id: receive took 0.250 s"
+
+
+def test_there_is_no_event_where_none_is_wanted(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, STEPS):
+        Steps(a_request(), GATEWAY).add("receive", 1.0, 1.25)
+    assert not caplog.records
