@@ -269,22 +269,30 @@ def writing_to(store: Store, environment: dict[str, str]) -> Iterator[LocalServe
 
 def test_a_bad_store_costs_jobs_nothing(server_environment: dict[str, str]) -> None:
     with Store() as store, writing_to(store, server_environment) as server:
-        within(lambda: any(b"ModelLoadTimeMetric" in batch.body for batch in store.taken))
-        failed(server)  # the first one starts a process of its generation
-        for behaviour in (HANGS, HANGS_UP, 401, 404, 500, 400):
-            store.behaviour = behaviour
+
+        def has(text: str) -> bool:
+            return any(text.encode() in batch.body for batch in store.taken)
+
+        within(lambda: has("ModelLoadTimeMetric"), 120)
+        failed(server)  # the first job starts a process of its generation
+        outages = (HANGS, HANGS_UP, 401, 404, 500)
+        for behaviour in outages:
+            store.behaviour, asked = behaviour, store.asked
             began = time.monotonic()
-            failed(server)
+            job = failed(server)
             assert time.monotonic() - began < 10, behaviour
-            asked = store.asked
             within(lambda: store.asked > asked)  # noqa: B023 - it is waited for here
-            if behaviour == HANGS:
-                store.released.set()
-        store.behaviour = 204
-        job = failed(server)
-        within(lambda: any(job.encode() in batch.body for batch in store.taken), 60)
+            assert not has(job)
+            store.behaviour = 204
+            store.released.set()
+            within(lambda: has(job))  # noqa: B023
+        store.behaviour = 400
+        failed(server)
+        lines = 'ndif_telemetry_lost_total{destination="influxdb"}'
+        within(lambda: lines in httpx.get(f"{server.url}/metrics").text)
         said = "\n".join(server.output)
-        assert said.count("influxdb fails") <= 2, said  # before what was refused, and after
+        assert said.count("influxdb fails") == len(outages), said
+        assert said.count("influxdb refuses a batch") == 1, said
         # A store that hangs when the server stops makes it wait for a moment.
         store.behaviour = HANGS
         store.released.clear()
