@@ -26,10 +26,14 @@ ENGINES = {
     "stores/redis": "redis",
     "cluster/ray/": "ray",
     "launch/services/redis": "redis",
+    "telemetry/influxdb": "influxdb_client",
 }
 ENGINE_PACKAGES = tuple(sorted({name for names in ENGINES.values() for name in names.split()}))
 DATABASES = ("sqlalchemy", "alembic", "aiosqlite", "asyncpg")
-HEAVY = ("torch", "transformers", "nnsight", "ray", "redis", "obstore", *DATABASES)
+HEAVY = (
+    *("torch", "transformers", "nnsight", "ray", "redis", "obstore", "influxdb_client"),
+    *DATABASES,
+)
 SERVING = ("starlette", "pydantic", "uvicorn", "socketio")
 DANGEROUS = ("pickle", "cloudpickle", "dill", "marshal", "shelve", "torch", "joblib")
 

@@ -145,7 +145,7 @@ def test_a_variable_that_cannot_be_is_named(
         ("ndif_sanbox", "The variable ndif_sanbox is not read: did you mean NDIF_SANDBOX?"),
         ("NDIF_RAY_DASHBOARD_PORT", "a Ray head that this server starts has no dashboard."),
         ("NDIF_RAY_HEAD_PORT", "is not read: the port is a part of NDIF_RAY_ADDRESS."),
-        ("NDIF_COLOUR", "is not read: `ndif info --config` lists the variables that are."),
+        ("NDIF_WALLPAPER", "is not read: `ndif info --config` lists the variables that are."),
     ],
 )
 def test_a_variable_that_nothing_reads_is_told(name: str, says: str) -> None:

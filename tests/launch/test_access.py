@@ -102,6 +102,8 @@ def test_services_and_ray_s_nodes_do_not_have_its_secrets() -> None:
         "NDIF_DATABASE_URL": "1",
         "POSTGRES_PASSWORD": "2",
         "NDIF_CLUSTER_SECRET": "3",
+        "NDIF_INFLUXDB_URL": "4",
+        "NDIF_INFLUXDB_TOKEN": "5",
         "PATH": "/bin",
     }
     assert without_secrets(variables) == {"PATH": "/bin"}

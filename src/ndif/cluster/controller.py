@@ -382,10 +382,11 @@ class Controller:
             self._spawn(self._watch(replica), f"watch over {replica.placed.name}")
 
     async def _bring_up(self, replica: Replica, coming: Awaitable[None], source: str) -> None:
-        began, label = time.monotonic(), metrics.model_label(replica.model.config.repo_id)
+        began = time.monotonic()
         try:
             await coming
-            metrics.LOAD.labels(label, source).observe(time.monotonic() - began)
+            took_s = time.monotonic() - began
+            metrics.model_loaded(replica.model.config.repo_id, replica.generation, source, took_s)
             self._came_up(replica)
         except ActorError as error:
             if isinstance(error, DeviceError):

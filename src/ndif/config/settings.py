@@ -213,6 +213,13 @@ class Settings(BaseSettings):
     metrics_allow: str = ""
     """Networks, separated by commas, that may read GET /metrics without the operator's token, such as
     10.20.0.0/16. This machine may always."""
+    influxdb_url: SecretStr = SecretStr("")
+    """InfluxDB database that metrics are written to, as http://USER:PASSWORD@HOST:8086/DATABASE or https://…
+    Percent-escape special characters. InfluxDB 2 and 3 take NDIF_INFLUXDB_TOKEN instead of a user."""
+    influxdb_token: SecretStr = SecretStr("")
+    """Token that may write into the database of NDIF_INFLUXDB_URL."""
+    loki_url: SecretStr = SecretStr("")
+    """Grafana Loki that the log is sent to, as http://HOST:3100 or https://USER:PASSWORD@HOST."""
     admin_port: int | None = Field(default=None, ge=1, le=65535)
     """Port of the operator's routes, /admin/*, which the other port then does not have. Empty: the port
     of clients has them, too."""
@@ -224,9 +231,9 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning"] = "info"
     """Lowest level that is logged. With debug it has the steps of each job, and what the processes of
     models print while blocks run."""
-    otlp_url: str = ""
-    """Collector that receives the steps of each job as spans by OTLP over HTTP, such as
-    http://collector:4318; empty for none. OTEL_EXPORTER_OTLP_HEADERS may have what it asks for."""
+    otlp_url: SecretStr = SecretStr("")
+    """Collector that the steps of each job are sent to as spans, by OTLP over HTTP, as http://HOST:4318.
+    OTEL_EXPORTER_OTLP_HEADERS may have a token."""
     log_max_bytes: Size = Field(default=64 * MiB, gt=0)
     """Size at which a log of the session is set aside and begun anew."""
     log_files: int = Field(default=4, ge=0)
@@ -391,6 +398,30 @@ class Settings(BaseSettings):
             raise ValueError("is not like smtp://user:password@host:587; escape special characters")
         return secret
 
+    @field_validator("influxdb_url")
+    @classmethod
+    def _names_a_database(cls, secret: SecretStr) -> SecretStr:
+        text = secret.get_secret_value()
+        if text and not (_is_http(text) and urlsplit(text).path.strip("/")):
+            raise ValueError("is not like https://user:password@host:8086/database")
+        return secret
+
+    @field_validator("otlp_url")
+    @classmethod
+    def _names_a_collector(cls, secret: SecretStr) -> SecretStr:
+        text = secret.get_secret_value()
+        if text and not _is_http(text):
+            raise ValueError("is not like https://collector:4318")
+        return secret
+
+    @field_validator("loki_url")
+    @classmethod
+    def _names_a_log_store(cls, secret: SecretStr) -> SecretStr:
+        text = secret.get_secret_value()
+        if text and not _is_http(text):
+            raise ValueError("is not like https://user:password@host:3100")
+        return secret
+
     @field_validator("mail_from")
     @classmethod
     def _is_a_mail_address(cls, text: str) -> str:
@@ -443,6 +474,12 @@ class Settings(BaseSettings):
             raise ValueError("NDIF_SMTP_URL needs NDIF_MAIL_FROM")
         if mailgun and not self.mailgun_domain:
             raise ValueError("MAILGUN_API_KEY needs MAILGUN_DOMAIN")
+        if self.influxdb_token.get_secret_value() and (
+            urlsplit(self.influxdb_url.get_secret_value()).username is not None
+        ):
+            raise ValueError(
+                "NDIF_INFLUXDB_TOKEN and a user in NDIF_INFLUXDB_URL exclude each other"
+            )
         if self.autoscale_cooldown_s > self.autoscale_idle_s:
             raise ValueError(
                 "NDIF_AUTOSCALE_COOLDOWN_S must not be more than NDIF_AUTOSCALE_IDLE_S"
@@ -527,6 +564,16 @@ def split_secrets(text: str) -> tuple[str, ...]:
     if any(len(secret) < _SECRET_LENGTH for secret in found):
         raise ValueError(f"must have at least {_SECRET_LENGTH} characters")
     return found
+
+
+def _is_http(text: str) -> bool:
+    """Return True if a text is an HTTP address without query and fragment."""
+    try:
+        parts = urlsplit(text)
+        is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of the port
+        return False
+    return is_whole and not parts.query and not parts.fragment
 
 
 def _is_origin(text: str) -> bool:

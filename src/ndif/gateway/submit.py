@@ -244,7 +244,7 @@ class SubmitRoute:
         await self.broker.submit(
             request, most_of_key=limits.unfinished_jobs, most_of_model=limits.queue_depth
         )
-        metrics.SUBMITTED_BYTES.labels(wire.value).observe(len(submission.payload))
+        metrics.submitted(request)
         logger.info("job %s is accepted", request.id)
         steps.add("submit", request.received)
         return JSONResponse(wires.fields(request, received))

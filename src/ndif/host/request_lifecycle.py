@@ -441,7 +441,7 @@ class RequestLifecycle:
         now = time.time()
         left = Status.RECEIVED if before is None else before
         if self.by is Party.QUEUE:
-            metrics.STATUS.labels(left.value).observe(max(0.0, now - life.since))
+            metrics.status_left(life.request, left, max(0.0, now - life.since))
         if before is not None or self.by is Party.QUEUE:
             life.steps.add(left.value.lower(), life.since, now)
         life.since = now
@@ -649,12 +649,11 @@ def _times(number: int) -> str:
 def _record_of(life: _Life, response: Response | None, now: float) -> JobRecord:
     """Return the record of a request that has ended; with no response, nobody here knows how."""
     request = life.request
-    revision = request.model.revision
     return JobRecord(
         id=request.id,
         user=request.user,
         key=request.key,
-        model=request.model.repo_id + (f"@{revision}" if revision else ""),
+        model=request.model.name,
         generation=request.generation,
         status="ENDED" if response is None else response.status.value,
         received=request.received,

@@ -216,11 +216,12 @@ async def _unmeasured(config: DeploymentConfig, generation: str) -> Measured:
 
 def _open_traces(settings: Settings) -> TraceExporter | None:
     """Return what sends the spans of jobs; None if nothing does, and nothing is imported for it."""
-    if not settings.otlp_url:
+    url = settings.otlp_url.get_secret_value()
+    if not url:
         return None
     from ndif.telemetry.traces import TraceExporter
 
-    return TraceExporter(settings.otlp_url)
+    return TraceExporter(url)
 
 
 def _bounds(settings: Settings) -> Bounds:

@@ -34,6 +34,7 @@ from ndif.stores.callbacks import CALLBACKS, SqliteCallbacks
 from ndif.stores.objects import open_store
 from ndif.stores.responder import Responder
 from ndif.stores.usage import MemoryUsage, open_usage
+from ndif.telemetry import influxdb
 
 
 class Server:
@@ -153,6 +154,11 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        async with influxdb.writing(self._settings), self._running():
+            yield
+
+    @contextlib.asynccontextmanager
+    async def _running(self) -> AsyncIterator[None]:
         # Ends that have expired still tell the broker of what does not run again.
         await self._broker.start()
         await self._objects.start()

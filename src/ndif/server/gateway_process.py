@@ -38,7 +38,7 @@ from ndif.stores.leader import LeaderRpc, SharedCache
 from ndif.stores.objects import open_store
 from ndif.stores.responder import Responder
 from ndif.tasks import end
-from ndif.telemetry import logs
+from ndif.telemetry import influxdb, logs
 
 
 def create(
@@ -126,7 +126,8 @@ async def _serve(settings: Settings, file: Path, parent_pipe: int) -> None:
         gateway.announce_shutdown,
     )
     on_parent_exit(parent_pipe, server.stop)
-    await server.serve(sockets=[listening, *([] if admin is None else [admin])])
+    async with influxdb.writing(settings):
+        await server.serve(sockets=[listening, *([] if admin is None else [admin])])
 
 
 if __name__ == "__main__":

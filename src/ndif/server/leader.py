@@ -50,7 +50,7 @@ from ndif.stores.objects import ObjectStoreError, open_store
 from ndif.stores.responder import Responder
 from ndif.stores.usage import open_usage
 from ndif.tasks import end
-from ndif.telemetry import logs
+from ndif.telemetry import influxdb, logs
 
 logger = logging.getLogger(__name__)
 
@@ -262,7 +262,8 @@ async def _run(leader: Leader, parent_pipe: int) -> None:
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, leader.stopping.set)
     on_parent_exit(parent_pipe, leader.stopping.set)
-    await leader.run()
+    async with influxdb.writing(leader.settings):
+        await leader.run()
 
 
 def main(kind: type[Leader] = Leader) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ndif.config.settings import Settings
 
 STEPS = "ndif.steps"
-"""Logger of one event for each step of a job: in JSON, and in lines of level DEBUG."""
+"""Logger of one event for each step of a job: in JSON, for Loki, and in lines of level DEBUG."""
 _VERBOSE_LIBRARIES = ("alembic", "httpx", "httpcore")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 
@@ -35,17 +35,28 @@ def configure(
     """
     is_json = settings.log_format == "json"
     formatter = _json(process) if is_json else logging.Formatter(LOG_FORMAT)
-    chosen = [logging.StreamHandler()] if handlers is None else [*handlers]
+    chosen: list[logging.Handler] = [*([logging.StreamHandler()] if handlers is None else handlers)]
     for handler in chosen:
         if handler.formatter is None:
             handler.setFormatter(formatter)
+    if url := settings.loki_url.get_secret_value():
+        chosen.append(_loki(url, process))
     lowest = _LEVELS[settings.log_level] if level is None else level
     logging.basicConfig(level=lowest, handlers=chosen, force=True)
     name_requests()
-    has_steps = is_json or lowest <= logging.DEBUG
+    has_steps = is_json or bool(url) or lowest <= logging.DEBUG
     logging.getLogger(STEPS).setLevel(logging.INFO if has_steps else logging.WARNING)
     for name in _VERBOSE_LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _loki(url: str, process: str) -> logging.Handler:
+    """Return the handler that sends JSON objects to Loki; it is imported where there is one."""
+    from ndif.telemetry.loki import LokiHandler
+
+    handler = LokiHandler(url, process)
+    handler.setFormatter(_json(process))
+    return handler
 
 
 def _json(process: str) -> logging.Formatter:

@@ -1,7 +1,8 @@
 """The metrics that this server counts: names, labels and buckets, by Prometheus' conventions.
 
 Base units; no user, key, address or request is a label, so that their number does not grow with users.
-Each process counts for itself; those that share a port tell of each other (`metrics_folder.py`).
+Each process counts for itself; those that share a port tell of each other (`metrics_folder.py`). Functions
+of this file also give each event to whoever writes them to a store of time series (`measurements.py`).
 Source: https://prometheus.io/docs/practices/naming/
 """
 
@@ -12,7 +13,10 @@ from collections.abc import Mapping
 from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 
 from ndif.schema.job_record import JobRecord
+from ndif.schema.request import Request
 from ndif.schema.status import Status
+from ndif.telemetry import measurements
+from ndif.telemetry.measurements import measured
 
 # They would double the number of samples, and Prometheus reads none of them by default.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -69,11 +73,6 @@ CALLBACKS = Counter("ndif_callbacks", "Attempts to deliver a call-back.", ["outc
 RETENTION = Counter(
     "ndif_retention_deleted", "Stored objects whose time was over and that were deleted.", ["kind"]
 )
-LOST = Counter(
-    "ndif_telemetry_lost",
-    "Measurements and lines of the log that did not reach their store.",
-    ["destination"],
-)
 REQUESTS = Counter("ndif_http_requests", "HTTP requests.", ["route", "method", "status"])
 REQUEST_SECONDS = Histogram(
     "ndif_http_request_seconds",
@@ -85,6 +84,11 @@ SUBMITTED_BYTES = Histogram(
     "ndif_submitted_bytes", "Size of the payload of an accepted job.", ["wire"], buckets=_BYTES
 )
 REFUSALS = Counter("ndif_refusals", "Jobs that were not accepted.", ["reason"])
+LOST = Counter(
+    "ndif_telemetry_lost",
+    "Measurements, lines of the log and traces that did not reach their store.",
+    ["destination"],
+)
 WEBSOCKETS = Gauge("ndif_websockets", "Open WebSockets.", ["route"], multiprocess_mode="livesum")
 
 _ROUTES = frozenset(
@@ -106,18 +110,46 @@ def model_label(name: str) -> str:
     return name
 
 
+def submitted(request: Request) -> None:
+    """Count a job that was accepted, and the size of its payload."""
+    size = len(request.payload)
+    SUBMITTED_BYTES.labels(request.wire.value).observe(size)
+    tags = {**_tags_of(request), "wire": request.wire.value}
+    measured(measurements.SUBMISSION, tags, bytes=size, request_id=request.id)
+
+
+def status_left(request: Request, status: Status, seconds: float) -> None:
+    """Count the time that a job spent in a status, which it has left."""
+    STATUS.labels(status.value).observe(seconds)
+    tags = {**_tags_of(request), "status": status.value}
+    measured(measurements.STATUS, tags, seconds=float(seconds), request_id=request.id)
+
+
 def job_ended(record: JobRecord, peak_memory: int) -> None:
     """Count a job that has ended, and its peak memory in bytes, 0 if it is not known."""
     model = model_label(record.model)
+    tags = {"model": model, "generation": record.generation, "status": record.status}
     JOBS.labels(model, record.status).inc()
     if record.dispatched is not None:
         WAIT.labels(model).observe(max(0.0, record.dispatched - record.received))
     if record.execution_s:
         EXECUTION.labels(model).observe(record.execution_s)
+        took_s = float(record.execution_s)
+        measured(measurements.EXECUTION, tags, seconds=took_s, request_id=record.id)
     if record.status == Status.COMPLETED.value:
         RESULT_BYTES.labels(model).observe(record.result_bytes)
+        measured(measurements.RESULT, tags, bytes=record.result_bytes, request_id=record.id)
     if peak_memory:
         PEAK_MEMORY.labels(model).observe(peak_memory)
+        measured(measurements.GPU_MEMORY, tags, bytes=peak_memory, request_id=record.id)
+
+
+def model_loaded(model: str, generation: str, source: str, seconds: float) -> None:
+    """Count a replica that came up, from the `disk` or from the memory of the `cpu`."""
+    label = model_label(model)
+    LOAD.labels(label, source).observe(seconds)
+    tags = {"model": label, "generation": generation, "source": source}
+    measured(measurements.MODEL_LOAD, tags, seconds=float(seconds))
 
 
 def deleted(numbers: Mapping[str, int]) -> None:
@@ -130,3 +162,7 @@ def route_label(path: str) -> str:
     """Return the label of a request's path: its first part, if that is a route of this server."""
     first = path.split("/", 2)[1] if path.startswith("/") else ""
     return f"/{first}" if first in _ROUTES else OTHER
+
+
+def _tags_of(request: Request) -> dict[str, str]:
+    return {"model": model_label(request.model.name), "generation": request.generation}

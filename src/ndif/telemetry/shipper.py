@@ -94,9 +94,10 @@ class Shipper(Generic[Item]):
         is_last = False
         while not is_last:
             is_last = self._closing.wait(self._policy.interval_s)
+            self._count_lost()
             while batch := self._take():
                 self._deliver(batch)
-            self._count_lost()
+                self._count_lost()
 
     def _take(self) -> list[Item]:
         batch: list[Item] = []

@@ -26,7 +26,7 @@ from ndif.telemetry.shipper import Shipper, ShippingPolicy, UnavailableError
 _PATH = "/v1/traces"
 _TIMEOUT_S = 5.0
 _POLICY = ShippingPolicy(max_waiting=10_000, max_batch=200)
-"""In jobs, each of some kilobytes."""
+"""Numbers of jobs, each of some kilobytes."""
 _NS = 1_000_000_000
 _SAMPLED = 1
 

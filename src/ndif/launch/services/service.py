@@ -36,7 +36,13 @@ _INSTALL = {
 }
 REAPER = "ndif.launch.services.reaper"
 """Module that runs each service's program; its first argument is the service's name."""
-_SECRETS = frozenset(map(name_of, ("cluster_secret", "database_url", "postgres_password")))
+_SECRETS = frozenset(
+    name_of(field)
+    for field in (
+        *("cluster_secret", "database_url", "postgres_password"),
+        *("influxdb_url", "influxdb_token", "loki_url", "otlp_url"),
+    )
+)
 _MIN_FREE = 0.05
 """Part of a disk that must be free."""
 _REAPER_S = 10.0

@@ -1,0 +1,79 @@
+"""The HTTP address at which a store of metrics or logs takes batches."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import ssl
+from collections.abc import Mapping
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from urllib.parse import unquote, urlsplit
+
+from ndif.telemetry.shipper import RefusedError, UnavailableError
+
+_TIMEOUT_S = 10.0
+"""Seconds for the connection, and for each part of a request or answer."""
+_REFUSALS = (400, 413, 422)
+"""Statuses of batches that the store would not take later either."""
+_MAX_SAID = 300
+"""Bytes of an answer that the log repeats."""
+
+
+class Endpoint:
+    """An address that takes batches by POST, compressed with gzip.
+
+    Each batch has a connection of its own: one that is kept may have been closed by a proxy meanwhile.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        target: str,
+        content_type: str,
+        token: str = "",
+        timeout_s: float = _TIMEOUT_S,
+    ) -> None:
+        """Send to the path and query `target` at the scheme, credentials and host of `url`."""
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "", parts.port
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._target = target
+        self._timeout_s = timeout_s
+        self._shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        self._headers = {
+            "Content-Type": content_type,
+            "Content-Encoding": "gzip",
+            "Connection": "close",
+            **_authorization(parts.username, parts.password, token),
+        }
+
+    def post(self, content: bytes) -> None:
+        """Send a batch; raise `UnavailableError` or `RefusedError` if it is not taken."""
+        connection = self._connection()
+        try:
+            connection.request("POST", self._target, gzip.compress(content), self._headers)
+            answer = connection.getresponse()
+            said = answer.read(_MAX_SAID)
+        except (OSError, HTTPException) as error:
+            reason = str(error) or type(error).__name__
+            raise UnavailableError(f"{self._shown}: {reason}") from error
+        finally:
+            connection.close()
+        if answer.status // 100 != 2:
+            kind = RefusedError if answer.status in _REFUSALS else UnavailableError
+            text = said.decode(errors="replace").strip()
+            raise kind(f"{self._shown} answers {answer.status} {answer.reason}: {text!r}")
+
+    def _connection(self) -> HTTPConnection:
+        if self._tls is None:
+            return HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        return HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=self._tls)
+
+
+def _authorization(user: str | None, password: str | None, token: str) -> Mapping[str, str]:
+    if token:
+        return {"Authorization": f"Token {token}"}
+    if user is None:
+        return {}
+    pair = f"{unquote(user)}:{unquote(password or '')}".encode()
+    return {"Authorization": f"Basic {base64.b64encode(pair).decode()}"}

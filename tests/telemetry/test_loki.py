@@ -1,0 +1,209 @@
+"""Lines of the log on their way to Loki, in the form that its push API documents."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from ndif.config.settings import Settings
+from ndif.telemetry.loki import LokiHandler
+from ndif.telemetry.shipper import ShippingPolicy
+from tests.telemetry.store import HANGS, HANGS_UP, Store, within
+from tests.telemetry.test_metrics import sample
+
+POLICY = ShippingPolicy(100_000, 10_000, interval_s=0.02, first_pause_s=0.05, longest_pause_s=0.2)
+Entry = tuple[dict[str, str], int, str]
+
+
+@contextmanager
+def logging_to(
+    url: str, policy: ShippingPolicy = POLICY, name: str = "of-a-test"
+) -> Iterator[logging.Logger]:
+    """A logger of a process that is called `gateway`."""
+    handler = LokiHandler(url, "gateway", policy)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger(name)
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(handler)
+    try:
+        yield logger
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+
+
+def entries(store: Store) -> list[Entry]:
+    """The lines that a store has: labels, time and text."""
+    found = []
+    for batch in store.taken:
+        assert batch.target == "/loki/api/v1/push"
+        assert batch.headers["content-type"] == "application/json"
+        content: dict[str, Any] = json.loads(batch.body)
+        assert [*content] == ["streams"]
+        for stream in content["streams"]:
+            assert {*stream} == {"stream", "values"}
+            for moment, line in stream["values"]:
+                assert isinstance(moment, str)
+                found.append((stream["stream"], int(moment), line))
+    return found
+
+
+def test_lines_arrive_in_streams_of_their_level() -> None:
+    with Store() as store:
+        began = time.time_ns()
+        with logging_to(store.url, replace(POLICY, interval_s=60)) as logger:
+            logger.info("first %s", "ünï\n模型 🙂 \ud800")
+            logger.warning("second")
+            logger.info("third")
+            logger.log(5, "least")
+            logger.log(35, "in between")
+            logger.log(99, "most")
+        (batch,) = store.taken
+    streams = json.loads(batch.body)["streams"]
+    labels = [stream["stream"] for stream in streams]
+    assert labels == [
+        {"job": "ndif", "process": "gateway", "level": level}
+        for level in ("info", "warning", "critical")
+    ]
+    found = entries(store)
+    assert [line for _, _, line in found] == [
+        "INFO of-a-test: first ünï\n模型 🙂 \ud800",
+        "INFO of-a-test: third",
+        "WARNING of-a-test: second",
+        "Level 35 of-a-test: in between",
+        "Level 99 of-a-test: most",
+    ]
+    assert all(began - 10**6 <= moment <= time.time_ns() for _, moment, _ in found)
+    moments = [moment for _, moment, line in found if line.startswith("INFO")]
+    assert moments == sorted(moments)
+
+
+def test_a_line_that_is_too_long_is_cut() -> None:
+    with Store() as store:
+        with logging_to(store.url, ShippingPolicy(10**6, 10**6)) as logger:
+            logger.info("x" * 200_000)
+        ((_, _, line),) = entries(store)
+    assert len(line) == 64 << 10
+
+
+def test_user_and_path_of_the_url() -> None:
+    with Store() as store:
+        with logging_to(f"http://12:k%2Fey@127.0.0.1:{store.port}/proxy/") as logger:
+            logger.info("hello")
+        (batch,) = store.taken
+    assert batch.target == "/proxy/loki/api/v1/push"
+    assert batch.headers["authorization"] == "Basic MTI6ay9leQ=="
+
+
+def test_a_failing_store_causes_no_lines_to_itself(caplog: pytest.LogCaptureFixture) -> None:
+    """The handler is at the root, as a server has it."""
+    with Store(behaviour=500) as store, logging_to(store.url, name="") as logger:
+        logger.info("a line")
+        within(lambda: store.asked > 5)
+        assert caplog.text.count("loki fails") == 1
+        store.behaviour = 204
+        within(lambda: store.taken)
+        within(lambda: "loki works again" in caplog.text)
+        logger.info("another")
+        within(lambda: len(entries(store)) == 2)
+    found = [line for _, _, line in entries(store)]
+    assert found == ["INFO root: a line", "INFO root: another"]
+
+
+@pytest.mark.parametrize("behaviour", [HANGS, HANGS_UP, 401, 404, 429, 500])
+def test_a_bad_store_makes_nobody_wait_and_fills_no_memory(behaviour: int) -> None:
+    before = sample("ndif_telemetry_lost_total", destination="loki")
+    with Store(behaviour=behaviour) as store, logging_to(store.url) as logger:
+        took = []
+        for number in range(1000):
+            began = time.perf_counter()
+            logger.info("%d %s", number, "x" * 1000)
+            took.append(time.perf_counter() - began)
+        assert sorted(took)[len(took) // 2] < 0.001
+        (handler,) = (each for each in logger.handlers if isinstance(each, LokiHandler))
+        assert handler._shipper._size <= 100_000
+        within(lambda: store.asked)
+        store.behaviour = 204
+        store.released.set()
+        within(lambda: any(line.startswith("INFO of-a-test: 999 ") for *_, line in entries(store)))
+        arrived = len(entries(store))
+    lost = sample("ndif_telemetry_lost_total", destination="loki") - before
+    assert 0 < arrived < 200
+    assert arrived + lost == 1000
+
+
+def test_a_record_that_cannot_be_formatted_stops_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Store() as store:
+        with logging_to(store.url) as logger:
+            logger.propagate = False  # pytest's own handler raises
+            logger.info("%d", "no number")
+            logger.info("fine")
+            logger.propagate = True
+        assert [line for *_, line in entries(store)] == ["INFO of-a-test: fine"]
+    assert "Logging error" in capsys.readouterr().err
+
+
+PROCESS = """
+import logging, sys
+from ndif.telemetry.loki import LokiHandler
+logging.basicConfig(level=logging.INFO, handlers=[LokiHandler(sys.argv[1], "leader")])
+logging.info("the last words")
+"""
+
+
+def test_the_last_lines_of_a_process_arrive() -> None:
+    with Store() as store:
+        subprocess.run([sys.executable, "-c", PROCESS, store.url], check=True)
+        ((labels, _, line),) = entries(store)
+    assert labels == {"job": "ndif", "process": "leader", "level": "info"}
+    assert line == "INFO:root:the last words"
+
+
+def test_a_store_that_hangs_holds_up_the_end_of_a_process_for_a_moment() -> None:
+    with Store(behaviour=HANGS) as store:
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-c", PROCESS, store.url], check=True, timeout=30)
+        assert time.monotonic() - began < 10
+
+
+def test_many_threads_log_at_once() -> None:
+    with Store() as store:
+        with logging_to(store.url, ShippingPolicy(10**7, 10_000, interval_s=0.02)) as logger:
+
+            def log() -> None:
+                for number in range(200):
+                    logger.info("%s %d", threading.current_thread().name, number)
+
+            threads = [threading.Thread(target=log) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            within(lambda: len(entries(store)) == 1600)
+        assert len({line for *_, line in entries(store)}) == 1600
+
+
+@pytest.mark.parametrize(
+    "url", ["loki:3100", "ftp://loki", "http://loki:x", "http://", "http://loki?x=1"]
+)
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ValidationError, match="is not like https://user:password@host:3100"):
+        Settings(loki_url=url)
+
+
+def test_an_address_is_a_secret() -> None:
+    found = Settings(loki_url="https://12:hunter2@loki.example.org/")
+    assert "hunter2" not in repr(found)

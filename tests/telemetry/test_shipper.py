@@ -1,0 +1,298 @@
+"""The shipper: batches, losses and pauses, and stores that behave in every bad way."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ndif.telemetry.endpoint import Endpoint
+from ndif.telemetry.shipper import RefusedError, Shipper, ShippingPolicy, UnavailableError
+from tests.services.process import free_port
+from tests.telemetry.store import HANGS, HANGS_UP, SPEAKS_NO_HTTP, Store, within
+from tests.telemetry.test_metrics import sample
+
+POLICY = ShippingPolicy(100, 10, interval_s=0.02, first_pause_s=0.02, longest_pause_s=0.1)
+
+
+class Destination:
+    """Takes batches, or raises what it is told to."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.error: Exception | None = None
+        self.asked = 0
+
+    def send(self, batch: Sequence[int]) -> None:
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        self.batches.append([*batch])
+
+    @property
+    def items(self) -> list[int]:
+        return [item for batch in self.batches for item in batch]
+
+
+@contextmanager
+def shipping(
+    name: str, destination: Destination, policy: ShippingPolicy = POLICY
+) -> Iterator[Shipper[int]]:
+    shipper = Shipper[int](name, destination.send, policy)
+    try:
+        yield shipper
+    finally:
+        shipper.close()
+
+
+def lost(name: str) -> float:
+    return sample("ndif_telemetry_lost_total", destination=name)
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        record.getMessage() for record in caplog.records if record.name == "ndif.telemetry.shipper"
+    ]
+
+
+def test_items_arrive_in_order_and_in_batches() -> None:
+    destination = Destination()
+    with shipping("orderly", destination) as shipper:
+        for item in range(95):
+            shipper.put(item)
+        within(lambda: len(destination.items) == 95)
+    assert destination.items == [*range(95)]
+    assert max(map(len, destination.batches)) <= 10
+    assert lost("orderly") == 0
+
+
+def test_batches_are_full_by_the_size_of_their_items() -> None:
+    destination = Destination()
+    with shipping("sizes", destination, replace(POLICY, interval_s=0.2)) as shipper:
+        for item in range(6):
+            shipper.put(item, 5)
+        within(lambda: len(destination.items) == 6)
+    assert destination.batches == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_the_oldest_items_make_room_and_are_counted() -> None:
+    destination = Destination()
+    destination.error = UnavailableError("away")
+    with shipping("full", destination) as shipper:
+        shipper.put(-1)
+        within(lambda: destination.asked)
+        for item in range(1000):
+            shipper.put(item)
+        assert len(shipper._waiting) == 100
+        within(lambda: lost("full") == 900)
+        destination.error = None
+        within(lambda: len(destination.items) == 101)
+        shipper.put(7, 1000)  # one that never fits
+        within(lambda: lost("full") == 901)
+        shipper.put(8)
+        within(lambda: destination.items[-1] == 8)
+    assert destination.items == [-1, *range(900, 1000), 8]
+
+
+def test_the_log_has_one_line_for_each_change(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    destination = Destination()
+    with shipping("told", destination) as shipper:
+        for outage in (1, 2):
+            destination.error = UnavailableError("away")
+            shipper.put(outage)
+            asked = destination.asked
+            within(lambda: destination.asked > asked + 3)  # noqa: B023 - it is waited for here
+            destination.error = None
+            within(lambda: len(destination.items) == outage)  # noqa: B023
+    assert lines(caplog) == ["told fails, and is tried again: away", "told works again"] * 2
+    assert lost("told") == 0
+
+
+def test_a_batch_that_is_refused_is_dropped_and_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    destination = Destination()
+    with shipping("picky", destination) as shipper:
+        for number, error in enumerate(
+            (RefusedError("bad form"), ZeroDivisionError("a defect")), 1
+        ):
+            destination.error = error
+            shipper.put(0)
+            within(lambda: lost("picky") == number)  # noqa: B023
+        destination.error = None
+        shipper.put(1)
+        within(lambda: destination.items == [1])
+    (line,) = lines(caplog)
+    assert line.startswith("picky refuses a batch")
+    assert line.endswith("bad form")
+
+
+def test_a_defect_is_told_with_its_place(caplog: pytest.LogCaptureFixture) -> None:
+    destination = Destination()
+    destination.error = ZeroDivisionError("a defect")
+    with shipping("defect", destination) as shipper:
+        shipper.put(0)
+        within(lambda: lost("defect") == 1)
+    assert "ZeroDivisionError: a defect" in caplog.text
+
+
+def test_what_waits_is_sent_at_the_end() -> None:
+    destination = Destination()
+    with shipping("last", destination, replace(POLICY, interval_s=60)) as shipper:
+        for item in range(25):
+            shipper.put(item)
+    assert destination.items == [*range(25)]
+
+
+def test_a_store_that_fails_does_not_hold_up_the_end() -> None:
+    destination = Destination()
+    destination.error = UnavailableError("away")
+    policy = replace(POLICY, first_pause_s=60)
+    with shipping("gone", destination, policy) as shipper:
+        for item in range(25):
+            shipper.put(item)
+        within(lambda: destination.asked)
+        began = time.monotonic()
+    assert time.monotonic() - began < 1
+    assert lost("gone") == 25
+
+
+def test_a_store_that_hangs_holds_up_the_end_for_a_moment(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    release = threading.Event()
+    shipper = Shipper[int]("stuck", lambda _: release.wait() and None, POLICY)
+    shipper.put(0)
+    began = time.monotonic()
+    shipper.close(0.2)
+    assert 0.2 <= time.monotonic() - began < 1
+    assert lines(caplog) == ["The last items for stuck were not sent in time"]
+    release.set()
+
+
+def test_a_finalizer_may_put_an_item_while_its_thread_does() -> None:
+    destination = Destination()
+    with shipping("finalizers", destination, replace(POLICY, interval_s=60)) as shipper:
+
+        class Item:
+            def __del__(self) -> None:
+                shipper.put(1)
+
+        with shipper._lock:
+            Item()
+            gc.collect()
+    assert destination.items == [1]
+
+
+def test_putting_an_item_takes_microseconds() -> None:
+    destination = Destination()
+    destination.error = UnavailableError("away")
+    with shipping("quick", destination, ShippingPolicy(20_000, 2_000)) as shipper:
+        took = []
+        for item in range(30_000):
+            began = time.perf_counter()
+            shipper.put(item)
+            took.append(time.perf_counter() - began)
+    assert sorted(took)[len(took) // 2] < 20e-6
+
+
+@pytest.mark.parametrize(
+    "behaviour", [HANGS, HANGS_UP, SPEAKS_NO_HTTP, 301, 401, 404, 429, 500, 503]
+)
+def test_a_store_that_does_not_take_a_batch_gets_it_again(behaviour: int) -> None:
+    name = f"store {behaviour}"
+    with Store(behaviour=behaviour) as store:
+        endpoint = Endpoint(store.url, "/write", "text/plain", timeout_s=0.2)
+        shipper = Shipper[bytes](name, lambda batch: endpoint.post(b"".join(batch)), POLICY)
+        began = time.monotonic()
+        for number in range(300):
+            shipper.put(b"%d " % number)
+        assert time.monotonic() - began < 0.5
+        within(lambda: store.asked > 2)
+        within(lambda: lost(name) >= 190)
+        assert store.taken == []
+        store.behaviour = 204
+        within(lambda: store.taken and store.taken[-1].body.endswith(b"299 "))
+        shipper.close()
+    arrived = b"".join(batch.body for batch in store.taken).split()
+    assert arrived == sorted({*arrived}, key=int)
+    assert len(arrived) + lost(name) == 300
+
+
+@pytest.mark.parametrize("behaviour", [400, 413, 422])
+def test_a_batch_that_a_store_refuses_is_not_sent_again(
+    behaviour: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"store {behaviour}"
+    with Store(behaviour=behaviour) as store:
+        endpoint = Endpoint(f"http://ann:hunter2@127.0.0.1:{store.port}", "/write", "text/plain")
+        shipper = Shipper[bytes](name, lambda batch: endpoint.post(b"".join(batch)), POLICY)
+        shipper.put(b"x")
+        within(lambda: lost(name) == 1)
+        shipper.close()
+        assert store.asked == 1
+    assert f"http://127.0.0.1:{store.port} answers {behaviour}" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+def test_a_store_that_is_not_there_is_found_when_it_comes() -> None:
+    port = free_port()
+    endpoint = Endpoint(f"http://127.0.0.1:{port}", "/write", "text/plain")
+    shipper = Shipper[bytes]("absent", lambda batch: endpoint.post(b"".join(batch)), POLICY)
+    for number in range(300):
+        shipper.put(b"%d " % number)
+    within(lambda: lost("absent") >= 190)
+    with Store(port) as store:
+        within(lambda: store.taken and store.taken[-1].body.endswith(b"299 "))
+        shipper.close()
+
+
+def test_a_slow_store_gets_the_newest() -> None:
+    with Store(delay_s=0.2) as store:
+        endpoint = Endpoint(store.url, "/write", "text/plain")
+        shipper = Shipper[bytes]("slow", lambda batch: endpoint.post(b"".join(batch)), POLICY)
+        for number in range(300):
+            shipper.put(b"%d " % number)
+            time.sleep(0.001)
+        assert len(shipper._waiting) <= 100
+        within(lambda: store.taken and store.taken[-1].body.endswith(b"299 "))
+        shipper.close()
+        arrived = b"".join(batch.body for batch in store.taken).split()
+    assert len(arrived) + lost("slow") == 300
+
+
+def test_the_certificate_of_a_store_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-days", "2", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=DNS:localhost"),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate, key)
+    with Store(tls=tls) as store:
+        with pytest.raises(UnavailableError, match="certificate verify failed"):
+            Endpoint(f"https://localhost:{store.port}", "/write", "text/plain").post(b"x")
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        with pytest.raises(UnavailableError, match="verify failed: IP address mismatch"):
+            Endpoint(f"https://127.0.0.1:{store.port}", "/write", "text/plain").post(b"x")
+        assert store.asked == 0
+        Endpoint(f"https://localhost:{store.port}", "/write", "text/plain").post(b"x")
+        assert [batch.body for batch in store.taken] == [b"x"]
