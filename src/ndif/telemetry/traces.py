@@ -11,6 +11,7 @@ import random
 import uuid
 from collections.abc import Iterator, Sequence
 
+from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -41,7 +42,9 @@ class TraceExporter:
     def __init__(self, url: str) -> None:
         """Send to the collector at `url`, as http://collector:4318."""
         endpoint = f"{url.rstrip('/').removesuffix(_PATH)}{_PATH}"
-        self._exporter = OTLPSpanExporter(endpoint, timeout=_TIMEOUT_S)
+        self._exporter = OTLPSpanExporter(
+            endpoint, timeout=_TIMEOUT_S, compression=Compression.Gzip
+        )
         self._shipper: Shipper[JobRecord] = Shipper("otlp", self._send, _POLICY)
 
     def note(self, record: JobRecord) -> None:

@@ -1,0 +1,159 @@
+"""The steps of jobs as spans: their ids, parents and times, and a collector that takes or refuses them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import StatusCode
+
+from ndif.schema.step import GATEWAY, QUEUE, REPLICA, RUNNER, Step
+from ndif.telemetry.traces import TraceExporter, spans_of
+from tests.clients.harness import LocalServer
+from tests.conftest import NAME
+from tests.gateway.test_bad_input import send_old
+from tests.telemetry.store import HANGS, Store, within
+from tests.telemetry.test_metrics import a_record, sample
+
+ID = "0d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21"
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-"
+STEPS = (
+    Step("receive", GATEWAY, 9.5, 10.0),
+    Step("received", QUEUE, 10.0, 10.25),
+    Step("dispatched", QUEUE, 12.5, 13.0),
+    Step("running", REPLICA, 12.6, 12.9),
+    Step("execute", RUNNER, 12.7, 12.8),
+)
+
+
+def spans(**fields: str) -> dict[str, ReadableSpan]:
+    record = replace(a_record(**fields), id=ID, steps=STEPS)
+    return {span.name: span for span in spans_of(record)}
+
+
+def ids_of(span: ReadableSpan) -> tuple[int, int, int | None]:
+    """The ids of a span's trace, of itself and of the span above it."""
+    assert span.context is not None
+    return (
+        span.context.trace_id,
+        span.context.span_id,
+        None if span.parent is None else span.parent.span_id,
+    )
+
+
+def test_a_step_is_within_the_step_of_the_part_that_caused_it() -> None:
+    found = spans()
+    assert {ids_of(span)[0] for span in found.values()} == {uuid.UUID(ID).int}
+    own = {name: ids_of(span)[1] for name, span in found.items()}
+    assert len({*own.values()}) == 6
+    above = {name: ids_of(span)[2] for name, span in found.items()}
+    assert above == {
+        "job": None,
+        "receive": own["job"],
+        "received": own["job"],
+        "dispatched": own["job"],
+        "running": own["dispatched"],
+        "execute": own["running"],
+    }
+    job, run = found["job"], found["execute"]
+    assert (job.start_time, job.end_time) == (9_500_000_000, 13_000_000_000)
+    assert (run.start_time, run.end_time) == (12_700_000_000, 12_800_000_000)
+    assert job.status.status_code is StatusCode.OK
+    assert (job.attributes or {})["ndif.model"] == "org/name"
+    assert run.resource.attributes["service.name"] == "ndif-runner"
+
+
+def test_a_job_that_failed_is_an_error() -> None:
+    assert spans(status="ERROR")["job"].status.status_code is StatusCode.ERROR
+
+
+def test_a_client_may_name_the_trace_that_its_job_is_a_part_of() -> None:
+    found = spans(traceparent=PARENT + "01")
+    trace_id, _, above = ids_of(found["job"])
+    assert f"{trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
+    assert f"{above:016x}" == "b7ad6b7169203331"
+    assert {ids_of(span)[0] for span in found.values()} == {trace_id}
+    assert not spans(traceparent=PARENT + "00"), "its client traces nothing"
+
+
+def test_a_job_of_unknown_steps_is_one_span() -> None:
+    (span,) = spans_of(replace(a_record(), id=ID))
+    assert (span.start_time, span.end_time) == (10_000_000_000, 13_000_000_000)
+
+
+def lost() -> float:
+    return sample("ndif_telemetry_lost_total", destination="otlp")
+
+
+def test_a_collector_that_refuses_costs_spans_alone() -> None:
+    before = lost()
+    with Store(behaviour=400) as store:
+        exporter = TraceExporter(store.url)
+        exporter.note(replace(a_record(), id=ID))
+        exporter.close()
+        assert store.asked
+    assert lost() == before + 1
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Store]:
+    """A collector of traces."""
+    with Store() as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def traced(server_environment: dict[str, str], collector: Store) -> Iterator[LocalServer]:
+    """A server that sends spans to it."""
+    environment = {**server_environment, "NDIF_OTLP_URL": collector.url}
+    started = LocalServer(NAME, environment=environment)
+    try:
+        yield started.ready()
+    finally:
+        started.stop()
+
+
+def test_a_server_sends_a_trace_for_each_job(traced: LocalServer, collector: Store) -> None:
+    parent = PARENT + "01"
+    job = send_old(traced, traceparent=parent).json()["id"]
+    (batch,) = within(lambda: collector.taken)
+    assert batch.target == "/v1/traces"
+    assert batch.headers["content-type"] == "application/x-protobuf"
+    told = ExportTraceServiceRequest.FromString(batch.body)
+    found = {
+        span.name: (group.resource, span)
+        for group in told.resource_spans
+        for scope in group.scope_spans
+        for span in scope.spans
+    }
+    assert {"job", "receive", "received", "queued", "acquire", "send", "running"} < {*found}
+    assert {span.trace_id.hex() for _, span in found.values()} == {parent.split("-")[1]}
+    of_job = {each.key: each.value.string_value for each in found["job"][1].attributes}
+    assert of_job["ndif.job"] == job
+    assert of_job["ndif.status"] == "ERROR"
+    services = {
+        each.value.string_value
+        for resource, _ in found.values()
+        for each in resource.attributes
+        if each.key == "service.name"
+    }
+    assert {"ndif", "ndif-gateway", "ndif-queue", "ndif-replica", "ndif-runner"} == services
+
+
+def test_a_collector_that_hangs_holds_up_nobody(traced: LocalServer, collector: Store) -> None:
+    collector.behaviour = HANGS
+    asked = collector.asked
+    for _ in range(3):
+        job = send_old(traced).json()["id"]
+        within(lambda job=job: ended(traced, job))  # type: ignore[misc]
+    within(lambda: collector.asked > asked)
+    assert traced.stop() == 0
+
+
+def ended(server: LocalServer, job: str) -> bool:
+    status, content = server.get(f"/response/{job}")
+    return status == 200 and b'"ERROR"' in content
