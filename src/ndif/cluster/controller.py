@@ -286,7 +286,7 @@ class Controller:
             *((each, "cpu") for each in delta.to_cache),
         ):
             if placed.level is DeploymentLevel.HOT:
-                label = metrics.model_label(Variant.parse(placed.model_key).model.repo_id)
+                label = metrics.model_label(Variant.parse(placed.model_key).model.label)
                 metrics.EVICTIONS.labels(label, destination).inc()
         loaded = {key for key, replica in self._replicas.items() if replica.is_loaded}
         # A replica that is still loading has nothing to keep WARM.
@@ -382,7 +382,7 @@ class Controller:
             self._spawn(self._watch(replica), f"watch over {replica.placed.name}")
 
     async def _bring_up(self, replica: Replica, coming: Awaitable[None], source: str) -> None:
-        began, label = time.monotonic(), metrics.model_label(replica.model.config.repo_id)
+        began, label = time.monotonic(), metrics.model_label(replica.model.config.key.label)
         try:
             await coming
             metrics.LOAD.labels(label, source).observe(time.monotonic() - began)
@@ -416,7 +416,7 @@ class Controller:
 
     async def _fail(self, replica: Replica, why: str) -> None:
         sentence = _not_loaded(replica.model, replica.generation, why)
-        metrics.LOAD_FAILURES.labels(metrics.model_label(replica.model.config.repo_id)).inc()
+        metrics.LOAD_FAILURES.labels(metrics.model_label(replica.model.config.key.label)).inc()
         logger.error("%s", sentence)
         replica.model.problems[replica.generation] = sentence
         await replica.actor.stop()
@@ -466,7 +466,7 @@ class Controller:
     def lost(self, replica: Replica) -> None:
         """Remove a replica that was found to be lost, and free its place."""
         if self._replicas.get(replica.placed.key) is replica:
-            label = metrics.model_label(replica.model.config.repo_id)
+            label = metrics.model_label(replica.model.config.key.label)
             metrics.LOST_REPLICAS.labels(label).inc()
             self._put_away(replica.placed.key, EvictedError("its process ended"))
 

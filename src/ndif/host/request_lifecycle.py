@@ -618,12 +618,11 @@ def _times(number: int) -> str:
 def _record_of(life: _Life, response: Response | None, now: float) -> JobRecord:
     """Return the record of a request that has ended; with no response, nobody here knows how."""
     request = life.request
-    revision = request.model.revision
     return JobRecord(
         id=request.id,
         user=request.user,
         key=request.key,
-        model=request.model.repo_id + (f"@{revision}" if revision else ""),
+        model=request.model.label,
         generation=request.generation,
         status="ENDED" if response is None else response.status.value,
         received=request.received,
