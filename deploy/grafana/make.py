@@ -114,7 +114,7 @@ class Stat(Panel):
 
 @dataclass(frozen=True)
 class AlertList:
-    """The alerts of the data source's rules that fire, or soon will."""
+    """The alerts that fire, or soon will, of every data source: the list reads no variable."""
 
     title: str
     description: str
@@ -127,7 +127,9 @@ class AlertList:
         return {
             "options": {
                 "alertName": "Ndif",
-                "datasource": "${datasource}",
+                "dashboardAlerts": False,
+                "groupBy": [],
+                "groupMode": "default",
                 "maxItems": 30,
                 "sortOrder": 3,
                 "stateFilter": {"firing": True, "pending": True, "error": True},
