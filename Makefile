@@ -21,7 +21,7 @@ FAST := config control launch placement queue schedule schema simulation stores 
 	cluster cli/test_commands.py cli/test_light.py cli/test_every_command.py test_imports.py test_prose.py
 SLOW := sandbox/protector/test_generations.py gateway/test_bad_input.py gateway/test_hf_mirror.py \
 	gateway/test_openapi.py gateway/test_schemathesis.py gateway/test_browser.py \
-	cluster/ray stores/objects/test_s3.py
+	cluster/ray stores/objects/test_s3.py telemetry/test_dashboards.py
 
 test-fast: .venv/dev
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(addprefix --ignore=tests/,$(SLOW)) \

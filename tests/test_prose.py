@@ -15,7 +15,9 @@ SOURCE = Path(ndif.__file__).parent
 ROOT = Path(__file__).parents[1]
 FILES = sorted(SOURCE.rglob("*.py"))
 BESIDE = sorted(
-    file for room in ("tests", "bench", "examples") for file in (ROOT / room).rglob("*.py")
+    file
+    for room in ("tests", "bench", "deploy", "examples")
+    for file in (ROOT / room).rglob("*.py")
 )
 FORBIDDEN_FIRST_WORDS = frozenset(
     ("What", "Whether", "Have", "Has", "It", "Its", "They", "Them", "Those", "Who", "Whom", "Whose")

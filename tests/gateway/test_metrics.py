@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Sequence
 from ipaddress import ip_network
 from pathlib import Path
@@ -11,26 +13,42 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from ndif.config.settings import Settings
 from ndif.control.operations import Answer, GetStatus, Operation
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.metrics import MetricsRoute
 from ndif.schema.deployment import OperationError
+from ndif.server.gateway_process import create
+from ndif.server.process_config import ProcessConfig
+from ndif.stores.accounts import AccountsAwayError
+from ndif.stores.objects import ObjectStoreError
 from tests.clients.harness import LocalServer, until
 from tests.gateway.test_bad_input import send_old
 from tests.on_loop import on_loop
 from tests.security.serving import gateway
 from tests.services.prometheus import PrometheusServer
+from tests.services.redis import RedisServer
+from tests.stores.broker.signers import SECRET
 from tests.telemetry.test_metrics import STATUS
 
 TOKEN = "the operator's"
 
 
 class Leader:
-    """A leader that is asked for its state."""
+    """A leader that is asked for its state, and a store."""
 
     def __init__(self) -> None:
         self.asked = 0
         self.leads = True
+        self.problem: Exception | None = None
+
+    async def ping(self) -> None:
+        if self.problem is not None:
+            raise self.problem
+
+    def route(self, networks: Sequence[str], token: str | None = TOKEN) -> MetricsRoute:
+        allowed = [ip_network(each) for each in networks]
+        return MetricsRoute(self.perform, {"objects": self.ping}, Path("/"), allowed, token)
 
     async def perform(self, operation: Operation) -> Answer:
         assert isinstance(operation, GetStatus)
@@ -43,8 +61,8 @@ class Leader:
 async def answer(
     leader: Leader, address: str, networks: Sequence[str] = (), **headers: str
 ) -> httpx.Response:
-    route = MetricsRoute(leader.perform, [ip_network(each) for each in networks], TOKEN)
-    app = Starlette(routes=route.routes(), exception_handlers=EXCEPTION_HANDLERS)
+    routes = leader.route(networks).routes()
+    app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
     transport = httpx.ASGITransport(app, client=(address, 123))
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
         return await http.get("/metrics", headers=headers)
@@ -81,11 +99,51 @@ async def test_a_server_without_a_leader_says_so() -> None:
     assert "ndif_queue_depth" not in found.text
 
 
+@pytest.mark.parametrize(
+    "problem", [ObjectStoreError("it is away"), asyncio.TimeoutError(), AccountsAwayError("gone")]
+)
+@on_loop
+async def test_a_store_that_does_not_answer_is_told(problem: Exception) -> None:
+    leader = Leader()
+    found = await answer(leader, "10.20.0.7", ["10.0.0.0/8"])
+    assert '\nndif_store_up{store="objects"} 1.0\n' in found.text
+    leader.problem = problem
+    found = await answer(leader, "10.20.0.7", ["10.0.0.0/8"])
+    assert found.status_code == 200
+    assert '\nndif_store_up{store="objects"} 0.0\n' in found.text
+    assert '\nndif_disk_bytes{kind="free"} ' in found.text
+
+
+@on_loop
+async def test_a_gateway_tells_that_its_broker_is_away(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as redis:
+        settings = Settings(broker_url=redis.url, dev_mode=True, metrics_allow="10.0.0.0/8")
+        config = ProcessConfig(0, tmp_path, "s", None, "here", [], cluster_secrets=[SECRET])
+        transport = httpx.ASGITransport(create(settings, config).app, client=("10.0.0.1", 123))
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+
+            async def up() -> list[str]:
+                found = await http.get("/metrics")
+                assert found.status_code == 200, found.text
+                return re.findall(r'^ndif_store_up{store="(\w+)"} 1\.0$', found.text, re.MULTILINE)
+
+            assert await up() == ["broker", "objects", "accounts"]
+            redis.pause()
+            await asyncio.sleep(1.1)
+            assert await up() == ["objects", "accounts"]
+            redis.resume()
+            redis.stop()
+            await asyncio.sleep(1.1)
+            assert await up() == ["objects", "accounts"]
+            redis.start()
+            await asyncio.sleep(1.1)
+            assert await up() == ["broker", "objects", "accounts"]
+
+
 @on_loop
 async def test_the_leader_is_asked_once_a_second() -> None:
     leader = Leader()
-    route = MetricsRoute(leader.perform, [ip_network("10.0.0.0/8")], None)
-    app = Starlette(routes=route.routes())
+    app = Starlette(routes=leader.route(["10.0.0.0/8"], None).routes())
     transport = httpx.ASGITransport(app, client=("10.0.0.1", 123))
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
         for _ in range(10):

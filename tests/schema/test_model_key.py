@@ -185,3 +185,8 @@ def test_a_class_is_served_in_the_generations_whose_clients_name_it(
     # An operator's key may be any generation's.
     assert (explain_class(key) is None) is bool(served_in)
     assert explain_class(key, "0.5") is not None
+
+
+def test_a_label_names_the_revision_where_there_is_one() -> None:
+    assert ModelKey(NEW, "org/name").label == "org/name"
+    assert ModelKey(NEW, "org/name", "v2", "fill-mask").label == "org/name@v2"

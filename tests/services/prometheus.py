@@ -7,6 +7,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -29,11 +30,13 @@ def promtool(*arguments: str, content: bytes = b"") -> str:
 class PrometheusServer:
     """`prometheus` that scrapes addresses every second. A context manager."""
 
-    def __init__(self, folder: Path, *targets: str) -> None:
+    def __init__(self, folder: Path, *targets: str, rules: Sequence[Path] = ()) -> None:
+        """`rules` are files of alerts."""
         program = need("prometheus", "prometheus")
         self.url = f"http://{HOST}:{free_port()}"
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": [*map(str, rules)],
             "scrape_configs": [{"job_name": "ndif", "static_configs": [{"targets": [*targets]}]}],
         }
         file = folder / "prometheus.yml"
@@ -45,11 +48,18 @@ class PrometheusServer:
         ]
         self._process = Process(command, folder / "prometheus.log", self._answers, cwd=folder)
 
+    def get(self, path: str, **parameters: str) -> Any:
+        """Return the data of an answer of the API; an error is told as Prometheus words it."""
+        url = f"{self.url}/api/v1/{path}?{urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(url) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{parameters}: {error.read().decode()}") from error
+
     def query(self, text: str) -> list[dict[str, Any]]:
         """The samples of a query now."""
-        url = f"{self.url}/api/v1/query?{urlencode({'query': text})}"
-        with urllib.request.urlopen(url) as answer:
-            found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        found: list[dict[str, Any]] = self.get("query", query=text)["result"]
         return found
 
     def until(self, text: str) -> list[dict[str, Any]]:

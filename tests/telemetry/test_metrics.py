@@ -17,7 +17,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from ndif.schema.job_record import JobRecord
-from ndif.telemetry import metrics
+from ndif.telemetry import metrics, state
 from ndif.telemetry.exposition import exposition
 from ndif.telemetry.metrics_folder import VARIABLE, prepare
 from ndif.telemetry.state import families
@@ -130,6 +130,18 @@ def test_the_state_of_a_server() -> None:
     assert found["ndif_problems",] == 1
     (alone,) = families(None)
     assert [one.value for one in alone.samples] == [0]
+
+
+def test_stores_and_a_disk(tmp_path: Path) -> None:
+    (up,) = state.stores({"broker": True, "objects": False})
+    assert [(one.labels["store"], one.value) for one in up.samples] == [
+        ("broker", 1),
+        ("objects", 0),
+    ]
+    (disk,) = state.disk(tmp_path)
+    total, free = (one.value for one in disk.samples)
+    assert total > free >= 0
+    assert not list(state.disk(tmp_path / "gone"))
 
 
 def test_the_state_of_many_models_is_bounded() -> None:

@@ -286,7 +286,7 @@ class Controller:
             *((each, "cpu") for each in delta.to_cache),
         ):
             if placed.level is DeploymentLevel.HOT:
-                label = metrics.model_label(Variant.parse(placed.model_key).model.repo_id)
+                label = metrics.model_label(Variant.parse(placed.model_key).model.label)
                 metrics.EVICTIONS.labels(label, destination).inc()
         loaded = {key for key, replica in self._replicas.items() if replica.is_loaded}
         # A replica that is still loading has nothing to keep WARM.
@@ -386,7 +386,8 @@ class Controller:
         try:
             await coming
             took_s = time.monotonic() - began
-            metrics.model_loaded(replica.model.config.repo_id, replica.generation, source, took_s)
+            label = replica.model.config.key.label
+            metrics.model_loaded(label, replica.generation, source, took_s)
             self._came_up(replica)
         except ActorError as error:
             if isinstance(error, DeviceError):
@@ -417,7 +418,7 @@ class Controller:
 
     async def _fail(self, replica: Replica, why: str) -> None:
         sentence = _not_loaded(replica.model, replica.generation, why)
-        metrics.LOAD_FAILURES.labels(metrics.model_label(replica.model.config.repo_id)).inc()
+        metrics.LOAD_FAILURES.labels(metrics.model_label(replica.model.config.key.label)).inc()
         logger.error("%s", sentence)
         replica.model.problems[replica.generation] = sentence
         await replica.actor.stop()
@@ -467,7 +468,7 @@ class Controller:
     def lost(self, replica: Replica) -> None:
         """Remove a replica that was found to be lost, and free its place."""
         if self._replicas.get(replica.placed.key) is replica:
-            label = metrics.model_label(replica.model.config.repo_id)
+            label = metrics.model_label(replica.model.config.key.label)
             metrics.LOST_REPLICAS.labels(label).inc()
             self._put_away(replica.placed.key, EvictedError("its process ended"))
 

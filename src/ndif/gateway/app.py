@@ -127,7 +127,9 @@ def create_gateway(
         *(ResultRoute(objects).routes() if isinstance(objects, FileStore) else ()),
     ]
     health = HealthRoutes(catalogue, accounts, runtimes).routes()
-    measured = MetricsRoute(perform, settings.allowed_metrics_networks, token).routes()
+    stores = {"broker": broker.ping, "objects": objects.ping, "accounts": accounts.ping}
+    networks = settings.allowed_metrics_networks
+    measured = MetricsRoute(perform, stores, objects.folder, networks, token).routes()
     operators = [*measured]
     if token:
         operators += AdminRoutes(perform, token, settings, accounts.registry).routes()

@@ -7,9 +7,11 @@ import ipaddress
 import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
@@ -22,11 +24,17 @@ from ndif.gateway.http_error import HttpError
 from ndif.gateway.openapi import Answer, ApiRoute, Content, Description
 from ndif.net import is_loopback
 from ndif.schema.deployment import OperationError
+from ndif.stores.accounts import AccountsAwayError
+from ndif.stores.broker import BrokerError
+from ndif.stores.objects import ObjectStoreError
 from ndif.tasks import within
+from ndif.telemetry import state
 from ndif.telemetry.exposition import exposition
-from ndif.telemetry.state import families
 
 logger = logging.getLogger(__name__)
+
+Ping = Callable[[], Awaitable[None]]
+"""Returns if a store answers, and raises its error if not."""
 
 _STATE_S = 1.0
 """Seconds for which the server's state is not asked for again."""
@@ -55,9 +63,13 @@ class MetricsRoute:
     """Answers with metrics, to those who may read them."""
 
     perform: Perform
+    stores: Mapping[str, Ping]
+    folder: Path
+    """Folder whose disk is measured."""
     allowed: Sequence[IPv4Network | IPv6Network]
     token: str | None
-    _state: Mapping[str, Any] | None = None
+    _status: Mapping[str, Any] | None = None
+    _answers: Mapping[str, bool] = field(default_factory=dict)
     _asked_at: float = field(default=float("-inf"))
     _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -69,10 +81,13 @@ class MetricsRoute:
         """Answer with every metric."""
         if not self._may_read(http):
             raise HttpError(403, _ELSEWHERE)
-        state = await self._current()
+        await self._ask()
+        families = chain(
+            state.families(self._status), state.stores(self._answers), state.disk(self.folder)
+        )
         # Encoding takes milliseconds, in which no job should wait.
         content, content_type = await asyncio.to_thread(
-            exposition, http.headers.get("accept", ""), families(state)
+            exposition, http.headers.get("accept", ""), families
         )
         return Response(content, headers={"Content-Type": content_type})
 
@@ -92,14 +107,30 @@ class MetricsRoute:
             return False
         return any(address in network for network in self.allowed)
 
-    async def _current(self) -> Mapping[str, Any] | None:
-        """Return the answer of `GET /admin/status`, of a second ago at most; None if nobody leads."""
+    async def _ask(self) -> None:
+        """Ask the leader and every store, unless that was done a second ago."""
         async with self._asking:
-            if time.monotonic() - self._asked_at >= _STATE_S:
-                try:
-                    self._state = await within(self.perform(GetStatus()), _PATIENCE_S)
-                except (OperationError, asyncio.TimeoutError) as error:
-                    logger.warning("metrics have no state of the server: %s", error)
-                    self._state = None
-                self._asked_at = time.monotonic()
-            return self._state
+            if time.monotonic() - self._asked_at < _STATE_S:
+                return
+            self._status, *answers = await asyncio.gather(
+                self._current_status(), *map(_does_answer, self.stores, self.stores.values())
+            )
+            self._answers = dict(zip(self.stores, answers, strict=True))
+            self._asked_at = time.monotonic()
+
+    async def _current_status(self) -> Mapping[str, Any] | None:
+        """Return the answer of `GET /admin/status`; None if nobody leads."""
+        try:
+            return await within(self.perform(GetStatus()), _PATIENCE_S)
+        except (OperationError, asyncio.TimeoutError) as error:
+            logger.warning("metrics have no state of the server: %s", error)
+            return None
+
+
+async def _does_answer(store: str, ping: Ping) -> bool:
+    try:
+        await within(ping(), _PATIENCE_S)
+    except (BrokerError, ObjectStoreError, AccountsAwayError, asyncio.TimeoutError) as error:
+        logger.warning("the store of %s does not answer: %s", store, error)
+        return False
+    return True

@@ -653,7 +653,7 @@ def _record_of(life: _Life, response: Response | None, now: float) -> JobRecord:
         id=request.id,
         user=request.user,
         key=request.key,
-        model=request.model.name,
+        model=request.model.label,
         generation=request.generation,
         status="ENDED" if response is None else response.status.value,
         received=request.received,

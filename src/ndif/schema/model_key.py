@@ -61,9 +61,9 @@ class ModelKey:
         return cls(import_path, repo_id, None if revision == "main" else revision, task)
 
     @property
-    def name(self) -> str:
+    def label(self) -> str:
         """Return the repository, and the revision behind an `@` where one is named."""
-        return f"{self.repo_id}@{self.revision}" if self.revision else self.repo_id
+        return self.repo_id + (f"@{self.revision}" if self.revision else "")
 
     def __str__(self) -> str:
         fields = {"repo_id": self.repo_id, "revision": self.revision}

@@ -165,4 +165,4 @@ def route_label(path: str) -> str:
 
 
 def _tags_of(request: Request) -> dict[str, str]:
-    return {"model": model_label(request.model.name), "generation": request.generation}
+    return {"model": model_label(request.model.label), "generation": request.generation}

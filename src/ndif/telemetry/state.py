@@ -1,8 +1,10 @@
-"""The state of nodes, models and queues as metrics, worked out from the answer of `GET /admin/status`."""
+"""State as metrics: nodes, models and queues from the answer of `GET /admin/status`, stores, and a disk."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import Metric
@@ -26,6 +28,32 @@ def families(status: Mapping[str, Any] | None) -> Iterator[Metric]:
     problems = GaugeMetricFamily("ndif_problems", "Problems that `ndif status` shows.")
     problems.add_metric([], len(status["problems"]))
     yield problems
+
+
+def stores(answers: Mapping[str, bool]) -> Iterator[Metric]:
+    """Yield the metric that says which stores answer a gateway."""
+    up = GaugeMetricFamily(
+        "ndif_store_up", "1 for a store that answers this gateway.", labels=["store"]
+    )
+    for store, does_answer in answers.items():
+        up.add_metric([store], float(does_answer))
+    yield up
+
+
+def disk(folder: Path) -> Iterator[Metric]:
+    """Yield the size of the disk that a folder is on; nothing while the disk does not tell."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return
+    found = GaugeMetricFamily(
+        "ndif_disk_bytes",
+        "Disk of results and large requests: in all, and free.",
+        labels=["kind"],
+    )
+    found.add_metric(["total"], usage.total)
+    found.add_metric(["free"], usage.free)
+    yield found
 
 
 def _nodes(nodes: list[Mapping[str, Any]]) -> Iterator[Metric]:

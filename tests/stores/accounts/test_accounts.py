@@ -87,6 +87,12 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
 
 
 @on_loop
+async def test_a_store_that_is_there_answers(served: Served) -> None:
+    async with served() as accounts:
+        await accounts.ping()
+
+
+@on_loop
 async def test_a_key_says_who_may_do_what(served: Served) -> None:
     async with served() as accounts:
         ada = await accounts.account(Caller(ADA, "10.0.0.1"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ndif.stores.accounts import Caller, FileAccounts, KeysError, NoSuchKeyError
+from ndif.stores.accounts import AccountsAwayError, Caller, FileAccounts, KeysError, NoSuchKeyError
 from tests.on_loop import on_loop
 
 KEY = "a-key-of-ada"
@@ -29,10 +29,13 @@ async def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
     with pytest.raises(NoSuchKeyError):
         await accounts.account(Caller(KEY))
     # Half a file locks nobody out.
+    await accounts.ping()
     path.write_text("keys: [")
     await accounts.account(Caller("another-key"))
     path.unlink()
     await accounts.account(Caller("another-key"))
+    with pytest.raises(AccountsAwayError, match="No such file"):
+        await accounts.ping()
 
 
 @pytest.mark.parametrize(

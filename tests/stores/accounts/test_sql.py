@@ -454,6 +454,8 @@ async def test_while_the_database_is_away_nobody_new_is_let_in() -> None:
             await accounts.account(Caller(key))  # remembered
             with pytest.raises(AccountsAwayError):
                 await accounts.account(Caller(other))
+            with pytest.raises(AccountsAwayError):
+                await accounts.ping()
             clock.now += CACHE_S
             for each in (key, other, "a-guess"):
                 with pytest.raises(AccountsAwayError) as away:

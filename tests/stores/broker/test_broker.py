@@ -100,6 +100,12 @@ def update(request: Request, text: str) -> Response:
 
 
 @on_loop
+async def test_a_broker_that_is_there_answers(opening: Opening) -> None:
+    async with opening() as broker:
+        await broker.ping()
+
+
+@on_loop
 async def test_requests_are_claimed_in_the_order_they_came(opening: Opening) -> None:
     async with opening() as broker:
         sent = [make_request() for _ in range(20)]

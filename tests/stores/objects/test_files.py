@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.results import ResultRoute
-from ndif.stores.objects import FileStore, files
+from ndif.stores.objects import DiskError, FileStore, files
 from tests.on_loop import on_loop
 from tests.stores.objects.stores import files_in, request_key, response_key, result_key
 
@@ -51,6 +51,16 @@ def store(tmp_path: Path) -> FileStore:
 @on_loop
 async def test_no_key_reads_outside_the_folder(store: FileStore, key: str) -> None:
     assert await store.get(key) is None
+
+
+@on_loop
+async def test_a_folder_that_is_gone_does_not_answer(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "results", LONG_S)
+    await store.ping()
+    assert not [*store.folder.iterdir()]
+    store.folder.rmdir()
+    with pytest.raises(DiskError, match="No such file"):
+        await store.ping()
 
 
 @on_loop

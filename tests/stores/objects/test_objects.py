@@ -73,6 +73,16 @@ def form(request: pytest.FixtureRequest) -> Form:
 
 
 @on_loop
+async def test_a_store_that_is_there_answers(form: Form, tmp_path: Path) -> None:
+    async with form.open(tmp_path, LONG_S) as (store, _):
+        for _ in range(2):  # S3's bucket is made with its first object
+            await store.ping()
+            assert not await store.unexpired("responses")
+            await store.put(result_key(), b"1")
+        assert store.folder.exists()
+
+
+@on_loop
 async def test_what_was_put_is_got(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, _):
         keys = {result_key(): content for content in (b"", b"\x00\xff", os.urandom(3 << 20))}

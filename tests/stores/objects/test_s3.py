@@ -264,7 +264,8 @@ async def test_what_is_hurried_does_not_wait_for_a_store_that_is_silent(
     store = S3Store(address, LONG_S, hurried_s=0.5)
     s3.pause()
     try:
-        for failing in (store.get(result_key()), store.put(result_key(), b"1", soon=True)):
+        asked = store.get(result_key()), store.put(result_key(), b"1", soon=True), store.ping()
+        for failing in asked:
             with pytest.raises(ObjectStoreError, match="does not answer in time"):
                 await failing
     finally:

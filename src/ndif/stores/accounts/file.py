@@ -22,6 +22,7 @@ from ndif.stores.accounts.keyed import KeyedAccounts
 from ndif.stores.accounts.port import (
     RIGHTS,
     Account,
+    AccountsAwayError,
     KeysError,
     Tier,
     account_of,
@@ -94,6 +95,13 @@ class FileAccounts(KeyedAccounts):
 
     async def stop(self) -> None:
         """See `Accounts.stop`."""
+
+    async def ping(self) -> None:
+        """See `Accounts.ping`. A file that cannot be read leaves the keys as they were."""
+        try:
+            self._refresh()
+        except KeysError as error:
+            raise AccountsAwayError(str(error)) from error
 
     async def _find(self, digest: str) -> Account | None:
         # A file that is being written locks no user out: its last content holds.

@@ -24,6 +24,9 @@ class _WithoutStore:
     async def stop(self) -> None:
         """See `Accounts.stop`."""
 
+    async def ping(self) -> None:
+        """See `Accounts.ping`."""
+
 
 @dataclass(frozen=True)
 class OpenAccounts(_WithoutStore):

@@ -200,6 +200,9 @@ class Accounts(Protocol):
     async def stop(self) -> None:
         """Store what is not stored yet, and let go of connections."""
 
+    async def ping(self) -> None:
+        """Raise an `AccountsAwayError` if the store of keys does not answer now."""
+
     async def account(self, caller: Caller) -> Account:
         """Return the account of a caller; raise a `NoSuchKeyError` if there is none.
 

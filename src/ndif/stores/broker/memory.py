@@ -89,6 +89,9 @@ class MemoryBroker:
         if self._spool is not None:
             await self._spool.close()
 
+    async def ping(self) -> None:
+        """See `Broker.ping`."""
+
     def create_payload(self) -> PayloadFile:
         """See `Broker.create_payload`."""
         return PayloadFile.create(Path(gettempdir()) if self._spool is None else self._spool.folder)

@@ -117,6 +117,9 @@ class Broker(Protocol):
     async def stop(self) -> None:
         """Release everything that belongs to this process alone."""
 
+    async def ping(self) -> None:
+        """Raise a `BrokerError` if the broker does not answer now."""
+
     def create_payload(self) -> PayloadFile:
         """Return an empty file for the payload of a request, on the disk where `submit` keeps it."""
 

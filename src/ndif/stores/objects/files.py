@@ -78,7 +78,7 @@ class FileStore:
     ) -> None:
         """Keep results in `root` for `ttl_s` seconds, and responses for as long unless it is given."""
         root.mkdir(parents=True, exist_ok=True)
-        self.root = root.resolve()
+        self.root = self.folder = root.resolve()
         self.ttl_s = ttl_s
         self.response_ttl_s = ttl_s if response_ttl_s is None else response_ttl_s
         self.limits = limits
@@ -95,6 +95,13 @@ class FileStore:
         """See `ObjectStore.stop`."""
         if self._sweeper is not None:
             await end([self._sweeper])
+
+    async def ping(self) -> None:
+        """See `ObjectStore.ping`. The folder takes a file."""
+        try:
+            self.create().discard()
+        except FileNotFoundError as error:  # the folder is gone
+            raise DiskError(disk_problem(error)) from error
 
     def create(self) -> FileUpload:
         """See `ObjectStore.create`."""

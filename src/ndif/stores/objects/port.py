@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Protocol
 
 from ndif.schema.payload import Payload, PayloadFile
@@ -47,12 +48,17 @@ class ObjectStore(Protocol):
     limits: RoomLimits
     room: Room
     """Room for results within the limits."""
+    folder: Path
+    """Folder of this machine that has the objects, or what is on its way to them."""
 
     async def start(self) -> None:
         """Start to delete expired objects."""
 
     async def stop(self) -> None:
         """Stop deleting expired objects."""
+
+    async def ping(self) -> None:
+        """Raise an `ObjectStoreError` if the store does not answer now."""
 
     def create(self) -> Upload:
         """Return a new object without a key."""

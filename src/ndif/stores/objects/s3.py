@@ -56,6 +56,8 @@ _REPLACING_S = 0.1
 _CLOCK_S = 1.0
 """Resolution of the times that S3 reports."""
 _CREATED, _EXISTS = 200, 409
+_NOWHERE = "responses/ping.json"
+"""Key of no object."""
 
 _CODE = re.compile(r"<Code>([^<]+)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
@@ -216,7 +218,7 @@ class S3Store:
         self.limits = limits
         self.room = Room(self)
         self._address = address
-        self._folder = folder or Path(gettempdir())
+        self.folder = folder or Path(gettempdir())
         try:
             self._patient = address.bucket_at(address.url, patience_s)
             self._hurried = address.bucket_at(address.url, hurried_s, large_answers=True)
@@ -236,14 +238,19 @@ class S3Store:
         if self._sweeper is not None:
             await end([self._sweeper])
 
+    async def ping(self) -> None:
+        """See `ObjectStore.ping`. The store says of an object that it is not there."""
+        with self._errors(), contextlib.suppress(FileNotFoundError):
+            await obstore.head_async(self._hurried, _NOWHERE)
+
     def create(self) -> S3Upload:
         """See `ObjectStore.create`."""
         return S3Upload(self)
 
     def create_payload(self) -> PayloadFile:
         """See `ObjectStore.create_payload`."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        return PayloadFile.create(self._folder, PART)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return PayloadFile.create(self.folder, PART)
 
     async def put_payload(self, key: str, payload: Payload) -> None:
         """See `ObjectStore.put_payload`. A file is sent as it is mapped."""
@@ -308,7 +315,7 @@ class S3Store:
     async def sweep(self, *, dry: bool = False) -> Mapping[str, int]:
         """See `ObjectStore.sweep`. Other servers may do the same meanwhile."""
         if not dry:
-            delete_parts(self._folder, self.ttl_s)
+            delete_parts(self.folder, self.ttl_s)
         deleted = dict.fromkeys(SWEPT, 0)
         with self._errors():
             try:

@@ -112,6 +112,11 @@ class SqlAccounts(KeyedAccounts):
             await self.store_uses()
         await self._database.close()
 
+    async def ping(self) -> None:
+        """See `Accounts.ping`."""
+        async with self._database.reading() as connection:
+            await connection.execute(select(1))
+
     async def _find(self, digest: str) -> Account | None:
         blinded = self._blinded(digest)
         found = self._known.get(blinded) or self._unknown.get(blinded)

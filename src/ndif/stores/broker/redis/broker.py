@@ -184,6 +184,10 @@ class RedisBroker:
         await self.channels.stop()
         await self.client.aclose()
 
+    async def ping(self) -> None:
+        """See `Broker.ping`."""
+        await self.client.ping()
+
     # Requests
 
     def create_payload(self) -> PayloadFile:

@@ -1,0 +1,64 @@
+"""The rules for Prometheus: each alert fires by its cause and resolves, and says what to do."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+from click import Context
+
+from ndif.cli.main import cli
+from tests.services.prometheus import promtool
+from tests.telemetry.operating import DOCUMENT, PROMETHEUS, ROOT, RULES
+
+NAMES = {rule["alert"] for rule in RULES}
+
+
+def test_prometheus_takes_the_configuration() -> None:
+    assert promtool("check", "config", str(PROMETHEUS / "prometheus.yml")) == ""
+
+
+def test_each_alert_fires_by_its_cause_and_resolves() -> None:
+    assert promtool("test", "rules", str(PROMETHEUS / "alerts_test.yml")) == ""
+
+
+def test_no_alert_is_left_out() -> None:
+    tests = yaml.safe_load((PROMETHEUS / "alerts_test.yml").read_text())["tests"]
+    fired: set[str] = set()
+    for each in tests:
+        expected = [
+            {re.findall(r'alertname="(\w+)"', sample["labels"])[0] for sample in at["exp_samples"]}
+            for at in each["promql_expr_test"]
+        ]
+        # Before its cause and after it, nothing fires.
+        assert expected[0] == expected[-1] == set(), each["name"]
+        fired.update(*expected)
+    assert fired == NAMES
+
+
+def test_the_document_has_each_alert() -> None:
+    rows = re.findall(r"^\| `(Ndif\w+)` \| (\w+) \|", DOCUMENT.read_text(), re.MULTILINE)
+    assert dict(rows) == {rule["alert"]: rule["labels"]["severity"] for rule in RULES}
+    assert len(rows) == len(RULES)
+
+
+def test_alerts_name_commands_and_settings_that_there_are() -> None:
+    said = " ".join(rule["annotations"]["description"] for rule in RULES)
+    commands = set(re.findall(r"`ndif (\w+)", said))
+    assert len(commands) > 8
+    assert commands <= set(cli.list_commands(Context(cli)))
+    settings = set(re.findall(r"NDIF_\w+", said))
+    assert len(settings) > 5
+    assert settings <= set(re.findall(r"NDIF_\w+", (ROOT / ".env.example").read_text()))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule["alert"]))
+def test_an_alert_says_what_to_do(rule: dict[str, Any]) -> None:
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    assert re.fullmatch(r"\d+m", rule["for"])
+    summary, description = (rule["annotations"][name] for name in ("summary", "description"))
+    assert summary.endswith(".")
+    assert description.endswith(".")
+    assert len(description.split()) >= 20
