@@ -469,6 +469,23 @@ JOBS: Rows = {
             is_stacked=True,
         ),
     ],
+    "Steps and limits": [
+        Panel(
+            "Time of each step",
+            "90 % of the steps of jobs take less. acquire is the wait for a runner, send the way of the "
+            "payload to it; execute is the block.",
+            "s",
+            {"{{by}}: {{step}}": quantile(0.9, "ndif_job_step_seconds", _HERE, "by, step")},
+        ),
+        Panel(
+            "Runs that were ended, by limit",
+            "Blocks that took too much time, memory or threads, printed or streamed too much, or whose "
+            "process crashed.",
+            "suffix:jobs/s",
+            {"{{limit}}": rate("ndif_runner_kills_total", _HERE, "limit")},
+            is_stacked=True,
+        ),
+    ],
     "Sizes": [
         Panel(
             "Size of requests",

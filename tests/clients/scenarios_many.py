@@ -63,6 +63,15 @@ def scenario_refused(context: Context) -> None:
     assert "tests/llama" in said, said
 
 
+def scenario_a_block_that_prints_too_much(context: Context) -> None:
+    def run() -> None:
+        with context.remote.trace(PROMPT, remote=True):
+            print("line\n" * 20_000)
+
+    said = failure(run)
+    assert "NDIF_MAX_LOG_LINES_PER_S" in said, said
+
+
 def processes_of(model: Any) -> list[int]:
     """Which process runs each of two traces."""
     found = []

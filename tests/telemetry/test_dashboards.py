@@ -138,6 +138,8 @@ def use(site: Site, clients: list[Client]) -> None:
     assert site.end_of(job) == "ERROR"
     assert httpx.post(f"{site.server.url}/request", content=b"?").status_code == 400
     assert site.end_of(site.garbage(BROKEN).json()["id"]) == "ERROR"
+    # A run that is ended for its limit.
+    clients[0].run("scenario_a_block_that_prints_too_much")
     # A broker that is away for a moment.
     site.redis.pause()
     try:

@@ -17,6 +17,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from ndif.schema.job_record import JobRecord
+from ndif.schema.step import RUNNER, Step
 from ndif.telemetry import metrics, state
 from ndif.telemetry.exposition import exposition
 from ndif.telemetry.metrics_folder import VARIABLE, prepare
@@ -149,6 +150,21 @@ def test_the_state_of_many_models_is_bounded() -> None:
     depth = next(family for family in families(many) if family.name == "ndif_queue_depth")
     assert len(depth.samples) == 501
     assert sum(one.value for one in depth.samples) == 3 * 700
+
+
+def test_steps_and_limits_are_counted() -> None:
+    runs = {"by": RUNNER, "step": "execute"}
+    before = (
+        sample("ndif_job_step_seconds_count", **runs),
+        sample("ndif_job_step_seconds_sum", **runs),
+    )
+    killed = sample("ndif_runner_kills_total", limit="memory")
+    step = Step("execute", RUNNER, 10.0, 10.25)
+    metrics.job_ended(a_record(steps=(step,)), 0, "memory")
+    metrics.job_ended(a_record(), 0)
+    assert sample("ndif_job_step_seconds_count", **runs) == before[0] + 1
+    assert sample("ndif_job_step_seconds_sum", **runs) == before[1] + 0.25
+    assert sample("ndif_runner_kills_total", limit="memory") == killed + 1
 
 
 @pytest.mark.parametrize("accept", ["", "*/*", OPENMETRICS])

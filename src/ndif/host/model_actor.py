@@ -22,7 +22,7 @@ from ndif.host.model_process import GONE_S, ModelProcess, ModelProcessError
 from ndif.host.port import DeviceError, Progress, ReplicaEvictedError, ReplicaLostError, Respond
 from ndif.host.runner_handle import RunnerError, RunnerHandle, describe_crash, describe_exit
 from ndif.host.runner_pool import FreshRunners, PersistentRunner, PerUserRunners, RunnerPool
-from ndif.host.runner_protocol import LimitError, NoLiveClientError
+from ndif.host.runner_protocol import LimitError, LimitReason, NoLiveClientError
 from ndif.host.runtimes import Runtime
 from ndif.host.shared_weights import SharedWeights
 from ndif.host.snapshot import publish
@@ -46,6 +46,8 @@ _AWAY = "this server cannot reach its object store"
 
 _RUNNERS = 5
 """Runners that a request is given whose processes end before its block begins."""
+_CRASH = "crash"
+"""Name for metrics of a run whose process ended by itself, as if it had exceeded a limit."""
 _NOT_BEGUN = (
     f"{_RUNNERS} processes in a row ended before your block could begin in them: something on this server "
     "ends them. Send the job again, and tell its operator if that does not help."
@@ -288,12 +290,16 @@ class LocalModelActor:
             timer = loop.call_later(
                 self._timeout_s,
                 self._interrupt,
-                f"The job ran longer than {format_duration(self._timeout_s)}, the most that this server "
-                "allows (NDIF_EXECUTION_TIMEOUT_SECONDS), and was ended.",
+                LimitReason(
+                    f"The job ran longer than {format_duration(self._timeout_s)}, the most that this "
+                    "server allows (NDIF_EXECUTION_TIMEOUT_SECONDS), and was ended.",
+                    "time",
+                ),
             )
             for _ in range(_RUNNERS):
                 with contextlib.suppress(_NotBegunError):
-                    return await self._serve(request, respond, stopped)
+                    response = await self._serve(request, respond, stopped)
+                    return self._with_limit(response)
             return Response(request.id, Status.ERROR, _NOT_BEGUN)
         finally:
             if timer is not None:
@@ -372,7 +378,10 @@ class LocalModelActor:
             # Of a store elsewhere the message names the address, which is for the log alone.
             why = str(error) if isinstance(error, DiskError) else _AWAY
             return Response(request.id, Status.ERROR, _NOT_STORED.format(why))
-        except (AdapterError, LimitError, NoLiveClientError) as error:
+        except LimitError as error:
+            runner.kill()
+            return Response(request.id, Status.ERROR, str(error), limit=error.limit)
+        except (AdapterError, NoLiveClientError) as error:
             runner.kill()
             return Response(request.id, Status.ERROR, str(error))
         finally:
@@ -439,6 +448,13 @@ class LocalModelActor:
         stopped = self._stopped
         return stopped.result() if stopped is not None and stopped.done() else ""
 
+    def _with_limit(self, response: Response) -> Response:
+        """Return a response that names the limit for which its request was ended, if it was."""
+        reason = self._cancelled
+        if response.status is Status.ERROR and isinstance(reason, LimitReason):
+            return replace(response, limit=reason.limit)
+        return response
+
     def _interrupt(self, reason: str) -> None:
         """End a block that took too long, with an error that names its line if possible."""
         if self._runner is None:
@@ -469,7 +485,7 @@ class LocalModelActor:
         if not begun:
             runner.kill()  # the pool need not have heard of its end
             raise _NotBegunError
-        return Response(request.id, Status.ERROR, describe_crash(code))
+        return Response(request.id, Status.ERROR, describe_crash(code), limit=_CRASH)
 
     def _lost(self, why: str) -> ReplicaLostError:
         return ReplicaEvictedError(self._away) if self._away else ReplicaLostError(why)

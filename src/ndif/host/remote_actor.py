@@ -156,6 +156,7 @@ def _answer(end: Response) -> Answer:
         "execution_time": end.execution_s,
         "peak_memory": end.peak_memory,
         "result_bytes": end.result_bytes,
+        "limit": end.limit,
         "steps": end.steps,
     }
 

@@ -621,7 +621,10 @@ class RequestLifecycle:
         """Log and record a request that has ended. A replica's queue does so for the replica."""
         if self.by is Party.QUEUE:
             record = _record_of(life, response, time.time())
-            metrics.job_ended(record, 0 if response is None else response.peak_memory)
+            peak_memory, limit = (
+                (0, "") if response is None else (response.peak_memory, response.limit)
+            )
+            metrics.job_ended(record, peak_memory, limit)
             fields = {**fields_of(life.request), "status": record.status}
             _log.info("%s", _describe(record), extra=fields)
             if not life.request.refusal:  # nobody signed whose it is

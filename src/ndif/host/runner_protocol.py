@@ -28,8 +28,25 @@ _FRAME_COST = 256
 """Bytes that a streamed frame counts beside its content, so that empty frames are not free."""
 
 
+class LimitReason(str):
+    """A sentence for the user of a request that exceeded a limit, with the limit's name for metrics."""
+
+    limit: str
+    """`time`, `memory`, `threads` or `gpu_memory`."""
+
+    def __new__(cls, sentence: str, limit: str) -> LimitReason:
+        """Make one."""
+        reason = super().__new__(cls, sentence)
+        reason.limit = limit
+        return reason
+
+
 class LimitError(Exception):
-    """A request exceeded a limit; the message is for its user."""
+    """A request exceeded a limit, `printed` or `streamed`; the message is for its user."""
+
+    def __init__(self, sentence: str, limit: str) -> None:
+        super().__init__(sentence)
+        self.limit = limit
 
 
 class NoLiveClientError(Exception):
@@ -112,7 +129,8 @@ class RunnerProtocol:
             raise LimitError(
                 f"The block printed more than {format_size(self._limits.log_bytes)}, the most that this "
                 "server passes on (NDIF_MAX_LOG_BYTES), and was ended. Save what you want to see, or print "
-                "less."
+                "less.",
+                "printed",
             )
         now, rate = self._clock(), self._limits.log_lines_per_s
         most = rate * _BURST_S
@@ -122,7 +140,8 @@ class RunnerProtocol:
         if self._lines < 0:
             raise LimitError(
                 f"The block printed more than {rate:g} lines a second, the most that this server passes on "
-                "(NDIF_MAX_LOG_LINES_PER_S), and was ended. Collect lines and print them at once."
+                "(NDIF_MAX_LOG_LINES_PER_S), and was ended. Collect lines and print them at once.",
+                "printed",
             )
 
     def _count_stream(self, body: bytes) -> None:
@@ -131,7 +150,8 @@ class RunnerProtocol:
             raise LimitError(
                 f"The block sent its client more than {format_size(self._limits.streamed_bytes)} while it "
                 "ran, the most that this server passes on (NDIF_MAX_STREAMED_BYTES), and was ended. Return "
-                "large values with .save()."
+                "large values with .save().",
+                "streamed",
             )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ndif.host.gpus import Driver, DriverError, Gpu
+from ndif.host.runner_protocol import LimitReason
 from ndif.sandbox.confinement.cgroup import CgroupError, RunnerCgroups
 from ndif.sizes import format_size
 
@@ -61,18 +62,20 @@ class ResourceWatchdog:
     find_cgroups: Callable[[], RunnerCgroups | None] = lambda: None
     """Returns the cgroups that hold the same limits; None where this server can make none."""
 
-    def exceeded(self, before: ResourceUsage, now: ResourceUsage) -> str | None:
+    def exceeded(self, before: ResourceUsage, now: ResourceUsage) -> LimitReason | None:
         """Return the message for the user of a request that exceeds a limit; None if it does not."""
         if now.memory_bytes - before.memory_bytes > self.memory_bytes:
-            return (
+            return LimitReason(
                 f"The request took more than {format_size(self.memory_bytes)} of memory, the most that "
                 "this server gives to one (NDIF_RUNNER_MEMORY_BYTES), and was ended. Compute less at "
-                "once: a smaller batch, or `with torch.no_grad():` if you need no gradients."
+                "once: a smaller batch, or `with torch.no_grad():` if you need no gradients.",
+                "memory",
             )
         if now.threads > self.max_threads:
-            return (
+            return LimitReason(
                 f"The request started more than {self.max_threads} threads, the most that this server "
-                "gives to one (NDIF_RUNNER_MAX_THREADS), and was ended."
+                "gives to one (NDIF_RUNNER_MAX_THREADS), and was ended.",
+                "threads",
             )
         return None
 
@@ -133,7 +136,7 @@ def _is_of(pid: int, zygote: int) -> bool:
     return int(stat.rpartition(")")[2].split()[1]) == zygote
 
 
-def exceeded(share: int, before: GpuUsage, now: GpuUsage) -> str | None:
+def exceeded(share: int, before: GpuUsage, now: GpuUsage) -> LimitReason | None:
     """Return the message for the user of a request that takes a GPU beyond its model's share, else None.
 
     Memory that was beyond the share before the request does not count.
@@ -141,11 +144,12 @@ def exceeded(share: int, before: GpuUsage, now: GpuUsage) -> str | None:
     grown = now.runner_bytes - before.runner_bytes
     if grown <= SLACK or now.replica_bytes <= max(share, before.replica_bytes) + SLACK:
         return None
-    return (
+    return LimitReason(
         f"The request took {format_size(grown)} of GPU memory, and with it the model holds more than the "
         f"{format_size(share)} that it has of a GPU which it shares with others. It was ended. Compute "
         "less at once: shorter or fewer prompts, fewer tensors kept on the GPU, or `with "
-        "torch.no_grad():` if you need no gradients."
+        "torch.no_grad():` if you need no gradients.",
+        "gpu_memory",
     )
 
 

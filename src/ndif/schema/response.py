@@ -42,6 +42,8 @@ class Response:
     """Size of the result, as it is sent or downloaded."""
     delivered: bool = False
     """True if the process that made the response has sent it to the client already."""
+    limit: str = ""
+    """The limit for which the run was ended, for metrics; empty if none was. No client has it."""
     steps: tuple[Step, ...] = ()
     """Steps that another process recorded of the request, on its terminal response. No client has them."""
 

@@ -60,6 +60,17 @@ STATUS = Histogram(
     ["status"],
     buckets=_SECONDS,
 )
+STEPS = Histogram(
+    "ndif_job_step_seconds",
+    "Time of a step of a job, by the part of the server that took it.",
+    ["by", "step"],
+    buckets=_SECONDS,
+)
+KILLS = Counter(
+    "ndif_runner_kills",
+    "Runs that were ended because they exceeded a limit, or crashed.",
+    ["limit"],
+)
 LOAD = Histogram(
     "ndif_model_load_seconds",
     "Time to bring a replica up, from the disk or from the CPU's memory.",
@@ -125,8 +136,11 @@ def status_left(request: Request, status: Status, seconds: float) -> None:
     measured(measurements.STATUS, tags, seconds=float(seconds), request_id=request.id)
 
 
-def job_ended(record: JobRecord, peak_memory: int) -> None:
-    """Count a job that has ended, and its peak memory in bytes, 0 if it is not known."""
+def job_ended(record: JobRecord, peak_memory: int, limit: str = "") -> None:
+    """Count a job that has ended, its peak memory in bytes, 0 if it is not known, and its `limit`.
+
+    That is the limit for which its run was ended, if it was.
+    """
     model = model_label(record.model)
     tags = {"model": model, "generation": record.generation, "status": record.status}
     JOBS.labels(model, record.status).inc()
@@ -139,6 +153,10 @@ def job_ended(record: JobRecord, peak_memory: int) -> None:
     if record.status == Status.COMPLETED.value:
         RESULT_BYTES.labels(model).observe(record.result_bytes)
         measured(measurements.RESULT, tags, bytes=record.result_bytes, request_id=record.id)
+    for step in record.steps:
+        STEPS.labels(step.by, step.name).observe(step.took_s)
+    if limit:
+        KILLS.labels(limit).inc()
     if peak_memory:
         PEAK_MEMORY.labels(model).observe(peak_memory)
         measured(measurements.GPU_MEMORY, tags, bytes=peak_memory, request_id=record.id)

@@ -298,6 +298,7 @@ class RayModelActor:
             meta={name: answer.get(name, 0) for name in ("execution_time", "peak_memory")},
             result_bytes=answer.get("result_bytes", 0),
             delivered=answer["delivered"],
+            limit=answer.get("limit", ""),
             steps=steps_from(answer.get("steps", ())),
         )
 

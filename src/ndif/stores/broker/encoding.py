@@ -104,6 +104,8 @@ def encode_end(response: Response) -> bytes:
             "peak_memory": response.peak_memory,
             "result_bytes": response.result_bytes,
         }
+    if response.limit:
+        record["limit"] = response.limit
     if response.steps:
         record["steps"] = response.steps
     return _text(record).encode()
@@ -128,6 +130,7 @@ def decode_end(content: bytes) -> tuple[str, Response | None]:
         meta={name: record[name] for name in _META if name in record} or None,
         result_bytes=record.get("result_bytes", 0),
         delivered=True,
+        limit=record.get("limit", ""),
         steps=steps_from(record.get("steps", ())),
     )
     return request_id, end
