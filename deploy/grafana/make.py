@@ -680,6 +680,16 @@ SERVER: Rows = {
             {"{{kind}}": f"sum by (kind) (increase(ndif_retention_deleted_total{{{_HERE}}}[1h]))"},
             is_stacked=True,
         ),
+        Panel(
+            "Telemetry that was lost in an hour",
+            "Measurements, lines of the log and jobs' traces that did not reach their store.",
+            "short",
+            {
+                "{{destination}}": "sum by (destination) "
+                f"(increase(ndif_telemetry_lost_total{{{_HERE}}}[1h]))"
+            },
+            is_stacked=True,
+        ),
     ],
     "Hosts": [
         Panel(

@@ -29,6 +29,7 @@ from tests.services.prometheus import PrometheusServer
 from tests.services.redis import RedisServer
 from tests.serving import serving
 from tests.telemetry.operating import PROMETHEUS, Query, alert_queries, dashboard_queries
+from tests.telemetry.store import Store
 from tests.tiny_models import make_gpt2, make_llama
 
 BROKEN = "tests/broken"
@@ -89,6 +90,7 @@ def site(
     with (
         serving(Starlette(routes=[Mount("/hub", routes=hub.routes())])) as hub_url,
         RedisServer(tmp_path_factory.mktemp("redis")) as redis,
+        Store(behaviour=400) as refusing,
     ):
         server = StartedServer(
             environment={
@@ -103,6 +105,7 @@ def site(
                 "NDIF_AUTOSCALE_MAX_REPLICAS": "1",
                 "NDIF_CALLBACK_NETWORKS": "127.0.0.0/8",
                 "NDIF_CALLBACK_ATTEMPTS": "1",
+                "NDIF_OTLP_URL": refusing.url,
             }
         )
         clients = []
@@ -184,12 +187,16 @@ def test_prometheus_takes_every_rule(site: Site) -> None:
 
 
 def test_an_alert_tells_what_has_happened(site: Site) -> None:
-    def summaries() -> dict[str, str]:
+    def summaries() -> set[tuple[str, str]]:
         found = site.prometheus.get("alerts")["alerts"]
         assert "<no value>" not in json.dumps(found)
-        return {each["labels"]["alertname"]: each["annotations"]["summary"] for each in found}
+        return {(each["labels"]["alertname"], each["annotations"]["summary"]) for each in found}
 
-    found = until(lambda: "NdifReplicasLost" in summaries() and summaries())
-    assert "ended by itself" in found["NdifReplicasLost"]
-    assert found["NdifLoadsFail"].startswith(BROKEN)
-    assert "NdifTargetDown" not in found
+    def told() -> set[tuple[str, str]] | None:
+        said = summaries()
+        return said if "NdifReplicasLost" in dict(said) else None
+
+    found = until(told)
+    assert "ended by itself" in dict(found)["NdifReplicasLost"]
+    assert ("NdifLoadsFail", f"{BROKEN} could not be loaded.") in found
+    assert "NdifTargetDown" not in dict(found)

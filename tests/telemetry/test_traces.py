@@ -89,6 +89,20 @@ def lost() -> float:
     return sample("ndif_telemetry_lost_total", destination="otlp")
 
 
+def test_a_collector_gets_the_headers_that_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(
+        "OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20a%20token,x-scope=ndif"
+    )
+    with Store() as store:
+        exporter = TraceExporter(f"{store.url}/otlp/v1/traces/")
+        exporter.note(replace(a_record(), id=ID))
+        exporter.close()
+        (batch,) = store.taken
+    assert batch.target == "/otlp/v1/traces"
+    assert batch.headers["authorization"] == "Bearer a token"
+    assert batch.headers["x-scope"] == "ndif"
+
+
 def test_a_collector_that_refuses_costs_spans_alone() -> None:
     before = lost()
     with Store(behaviour=400) as store:

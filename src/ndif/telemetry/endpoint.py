@@ -7,6 +7,7 @@ import gzip
 import ssl
 from collections.abc import Mapping
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from types import MappingProxyType
 from urllib.parse import unquote, urlsplit
 
 from ndif.telemetry.shipper import RefusedError, UnavailableError
@@ -31,9 +32,13 @@ class Endpoint:
         target: str,
         content_type: str,
         token: str = "",
+        headers: Mapping[str, str] = MappingProxyType({}),
         timeout_s: float = _TIMEOUT_S,
     ) -> None:
-        """Send to the path and query `target` at the scheme, credentials and host of `url`."""
+        """Send to the path and query `target` at the scheme, credentials and host of `url`.
+
+        `headers` are sent as well.
+        """
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
@@ -45,6 +50,7 @@ class Endpoint:
             "Content-Encoding": "gzip",
             "Connection": "close",
             **_authorization(parts.username, parts.password, token),
+            **headers,
         }
 
     def post(self, content: bytes) -> None:

@@ -7,25 +7,28 @@ Sources: https://opentelemetry.io/docs/specs/otlp/ and https://www.w3.org/TR/tra
 
 from __future__ import annotations
 
+import os
 import random
 import uuid
 from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
 
-from opentelemetry.exporter.otlp.proto.http import Compression
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
+from opentelemetry.util.re import parse_env_headers
 
 from ndif import __version__
 from ndif.schema.job_record import JobRecord
 from ndif.schema.step import PARTS, Step
-from ndif.telemetry.shipper import Shipper, ShippingPolicy, UnavailableError
+from ndif.telemetry.endpoint import Endpoint
+from ndif.telemetry.shipper import Shipper, ShippingPolicy
 
 _PATH = "/v1/traces"
-_TIMEOUT_S = 5.0
+_HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
+"""Variable that OpenTelemetry has for the headers that a collector asks for."""
 _POLICY = ShippingPolicy(max_waiting=10_000, max_batch=200)
 """Numbers of jobs, each of some kilobytes."""
 _NS = 1_000_000_000
@@ -33,18 +36,13 @@ _SAMPLED = 1
 
 
 class TraceExporter:
-    """Sends the spans of jobs from a background thread; a collector that is away costs spans, and no job.
-
-    Headers and certificates are those of the variables that OpenTelemetry has for them, such as
-    `OTEL_EXPORTER_OTLP_HEADERS`.
-    """
+    """Sends the spans of jobs from a background thread; a collector that is away costs spans, and no job."""
 
     def __init__(self, url: str) -> None:
-        """Send to the collector at `url`, as http://collector:4318."""
-        endpoint = f"{url.rstrip('/').removesuffix(_PATH)}{_PATH}"
-        self._exporter = OTLPSpanExporter(
-            endpoint, timeout=_TIMEOUT_S, compression=Compression.Gzip
-        )
+        """Send to the collector at `url`, as http://collector:4318, with the headers of `_HEADERS`."""
+        path = urlsplit(url).path.rstrip("/").removesuffix(_PATH)
+        headers = parse_env_headers(os.environ.get(_HEADERS, ""), liberal=True)
+        self._endpoint = Endpoint(url, f"{path}{_PATH}", "application/x-protobuf", headers=headers)
         self._shipper: Shipper[JobRecord] = Shipper("otlp", self._send, _POLICY)
 
     def note(self, record: JobRecord) -> None:
@@ -54,12 +52,11 @@ class TraceExporter:
     def close(self) -> None:
         """Send what waits, if that takes no more than a moment."""
         self._shipper.close()
-        self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def _send(self, batch: Sequence[JobRecord]) -> None:
         spans = [span for record in batch for span in spans_of(record)]
-        if spans and self._exporter.export(spans) is not SpanExportResult.SUCCESS:
-            raise UnavailableError("the collector does not take them")
+        if spans:
+            self._endpoint.post(encode_spans(spans).SerializeToString())
 
 
 def spans_of(record: JobRecord) -> Iterator[ReadableSpan]:
