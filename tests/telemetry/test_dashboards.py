@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,14 +203,18 @@ def test_prometheus_takes_every_rule(site: Site) -> None:
 
 
 def test_an_alert_tells_what_has_happened(site: Site) -> None:
-    def summaries() -> dict[str, str]:
-        found = site.prometheus.get("alerts")["alerts"]
-        assert "<no value>" not in json.dumps(found)
-        return {each["labels"]["alertname"]: each["annotations"]["summary"] for each in found}
+    def summaries() -> dict[str, list[str]]:
+        alerts = site.prometheus.get("alerts")["alerts"]
+        assert "<no value>" not in json.dumps(alerts)
+        found = defaultdict(list)
+        for each in alerts:
+            found[each["labels"]["alertname"]].append(each["annotations"]["summary"])
+        return found
 
     found = until(lambda: "NdifReplicasLost" in summaries() and summaries())
-    assert "ended by itself" in found["NdifReplicasLost"]
-    assert found["NdifLoadsFail"].startswith(BROKEN)
+    assert "ended by itself" in found["NdifReplicasLost"][0]
+    # The process that was killed may have been loading its model, too.
+    assert any(summary.startswith(BROKEN) for summary in found["NdifLoadsFail"])
     assert "NdifTargetDown" not in found
 
 
