@@ -58,6 +58,16 @@ def scenario_a_trace(context: Context) -> None:
     assert_equal(output_of(context.remote, True), output_of(context.local, False))
 
 
+def scenario_a_failure(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.trace(PROMPT, remote=True):
+            {}["missing"]  # the user's mistake
+
+    assert "KeyError" in failure(run)
+
+
 def scenario_refused(context: Context) -> None:
     said = failure(lambda: output_of(context.remote, True))
     assert "tests/llama" in said, said

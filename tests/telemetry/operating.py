@@ -26,6 +26,8 @@ DASHBOARDS: dict[str, dict[str, Any]] = {
 }
 
 _VARIABLES = {"$__rate_interval": "5m", "$instance": ".*", "$model": ".*"}
+INTERVAL_S = 10
+"""The interval of queries to InfluxDB."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Query:
 
     place: str
     text: str
+    legend: str = ""
 
 
 def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
@@ -41,10 +44,27 @@ def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
+def source_of(dashboard: dict[str, Any]) -> str:
+    """Return the type of a dashboard's data source: `prometheus` or `influxdb`."""
+    source: str = dashboard["templating"]["list"][0]["query"]
+    return source
+
+
+def asked(target: dict[str, Any]) -> str:
+    """Return the text of a panel's query."""
+    text: str = target["expr"] if "expr" in target else target["query"]
+    return text
+
+
+def of_source(source: str) -> dict[str, dict[str, Any]]:
+    """Return the dashboards of a type of data source."""
+    return {name: found for name, found in DASHBOARDS.items() if source_of(found) == source}
+
+
 def dashboard_queries() -> list[Query]:
-    """Return what every panel and every variable asks, with variables of "All"."""
+    """Return what every panel and every variable asks Prometheus, with variables of "All"."""
     found = []
-    for name, dashboard in DASHBOARDS.items():
+    for name, dashboard in of_source("prometheus").items():
         for panel in panels(dashboard):
             for target in panel.get("targets", ()):
                 text = target["expr"]
@@ -58,6 +78,35 @@ def dashboard_queries() -> list[Query]:
                 text = f"count by ({series[2]}) ({series[1]})"
                 found.append(Query(f"{name}: ${variable['name']}", text))
     return found
+
+
+def influxdb_queries(since_ms: int, until_ms: int, model: str = ".*") -> list[Query]:
+    """Return what every panel asks InfluxDB, of a range of time and of models that match."""
+    macros = {
+        "$timeFilter": f"time >= {since_ms}ms and time <= {until_ms}ms",
+        "$__interval_ms": str(INTERVAL_S * 1000),
+        "$__interval": f"{INTERVAL_S}s",
+        "${model:regex}": model,
+    }
+    found = []
+    for name, dashboard in of_source("influxdb").items():
+        for panel in panels(dashboard):
+            for target in panel["targets"]:
+                text = asked(target)
+                for macro, value in macros.items():
+                    text = text.replace(macro, value)
+                found.append(Query(f"{name}: {panel['title']}", text, target["alias"]))
+    return found
+
+
+def influxdb_variables() -> list[Query]:
+    """Return what every variable asks InfluxDB."""
+    return [
+        Query(f"{name}: ${variable['name']}", variable["query"]["query"])
+        for name, dashboard in of_source("influxdb").items()
+        for variable in dashboard["templating"]["list"]
+        if variable["type"] == "query"
+    ]
 
 
 def alert_queries() -> list[Query]:

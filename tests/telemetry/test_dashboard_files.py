@@ -7,7 +7,7 @@ import re
 
 import pytest
 import yaml
-from deploy.grafana import make
+from deploy.grafana.make import files
 
 from tests.telemetry.operating import (
     DASHBOARDS,
@@ -15,8 +15,11 @@ from tests.telemetry.operating import (
     GRAFANA,
     PROMETHEUS,
     alert_queries,
+    asked,
     dashboard_queries,
+    of_source,
     panels,
+    source_of,
 )
 
 every_dashboard = pytest.mark.parametrize("name", DASHBOARDS)
@@ -24,8 +27,8 @@ every_dashboard = pytest.mark.parametrize("name", DASHBOARDS)
 
 def test_the_files_are_those_that_their_source_makes() -> None:
     written = {file.name: file.read_text() for file in (GRAFANA / "dashboards").iterdir()}
-    made = {name: make.text_of(found) for name, found in make.DASHBOARDS.items()}
-    assert written == made, "run `python deploy/grafana/make.py`"
+    made = {name: files.text_of(found) for name, found in files.DASHBOARDS.items()}
+    assert written == made, "run `python -m deploy.grafana.make`"
 
 
 def test_dashboards_have_names_of_their_own() -> None:
@@ -57,25 +60,72 @@ def test_panels_say_what_they_show(name: str) -> None:
     for panel in panels(dashboard):
         assert panel["title"]
         assert panel["description"].endswith("."), panel["title"]
-        assert panel["datasource"]["uid"] == "${datasource}"
+        source = {"type": source_of(dashboard), "uid": "${datasource}"}
+        assert panel["datasource"] == source
         if panel["type"] == "alertlist":  # which asks for alerts, and not for values
             continue
         assert panel["fieldConfig"]["defaults"]["unit"]
         targets = panel["targets"]
         assert len({target["refId"] for target in targets}) == len(targets) > 0
         for target in targets:
-            assert target["expr"].strip()
-            assert target["datasource"]["uid"] == "${datasource}"
+            assert asked(target).strip()
+            assert target["datasource"] == source
 
 
 @every_dashboard
 def test_variables_are_there_and_used(name: str) -> None:
-    variables = {each["name"]: each for each in DASHBOARDS[name]["templating"]["list"]}
-    assert [*variables] == ["datasource", "instance", "model"]
-    expressions = [t["expr"] for p in panels(DASHBOARDS[name]) for t in p.get("targets", ())]
-    used = set(re.findall(r"\$(\w+)", " ".join(expressions)))
-    assert used <= {*variables, "__rate_interval"}
-    assert "instance" in used
+    dashboard = DASHBOARDS[name]
+    variables = [each["name"] for each in dashboard["templating"]["list"]]
+    texts = [asked(target) for panel in panels(dashboard) for target in panel.get("targets", ())]
+    used = set(re.findall(r"\$\{?(\w+)", " ".join(texts)))
+    if source_of(dashboard) == "prometheus":
+        assert variables == ["datasource", "instance", "model"]
+        assert used <= {*variables, "__rate_interval"}
+        assert "instance" in used
+    else:
+        assert variables == ["datasource", "model"]
+        assert used == {"model", "timeFilter", "__interval", "__interval_ms"}
+
+
+@every_dashboard
+def test_dashboards_are_linked_to_those_of_their_source(name: str) -> None:
+    source = source_of(DASHBOARDS[name])
+    (link,) = DASHBOARDS[name]["links"]
+    linked = {other for other, each in DASHBOARDS.items() if each["tags"] == link["tags"]}
+    assert linked == of_source(source).keys()
+
+
+@pytest.mark.parametrize("name", of_source("influxdb"))
+def test_each_query_to_influxdb_is_of_a_documented_measurement(name: str) -> None:
+    documented = measurements()
+    for panel in panels(DASHBOARDS[name]):
+        for target in panel["targets"]:
+            assert target["rawQuery"] is True
+            assert target["resultFormat"] == "time_series"
+            text = target["query"]
+            (measurement,) = re.findall(r'FROM "(\w+)" WHERE \$timeFilter AND ', text)
+            names = {*re.findall(r'"(\w+)"', text)} - {measurement}
+            assert names <= documented[measurement]
+            assert {*re.findall(r"\$tag_(\w+)", target["alias"])} <= names
+
+
+def test_every_measurement_is_shown() -> None:
+    shown = {
+        measurement
+        for dashboard in of_source("influxdb").values()
+        for panel in panels(dashboard)
+        for target in panel["targets"]
+        for measurement in re.findall(r'FROM "(\w+)"', target["query"])
+    }
+    assert shown == measurements().keys()
+    assert len(shown) == 6
+
+
+def measurements() -> dict[str, set[str]]:
+    """Return the names of tags and fields of each measurement, by the document."""
+    table = DOCUMENT.read_text().partition("## InfluxDB")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+Metric)` \| (.*?) \| (.*?) \|", table, re.MULTILINE)
+    return {name: {*re.findall(r"\w+", f"{tags} {fields}")} for name, tags, fields in rows}
 
 
 def test_each_metric_that_is_asked_for_is_in_the_document() -> None:
@@ -101,5 +151,16 @@ def test_grafana_is_told_of_the_same_interval_as_prometheus() -> None:
     scraping = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
     assert found["jsonData"]["timeInterval"] == scraping["global"]["scrape_interval"]
     assert (found["type"], found["access"]) == ("prometheus", "proxy")
+
+
+def test_grafana_asks_influxdb_in_the_language_of_its_dashboards() -> None:
+    source = yaml.safe_load((GRAFANA / "provisioning/datasources/ndif-influxdb.yml").read_text())
+    (found,) = source["datasources"]
+    assert (found["type"], found["access"]) == ("influxdb", "proxy")
+    assert found["jsonData"]["version"] == "InfluxQL"
+    assert found["jsonData"]["dbName"]
+
+
+def test_grafana_reads_dashboards_of_files() -> None:
     providers = yaml.safe_load((GRAFANA / "provisioning/dashboards/ndif.yml").read_text())
     assert [provider["type"] for provider in providers["providers"]] == ["file"]

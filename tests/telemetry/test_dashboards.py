@@ -1,5 +1,6 @@
-"""A real Prometheus answers each query of the dashboards and alerts, about a real server that was in use.
+"""Each query of the dashboards and alerts has an answer, about a real server that was in use.
 
+A real Prometheus scrapes that server, and it writes to a real InfluxDB.
 `python -m pytest -s tests/telemetry/test_dashboards.py` prints the queries, and how many series each has.
 """
 
@@ -9,8 +10,10 @@ import itertools
 import json
 import math
 import os
+import re
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,24 +28,34 @@ from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from tests.clients.harness import Client, StartedServer, children, model_processes, until
 from tests.clients.test_many import ONE_FITS
 from tests.gateway.test_bad_input import OLD, key, send_old
+from tests.services.influxdb import InfluxServer
 from tests.services.prometheus import PrometheusServer
 from tests.services.redis import RedisServer
 from tests.serving import serving
-from tests.telemetry.operating import PROMETHEUS, Query, alert_queries, dashboard_queries
-from tests.telemetry.store import Store
+from tests.telemetry.operating import (
+    INTERVAL_S,
+    PROMETHEUS,
+    Query,
+    alert_queries,
+    dashboard_queries,
+    influxdb_queries,
+    influxdb_variables,
+)
 from tests.tiny_models import make_gpt2, make_llama
 
 BROKEN = "tests/broken"
 GPT2, LLAMA = "tests/gpt2", "tests/llama"
+DATABASE = "ndif"
 
 
 @dataclass(frozen=True)
 class Site:
-    """A server with a broker, whose models take turns on one GPU, and a Prometheus that scrapes it."""
+    """A server with a broker, whose models take turns on one GPU, and who stores its metrics."""
 
     server: StartedServer
     redis: RedisServer
     prometheus: PrometheusServer
+    influx: InfluxServer
 
     def garbage(self, repo_id: str = GPT2, callback: str = "") -> httpx.Response:
         """Send a job that cannot be run."""
@@ -90,7 +103,7 @@ def site(
     with (
         serving(Starlette(routes=[Mount("/hub", routes=hub.routes())])) as hub_url,
         RedisServer(tmp_path_factory.mktemp("redis")) as redis,
-        Store(behaviour=400) as refusing,
+        InfluxServer(tmp_path_factory.mktemp("influxdb")) as influx,
     ):
         server = StartedServer(
             environment={
@@ -105,7 +118,7 @@ def site(
                 "NDIF_AUTOSCALE_MAX_REPLICAS": "1",
                 "NDIF_CALLBACK_NETWORKS": "127.0.0.0/8",
                 "NDIF_CALLBACK_ATTEMPTS": "1",
-                "NDIF_OTLP_URL": refusing.url,
+                "NDIF_INFLUXDB_URL": influx.create(DATABASE),
             }
         )
         clients = []
@@ -114,7 +127,7 @@ def site(
             rules = [PROMETHEUS / "alerts.yml"]
             target = server.url.removeprefix("http://")
             with PrometheusServer(folder, target, rules=rules) as prometheus:
-                found = Site(server, redis, prometheus)
+                found = Site(server, redis, prometheus, influx)
                 for name in (GPT2, LLAMA):
                     environment = {
                         "NDIF_HOST": server.url,
@@ -136,13 +149,18 @@ def use(site: Site, clients: list[Client]) -> None:
     for _ in range(3):
         for client in clients:  # each displaces the other's model
             client.run("scenario_a_trace")
+    # A queue, and a user's mistake.
+    busy = clients[0]
+    busy.run("scenario_fifty_jobs_are_sent")
+    busy.run("scenario_all_that_was_sent_is_answered")
+    busy.run("scenario_a_failure")
     # A job that fails, of which nobody can be told; one that is refused; a model that does not load.
     job = site.garbage(callback="http://127.0.0.1:9/").json()["id"]
     assert site.end_of(job) == "ERROR"
     assert httpx.post(f"{site.server.url}/request", content=b"?").status_code == 400
     assert site.end_of(site.garbage(BROKEN).json()["id"]) == "ERROR"
     # A run that is ended for its limit.
-    clients[0].run("scenario_a_block_that_prints_too_much")
+    busy.run("scenario_a_block_that_prints_too_much")
     # A broker that is away for a moment.
     site.redis.pause()
     try:
@@ -187,16 +205,100 @@ def test_prometheus_takes_every_rule(site: Site) -> None:
 
 
 def test_an_alert_tells_what_has_happened(site: Site) -> None:
-    def summaries() -> set[tuple[str, str]]:
-        found = site.prometheus.get("alerts")["alerts"]
-        assert "<no value>" not in json.dumps(found)
-        return {(each["labels"]["alertname"], each["annotations"]["summary"]) for each in found}
+    def summaries() -> dict[str, list[str]]:
+        alerts = site.prometheus.get("alerts")["alerts"]
+        assert "<no value>" not in json.dumps(alerts)
+        found = defaultdict(list)
+        for each in alerts:
+            found[each["labels"]["alertname"]].append(each["annotations"]["summary"])
+        return found
 
-    def told() -> set[tuple[str, str]] | None:
-        said = summaries()
-        return said if "NdifReplicasLost" in dict(said) else None
+    found = until(lambda: "NdifReplicasLost" in summaries() and summaries())
+    assert "ended by itself" in found["NdifReplicasLost"][0]
+    # The process that was killed may have been loading its model, too.
+    assert any(summary.startswith(BROKEN) for summary in found["NdifLoadsFail"])
+    assert "NdifTargetDown" not in found
 
-    found = until(told)
-    assert "ended by itself" in dict(found)["NdifReplicasLost"]
-    assert ("NdifLoadsFail", f"{BROKEN} could not be loaded.") in found
-    assert "NdifTargetDown" not in dict(found)
+
+# InfluxDB
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A series of InfluxDB's answer to a query."""
+
+    tags: dict[str, str]
+    values: list[float]
+
+
+def influxdb_answers(influx: InfluxServer, query: Query) -> list[Answer]:
+    """Return the series that a query answers with: each of times and values, and some value above 0."""
+    found = []
+    for series in influx.query(DATABASE, query.text):
+        assert len(series["columns"]) == 2, query
+        values = [value for _, value in series["values"] if value is not None]
+        if any(value > 0 for value in values):
+            found.append(Answer(series.get("tags", {}), values))
+    return found
+
+
+@pytest.fixture(scope="module")
+def written(site: Site) -> tuple[int, int]:
+    """The range of time, in Unix milliseconds, of a server's measurements, of which all are written."""
+    sent = len(site.influx.until(DATABASE, "NetworkStatusMetric"))
+    until(lambda: len(site.influx.rows(DATABASE, "GPUMemMetric")) > 50)
+    time.sleep(3)  # each process sends its last points within a second
+    assert len(site.influx.rows(DATABASE, "NetworkStatusMetric")) == sent
+    now_ms = int(time.time() * 1000)
+    return now_ms - 3_600_000, now_ms
+
+
+def test_each_query_has_an_answer_of_influxdb(site: Site, written: tuple[int, int]) -> None:
+    answers = {query: influxdb_answers(site.influx, query) for query in influxdb_queries(*written)}
+    for query, found in answers.items():
+        print(f"{len(found):3}  {query.place:60} {query.text}")
+    assert not [query.place for query, found in answers.items() if not found]
+    for query, found in answers.items():
+        for tag in re.findall(r"\$tag_(\w+)", query.legend):
+            assert all(answer.tags[tag] for answer in found), query
+        assert "$tag_" in query.legend or len(found) == 1, query
+
+
+def test_the_rates_of_influxdb_add_up(site: Site, written: tuple[int, int]) -> None:
+    (query,) = (
+        q for q in influxdb_queries(*written) if q.place.endswith(": Jobs accepted, by model")
+    )
+    answers = influxdb_answers(site.influx, query)
+    rows = site.influx.rows(DATABASE, "NetworkStatusMetric")
+    for answer in answers:
+        number = sum(row["model"] == answer.tags["model"] for row in rows)
+        assert sum(answer.values) * INTERVAL_S == pytest.approx(number)
+    assert len(answers) == 3
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        (r"tests\/gpt2", {GPT2}),
+        (r"(tests\/gpt2|tests\/llama)", {GPT2, LLAMA}),
+        (r"gpt2", set()),
+    ],
+)
+def test_models_are_chosen(
+    site: Site, written: tuple[int, int], pattern: str, names: set[str]
+) -> None:
+    """Grafana's form `regex` has a backslash before each slash."""
+    found = {
+        answer.tags["model"]
+        for query in influxdb_queries(*written, pattern)
+        for answer in influxdb_answers(site.influx, query)
+        if query.legend == "$tag_model"
+    }
+    assert found == names
+
+
+def test_the_models_to_choose_from_are_those_of_jobs(site: Site, written: tuple[int, int]) -> None:
+    for variable in influxdb_variables():
+        found = site.influx.query(DATABASE, variable.text)
+        values = {value for series in found for _, value in series["values"]}
+        assert values == {GPT2, LLAMA, BROKEN}, variable

@@ -36,7 +36,7 @@ _SAMPLED = 1
 
 
 class TraceExporter:
-    """Sends the spans of jobs from a background thread; a collector that is away costs spans, and no job."""
+    """Sends the spans of jobs from a thread; a collector that is away costs spans, and no job."""
 
     def __init__(self, url: str) -> None:
         """Send to the collector at `url`, as http://collector:4318, with the headers of `_HEADERS`."""
