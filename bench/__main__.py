@@ -36,6 +36,7 @@ from bench.processes import (
 from bench.replicas import replicas
 from bench.sandbox import per_user, sandbox
 from bench.simulate import simulate
+from bench.telemetry import telemetry
 from bench.usage import usage
 from bench.warm import warm
 from ndif.config.units import parse_duration
@@ -84,6 +85,7 @@ def measure(raw: dict[str, object]) -> Iterator[Figure]:
     yield from hostile(folder, environment)
     yield from control()
     yield from accounts()
+    yield from telemetry(folder, environment)
     yield from usage(seconds=30)
     yield from simulate()
     yield from cluster(folder, environment)

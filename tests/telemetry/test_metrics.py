@@ -13,13 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import REGISTRY
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client import REGISTRY, CollectorRegistry, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    UnknownMetricFamily,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
+from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from ndif.schema.job_record import JobRecord
 from ndif.schema.step import RUNNER, Step
 from ndif.telemetry import metrics, state
-from ndif.telemetry.exposition import exposition
+from ndif.telemetry.exposition import _Families, _lines, exposition
 from ndif.telemetry.metrics_folder import VARIABLE, prepare
 from ndif.telemetry.state import families
 from tests.services.prometheus import promtool
@@ -73,7 +81,7 @@ STATUS: Mapping[str, Any] = {
 def values(text: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     return {
         (one.name, frozenset(one.labels.items())): one.value
-        for family in text_string_to_metric_families(text.decode())
+        for family in parse_text(text.decode())
         for one in family.samples
     }
 
@@ -181,6 +189,31 @@ def test_what_is_answered_has_the_form_that_prometheus_reads(accept: str) -> Non
     assert b"_created" not in text
     if accept != OPENMETRICS:
         assert promtool("check", "metrics", content=text) == ""
+
+
+def odd_families() -> list[Metric]:
+    gauge = GaugeMetricFamily("ndif_odd", 'A "help"\nof \\ lines', labels=["model", "kind"])
+    for number, value in enumerate((0.1, 1e300, 1e-7, -3, float("inf"), float("-inf"))):
+        gauge.add_metric([f'a"b\\c\n{number}, {{é}}=', ""], value)
+    counter = CounterMetricFamily("ndif_ups", "Ups.", labels=["of"])
+    counter.add_metric(["x"], 12)
+    histogram = HistogramMetricFamily("ndif_took_seconds", "Seconds.")
+    histogram.add_metric([], [("0.5", 1), ("+Inf", 3)], 4.5)
+    return [gauge, counter, histogram, UnknownMetricFamily("ndif_strange", "Strange.", 5)]
+
+
+@pytest.mark.parametrize("accept", ["", OPENMETRICS])
+def test_the_text_is_what_the_librarys_own_encoders_say(accept: str) -> None:
+    registry = CollectorRegistry()
+    registry.register(_Families(odd_families()))
+    encode, content_type = choose_encoder(accept)
+    own = "".join(_lines(odd_families(), is_open=accept == OPENMETRICS))
+    read = parse_open if accept == OPENMETRICS else parse_text
+    assert [*read(own)] == [*read(encode(registry).decode())]
+    assert [line for line in own.splitlines() if line.startswith("#")] == [
+        line for line in encode(registry).decode().splitlines() if line.startswith("#")
+    ]
+    assert exposition(accept)[1] == content_type
 
 
 COUNTING = """

@@ -26,9 +26,13 @@ OTHER = "other"
 _MOST_MODELS = 500
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+_MODEL_SECONDS = (0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120, 600, 1800)
+"""Fewer, because each model has them."""
 _LONG_S = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 _BYTES = tuple(float(4**power << 10) for power in range(11))
 """From 1 KiB to 1 GiB, each four times the one before."""
+_MODEL_BYTES = tuple(float(16**power << 14) for power in range(5))
+"""From 16 KiB to 1 GiB, each sixteen times the one before."""
 
 JOBS = Counter(
     "ndif_jobs", "Jobs that have ended, by the status that they ended with.", ["model", "status"]
@@ -37,22 +41,25 @@ EXECUTION = Histogram(
     "ndif_job_execution_seconds",
     "Time that the block of a job ran.",
     ["model"],
-    buckets=_SECONDS,
+    buckets=_MODEL_SECONDS,
 )
 WAIT = Histogram(
     "ndif_job_wait_seconds",
     "Time from the receipt of a job to its last dispatch to a replica.",
     ["model"],
-    buckets=_SECONDS,
+    buckets=_MODEL_SECONDS,
 )
 RESULT_BYTES = Histogram(
-    "ndif_job_result_bytes", "Size of a job's result as it is sent.", ["model"], buckets=_BYTES
+    "ndif_job_result_bytes",
+    "Size of a job's result as it is sent.",
+    ["model"],
+    buckets=_MODEL_BYTES,
 )
 PEAK_MEMORY = Histogram(
     "ndif_job_peak_memory_bytes",
     "Peak memory of a job above its model: of the GPU, or of its process where there is none.",
     ["model"],
-    buckets=_BYTES,
+    buckets=_MODEL_BYTES,
 )
 STATUS = Histogram(
     "ndif_job_status_seconds",

@@ -40,7 +40,8 @@ _SECRETS = frozenset(
     name_of(field)
     for field in (
         *("cluster_secret", "database_url", "postgres_password"),
-        *("influxdb_url", "influxdb_token", "loki_url", "otlp_url"),
+        # Replicas of a node log to NDIF_LOKI_URL.
+        *("influxdb_url", "influxdb_token", "otlp_url"),
     )
 )
 _MIN_FREE = 0.05
