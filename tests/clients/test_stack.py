@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,15 +98,34 @@ def test_each_channel_and_request_may_meet_another_process(
             users[generation].run(scenario)
 
 
-def test_the_log_and_the_trace_of_one_request(stack: Stack, users: Clients) -> None:
-    """One line a step, of the gateway, the dispatcher, and a replica on a node, by the job's id."""
-    users["0.8"].run("scenario_in_place_edit")
-    job = json.loads(output(stack.host, "jobs", "list", "--limit", "1", "--json"))["jobs"][0]["id"]
-    logs = {
+def logs_of(stack: Stack) -> dict[str, list[str]]:
+    """The newest lines of each kind of process."""
+    return {
         "gateway": output(stack.host, "logs", "-n", "2000").splitlines(),
         "dispatcher": output(stack.host, "logs", "dispatcher", "-n", "2000").splitlines(),
         "replica": stack.ray.worker_logs().splitlines(),
     }
+
+
+def test_no_log_has_what_a_user_wrote(stack: Stack, users: Clients) -> None:
+    users["0.8"].run("scenario_statuses_in_order")  # prints "from the block"
+    users["0.8"].run("scenario_an_error_names_the_users_line")
+    for lines in logs_of(stack).values():
+        assert len(lines) > 5
+        assert not [line for line in lines if "from the block" in line or "torch.ones" in line]
+
+
+def test_the_log_and_the_trace_of_one_request(stack: Stack, users: Clients) -> None:
+    """One line a step, of the gateway, the dispatcher, and a replica on a node, by the job's id."""
+    users["0.8"].run("scenario_in_place_edit")
+    job = json.loads(output(stack.host, "jobs", "list", "--limit", "1", "--json"))["jobs"][0]["id"]
+
+    def ended() -> dict[str, Any] | None:
+        found: dict[str, Any] = json.loads(output(stack.host, "trace", job, "--json"))
+        return found if found["ended"] else None
+
+    trace = until(ended)
+    logs = logs_of(stack)
     said = {
         process: [
             event
@@ -129,7 +149,6 @@ def test_the_log_and_the_trace_of_one_request(stack: Stack, users: Clients) -> N
     assert {event["process"] for event in said["replica"]} == {"replica"}
     (replica,) = {event["replica"] for event in said["replica"]}
     assert replica in {each["replica_id"] for each in replicas(stack.host, NAME)}
-    trace = json.loads(output(stack.host, "trace", job, "--json"))
     assert {(step["by"], step["name"]) for step in trace["steps"]} == {
         *steps["dispatcher"],
         *steps["replica"] - {("replica", "deliver")},  # with which the dispatcher was told of them
