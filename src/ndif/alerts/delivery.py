@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from http import HTTPStatus
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -97,8 +99,9 @@ class Webhook:
 
     async def _answer(self, body: dict[str, Any]) -> httpx.Response:
         """Return the answer, of which no more than its headers is read."""
+        tls = await asyncio.to_thread(_authorities)
         async with (
-            httpx.AsyncClient(timeout=_TIMEOUT_S) as client,
+            httpx.AsyncClient(verify=tls, timeout=_TIMEOUT_S) as client,
             client.stream("POST", self._url, json=body, headers={"User-Agent": "ndif"}) as answer,
         ):
             return answer
@@ -263,6 +266,12 @@ async def _tried(destination: Destination, message: Message) -> dict[str, Any]:
     except DeliveryError as error:
         problem = str(error)
     return {"to": destination.shown, "form": destination.form, "problem": problem}
+
+
+@cache
+def _authorities() -> ssl.SSLContext:
+    """Return the context of TLS; reading the authorities takes a while, in which no job should wait."""
+    return httpx.create_ssl_context()
 
 
 def _digest(address: str) -> str:
