@@ -206,7 +206,7 @@ class Courier:
                 self.waiting.popleft()
 
     def _failed(self, error: DeliveryError) -> None:
-        if str(error) != self.problem:
+        if self.problem is None:  # one line, however often it fails
             logger.warning("Alerts do not reach %s: %s", self.destination.shown, error)
         self.problem = str(error)
 
