@@ -45,6 +45,7 @@ ROOMS = (
     "dashboard",
     "gateway",
     "control",
+    "alerts",
     "queue",
     "cluster",
     "schedule",

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from ndif.cluster.models import Models
 from ndif.config.settings import Settings
-from ndif.control.answers import OWN_TRACE
+from ndif.control.answers import OWN_TRACE, Alerts
 from ndif.control.operations import (
     Answer,
     CollectGarbage,
@@ -25,11 +25,13 @@ from ndif.control.operations import (
     GetUsage,
     Kill,
     KillKey,
+    ListAlerts,
     ListCallbacks,
     Operation,
     Restart,
     RetryCallbacks,
     Scale,
+    SendTestAlerts,
     Stop,
 )
 from ndif.gateway.admin import AdminRoutes
@@ -50,6 +52,8 @@ GIB = 1024**3
 MAX_REPLICAS = 3
 """Replicas for which there is room."""
 
+ALERTS: dict[str, Any] = Alerts.model_json_schema()["examples"][0]
+
 
 @dataclass
 class Deployed:
@@ -69,6 +73,8 @@ class Table:
         self.waited_for: list[bool] = []
         self.given_up = ["request-4", "request-5"]
         self.called_again: list[str] = []
+        self.incidents = ALERTS["open"]
+        self.tested = [{"to": "https://example.org/…", "form": "json", "problem": None}]
         self.killed_keys: list[str] = []
         self.jobs_of_keys = 0
         self.leads = True
@@ -116,6 +122,10 @@ class Table:
                 return self._list_callbacks()
             case RetryCallbacks():
                 return {"retried": self._retry(operation)}
+            case ListAlerts():
+                return {**ALERTS, "open": self.incidents}
+            case SendTestAlerts():
+                return {"destinations": self.tested}
             case Stop():
                 self.stopped = True
                 return {"stopping": True}

@@ -256,6 +256,22 @@ def test_call_backs_are_listed_and_made_again(ndif: Ndif, table: Table) -> None:
     assert ndif("callbacks", "list").stdout == "No call-back waits, and none was given up.\n"
 
 
+def test_alerts_are_listed_and_tested(ndif: Ndif, table: Table) -> None:
+    said = ndif("alerts", "list").stdout
+    for text in ("store-away", "The broker does not answer", "Resolved: none.", "hooks.slack.com"):
+        assert text in said, text
+    assert len(printed(ndif("alerts", "list", "--json"))["open"]) == 1
+    table.incidents = []
+    assert "Open: none." in ndif("alerts", "list").stdout
+    assert ndif("alerts", "test").stdout == "https://example.org/… (json): delivered\n"
+    table.tested[0]["problem"] = "it answered 404"
+    result = ndif("alerts", "test")
+    assert (result.exit_code, result.stdout) == (
+        1,
+        "https://example.org/… (json): it answered 404\n",
+    )
+
+
 @pytest.mark.parametrize("arguments", [[], ["request-4", "--all"]], ids=" ".join)
 def test_call_backs_that_are_made_again_are_named_in_one_way(
     ndif: Ndif, arguments: list[str]
@@ -343,6 +359,8 @@ ASKING = [
     ["evict", "org/a"],
     ["scale", "org/a", "1"],
     ["kill", "x"],
+    ["alerts", "list"],
+    ["alerts", "test"],
     ["callbacks", "list"],
     ["callbacks", "retry", "x"],
 ]

@@ -24,11 +24,13 @@ from ndif.control.operations import (
     GetUsage,
     Kill,
     KillKey,
+    ListAlerts,
     ListCallbacks,
     Operation,
     Restart,
     RetryCallbacks,
     Scale,
+    SendTestAlerts,
     Stop,
     parse_operation,
 )
@@ -54,6 +56,8 @@ SAMPLES: tuple[Operation, ...] = (
     GetUsage(by="day", since="2026-11-24", user="u"),
     ListCallbacks(),
     RetryCallbacks(request_id="r"),
+    ListAlerts(),
+    SendTestAlerts(),
     Stop(),
 )
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _COMMANDS = {
+    "alerts": "Show what the server alerts its operator of, and test whether that arrives.",
     "callbacks": "Show call-backs that wait or were given up, and make them again.",
     "deploy": "Load models before their first request.",
     "doctor": "Check what this machine has for a server, and what it lacks.",

@@ -13,10 +13,13 @@ from packaging.version import InvalidVersion, Version
 from pydantic import BeforeValidator, Field, FilePath, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from ndif.config.mail_template import split_template
 from ndif.config.units import Unit, parse_gpus, read_duration, read_size
 
 _HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*", re.ASCII)
 _MAIL = re.compile(r"[^\s@<>,]+@[\w-]+(\.[\w-]+)*", re.ASCII)
+_TIME = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]", re.ASCII)
+_FORM = re.compile(r"(slack|discord|json)\+")
 
 _ORIGIN_HOST = re.compile(r"[\w-]+(\.[\w-]+)*|[0-9a-f:.]*:[0-9a-f:.]*", re.ASCII)
 _PORTS = {"http": 80, "https": 443}
@@ -190,6 +193,29 @@ class Settings(BaseSettings):
     """Domain of the Mailgun account."""
     mailgun_url: str = Field(default="https://api.mailgun.net", validation_alias="MAILGUN_URL")
     """Address of Mailgun's API; https://api.eu.mailgun.net for a domain in Europe."""
+
+    alert_webhooks: SecretStr = SecretStr("")
+    """Addresses, separated by commas, to which the server posts alerts for its operator: webhooks of Slack
+    (hooks.slack.com) and Discord (discord.com/api/webhooks); others get JSON. A prefix slack+,
+    discord+ or json+ names the form of another host. Empty, and no NDIF_ALERT_EMAIL: no alerts."""
+    alert_email: str = ""
+    """Mail addresses that get alerts, separated by commas; needs NDIF_SMTP_URL or MAILGUN_API_KEY."""
+    alert_email_template: FilePath | None = None
+    """File with the text of these mails instead of the server's own: a line `Subject: $headline`, an empty
+    line, and text with $headline, $details, $advice, $server, $event, $severity and $time."""
+    alert_digest_at: str = ""
+    """Time of the machine's day, such as 08:00, at which a digest of the last day goes where alerts go.
+    Empty: never."""
+    alert_after_s: Duration = Field(default=60, gt=0)
+    """Time for which something is wrong before an alert, and right again before it is resolved."""
+    alert_repeat_s: Duration = Field(default=4 * 3600, gt=0)
+    """Time after which what is still wrong is told again."""
+    alert_queue_s: Duration = Field(default=300, gt=0)
+    """Time in which jobs of a model wait and none is dispatched, that is an alert."""
+    alert_error_rate: float = Field(default=0.5, gt=0, lt=1)
+    """Fraction of a model's jobs that may fail without an alert, from 0 to 1."""
+    alert_disk_free: float = Field(default=0.1, ge=0, lt=1)
+    """Fraction of the disk of results below which less that is free is an alert, from 0 to 1."""
 
     min_nnsight_version: str = Field(default="", validation_alias="MIN_NNSIGHT_VERSION")
     """Oldest nnsight whose requests are taken, such as 0.8.1. Empty: any of an installed generation."""
@@ -398,6 +424,42 @@ class Settings(BaseSettings):
             raise ValueError("is not like smtp://user:password@host:587; escape special characters")
         return secret
 
+    @field_validator("alert_webhooks")
+    @classmethod
+    def _names_webhooks(cls, secret: SecretStr) -> SecretStr:
+        for number, text in enumerate(_split(secret.get_secret_value()), 1):
+            if not _is_webhook(text):
+                # The address is as good as a password.
+                raise ValueError(
+                    f"its address {number} is not like https://hooks.slack.com/services/… or json+https://…"
+                )
+        return secret
+
+    @field_validator("alert_email")
+    @classmethod
+    def _names_mailboxes(cls, text: str) -> str:
+        for address in _split(text):
+            if not _MAIL.fullmatch(address):
+                raise ValueError(f"{address!r} is not an address like ada@example.org")
+        return text
+
+    @field_validator("alert_email_template")
+    @classmethod
+    def _is_a_template(cls, file: FilePath | None) -> FilePath | None:
+        if file is not None:
+            try:
+                split_template(file.read_text())
+            except OSError as error:
+                raise ValueError(f"{file} cannot be read ({error.strerror})") from error
+        return file
+
+    @field_validator("alert_digest_at")
+    @classmethod
+    def _is_a_time_of_day(cls, text: str) -> str:
+        if text and not _TIME.fullmatch(text):
+            raise ValueError(f"{text!r} is not a time like 08:00")
+        return text
+
     @field_validator("influxdb_url")
     @classmethod
     def _names_a_database(cls, secret: SecretStr) -> SecretStr:
@@ -474,6 +536,14 @@ class Settings(BaseSettings):
             raise ValueError("NDIF_SMTP_URL needs NDIF_MAIL_FROM")
         if mailgun and not self.mailgun_domain:
             raise ValueError("MAILGUN_API_KEY needs MAILGUN_DOMAIN")
+        if self.alert_email and not (smtp or mailgun):
+            raise ValueError("NDIF_ALERT_EMAIL needs NDIF_SMTP_URL or MAILGUN_API_KEY")
+        if self.alert_email_template is not None and not self.alert_email:
+            raise ValueError("NDIF_ALERT_EMAIL_TEMPLATE needs NDIF_ALERT_EMAIL")
+        if self.alert_digest_at and not self.sends_alerts:
+            raise ValueError(
+                "NDIF_ALERT_DIGEST_AT needs NDIF_ALERT_WEBHOOKS or NDIF_ALERT_EMAIL: nobody would get it"
+            )
         if self.influxdb_token.get_secret_value() and (
             urlsplit(self.influxdb_url.get_secret_value()).username is not None
         ):
@@ -505,6 +575,21 @@ class Settings(BaseSettings):
         """True if the variables name a way to send mail."""
         secrets = (self.smtp_url, self.mailgun_api_key)
         return any(each.get_secret_value() for each in secrets)
+
+    @property
+    def sends_alerts(self) -> bool:
+        """True if the variables name somebody who gets alerts."""
+        return bool(self.alert_webhook_addresses or self.alert_recipients)
+
+    @property
+    def alert_webhook_addresses(self) -> tuple[str, ...]:
+        """Addresses in `alert_webhooks`, with their prefixes."""
+        return _split(self.alert_webhooks.get_secret_value())
+
+    @property
+    def alert_recipients(self) -> tuple[str, ...]:
+        """Addresses in `alert_email`."""
+        return _split(self.alert_email)
 
     @property
     def allowed_callback_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
@@ -574,6 +659,17 @@ def _is_http(text: str) -> bool:
     except ValueError:  # of the port
         return False
     return is_whole and not parts.query and not parts.fragment
+
+
+def _is_webhook(text: str) -> bool:
+    """Return True if a text is an HTTP address, perhaps with a query, behind a form's prefix or none."""
+    url = text[found.end() :] if (found := _FORM.match(text)) else text
+    try:
+        parts = urlsplit(url)
+        is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of the port
+        return False
+    return is_whole and not re.search(r"[\s\x00-\x1f\x7f]", url)
 
 
 def _is_origin(text: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import ProvisionResult, ReplicaRequest
@@ -18,6 +18,10 @@ from ndif.queue.processor import Processor
 from ndif.schema.deployment import OperationError
 from ndif.stores.responder import Responder
 from ndif.stores.usage import UsageStore
+
+if TYPE_CHECKING:
+    # Imported only where alerts are configured.
+    from ndif.alerts.watch import Alerts
 
 _EVICTED = "The server's operator has taken {!r} off the server."
 _MAX_QUOTED = 200
@@ -48,6 +52,8 @@ class ControlPlane:
     retention_s: float
     """Seconds that the record of a job is kept."""
     callbacks: CallbackDelivery
+    alerts: Alerts | None = None
+    """The alerts of the operator; None if the server sends none."""
 
     def find(self, name: str) -> list[Model]:
         """Return the models of a repo id, or the model of a whole key; raise if there is none."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import date
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -44,6 +44,10 @@ from ndif.schema.model_key import Variant
 from ndif.stores.broker import BrokerError
 from ndif.stores.objects import ObjectStoreError
 from ndif.stores.usage import Group, UsageAwayError
+
+if TYPE_CHECKING:
+    # Imported only where alerts are configured.
+    from ndif.alerts.watch import Alerts
 
 _KILLED = "The server's operator has ended this job."
 _CANCELLED = "You have ended this job."
@@ -604,6 +608,37 @@ class RetryCallbacks(Operation):
                 "`ndif callbacks list` lists those that are.",
             )
         return await callbacks.retry(_whole_id(self.request_id, {f.request_id for f in found}))
+
+
+class ListAlerts(Operation):
+    """Open incidents of the server's own alerts, those of the last day, and who is told."""
+
+    name, event, method = "alerts", "ALERTS", "GET"
+    answer = answers.Alerts
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        return _alerts_of(control).describe()
+
+
+class SendTestAlerts(Operation):
+    """Send a test message to everybody who gets alerts."""
+
+    name, event = "alerts/test", "TEST_ALERTS"
+    answer = answers.TestedAlerts
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        return await _alerts_of(control).test()
+
+
+def _alerts_of(control: ControlPlane) -> Alerts:
+    if control.alerts is None:
+        raise OperationError(
+            409,
+            "This server sends no alerts: set NDIF_ALERT_WEBHOOKS or NDIF_ALERT_EMAIL, and start it again.",
+        )
+    return control.alerts
 
 
 class Stop(Operation):

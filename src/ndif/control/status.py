@@ -93,6 +93,26 @@ def describe_queues(dispatcher: Dispatcher) -> dict[str, Any]:
     return {"models": [_requests(processor) for processor in dispatcher.processors.values()]}
 
 
+def describe_waits(dispatcher: Dispatcher) -> list[dict[str, Any]]:
+    """Return for how long each queue waits: the cost does not grow with the number of its requests."""
+    wall = time.time() - asyncio.get_running_loop().time()
+    found = []
+    for processor in dispatcher.processors.values():
+        oldest = next(iter(processor.queue), None)
+        dispatched = [wall + worker.run.since for worker in processor.replicas if worker.run]
+        found.append(
+            {
+                "model_key": str(processor.model.config.key),
+                "generation": processor.variant.generation,
+                "waiting": len(processor.queue),
+                "oldest": None if oldest is None else oldest.item.received,
+                "running": len(dispatched),
+                "last_dispatched": max(dispatched, default=None),
+            }
+        )
+    return found
+
+
 def describe_jobs(dispatcher: Dispatcher, user: str | None) -> list[dict[str, Any]]:
     """Return the unfinished jobs of a user, or of all, the newest first, as JSON."""
     places: dict[str, tuple[int, float | None]] = {}

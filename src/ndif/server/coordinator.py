@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
@@ -16,8 +16,9 @@ from ndif.cluster.models import Models
 from ndif.cluster.replica import Replica
 from ndif.config.settings import Settings
 from ndif.control.control_plane import ControlPlane
-from ndif.control.operations import Deploy
+from ndif.control.operations import Deploy, GetStatus
 from ndif.control.reconciler import Reconciler
+from ndif.control.status import describe_waits
 from ndif.host.evaluation import Evaluator, Measured
 from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtimes
@@ -38,6 +39,7 @@ from ndif.stores.usage import UsageStore
 from ndif.tasks import end
 
 if TYPE_CHECKING:
+    from ndif.alerts.watch import Alerts
     from ndif.telemetry.traces import TraceExporter
 
 logger = logging.getLogger(__name__)
@@ -67,6 +69,7 @@ class Coordinator:
         *,
         usage: UsageStore,
         places: bool,
+        alerts: Alerts | None = None,
         stop: Callable[[], None] = lambda: None,
         on_up: Callable[[Replica], None] = lambda _: None,
     ) -> None:
@@ -78,6 +81,7 @@ class Coordinator:
         self._broker = broker
         self._places = places
         self._usage = usage
+        self._alerts = alerts
         self._traces = _open_traces(settings)
         self._runtimes = runtimes
         self._fleet = fleet
@@ -128,6 +132,7 @@ class Coordinator:
             responder,
             max(settings.response_ttl_s, settings.result_ttl_s),
             callbacks,
+            alerts,
         )
 
     def generations(self) -> list[str]:
@@ -144,6 +149,9 @@ class Coordinator:
         self.dispatcher.start()
         self._tasks.append(asyncio.create_task(self.reconciler.run(), name="reconciler"))
         self._tasks.append(asyncio.create_task(self._callbacks.run(), name="call-backs"))
+        if self._alerts is not None:
+            watching = self._alerts.run(self._look, self._usage)
+            self._tasks.append(asyncio.create_task(watching, name="alerts"))
         if self._places and self._configs:
             self._tasks.append(asyncio.create_task(self._deploy(), name="first deployments"))
             self._tasks.append(asyncio.create_task(self._prepare(), name="fork servers"))
@@ -163,6 +171,11 @@ class Coordinator:
         await (self.controller.leave() if self._fleet.outlives else self.controller.stop())
         await self._evaluator.stop()
         self._callbacks.close()
+
+    async def _look(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return the state that alerts follow from."""
+        status = await GetStatus().perform(self.control_plane)
+        return status, describe_waits(self.dispatcher)
 
     def _note_end(self, record: JobRecord) -> None:
         self._usage.note(record)

@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -35,6 +35,9 @@ from ndif.stores.objects import open_store
 from ndif.stores.responder import Responder
 from ndif.stores.usage import MemoryUsage, open_usage
 from ndif.telemetry import influxdb
+
+if TYPE_CHECKING:
+    from ndif.alerts.watch import Alerts
 
 
 class Server:
@@ -87,6 +90,12 @@ class Server:
         self._fleet = fleet = ThisMachine(
             settings, self._broker, self._objects, runtimes, trusted=trusted, places=places
         )
+        accounts: Accounts = OpenAccounts(hotswapping=False, trusted=trusted)
+        if places:
+            accounts = open_accounts(settings)
+        elif owner_token is not None:
+            accounts = OwnerAccounts(os.geteuid(), owner_token, trusted=trusted)
+        self._accounts = accounts
         self._coordinator = Coordinator(
             settings,
             configs,
@@ -97,6 +106,7 @@ class Server:
             open_delivery(settings, self._callbacks, self._objects, secrets, networks),
             usage=open_usage(settings) if places else MemoryUsage(),
             places=places,
+            alerts=self._open_alerts(),
             stop=stop,
             on_up=self._share,
         )
@@ -109,12 +119,6 @@ class Server:
             lambda: client_status(controller, self._coordinator.reconciler.coming()),
             lambda: places or any(replica.serving for replica in controller.replicas()),
         )
-        accounts: Accounts = OpenAccounts(hotswapping=False, trusted=trusted)
-        if places:
-            accounts = open_accounts(settings)
-        elif owner_token is not None:
-            accounts = OwnerAccounts(os.geteuid(), owner_token, trusted=trusted)
-        self._accounts = accounts
         self._gateway = create_gateway(
             settings,
             self._broker,
@@ -174,6 +178,21 @@ class Server:
             await self._broker.stop()
             await self._objects.stop()
             await self._accounts.stop()
+
+    def _open_alerts(self) -> Alerts | None:
+        """Return what tells the operator of failures; None if nobody is to be told."""
+        if not self._settings.sends_alerts:
+            return None
+        from ndif.alerts.saved import ALERTS, StateFile
+        from ndif.alerts.watch import open_alerts
+
+        stores = {
+            "broker": self._broker.ping,
+            "objects": self._objects.ping,
+            "accounts": self._accounts.ping,
+        }
+        saved = StateFile(self._results / ALERTS)
+        return open_alerts(self._settings, saved, stores, self._objects.folder)
 
     async def _update_of(self, request_id: str, stored: Status | None) -> dict[str, Any] | None:
         return self._coordinator.dispatcher.update_of(request_id, is_stored=stored is not None)

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -51,6 +51,9 @@ from ndif.stores.responder import Responder
 from ndif.stores.usage import open_usage
 from ndif.tasks import end
 from ndif.telemetry import influxdb, logs
+
+if TYPE_CHECKING:
+    from ndif.alerts.watch import Alerts
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +126,10 @@ class Leader:
             )
             if connecting.done():
                 connecting.result()
-                async with self._leading(fleet, await holding.close()) as coordinator:
+                async with (
+                    self._alerts() as alerts,
+                    self._leading(fleet, await holding.close(), alerts) as coordinator,
+                ):
                     self._up()
                     await asyncio.wait(
                         {stopping, replaced, lost}, return_when=asyncio.FIRST_COMPLETED
@@ -210,7 +216,32 @@ class Leader:
             logger.warning("Call-backs wait in %s for the next start: %s", folder, error)
 
     @contextlib.asynccontextmanager
-    async def _leading(self, fleet: Fleet, held: Sequence[Request]) -> AsyncIterator[Coordinator]:
+    async def _alerts(self) -> AsyncIterator[Alerts | None]:
+        """Yield what tells the operator of failures; None if nobody is to be told."""
+        if not self.settings.sends_alerts:
+            yield None
+            return
+        from ndif.alerts.saved import SharedState
+        from ndif.alerts.watch import open_alerts
+        from ndif.stores.accounts import open_accounts
+
+        # Only asked whether they answer. A thread imports SQLAlchemy, which takes a while.
+        accounts = await asyncio.to_thread(open_accounts, self.settings)
+        stores = {
+            "broker": self._broker.ping,
+            "objects": self._objects.ping,
+            "accounts": accounts.ping,
+        }
+        saved = SharedState(SharedCache(self._broker.client, self._broker.signer))
+        try:
+            yield open_alerts(self.settings, saved, stores, self._objects.folder)
+        finally:
+            await accounts.stop()
+
+    @contextlib.asynccontextmanager
+    async def _leading(
+        self, fleet: Fleet, held: Sequence[Request], alerts: Alerts | None
+    ) -> AsyncIterator[Coordinator]:
         settings, client, signer = self.settings, self._broker.client, self._broker.signer
         coordinator = Coordinator(
             settings,
@@ -228,6 +259,7 @@ class Leader:
             ),
             usage=open_usage(settings),
             places=True,
+            alerts=alerts,
         )
         await self.take_callbacks()
         await self.take_spooled()  # before the ends expire that tell what does not run again

@@ -1,0 +1,109 @@
+"""The daily digest: when it is due, and its text. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, time
+
+from ndif.alerts.incidents import Incident
+from ndif.alerts.messages import ABOUT
+from ndif.config.units import format_duration
+from ndif.schema.job_record import JobRecord
+from ndif.sizes import format_size
+
+DAY_S = 24 * 3600.0
+MOST_JOBS = 10_000
+"""Records of jobs that are read, so that a busy server does not stand still for its digest."""
+_TOP = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """The last day of a server."""
+
+    at: float
+    """Unix time of its end."""
+    jobs: Sequence[JobRecord] | None
+    """The jobs that ended last, the newest first; None if they cannot be read."""
+    incidents: Sequence[Incident]
+    leads_since: float
+    """Unix time from which the present process leads."""
+    disk: tuple[int, int] | None
+    """Free and all bytes of the disk of results."""
+
+
+def is_due(now: datetime, at: time, last: str | None) -> bool:
+    """Return True if the digest of a day is to be sent, the last one having been that of the day `last`."""
+    return last is not None and last != day_of(now) and now.time() >= at
+
+
+def day_of(now: datetime) -> str:
+    """Return the mark of the day of which a digest was sent."""
+    return now.date().isoformat()
+
+
+def first_mark(now: datetime, at: time) -> str:
+    """Return the mark of a server that never sent a digest: its first is that of the next time."""
+    return day_of(now) if now.time() >= at else "none"
+
+
+def lines(day: Day) -> list[str]:
+    """Return the text of the digest, line by line."""
+    return [*_jobs(day), *_incidents(day), *_machine(day)]
+
+
+def _jobs(day: Day) -> list[str]:
+    if day.jobs is None:
+        return ["Jobs: their record cannot be read now."]
+    ended = [job for job in day.jobs if day.at - job.ended < DAY_S]
+    if not ended:
+        return ["Jobs: none ended."]
+    by_status = Counter(job.status for job in ended)
+    said = ", ".join(f"{count} {status}" for status, count in by_status.most_common())
+    only = " (only the last are counted)" if len(ended) >= MOST_JOBS else ""
+    found = [f"Jobs: {len(ended)} ended{only}: {said}."]
+    by_model: defaultdict[str, list[JobRecord]] = defaultdict(list)
+    for job in ended:
+        by_model[job.model].append(job)
+    ranked = sorted(by_model.items(), key=lambda one: (-len(one[1]), one[0]))
+    for model, jobs in ranked[:_TOP]:
+        failed = sum(job.status != "COMPLETED" for job in jobs)
+        took = format_duration(sum(job.execution_s for job in jobs))
+        found.append(f"• {model}: {len(jobs)} jobs, {failed} of them failed, {took} of execution")
+    if len(ranked) > _TOP:
+        found.append(f"• and {len(ranked) - _TOP} further models")
+    waits: dict[str, float] = {}
+    for job in ended:
+        waits[job.model] = max(
+            waits.get(job.model, 0.0), (job.dispatched or job.ended) - job.received
+        )
+    longest = sorted(waits.items(), key=lambda one: (-one[1], one[0]))[:_TOP]
+    said = ", ".join(f"{_duration(wait)} ({model})" for model, wait in longest)
+    return [*found, f"Longest waits: {said}."]
+
+
+def _incidents(day: Day) -> list[str]:
+    lately = [each for each in day.incidents if day.at - (each.resolved or day.at) < DAY_S]
+    if not lately:
+        return ["Incidents: none."]
+    found = [f"Incidents: {len(lately)}."]
+    for each in sorted(lately, key=lambda one: one.opened)[-_TOP * 2 :]:
+        lasted = _duration((each.resolved or day.at) - each.opened)
+        state = f"over after {lasted}" if each.resolved else f"open for {lasted}"
+        subject = each.members[0].cause.sentence
+        found.append(f"• {ABOUT[each.kind].title}, {state}: {subject}")
+    return found
+
+
+def _machine(day: Day) -> list[str]:
+    found = [f"This process leads for {_duration(day.at - day.leads_since)}."]
+    if day.disk is not None:
+        free, total = day.disk
+        found.append(f"Disk of results: {format_size(free)} of {format_size(total)} free.")
+    return found
+
+
+def _duration(seconds: float) -> str:
+    return format_duration(max(0, round(seconds)))

@@ -1,0 +1,273 @@
+"""Incidents: causes of one origin, from the first message about them to the one that says they are over.
+
+A pure state machine. A cause must hold for a while before it is told, and be gone for as long before it is
+over, so that nothing flaps. Models that fail while a store, machine or GPU is away belong to its incident.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from ndif.alerts.causes import FOLLOWING, ROOTS, Cause, Findings, Key, Kind
+
+_CHANGED_S = 600.0
+"""Least seconds between two messages of one incident: users can make many models fail one by one."""
+_KEPT_S = 24 * 3600.0
+"""Seconds for which an incident that is over is remembered, for the digest and `ndif alerts list`."""
+_MOST_KEPT = 100
+_MOST_OVER = 50
+"""Causes that are over and that an open incident still names."""
+
+
+class Event(str, Enum):
+    """Reasons for a message."""
+
+    OPENED = "opened"
+    CHANGED = "changed"
+    REPEATED = "repeated"
+    RESOLVED = "resolved"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Times of incidents, in seconds."""
+
+    hold_s: float = 60.0
+    """Time that a cause holds before it is told, and is gone before it is over."""
+    repeat_s: float = 4 * 3600.0
+    """Time after which an open incident is told again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A cause as a part of an incident."""
+
+    cause: Cause
+    seen: float
+    """Time at which it was last seen to hold."""
+    over: float | None = None
+    """Time from which it is gone; None while it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """Causes that are told together."""
+
+    id: str
+    kind: Kind
+    opened: float
+    members: tuple[Member, ...]
+    told: float
+    """Time of the last message."""
+    told_keys: frozenset[Key]
+    """Causes that the last message said to hold."""
+    resolved: float | None = None
+
+    @property
+    def holding(self) -> frozenset[Key]:
+        """Return the causes that are not over."""
+        return frozenset(member.cause.key for member in self.members if member.over is None)
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A reason to send a message: an incident and what became of it."""
+
+    event: Event
+    incident: Incident
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A cause that was not told yet."""
+
+    cause: Cause
+    first: float
+    """Time at which it was first seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """Every incident of a server, as one moment leaves them to the next."""
+
+    pending: Mapping[Key, Pending] = field(default_factory=dict)
+    open: tuple[Incident, ...] = ()
+    over: tuple[Incident, ...] = ()
+    """Incidents of the last day that were resolved, the oldest first."""
+
+
+def step(
+    book: Book,
+    found: Findings,
+    now: float,
+    timing: Timing,
+    new_id: Callable[[], str] = lambda: uuid.uuid4().hex[:8],
+) -> tuple[Book, list[Notice]]:
+    """Return the incidents after a look at the server, and what is to be told of them."""
+    holding = {cause.key: cause for cause in found.causes}
+    incidents = [_looked_at(each, holding, found.undecided, now, timing) for each in book.open]
+    known = {member.cause.key for each in incidents for member in each.members}
+    pending = {
+        key: _still(book.pending.get(key), cause, now)
+        for key, cause in holding.items()
+        if key not in known
+    }
+    undecided = {
+        key: each
+        for key, each in book.pending.items()
+        if key in found.undecided and key not in known
+    }
+    root = _root(incidents, pending)
+    groups: dict[Kind, list[Pending]] = {}
+    for each in pending.values():
+        groups.setdefault(_group(each.cause.kind, root), []).append(each)
+    for kind, members in groups.items():
+        if any(now - each.first >= timing.hold_s for each in members):
+            incidents = _with(incidents, kind, [each.cause for each in members], now, new_id)
+            for each in members:
+                del pending[each.cause.key]
+    notices: list[Notice] = []
+    still_open: list[Incident] = []
+    over = list(book.over)
+    for incident in incidents:
+        event = _event(incident, now, timing)
+        if event is not None:
+            resolved = now if event is Event.RESOLVED else None
+            told = replace(incident, told=now, told_keys=incident.holding, resolved=resolved)
+            notices.append(Notice(event, told))
+            incident = told
+        (still_open if incident.resolved is None else over).append(incident)
+    over = [each for each in over if now - (each.resolved or now) < _KEPT_S][-_MOST_KEPT:]
+    return Book({**undecided, **pending}, tuple(still_open), tuple(over)), notices
+
+
+def _still(before: Pending | None, cause: Cause, now: float) -> Pending:
+    """Return a cause that holds, from when it was first seen."""
+    if before is None:
+        return Pending(cause, now)
+    since = min(before.cause.since, cause.since)
+    return Pending(replace(cause, since=since), before.first)
+
+
+def _looked_at(
+    incident: Incident,
+    holding: Mapping[Key, Cause],
+    undecided: frozenset[Key],
+    now: float,
+    timing: Timing,
+) -> Incident:
+    """Return the incident with what is seen of its causes now."""
+    members = []
+    for member in incident.members:
+        key = member.cause.key
+        if key in holding:
+            since = member.cause.since if member.over is None else holding[key].since
+            cause = replace(holding[key], since=min(since, holding[key].since))
+            members.append(Member(cause, now))
+        elif member.over is None and key in undecided:
+            members.append(replace(member, seen=now))
+        elif member.over is None and now - member.seen >= timing.hold_s:
+            members.append(replace(member, over=member.seen))
+        else:
+            members.append(member)
+    over = [member for member in members if member.over is not None]
+    forgotten = sorted(over, key=lambda member: member.seen)[:-_MOST_OVER]
+    return replace(incident, members=tuple(each for each in members if each not in forgotten))
+
+
+def _root(incidents: Sequence[Incident], pending: Mapping[Key, Pending]) -> Kind | None:
+    """Return the kind that makes models fail now, of several the one that began first."""
+    began = [(each.opened, key.kind) for each in incidents for key in each.holding]
+    began = [one for one in began if one[1] in ROOTS]
+    began += [(each.first, key.kind) for key, each in pending.items() if key.kind in ROOTS]
+    return min(began)[1] if began else None
+
+
+def _group(kind: Kind, root: Kind | None) -> Kind:
+    """Return the kind of the incident that a cause belongs to."""
+    return root if root is not None and kind in FOLLOWING else kind
+
+
+def _with(
+    incidents: list[Incident],
+    kind: Kind,
+    causes: Iterable[Cause],
+    now: float,
+    new_id: Callable[[], str],
+) -> list[Incident]:
+    """Return the incidents with these causes in the one of their kind, which is opened if there is none."""
+    members = tuple(Member(cause, now) for cause in causes)
+    for index, incident in enumerate(incidents):
+        if incident.kind is kind:
+            longer = replace(incident, members=(*incident.members, *members))
+            return [*incidents[:index], longer, *incidents[index + 1 :]]
+    return [*incidents, Incident(new_id(), kind, now, members, now, frozenset())]
+
+
+def _event(incident: Incident, now: float, timing: Timing) -> Event | None:
+    """Return the reason to tell of an incident now; None if there is none."""
+    if not incident.holding:
+        return Event.RESOLVED
+    if not incident.told_keys:
+        return Event.OPENED
+    if now - incident.told >= timing.repeat_s:
+        return Event.REPEATED
+    if incident.holding != incident.told_keys and now - incident.told >= _CHANGED_S:
+        return Event.CHANGED
+    return None
+
+
+# Books as JSON
+
+
+def as_json(book: Book) -> dict[str, Any]:
+    """Return the incidents as JSON; `from_json` is the inverse, but for causes that were not told yet."""
+    return {name: [_as_json(each) for each in getattr(book, name)] for name in ("open", "over")}
+
+
+def _as_json(incident: Incident) -> dict[str, Any]:
+    # The next process counts what holds as seen then: without its time here, the content seldom changes.
+    members = (m if m.over is not None else replace(m, seen=0.0) for m in incident.members)
+    return {
+        **asdict(replace(incident, members=tuple(members))),
+        "told_keys": [[*key] for key in sorted(incident.told_keys)],
+    }
+
+
+def from_json(said: Mapping[str, Any], now: float) -> Book:
+    """Return the incidents of a process that is gone.
+
+    Nobody looked since, so that each cause counts as seen now: it is over after it was missed for a while.
+    """
+    return Book(
+        open=tuple(_incident(each, now) for each in said["open"]),
+        over=tuple(_incident(each, now) for each in said["over"]),
+    )
+
+
+def _incident(said: Mapping[str, Any], now: float) -> Incident:
+    members = tuple(
+        Member(
+            Cause(**{**each["cause"], "kind": Kind(each["cause"]["kind"])}),
+            now if each["over"] is None else each["seen"],
+            each["over"],
+        )
+        for each in said["members"]
+    )
+    told_keys = frozenset(Key(Kind(kind), subject) for kind, subject in said["told_keys"])
+    return Incident(
+        **{**said, "kind": Kind(said["kind"]), "members": members, "told_keys": told_keys}
+    )
+
+
+def taken_over(book: Book, earlier: Book) -> Book:
+    """Return a book with the incidents that a predecessor left, of kinds that are not open by now."""
+    kinds = {each.kind for each in book.open}
+    left = tuple(each for each in earlier.open if each.kind not in kinds)
+    known = {member.cause.key for each in left for member in each.members}
+    pending = {key: each for key, each in book.pending.items() if key not in known}
+    return Book(pending, (*left, *book.open), (*earlier.over, *book.over))

@@ -1,0 +1,345 @@
+"""Messages about incidents, and their bodies for Slack, Discord, programs and mailboxes.
+
+Pure. Names of models and errors are others' text: in every form they are text and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from email.message import EmailMessage
+from email.utils import formatdate, parseaddr
+from string import Template
+from typing import Any
+
+from ndif.alerts.causes import Kind
+from ndif.alerts.incidents import Event, Incident, Member, Notice
+from ndif.config.mail_template import split_template
+from ndif.config.units import format_duration
+
+CRITICAL, WARNING, INFO = "critical", "warning", "info"
+
+_MOST_LISTED = 20
+"""Causes that one message lists."""
+_SLACK_HEADER, _SLACK_TEXT = 150, 3000
+"""Characters of a header block and of a section block (docs.slack.dev/reference/block-kit/blocks)."""
+_DISCORD_TITLE, _DISCORD_TEXT = 256, 4096
+"""Characters of an embed's title and description; all embeds of a message may have 6000."""
+_SUBJECT = 200
+"""Characters of a mail's subject, far below the 998 of a line."""
+_COLOURS = {CRITICAL: 0xCC2936, WARNING: 0xE0A100, INFO: 0x2E8B57}
+_MARKS = {CRITICAL: "🔴", WARNING: "🟠", INFO: "🟢"}
+
+# Bold, lists, links and quotes of Discord's Markdown.
+_DISCORD_MARKS = re.compile(r"([\\*_~`|>\[\]()#-])")
+_SLACK_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Characters that end lines or turn the direction of text, beside the line break, and halves of others."""
+
+DEFAULT_TEMPLATE = """\
+Subject: $headline
+
+$headline
+
+$details
+
+$advice
+
+Server: $server
+Time:   $time
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """A kind of causes, as it is told."""
+
+    title: str
+    severity: str
+    advice: str
+    """Sentence that says what to do first."""
+
+
+ABOUT = {
+    Kind.STORE_AWAY: About(
+        "A store does not answer",
+        CRITICAL,
+        "Check that service and the network; `ndif logs` says why it does not answer.",
+    ),
+    Kind.NODE_LOST: About(
+        "A machine is gone",
+        CRITICAL,
+        "Look at the machine and its network, and join it again; after a day without it this alert ends.",
+    ),
+    Kind.GPU_WITHDRAWN: About(
+        "A GPU takes no models",
+        WARNING,
+        "Run `nvidia-smi` and `dmesg` on its machine; if it fails again, reset or replace the card.",
+    ),
+    Kind.DISK: About(
+        "The disk of results is nearly full",
+        CRITICAL,
+        "Delete what else is on it, run `ndif gc`, or set NDIF_RESULT_TTL_S and NDIF_MAX_STORED_BYTES.",
+    ),
+    Kind.NO_REPLICA: About(
+        "A model is not there",
+        CRITICAL,
+        "`ndif status` shows it; `ndif deploy` it again, or `ndif evict` another model.",
+    ),
+    Kind.UNHEALTHY: About(
+        "A replica does not answer",
+        WARNING,
+        "It is replaced by itself; else `ndif evict MODEL --replica ID --cold`, and look at its machine.",
+    ),
+    Kind.LOAD_FAILED: About(
+        "A model could not be loaded",
+        CRITICAL,
+        "Check its name, its files and the memory (`ndif status`), and `ndif deploy` it again.",
+    ),
+    Kind.REPLICAS_LOST: About(
+        "The processes of a model keep ending",
+        WARNING,
+        "`ndif logs` says how they ended; look at `dmesg` for memory, `nvidia-smi -q -d ECC` for a GPU.",
+    ),
+    Kind.QUEUE_STUCK: About(
+        "Jobs wait and none is dispatched",
+        CRITICAL,
+        "`ndif status` and `ndif queue` say for what; `ndif evict` makes room, `ndif kill` ends a job.",
+    ),
+    Kind.ERROR_RATE: About(
+        "Many jobs of a model fail",
+        WARNING,
+        "One user or all (`ndif usage`)? Run a trace of your own; else `ndif restart MODEL`.",
+    ),
+    Kind.EVICTIONS: About(
+        "Models displace each other",
+        WARNING,
+        "Set NDIF_MINIMUM_DEPLOYMENT_TIME_SECONDS, deploy important models as dedicated, or add GPUs.",
+    ),
+    Kind.PROBLEM: About("The server has a problem", WARNING, "`ndif status` shows it."),
+}
+
+_WORDS = {
+    Event.OPENED: "",
+    Event.CHANGED: "Changed: ",
+    Event.REPEATED: "Still: ",
+    Event.RESOLVED: "Resolved: ",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message to the operator, as every destination is given it."""
+
+    event: str
+    """An `Event`, `digest` or `test`."""
+    severity: str
+    at: float
+    server: str
+    headline: str
+    lines: tuple[str, ...]
+    advice: str = ""
+    incident: dict[str, Any] | None = None
+    """The incident as JSON, if it is about one."""
+
+    @property
+    def text(self) -> str:
+        """Return the whole message as plain text."""
+        parts = (self.headline, *self.lines, self.advice)
+        return "\n".join(part for part in parts if part)
+
+
+def about(notice: Notice, server: str, now: float) -> Message:
+    """Return the message about an incident."""
+    incident = notice.incident
+    kind = ABOUT[incident.kind]
+    is_over = notice.event is Event.RESOLVED
+    headline = f"{_WORDS[notice.event]}{kind.title}"
+    subjects = list(dict.fromkeys(each.cause.subject for each in incident.members))
+    if incident.kind is not Kind.PROBLEM:
+        headline += f": {subjects[0]}" + (f" and {len(subjects) - 1} more" if subjects[1:] else "")
+    return Message(
+        notice.event.value,
+        INFO if is_over else kind.severity,
+        now,
+        server,
+        _plain(headline).replace("\n", " "),
+        tuple(_lines(incident, now)),
+        "" if is_over else kind.advice,
+        described(incident),
+    )
+
+
+def test_message(server: str, now: float) -> Message:
+    """Return the message of `ndif alerts test`."""
+    headline = "Test: alerts of this server arrive here"
+    return Message("test", INFO, now, server, headline, ("`ndif alerts test` has sent this.",))
+
+
+def digest_message(server: str, now: float, lines: Sequence[str]) -> Message:
+    """Return the message of the last day."""
+    return Message("digest", INFO, now, server, "The last day", tuple(lines))
+
+
+def described(incident: Incident) -> dict[str, Any]:
+    """Return an incident as JSON, for programs and `ndif alerts list`."""
+    return {
+        "id": incident.id,
+        "kind": incident.kind.value,
+        "severity": ABOUT[incident.kind].severity,
+        "opened": incident.opened,
+        "resolved": incident.resolved,
+        "causes": [
+            {
+                "kind": member.cause.kind.value,
+                "subject": member.cause.subject,
+                "sentence": member.cause.sentence,
+                "since": member.cause.since,
+                "over": member.over,
+            }
+            for member in incident.members
+        ],
+    }
+
+
+def _lines(incident: Incident, now: float) -> list[str]:
+    """Return a line for each cause: those that hold first, and of them those of the incident's own kind."""
+    ranked = sorted(
+        incident.members,
+        key=lambda each: (each.over is not None, each.cause.kind is not incident.kind),
+    )
+    lines = [_line(each, now, is_resolved=incident.resolved is not None) for each in ranked]
+    if len(lines) > _MOST_LISTED:
+        left = len(lines) - _MOST_LISTED
+        lines[_MOST_LISTED:] = [f"… and {left} more: `ndif alerts list` shows all."]
+    if incident.resolved is not None:
+        lines.append(f"It took {_lasted(incident.resolved - incident.opened)}.")
+    return lines
+
+
+def _line(member: Member, now: float, *, is_resolved: bool) -> str:
+    cause = member.cause
+    sentence = _plain(cause.sentence).replace("\n", " ")
+    if member.over is None:
+        return f"• {sentence} (for {_lasted(now - cause.since)})"
+    was = "" if is_resolved else "over: "
+    return f"• {was}{sentence} (for {_lasted(member.over - cause.since)})"
+
+
+def _lasted(seconds: float) -> str:
+    return format_duration(max(0, round(seconds)))
+
+
+def _plain(text: str) -> str:
+    return _CONTROL.sub(" ", text)
+
+
+# Forms
+
+
+def slack(message: Message) -> dict[str, Any]:
+    """Return the body for an incoming webhook of Slack."""
+    headline = f"{_MARKS[message.severity]} {message.headline}"
+    body = "\n".join(filter(None, (*message.lines, message.advice, f"Server: {message.server}")))
+    return {
+        "text": _escaped(headline, _for_slack, _SLACK_TEXT),
+        "blocks": [
+            {
+                "type": "header",
+                "text": {"type": "plain_text", "text": _cut(headline, _SLACK_HEADER)},
+            },
+            {
+                "type": "section",
+                # Without `verbatim` Slack makes links of what looks like an address or a channel.
+                "text": {
+                    "type": "mrkdwn",
+                    "text": _escaped(body, _for_slack, _SLACK_TEXT),
+                    "verbatim": True,
+                },
+            },
+        ],
+    }
+
+
+def discord(message: Message) -> dict[str, Any]:
+    """Return the body for a webhook of Discord."""
+    body = "\n".join(filter(None, (*message.lines, message.advice)))
+    return {
+        "embeds": [
+            {
+                "title": _escaped(message.headline, _for_discord, _DISCORD_TITLE),
+                "description": _escaped(body, _for_discord, _DISCORD_TEXT),
+                "color": _COLOURS[message.severity],
+                "footer": {"text": _cut(f"Server: {message.server}", _DISCORD_TITLE)},
+            }
+        ],
+        "allowed_mentions": {"parse": []},
+    }
+
+
+def plain_json(message: Message) -> dict[str, Any]:
+    """Return the body for any other webhook; docs/monitoring.md has its fields."""
+    fields = {"event", "severity", "at", "server", "headline", "incident"}
+    said = {name: value for name, value in asdict(message).items() if name in fields}
+    return {**said, "text": message.text}
+
+
+def mail(message: Message, template: str, recipient: str, sender: str, now: float) -> EmailMessage:
+    """Return the mail; `template` has a line `Subject: …`, an empty one, and the text."""
+    values = {
+        "headline": message.headline,
+        "details": "\n".join(message.lines),
+        "advice": message.advice,
+        "server": message.server,
+        "event": message.event,
+        "severity": message.severity,
+        "time": formatdate(message.at, usegmt=True),
+    }
+    # Split first: no value becomes a header.
+    subject, text = split_template(template)
+    made = EmailMessage()
+    made["From"], made["To"] = sender, recipient
+    filled = " ".join(Template(subject).substitute(values).split())
+    made["Subject"] = _cut(_plain(filled), _SUBJECT)
+    made["Date"] = formatdate(now, usegmt=True)
+    made["Auto-Submitted"] = "auto-generated"
+    domain = parseaddr(sender)[1].rpartition("@")[2]
+    incident = (message.incident or {}).get("id", "none")
+    # The same with every attempt, so that a mailbox recognises a second copy.
+    made["Message-ID"] = f"<ndif-{message.event}-{incident}-{message.at:.0f}@{domain}>"
+    made.set_content(re.sub(r"\n{3,}", "\n\n", Template(text).substitute(values)).strip() + "\n")
+    return made
+
+
+def _cut(text: str, most: int) -> str:
+    return _escaped(text, str, most)
+
+
+def _for_slack(text: str) -> str:
+    return "".join(_SLACK_ENTITIES.get(character, character) for character in text)
+
+
+def _for_discord(text: str) -> str:
+    return _DISCORD_MARKS.sub(r"\\\1", text)
+
+
+def _escaped(text: str, escape: Callable[[str], str], most: int) -> str:
+    """Return the text, escaped and cut so that it has at most so many characters, and no half escape."""
+    if _length(escaped := escape(text)) <= most:
+        return escaped
+    pieces: list[str] = []
+    left = most - 1
+    for character in text:
+        piece = escape(character)
+        if (left := left - _length(piece)) < 0:
+            break
+        pieces.append(piece)
+    return "".join(pieces) + "…"
+
+
+def _length(text: str) -> int:
+    """Return the number of characters as those count who count an emoji as two."""
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2

@@ -1,0 +1,79 @@
+"""The state of alerts beyond a process: open incidents, undelivered messages, the mark of the digest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    # A server of one process has no client of Redis.
+    from ndif.stores.leader import SharedCache
+
+logger = logging.getLogger(__name__)
+
+ALERTS = "alerts.json"
+"""Name of the file beside the results of a server of one process."""
+_NAME = "alerts"
+_LIFE_S = 7 * 24 * 3600.0
+"""Seconds for which the state waits for a leader; later an incident is nobody's news any more."""
+
+State = dict[str, Any]
+
+
+class SavedState(Protocol):
+    """A place for a state that the next process finds."""
+
+    async def load(self) -> State | None:
+        """Return the state that was saved last; None if there is none. A BrokerError: ask again later."""
+
+    async def save(self, state: State) -> None:
+        """Save a state, or raise a BrokerError or OSError."""
+
+
+class StateFile:
+    """A file of the one process of a server."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    async def load(self) -> State | None:
+        """See `SavedState.load`. A file that cannot be read counts as none."""
+        try:
+            state: State = json.loads(await asyncio.to_thread(self._file.read_bytes))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            logger.warning("the alerts of before are lost: %s", error)
+            return None
+        return state
+
+    async def save(self, state: State) -> None:
+        """See `SavedState.save`."""
+        await asyncio.to_thread(self._write, json.dumps(state).encode())
+
+    def _write(self, content: bytes) -> None:
+        part = self._file.with_name(f"{self._file.name}.part")
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        part.replace(self._file)
+
+
+class SharedState:
+    """A signed value in Redis, which each leader finds on whichever machine."""
+
+    def __init__(self, cache: SharedCache) -> None:
+        self._cache = cache
+
+    async def load(self) -> State | None:
+        """See `SavedState.load`."""
+        state: State | None = await self._cache.read(_NAME)
+        return state
+
+    async def save(self, state: State) -> None:
+        """See `SavedState.save`."""
+        await self._cache.write(_NAME, state, _LIFE_S)

@@ -1,0 +1,250 @@
+"""The watch of a server: looks at its state every ten seconds, and has its operator told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from datetime import time as time_of_day
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from prometheus_client import Counter
+
+from ndif.alerts import digest, incidents
+from ndif.alerts.causes import Counts, Increases, Limits, Observation, find, nodes_seen
+from ndif.alerts.delivery import Delivery, open_destinations
+from ndif.alerts.incidents import Book, Timing
+from ndif.alerts.messages import about, described, digest_message, test_message
+from ndif.alerts.saved import SavedState, State
+from ndif.config.settings import Settings
+from ndif.stores.accounts import AccountsAwayError
+from ndif.stores.broker import BrokerError
+from ndif.stores.objects import ObjectStoreError
+from ndif.stores.usage import UsageAwayError, UsageStore
+from ndif.tasks import end, within
+from ndif.telemetry import metrics
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 10.0
+_PATIENCE_S = 4.0
+"""Seconds in which a store must answer; less than those between two looks."""
+_STOP_S = 2.0
+"""Seconds for which a server that stops waits to save what is open."""
+
+Ping = Callable[[], Awaitable[None]]
+"""Returns if a store answers, and raises its error if not."""
+Look = Callable[[], Awaitable[tuple[dict[str, Any], list[dict[str, Any]]]]]
+"""Returns the answer of `GET /admin/status`, and for how long queues wait."""
+
+
+class Alerts:
+    """The alerts of a server, in the process that leads.
+
+    Owns the incidents, their messages and the daily digest. It asks for the server's state and changes
+    nothing of it.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        delivery: Delivery,
+        saved: SavedState,
+        stores: Mapping[str, Ping],
+        folder: Path,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """Prepare; `run` watches. `folder` is that of the results, whose disk is measured."""
+        self._delivery = delivery
+        self._saved = saved
+        self._stores = stores
+        self._folder = folder
+        self._now = now
+        self._server = urlsplit(settings.public_url).netloc or socket.gethostname()
+        self._limits = Limits(
+            settings.alert_queue_s, settings.alert_error_rate, settings.alert_disk_free
+        )
+        self._timing = Timing(settings.alert_after_s, settings.alert_repeat_s)
+        at = settings.alert_digest_at
+        self._digest_at = time_of_day.fromisoformat(at) if at else None
+        self._book = Book()
+        self._nodes: dict[str, float] = {}
+        self._digest_day: str | None = None
+        self._counts = Increases()
+        self._leads_since = now()
+        self._is_loaded = False
+        self._written: State | None = None
+
+    async def run(self, look: Look, usage: UsageStore) -> None:
+        """Watch until cancelled."""
+        self._leads_since = self._now()
+        self._counts.note(self._now(), counted())
+        delivering = asyncio.create_task(self._delivery.run(), name="alerts")
+        try:
+            while True:
+                # The first look is late enough to find what a predecessor saves as it ends.
+                await asyncio.sleep(LOOK_S)
+                try:
+                    await self._load()
+                    await self._step(look)
+                    await self._digest(usage)
+                    await self._save()
+                except Exception:
+                    # One failure must not end the watch.
+                    logger.exception("the look for alerts failed; the next one follows")
+        finally:
+            await end([delivering])
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(self._save(), _STOP_S)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the incidents and destinations as operators see them."""
+        return {
+            "open": [described(each) for each in self._book.open],
+            "resolved": [described(each) for each in reversed(self._book.over)],
+            "destinations": [
+                {
+                    "to": each.destination.shown,
+                    "form": each.destination.form,
+                    "waiting": len(each.waiting),
+                    "problem": each.problem,
+                }
+                for each in self._delivery.couriers
+            ],
+        }
+
+    async def test(self) -> dict[str, Any]:
+        """Send a test message to every destination, and return what each answered."""
+        message = test_message(self._server, self._now())
+        return {"destinations": await self._delivery.try_each(message)}
+
+    async def _step(self, look: Look) -> None:
+        answers = await asyncio.gather(*map(_does_answer, self._stores.values()))
+        status, waits = await look()
+        now = self._now()
+        self._counts.note(now, counted())
+        seen = Observation(
+            now,
+            status,
+            waits,
+            dict(zip(self._stores, answers, strict=True)),
+            _disk(self._folder),
+            self._nodes,
+            self._counts,
+        )
+        self._book, notices = incidents.step(
+            self._book, find(seen, self._limits), now, self._timing
+        )
+        self._nodes = nodes_seen(self._nodes, status, now)
+        for notice in notices:
+            message = about(notice, self._server, now)
+            logger.warning("Alert: %s", message.headline)
+            self._delivery.send(message)
+
+    async def _digest(self, usage: UsageStore) -> None:
+        if self._digest_at is None or not self._is_loaded:
+            return
+        now = self._now()
+        local = datetime.fromtimestamp(now).astimezone()
+        if self._digest_day is None:
+            self._digest_day = digest.first_mark(local, self._digest_at)
+        if not digest.is_due(local, self._digest_at, self._digest_day):
+            return
+        self._digest_day = digest.day_of(local)
+        try:
+            jobs = await usage.recent(None, digest.MOST_JOBS)
+        except UsageAwayError as error:
+            logger.warning("the digest has no jobs: %s", error)
+            jobs = None
+        past = (*self._book.over, *self._book.open)
+        day = digest.Day(now, jobs, past, self._leads_since, _disk(self._folder))
+        self._delivery.send(digest_message(self._server, now, digest.lines(day)))
+
+    # Beyond this process
+
+    async def _load(self) -> None:
+        """Take over what a predecessor left, once its place answers."""
+        if self._is_loaded:
+            return
+        try:
+            state = await self._saved.load()
+        except BrokerError as error:
+            logger.warning("the alerts of before wait: %s", error)
+            return
+        self._is_loaded = True
+        if state is not None:
+            earlier = incidents.from_json(state["incidents"], self._now())
+            self._book = incidents.taken_over(self._book, earlier)
+            self._nodes = {**state["nodes"], **self._nodes}
+            self._digest_day = state["digest_day"]
+            self._delivery.take(state["messages"])
+
+    async def _save(self) -> None:
+        """Save what the next process must know, if that has changed."""
+        state: State = {
+            "incidents": incidents.as_json(self._book),
+            # A machine's last look matters only once it is gone.
+            "nodes": {name: seen // 3600 * 3600 for name, seen in self._nodes.items()},
+            "digest_day": self._digest_day,
+            "messages": self._delivery.saved(),
+        }
+        if not self._is_loaded or state == self._written:
+            return
+        try:
+            await self._saved.save(state)
+        except (BrokerError, OSError) as error:
+            logger.warning("the state of alerts is not saved yet: %s", error)
+        else:
+            self._written = state
+
+
+def open_alerts(
+    settings: Settings, saved: SavedState, stores: Mapping[str, Ping], folder: Path
+) -> Alerts:
+    """Return the alerts that the settings describe."""
+    return Alerts(settings, Delivery(open_destinations(settings)), saved, stores, folder)
+
+
+def counted() -> Counts:
+    """Return the events that this process has counted, by model."""
+    ended: dict[str, float] = {}
+    failed: dict[str, float] = {}
+    for labels, value in _samples(metrics.JOBS):
+        model = labels["model"]
+        ended[model] = ended.get(model, 0.0) + value
+        if labels["status"] != "COMPLETED":
+            failed[model] = failed.get(model, 0.0) + value
+    evicted: dict[str, float] = {}
+    for labels, value in _samples(metrics.EVICTIONS):
+        evicted[labels["model"]] = evicted.get(labels["model"], 0.0) + value
+    lost = {labels["model"]: value for labels, value in _samples(metrics.LOST_REPLICAS)}
+    return Counts(ended, failed, lost, evicted)
+
+
+def _samples(counter: Counter) -> list[tuple[dict[str, str], float]]:
+    samples = [sample for metric in counter.collect() for sample in metric.samples]
+    return [(each.labels, each.value) for each in samples if each.name.endswith("_total")]
+
+
+def _disk(folder: Path) -> tuple[int, int] | None:
+    """Return the free and all bytes of the disk of a folder; None while it does not tell."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    return usage.free, usage.total
+
+
+async def _does_answer(ping: Ping) -> bool:
+    try:
+        await within(ping(), _PATIENCE_S)
+    except (BrokerError, ObjectStoreError, AccountsAwayError, asyncio.TimeoutError):
+        return False
+    return True

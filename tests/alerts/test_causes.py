@@ -1,0 +1,177 @@
+"""Causes: each kind is found in a state that has it, and in no state that does not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ndif.alerts.causes import Findings, Increases, Key, Kind, nodes_seen
+from ndif.alerts.incidents import Book, Event, Timing, step
+from ndif.alerts.messages import ABOUT
+from tests.alerts.states import NOW, found, increases, status, waits
+
+MODEL = "openai-community/gpt2"
+SUBJECT = f"{MODEL} (nnsight 0.8)"
+
+
+def changed(change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    document = status()
+    change(document)
+    return document
+
+
+def model(**fields: Any) -> dict[str, Any]:
+    return changed(lambda document: document["models"][0].update(fields))
+
+
+def replica(state: str) -> dict[str, Any]:
+    return changed(lambda document: document["models"][0]["replicas"][0].update(state=state))
+
+
+def withdrawn() -> dict[str, Any]:
+    document = status()
+    document["nodes"][0]["gpus"][0]["withdrawn"] = True
+    document["problems"] = [
+        "GPU 0 of gpu-1 (GPU-5c3b) takes no model until 10:00: replicas on it ended."
+    ]
+    return document
+
+
+PROBLEM = "The calendar cannot be read: 404."
+WRONG: dict[Kind, tuple[str, Callable[[], Findings]]] = {
+    Kind.STORE_AWAY: (
+        "broker",
+        lambda: found(stores={"broker": False, "objects": True, "accounts": True}),
+    ),
+    Kind.NODE_LOST: ("gpu-2", lambda: found(nodes={"gpu-1": NOW, "gpu-2": NOW - 60})),
+    Kind.GPU_WITHDRAWN: ("GPU 0 of gpu-1", lambda: found(withdrawn())),
+    Kind.DISK: ("results", lambda: found(disk=(9, 100))),
+    Kind.NO_REPLICA: (SUBJECT, lambda: found(model(replicas=[], processor="UNINITIALIZED"))),
+    Kind.UNHEALTHY: (SUBJECT, lambda: found(replica("UNHEALTHY"))),
+    Kind.LOAD_FAILED: (
+        SUBJECT,
+        lambda: found(model(replicas=[], processor="UNINITIALIZED", problem="It has no files.")),
+    ),
+    Kind.REPLICAS_LOST: (MODEL, lambda: found(counts=increases(lost={MODEL: 3}))),
+    Kind.QUEUE_STUCK: (SUBJECT, lambda: found(waits=waits(waiting=2, oldest=NOW - 301))),
+    Kind.ERROR_RATE: (
+        MODEL,
+        lambda: found(counts=increases(ended={MODEL: 10}, failed={MODEL: 6})),
+    ),
+    Kind.EVICTIONS: (MODEL, lambda: found(counts=increases(evicted={MODEL: 11}))),
+    Kind.PROBLEM: (
+        "The calendar cannot be read: #",
+        lambda: found(changed(lambda document: document["problems"].append(PROBLEM))),
+    ),
+}
+
+
+def test_nothing_is_wrong_with_a_server_that_is_well() -> None:
+    assert found() == Findings(())
+    assert WRONG.keys() == {*Kind} == ABOUT.keys()
+
+
+@pytest.mark.parametrize("kind", Kind, ids=lambda kind: str(kind.value))
+def test_each_kind_opens_an_incident_by_its_cause_and_resolves(kind: Kind) -> None:
+    subject, look = WRONG[kind]
+    findings = look()
+    (cause,) = findings.causes
+    assert cause.key == (kind, subject)
+    assert cause.sentence.endswith(".")
+    book, told = Book(), []
+    for second in range(0, 300, 10):
+        holds = second <= 120
+        book, notices = step(book, findings if holds else found(), NOW + second, Timing())
+        told += [(notice.event, second) for notice in notices]
+    assert told == [(Event.OPENED, 60), (Event.RESOLVED, 180)]
+    assert not book.open
+
+
+@pytest.mark.parametrize(
+    "well",
+    [
+        lambda: found(stores={"broker": True}),
+        lambda: found(nodes={"gpu-1": NOW, "gpu-2": NOW - 25 * 3600}),
+        lambda: found(disk=(13, 100)),
+        lambda: found(model(replicas=[], dedicated=False)),
+        lambda: found(model(replicas=[], desired_replicas=0)),
+        lambda: found(counts=increases(lost={MODEL: 2})),
+        lambda: found(counts=increases(over_s=1000, lost={MODEL: 9})),
+        lambda: found(waits=waits(waiting=2, oldest=NOW - 299)),
+        # A long queue that moves.
+        lambda: found(
+            waits=waits(waiting=2, oldest=NOW - 9000), counts=increases(ended={MODEL: 1})
+        ),
+        lambda: found(
+            waits=waits(waiting=2, oldest=NOW - 9000, running=1, last_dispatched=NOW - 99)
+        ),
+        lambda: found(counts=increases(ended={MODEL: 9}, failed={MODEL: 9})),
+        lambda: found(counts=increases(ended={MODEL: 10}, failed={MODEL: 5})),
+        lambda: found(counts=increases(over_s=1000, ended={MODEL: 10}, failed={MODEL: 10})),
+        lambda: found(counts=increases(evicted={MODEL: 10})),
+    ],
+)
+def test_what_is_near_a_limit_is_no_cause(well: Callable[[], Findings]) -> None:
+    assert well() == Findings(())
+
+
+def test_jobs_behind_others_that_do_not_end_are_a_stuck_queue_after_half_an_hour() -> None:
+    queue = waits(waiting=1, oldest=NOW - 9000, running=1, last_dispatched=NOW - 1801)
+    (cause,) = found(waits=queue).causes
+    assert (cause.kind, cause.since) == (Kind.QUEUE_STUCK, NOW - 1801)
+    assert cause.sentence == f"1 job waits for {SUBJECT} behind others that do not end."
+
+
+def test_a_model_that_is_loaded_again_neither_fails_nor_is_well() -> None:
+    document = replica("DEPLOYING")
+    findings = found(document, waits=waits(waiting=2, oldest=NOW - 9000))
+    assert findings.causes == ()
+    kinds = (Kind.LOAD_FAILED, Kind.NO_REPLICA, Kind.QUEUE_STUCK)
+    assert findings.undecided == {Key(kind, SUBJECT) for kind in kinds}
+
+
+def test_a_disk_at_its_limit_does_not_flap() -> None:
+    assert found(disk=(11, 100)).undecided == found(disk=None).undecided == {(Kind.DISK, "results")}
+
+
+def test_a_problem_whose_numbers_change_is_one() -> None:
+    def problems(*said: str) -> Findings:
+        return found(changed(lambda document: document.update(problems=[*said])))
+
+    first, second = problems("It took 3.5 s."), problems("It took 4 s.", "It took 9 s.")
+    assert {cause.key for cause in first.causes} == {cause.key for cause in second.causes}
+
+
+def test_a_cause_is_told_by_one_kind_alone() -> None:
+    document = model(replicas=[], processor="UNINITIALIZED", problem="It has no files.")
+    document["problems"] = ["It has no files.", "The disk of /x has 1GiB of 100GiB free: …"]
+    kinds = [cause.kind for cause in found(document, disk=(1, 100)).causes]
+    assert kinds == [Kind.DISK, Kind.LOAD_FAILED]
+
+
+def test_a_machine_is_missed_for_a_day() -> None:
+    nodes = nodes_seen({"gone": NOW - 10, "forgotten": NOW - 25 * 3600}, status(), NOW)
+    assert nodes == {"gone": NOW - 10, "gpu-1": NOW}
+
+
+def test_increases_are_those_of_their_window() -> None:
+    from ndif.alerts.causes import Counts
+
+    counts = Increases()
+    for minute in range(61):
+        counts.note(minute * 60.0, Counts({"a": float(minute)}))
+    assert counts.within(300).ended == {"a": 5}
+    assert counts.within(1800).ended == {"a": 30}
+    # What is older than any window is forgotten.
+    assert len(counts.samples) < 35
+    assert Increases().within(300).ended == {}
+
+
+def test_the_document_has_each_kind() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()
+    rows = re.findall(r"^\| `([a-z-]+)` \| (critical|warning) \|", text, re.MULTILINE)
+    assert dict(rows) == {kind.value: about.severity for kind, about in ABOUT.items()}

@@ -1,0 +1,246 @@
+"""Delivery to real web and mail servers: one that hangs, refuses or is away costs the others nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from email import message_from_bytes
+from email.policy import default as policy
+from typing import Any
+
+import pytest
+
+from ndif.alerts import delivery
+from ndif.alerts.causes import Kind
+from ndif.alerts.delivery import Delivery, form_and_url, open_destinations
+from ndif.alerts.incidents import Event
+from ndif.alerts.messages import Message, digest_message
+from ndif.alerts.messages import test_message as a_test
+from ndif.config.reference import variables
+from ndif.config.settings import Settings
+from ndif.tasks import end
+from tests.alerts.receivers import HANGS, Receiver, receiving
+from tests.alerts.test_messages import (
+    message,
+    of_the_schema,
+    within_the_limits_of_discord,
+    within_the_limits_of_slack,
+)
+from tests.on_loop import on_loop
+from tests.queue.callbacks.test_mail import Post, mail_server
+from tests.services.process import free_port
+
+
+def fresh(*sentences: str, **said: Any) -> Message:
+    """A message of now."""
+    from dataclasses import replace
+
+    return replace(message(*sentences, **said), at=time.time())
+
+
+async def until(happens: Callable[[], Any], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not happens():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+def opened(*webhooks: str, **values: Any) -> Delivery:
+    return Delivery(open_destinations(Settings(alert_webhooks=",".join(webhooks), **values)))
+
+
+@pytest.mark.parametrize(
+    ("address", "form", "url"),
+    [
+        (
+            "https://hooks.slack.com/services/T/B/x",
+            "slack",
+            "https://hooks.slack.com/services/T/B/x",
+        ),
+        ("https://discord.com/api/webhooks/1/x", "discord", "https://discord.com/api/webhooks/1/x"),
+        ("https://canary.discord.com/api/webhooks/1/x", "discord", ...),
+        ("https://discordapp.com/api/webhooks/1/x", "discord", ...),
+        ("https://ops.example.org/a+b", "json", "https://ops.example.org/a+b"),
+        ("slack+https://mattermost.example/hooks/x", "slack", "https://mattermost.example/hooks/x"),
+        ("discord+http://127.0.0.1:1/x", "discord", "http://127.0.0.1:1/x"),
+        ("json+https://hooks.slack.com/x", "json", "https://hooks.slack.com/x"),
+        ("https://hooks.slack.com.evil.example/x", "json", ...),
+        ("https://notdiscord.com/api/webhooks/1", "json", ...),
+    ],
+)
+def test_the_form_follows_from_the_prefix_or_the_host(address: str, form: str, url: Any) -> None:
+    assert form_and_url(address) == (form, address if url is ... else url)
+
+
+@on_loop
+async def test_each_form_arrives_within_its_limits() -> None:
+    with receiving() as slack, receiving() as discord, receiving() as plain:
+        made = opened(f"slack+{slack.url}", f"discord+{discord.url}", plain.url)
+        running = asyncio.create_task(made.run())
+        long = [fresh(*(f"{n} <@everyone> *fails* & " * 30 for n in range(40)))]
+        for each in (*long, fresh("x", event=Event.RESOLVED), a_test("here", time.time())):
+            made.send(each)
+        receivers = (slack, discord, plain)
+        await until(lambda: all(len(each.taken) == 3 for each in receivers))
+        await end([running])
+    for body in slack.taken:
+        within_the_limits_of_slack(body)
+    for body in discord.taken:
+        within_the_limits_of_discord(body)
+    for body in plain.taken:
+        of_the_schema(body)
+    assert [body["event"] for body in plain.taken] == ["opened", "resolved", "test"]
+
+
+@on_loop
+async def test_mail_arrives_with_a_digest() -> None:
+    post = Post()
+    with mail_server(post) as port:
+        made = opened(
+            smtp_url=f"smtp://127.0.0.1:{port}",
+            mail_from="ndif@example.org",
+            alert_email="ada@example.org, ops@example.org",
+        )
+        running = asyncio.create_task(made.run())
+        made.send(fresh("org/ä has no files.", kind=Kind.NO_REPLICA))
+        made.send(digest_message("here", time.time(), ["Jobs: none ended."]))
+        await until(lambda: len(post.received) == 4)
+        await end([running])
+    assert {to for envelope in post.received for to in envelope.rcpt_tos} == {
+        *("ada@example.org", "ops@example.org")
+    }
+    mails = [message_from_bytes(each.content, policy=policy) for each in post.received]  # type: ignore[arg-type]
+    subjects = sorted({str(each["Subject"]) for each in mails})
+    assert subjects == ["A model is not there: org/a", "The last day"]
+    texts = "\n".join(each.get_content() for each in mails)
+    assert "• org/ä has no files." in texts
+    assert "Jobs: none ended." in texts
+    assert len({each["Message-ID"] for each in mails}) == 2
+
+
+@on_loop
+async def test_one_that_hangs_or_refuses_costs_the_others_nothing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "_TIMEOUT_S", 2)
+    monkeypatch.setattr(delivery, "_FIRST_PAUSE_S", 0.1)
+    away = Receiver(port=free_port())
+    with receiving() as hangs, receiving() as fails, receiving() as well:
+        hangs.status, fails.status = HANGS, 500
+        made = opened(hangs.url, fails.url, away.url, well.url)
+        running = asyncio.create_task(made.run())
+        began = time.monotonic()
+        for number in range(5):
+            made.send(fresh(f"{number} fails."))
+        assert time.monotonic() - began < 0.1
+        await until(lambda: len(well.taken) == 5)
+        assert not hangs.taken
+        await until(lambda: fails.asked > 2 and hangs.asked > 1)
+        # Each gets its messages in order once it is well again.
+        hangs.status, fails.status = 200, 204
+        hangs.released.set()
+        with receiving(away.port) as back:
+            await until(lambda: all(len(r.taken) == 5 for r in (hangs, fails, back)))
+            for each in (hangs, fails, back):
+                said = [body["incident"]["causes"][0]["sentence"] for body in each.taken]
+                assert said == [f"{number} fails." for number in range(5)]
+        await end([running])
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("ndif")]
+    # One line when a destination begins to fail and one when it is well again, without secrets.
+    failing = [line for line in said if "do not reach" in line]
+    assert len(failing) == 3
+    assert len([line for line in said if "again" in line]) == 3
+    assert "secret" not in "\n".join(said)
+    assert f"http://127.0.0.1:{fails.port}/…: it answered 500" in "\n".join(failing)
+
+
+@on_loop
+async def test_a_message_that_is_refused_does_not_keep_the_next() -> None:
+    with receiving() as receiver:
+        receiver.status = 400
+        made = opened(receiver.url)
+        running = asyncio.create_task(made.run())
+        made.send(fresh("a"))
+        await until(lambda: receiver.asked == 1)
+        receiver.status = 200
+        made.send(fresh("b"))
+        await until(lambda: receiver.taken)
+        await end([running])
+    assert [body["incident"]["causes"][0]["sentence"] for body in receiver.taken] == ["b"]
+
+
+@on_loop
+async def test_one_that_asks_for_time_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "_FIRST_PAUSE_S", 0.01)
+    with receiving() as receiver:
+        receiver.status, receiver.headers = 429, {"Retry-After": "0.7"}
+        made = opened(receiver.url)
+        running = asyncio.create_task(made.run())
+        began = time.monotonic()
+        made.send(fresh("a"))
+        await until(lambda: receiver.asked == 1)
+        receiver.status = 200
+        await until(lambda: receiver.taken)
+        await end([running])
+    assert 0.6 < receiver.arrived[0] - began < 3
+    assert receiver.asked == 2
+
+
+@on_loop
+async def test_what_waits_is_bounded_and_outlives_its_process() -> None:
+    port = free_port()
+    made = opened(Receiver(port=port).url)
+    for number in range(150):
+        made.send(fresh(str(number)))
+    saved = json.loads(json.dumps(made.saved()))
+    assert "secret" not in json.dumps([*saved])
+    (waiting,) = saved.values()
+    assert len(waiting) == 100
+    with receiving(port) as receiver:
+        other = opened(receiver.url)
+        other.take(saved)
+        running = asyncio.create_task(other.run())
+        await until(lambda: len(receiver.taken) == 100 and not other.saved())
+        await end([running])
+    first = receiver.taken[0]["incident"]["causes"][0]["sentence"]
+    assert first == "50"
+    # Another address is not told what was for this one.
+    elsewhere = opened("https://elsewhere.example/x")
+    elsewhere.take(saved)
+    assert elsewhere.saved() == {}
+
+
+@on_loop
+async def test_what_is_a_day_old_is_dropped() -> None:
+    from dataclasses import replace
+
+    with receiving() as receiver:
+        made = opened(receiver.url)
+        made.send(replace(fresh("old"), at=time.time() - 25 * 3600))
+        made.send(fresh("new"))
+        running = asyncio.create_task(made.run())
+        await until(lambda: receiver.taken)
+        await end([running])
+    assert [body["incident"]["causes"][0]["sentence"] for body in receiver.taken] == ["new"]
+
+
+@on_loop
+async def test_a_test_says_what_each_answered() -> None:
+    with receiving() as well, receiving() as fails:
+        fails.status = 403
+        made = opened(f"slack+{well.url}", fails.url, Receiver(port=free_port()).url)
+        answers = await made.try_each(a_test("here", time.time()))
+    assert [(each["form"], each["problem"]) for each in answers] == [
+        ("slack", None),
+        ("json", "it answered 403"),
+        ("json", "it cannot be reached"),
+    ]
+    assert "secret" not in json.dumps(answers)
+    assert "Test" in well.taken[0]["text"]
+
+
+def test_no_secret_is_in_the_configuration() -> None:
+    made = Settings(alert_webhooks="https://hooks.slack.com/services/a-secret")  # type: ignore[arg-type]
+    assert "secret" not in str([each.value for each in variables(made)])

@@ -1,0 +1,198 @@
+"""Incidents: one opened and one resolved for each, groups by origin, no message without a change."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from itertools import count, pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ndif.alerts.causes import ROOTS, Cause, Findings, Key, Kind
+from ndif.alerts.incidents import (
+    Book,
+    Event,
+    Notice,
+    Timing,
+    as_json,
+    from_json,
+    step,
+    taken_over,
+)
+
+TIMING = Timing(hold_s=60, repeat_s=3600)
+KEYS = [
+    *(Key(kind, subject) for kind in (Kind.LOAD_FAILED, Kind.QUEUE_STUCK) for subject in "abc"),
+    *(Key(kind, "x") for kind in (Kind.STORE_AWAY, Kind.NODE_LOST, Kind.DISK)),
+]
+LOOKS = st.lists(
+    st.tuples(
+        st.sampled_from([10.0, 10.0, 10.0, 70.0, 700.0]),
+        st.sets(st.sampled_from(KEYS), max_size=4),
+        st.sets(st.sampled_from(KEYS), max_size=2),
+        st.booleans(),
+    ),
+    max_size=60,
+)
+
+
+def causes(*keys: Key, at: float = 0.0) -> Findings:
+    return Findings(tuple(Cause(*key, f"{key.subject} fails.", at) for key in keys))
+
+
+def play(looks: list[tuple[float, Findings]], timing: Timing = TIMING) -> list[Notice]:
+    book, told = Book(), []
+    for now, findings in looks:
+        book, notices = step(book, findings, now, timing)
+        told += notices
+    return told
+
+
+@settings(max_examples=300, deadline=None)
+@given(LOOKS)
+def test_each_incident_is_opened_once_and_resolved_once(
+    looks: list[tuple[float, set[Key], set[Key], bool]],
+) -> None:
+    book, now, ids = Book(), 0.0, count()
+    told: list[tuple[float, Notice]] = []
+    held: dict[Key, float] = {}
+    quiet = [(70.0, set[Key](), set[Key](), False)] * 3
+    for pause, holding, undecided, restarts in [*looks, *quiet]:
+        now += pause
+        if restarts:
+            # Another process leads, which knows what the one before had saved.
+            saved = json.loads(json.dumps(as_json(book)))
+            book = taken_over(Book(), from_json(saved, now))
+            held = {key: since for key, since in held.items() if key in holding}
+            held = dict.fromkeys(held, now)
+        findings = replace(
+            causes(*sorted(holding), at=now), undecided=frozenset(undecided - holding)
+        )
+        held = {
+            key: held.get(key, now) for key in {*holding, *(held.keys() & (undecided - holding))}
+        }
+        before = book
+        book, notices = step(book, findings, now, TIMING, lambda: str(next(ids)))
+        told += [(now, notice) for notice in notices]
+        # No two incidents are open of one kind, and none of one cause.
+        assert len({each.kind for each in book.open}) == len(book.open)
+        keys = [key for each in book.open for key in each.holding]
+        assert len(set(keys)) == len(keys)
+        assert not set(keys) & book.pending.keys()
+        known = {m.cause.key for each in book.open for m in each.members}
+        # What has held for long is told, alone or with its origin; what does not hold is not opened.
+        for key in holding:
+            assert now - held[key] < TIMING.hold_s or key in known
+        for notice in notices:
+            if notice.event is Event.OPENED:
+                new = {m.cause.key for m in notice.incident.members}
+                assert new <= holding
+                assert any(now - held[key] >= TIMING.hold_s for key in new)
+            if notice.event is Event.RESOLVED:
+                assert not notice.incident.holding
+                assert not holding & {m.cause.key for m in notice.incident.members}
+        if not notices:
+            assert {each.id for each in book.open} == {each.id for each in before.open}
+    assert not book.open
+    for incident in {notice.incident.id for _, notice in told}:
+        mine = [(at, notice) for at, notice in told if notice.incident.id == incident]
+        events = [notice.event for _, notice in mine]
+        assert events[0] is Event.OPENED
+        assert events[-1] is Event.RESOLVED
+        assert Counter(events)[Event.OPENED] == Counter(events)[Event.RESOLVED] == 1
+        for (earlier, one), (later, other) in pairwise(mine):
+            if other.event is Event.REPEATED:
+                assert later - earlier >= TIMING.repeat_s
+            if other.event is Event.CHANGED:
+                assert later - earlier >= 600
+                assert one.incident.holding != other.incident.holding
+
+
+def test_a_cause_that_is_soon_over_is_not_told() -> None:
+    failing = causes(KEYS[0])
+    looks = [(at, failing if at % 60 < 50 else Findings(())) for at in range(0, 600, 10)]
+    assert play(looks) == []
+
+
+def test_a_cause_that_is_gone_for_a_moment_is_not_over() -> None:
+    failing = causes(KEYS[0])
+    looks = [
+        (at, failing if at < 100 or at % 60 < 10 else Findings(())) for at in range(0, 900, 10)
+    ]
+    assert [notice.event for notice in play(looks)] == [Event.OPENED]
+
+
+def test_models_that_fail_while_a_store_is_away_are_one_message() -> None:
+    store = Key(Kind.STORE_AWAY, "objects")
+    models = [Key(Kind.LOAD_FAILED, f"org/model-{number}") for number in range(10)]
+    looks = []
+    for at in range(0, 400, 10):
+        holding = [*models[: at // 5], *([store] if at >= 20 else [])] if at < 200 else []
+        looks.append((float(at), causes(*holding)))
+    opened, resolved = play(looks)
+    assert (opened.event, resolved.event) == (Event.OPENED, Event.RESOLVED)
+    assert opened.incident.kind is Kind.STORE_AWAY
+    assert opened.incident.holding == {store, *models}
+
+
+def test_ten_models_of_a_lost_machine_are_one_message() -> None:
+    machine = Key(Kind.NODE_LOST, "gpu-1")
+    models = [Key(Kind.NO_REPLICA, f"org/model-{number}") for number in range(10)]
+    (opened,) = play([(at * 10.0, causes(machine, *models)) for at in range(10)])
+    assert opened.incident.kind is Kind.NODE_LOST
+    assert len(opened.incident.members) == 11
+
+
+def test_what_still_fails_when_its_origin_is_over_keeps_the_incident_open() -> None:
+    store, model = Key(Kind.STORE_AWAY, "objects"), Key(Kind.LOAD_FAILED, "org/a")
+    other = Key(Kind.LOAD_FAILED, "org/b")
+    looks = [(at, causes(store, model)) for at in range(0, 100, 10)]
+    looks += [(at, causes(model)) for at in range(100, 1000, 10)]
+    # A model that fails later has another origin.
+    looks += [(at, causes(model, other)) for at in range(1000, 1100, 10)]
+    told = play([(float(at), findings) for at, findings in looks])
+    kinds = [(notice.event, notice.incident.kind) for notice in told]
+    assert kinds == [
+        (Event.OPENED, Kind.STORE_AWAY),
+        (Event.CHANGED, Kind.STORE_AWAY),
+        (Event.OPENED, Kind.LOAD_FAILED),
+    ]
+    assert told[1].incident.holding == {model}
+
+
+def test_models_that_fail_one_by_one_are_told_at_most_every_ten_minutes() -> None:
+    looks = []
+    for at in range(0, 3600, 10):
+        keys = [Key(Kind.LOAD_FAILED, f"org/model-{number}") for number in range(1 + at // 60)]
+        looks.append((float(at), causes(*keys)))
+    events = [notice.event for notice in play(looks)]
+    assert events == [Event.OPENED, *[Event.CHANGED] * 5]
+
+
+def test_an_open_incident_is_repeated() -> None:
+    told = play([(float(at), causes(KEYS[0])) for at in range(0, 8000, 10)])
+    assert [notice.event for notice in told] == [Event.OPENED, Event.REPEATED, Event.REPEATED]
+
+
+def test_an_incident_of_a_process_that_is_gone_is_resolved_by_the_next() -> None:
+    book, (opened,) = Book(), [*play([(at * 10.0, causes(KEYS[0])) for at in range(7)])]
+    for at in range(7):
+        book, _ = step(book, causes(KEYS[0]), at * 10.0, TIMING)
+    book = taken_over(Book(), from_json(json.loads(json.dumps(as_json(book))), 500.0))
+    # Its first look finds nothing, maybe because models are not loaded yet: that alone is no end.
+    book, notices = step(book, Findings(()), 500.0, TIMING)
+    assert notices == []
+    book, (resolved,) = step(book, Findings(()), 560.0, TIMING)
+    assert (resolved.event, resolved.incident.opened) == (Event.RESOLVED, opened.incident.opened)
+    # The day after it is forgotten.
+    assert book.over == (resolved.incident,)
+    assert step(book, Findings(()), 560.0 + 24 * 3600, TIMING)[0].over == ()
+
+
+def test_only_origins_gather_what_follows() -> None:
+    disk, model = Key(Kind.DISK, "results"), Key(Kind.LOAD_FAILED, "org/a")
+    told = play([(at * 10.0, causes(disk, model)) for at in range(10)])
+    assert [notice.incident.kind for notice in told] == [Kind.DISK, Kind.LOAD_FAILED]
+    assert Kind.DISK not in ROOTS

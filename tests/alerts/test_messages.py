@@ -1,0 +1,224 @@
+"""Bodies of messages: within the limits of each form, and others' text is text."""
+
+from __future__ import annotations
+
+import json
+import re
+from email import message_from_bytes
+from email.policy import default as policy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from ndif.alerts.causes import Cause, Kind
+from ndif.alerts.incidents import Event, Incident, Member, Notice
+from ndif.alerts.messages import (
+    DEFAULT_TEMPLATE,
+    Message,
+    about,
+    discord,
+    mail,
+    plain_json,
+    slack,
+)
+from ndif.config.mail_template import NAMES, split_template
+from ndif.config.settings import Settings
+from ndif.errors import problems
+
+NOW = 1_800_000_000.0
+TEXTS = st.text(st.characters(), max_size=400) | st.sampled_from(
+    [
+        "<!channel> &<https://evil.example|here>",
+        "@everyone <@1>",
+        "a\r\nBcc: eve@example.org",
+        "🔴" * 300,
+    ]
+)
+
+
+def notice(
+    *sentences: str,
+    event: Event = Event.OPENED,
+    subject: str = "org/a",
+    kind: Kind = Kind.LOAD_FAILED,
+) -> Notice:
+    members = tuple(
+        Member(Cause(kind, f"{subject}{number or ''}", sentence, NOW - 90), NOW)
+        for number, sentence in enumerate(sentences)
+    )
+    resolved = NOW if event is Event.RESOLVED else None
+    return Notice(event, Incident("1f3a", kind, NOW - 60, members, NOW, frozenset(), resolved))
+
+
+def message(*sentences: str, **said: Any) -> Message:
+    return about(notice(*sentences, **said), "ndif.example.org", NOW)
+
+
+def units(text: str) -> int:
+    """Characters as JavaScript and the services count them."""
+    return len(text.encode("utf-16-le")) // 2
+
+
+def within_the_limits_of_slack(body: dict[str, Any]) -> None:
+    assert body.keys() == {"text", "blocks"}
+    assert 0 < units(body["text"]) <= 4000
+    header, section = body["blocks"]
+    assert (header["type"], header["text"]["type"]) == ("header", "plain_text")
+    assert 0 < units(header["text"]["text"]) <= 150
+    assert (section["type"], section["text"]["type"]) == ("section", "mrkdwn")
+    assert 0 < units(section["text"]["text"]) <= 3000
+    for text in (body["text"], section["text"]["text"]):
+        assert not re.search(r"[<>]|&(?!amp;|lt;|gt;)", text)
+
+
+def within_the_limits_of_discord(body: dict[str, Any]) -> None:
+    (embed,) = body["embeds"]
+    assert body["allowed_mentions"] == {"parse": []}
+    assert 0 < units(embed["title"]) <= 256
+    assert 0 < units(embed["description"]) <= 4096
+    assert units(embed["title"] + embed["description"] + embed["footer"]["text"]) <= 6000
+    # No mark of Markdown is without its backslash.
+    bare = re.sub(r"\\[\\*_~`|>\[\]()#-]", "", embed["title"] + embed["description"])
+    assert not re.search(r"[\\*_~`|>\[\]()#-]", bare)
+
+
+def of_the_schema(body: dict[str, Any]) -> None:
+    assert body.keys() == {
+        *("event", "severity", "at", "server", "headline", "text", "incident"),
+    }
+    assert json.loads(json.dumps(body)) == body
+    incident = body["incident"]
+    if incident is not None:
+        assert incident.keys() == {"id", "kind", "severity", "opened", "resolved", "causes"}
+        for cause in incident["causes"]:
+            assert cause.keys() == {"kind", "subject", "sentence", "since", "over"}
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(TEXTS, min_size=1, max_size=40), TEXTS, st.sampled_from(Event), st.sampled_from(Kind)
+)
+def test_every_body_is_within_its_limits(
+    sentences: list[str], subject: str, event: Event, kind: Kind
+) -> None:
+    made = message(*sentences, subject=subject, event=event, kind=kind)
+    within_the_limits_of_slack(slack(made))
+    within_the_limits_of_discord(discord(made))
+    of_the_schema(plain_json(made))
+    sent = mail(made, DEFAULT_TEMPLATE, "ops@example.org", "ndif@example.org", NOW)
+    read = message_from_bytes(sent.as_bytes(), policy=policy)
+    assert {*read.keys()} == {*sent.keys()}
+    assert (read["To"], read["From"]) == ("ops@example.org", "ndif@example.org")
+    assert not re.search(r"[\r\n]", str(read["Subject"]))
+
+
+def test_an_alert_says_what_for_how_long_and_what_to_do() -> None:
+    made = message("org/a has no files.", "org/a1 has none, too.")
+    assert made.headline == "A model could not be loaded: org/a and 1 more"
+    assert made.text.splitlines() == [
+        made.headline,
+        "• org/a has no files. (for 1m 30s)",
+        "• org/a1 has none, too. (for 1m 30s)",
+        "Check its name, its files and the memory (`ndif status`), and `ndif deploy` it again.",
+    ]
+    over = message("org/a has no files.", event=Event.RESOLVED)
+    assert over.headline == "Resolved: A model could not be loaded: org/a"
+    assert (over.severity, over.advice, over.lines[-1]) == ("info", "", "It took 1m.")
+
+
+def test_many_causes_are_cut_and_counted() -> None:
+    lines = message(*(f"{number} fails." for number in range(30))).lines
+    assert len(lines) == 21
+    assert lines[-1] == "… and 10 more: `ndif alerts list` shows all."
+
+
+def test_others_text_calls_nobody() -> None:
+    text = "<!channel> @everyone [here](https://evil.example) \u202e\x00 & so on"
+    made = message(text)
+    (_, section) = slack(made)["blocks"]
+    assert "&lt;!channel&gt;" in section["text"]["text"]
+    assert section["text"]["verbatim"] is True
+    assert r"\[here\]\(https" in discord(made)["embeds"][0]["description"]
+    assert not {"\u202e", "\x00"} & {*made.text}
+
+
+def test_a_subject_with_a_line_break_is_one_header() -> None:
+    made = message("x", subject="a\r\nBcc: eve@example.org")
+    sent = mail(made, "Subject: [ndif] $headline\n\n$details", "ops@example.org", "n@x.org", NOW)
+    assert str(sent["Subject"]).startswith("[ndif] A model could not be loaded: a")
+    assert sent["Bcc"] is None
+
+
+def test_a_template_of_the_operators() -> None:
+    template = "Subject: $severity $event\n\n" + " | ".join(f"${name}" for name in NAMES)
+    made = message("costs $5.")
+    sent = mail(made, template, "ops@example.org", "ndif@example.org", NOW)
+    assert sent["Subject"] == "critical opened"
+    assert "costs $5. (for 1m 30s)" in sent.get_content()
+    assert "ndif.example.org | opened | critical | Fri, 15 Jan 2027 08:00:00 GMT" in (
+        sent.get_content()
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("$details", "must begin with a line"),
+        ("Subject: x\nno empty line", "must begin with a line"),
+        ("Subject: x\n\n", "must begin with a line"),
+        ("Subject: x\n\n$user", r"has \$user; there are \$headline"),
+        ("Subject: x\n\ncosts 5 $", "single"),
+    ],
+)
+def test_a_template_that_is_wrong_is_refused_at_the_start(
+    template: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        split_template(template)
+    file = tmp_path / "mail.txt"
+    file.write_text(template)
+    mails = {"smtp_url": "smtp://mail.example", "mail_from": "n@x.org", "alert_email": "o@x.org"}
+    with pytest.raises(ValidationError, match=said):
+        Settings(alert_email_template=file, **mails)  # type: ignore[arg-type]
+
+
+MAIL = {"smtp_url": "smtp://mail.example", "mail_from": "n@x.org"}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"alert_webhooks": "https://a.example/x, hooks.slack.com/secret"}, "its address 2 is not"),
+        ({"alert_webhooks": "teams+https://secret.example"}, "its address 1 is not like"),
+        ({"alert_webhooks": "ftp://secret.example"}, "its address 1 is not like"),
+        ({"alert_email": "ada", **MAIL}, "'ada' is not an address"),
+        ({"alert_email": "ada@example.org"}, "NDIF_ALERT_EMAIL needs NDIF_SMTP_URL"),
+        ({"alert_email_template": __file__, **MAIL}, "begin with a line"),
+        ({"alert_digest_at": "08:00"}, "NDIF_ALERT_DIGEST_AT needs"),
+        (
+            {"alert_digest_at": "8 am", "alert_webhooks": "https://x.example"},
+            "'8 am' is not a time",
+        ),
+        ({"alert_digest_at": "24:00", "alert_webhooks": "https://x.example"}, "is not a time"),
+        ({"alert_error_rate": "1.5"}, "less than 1"),
+    ],
+)
+def test_wrong_settings_have_clear_errors_without_secrets(
+    values: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Settings(**values)
+    sentence = problems(caught.value)[0].sentence
+    assert said in sentence
+    assert "secret" not in sentence
+
+
+def test_a_template_needs_recipients(tmp_path: Path) -> None:
+    file = tmp_path / "mail.txt"
+    file.write_text(DEFAULT_TEMPLATE)
+    with pytest.raises(ValidationError, match="NDIF_ALERT_EMAIL_TEMPLATE needs NDIF_ALERT_EMAIL"):
+        Settings(alert_email_template=file)

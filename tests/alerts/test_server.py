@@ -1,0 +1,231 @@
+"""Alerts of a real server: a cause is made real, its message arrives, and after it that it is over."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from email import message_from_bytes
+from email.policy import default as policy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.alerts.receivers import Receiver, receiving
+from tests.alerts.test_messages import (
+    of_the_schema,
+    within_the_limits_of_discord,
+    within_the_limits_of_slack,
+)
+from tests.clients.harness import NDIF, StartedServer
+from tests.queue.callbacks.test_mail import Post, mail_server
+from tests.server.test_callbacks import processes_of, within
+from tests.services.redis import RedisServer
+from tests.tiny_models import make_gpt2
+
+SECRETS = ("a-secret", "another-secret")
+
+
+class Operator:
+    """A server whose operator gets JSON, and their commands."""
+
+    def __init__(self, receiver: Receiver, environment: dict[str, str], *webhooks: str) -> None:
+        self.receiver = receiver
+        self.environment = {
+            **environment,
+            "NDIF_ALERT_WEBHOOKS": ", ".join((receiver.url, *webhooks)),
+            "NDIF_ALERT_AFTER_S": "1",
+            "NDIF_CONTROLLER_SYNC_INTERVAL_S": "2",
+        }
+        self.server = StartedServer(environment=self.environment).ready()
+        self.seen = 0
+
+    def ndif(self, *arguments: str, code: int = 0) -> str:
+        command = [NDIF, *arguments]
+        variables = {**os.environ, **self.environment, "NO_COLOR": "1"}
+        done = subprocess.run(command, env=variables, capture_output=True, text=True)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout
+
+    def told(self, event: str, kind: str) -> dict[str, Any]:
+        """Wait for a message about a kind."""
+
+        def found() -> list[dict[str, Any]]:
+            return [
+                body
+                for body in self.receiver.taken
+                if body["event"] == event and body["incident"] and body["incident"]["kind"] == kind
+            ]
+
+        assert within(found), self.receiver.taken
+        return found()[-1]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """The operator's web server."""
+    with receiving() as made:
+        yield made
+
+
+def broken(folder: Path) -> tuple[Path, bytes]:
+    """A checkpoint whose tokenizer nobody can read, and what it should be."""
+    made = make_gpt2(folder / "broken")
+    file = made / "tokenizer.json"
+    right = file.read_bytes()
+    file.write_text("{")
+    return made, right
+
+
+def test_a_server_tells_of_a_model_that_does_not_load_and_sums_up_its_day(
+    server_environment: dict[str, str], receiver: Receiver, tmp_path: Path
+) -> None:
+    files, right = broken(tmp_path)
+    post = Post()
+    digest_at = datetime.now() + timedelta(seconds=140)
+    with receiving() as slack, receiving() as discord, mail_server(post) as port:
+        environment = {
+            **server_environment,
+            "NDIF_SESSION_ROOT": str(tmp_path / "sessions"),
+            "NDIF_SMTP_URL": f"smtp://127.0.0.1:{port}",
+            "NDIF_MAIL_FROM": "ndif@example.org",
+            "NDIF_ALERT_EMAIL": "ops@example.org",
+            "NDIF_ALERT_DIGEST_AT": f"{digest_at:%H:%M}",
+        }
+        operator = Operator(receiver, environment, f"slack+{slack.url}", f"discord+{discord.url}")
+        try:
+            said = operator.ndif("alerts", "test")
+            assert said.count("delivered") == 4, said
+            assert within(lambda: post.received)
+            operator.ndif("deploy", f"tests/broken={files}", "--dedicated", code=1)
+            opened = operator.told("opened", "load-failed")
+            assert "tests/broken" in opened["headline"]
+            (_cause,) = opened["incident"]["causes"]
+            listed = json.loads(operator.ndif("alerts", "list", "--json"))
+            assert [each["id"] for each in listed["open"]] == [opened["incident"]["id"]]
+            assert "load-failed" in operator.ndif("alerts", "list")
+            # It is loaded again and again, which is one incident all the same.
+            (files / "tokenizer.json").write_bytes(right)
+            operator.ndif("deploy", f"tests/broken={files}", "--dedicated")
+            resolved = operator.told("resolved", "load-failed")
+            assert resolved["incident"]["id"] == opened["incident"]["id"]
+            # Its process is killed again and again.
+            for _ in range(3):
+                assert within(operator.server.processes)
+                (process,) = operator.server.processes()
+                os.kill(process, signal.SIGKILL)
+                assert within(lambda gone=process: operator.server.processes() - {gone})
+                operator.ndif("deploy", f"tests/broken={files}", "--dedicated")
+            lost = operator.told("opened", "replicas-lost")
+            assert "3 processes of tests/broken ended" in lost["text"]
+            assert within(lambda: [body for body in receiver.taken if body["event"] == "digest"])
+            digest = next(body for body in receiver.taken if body["event"] == "digest")
+            for text in ("Jobs: none ended.", "Incidents: ", "Disk of results: "):
+                assert text in digest["text"]
+            assert within(lambda: len(post.received) >= len(receiver.taken))
+            listed = json.loads(operator.ndif("alerts", "list", "--json"))
+            assert opened["incident"]["id"] in [each["id"] for each in listed["resolved"]]
+            said = operator.ndif("info", "--config") + operator.ndif("logs", "api")
+            assert not [secret for secret in SECRETS if secret in said]
+        finally:
+            operator.server.stop()
+    assert not [s for s in SECRETS if s in "\n".join(operator.server.output)]
+    events = [body["event"] for body in receiver.taken]
+    assert events.count("digest") == 1
+    assert len(slack.taken) == len(discord.taken) == len(receiver.taken)
+    for body in slack.taken:
+        within_the_limits_of_slack(body)
+    for body in discord.taken:
+        within_the_limits_of_discord(body)
+    for body in receiver.taken:
+        of_the_schema(body)
+    mails = [message_from_bytes(each.content, policy=policy) for each in post.received]  # type: ignore[arg-type]
+    subjects = [str(each["Subject"]) for each in mails]
+    for subject in ("A model could not be loaded: tests/broken", "Resolved: ", "The last day"):
+        assert any(each.startswith(subject) for each in subjects), subjects
+
+
+def test_a_server_tells_of_a_broker_that_is_away_and_the_next_leader_of_its_end(
+    server_environment: dict[str, str], receiver: Receiver, tmp_path: Path, redis: RedisServer
+) -> None:
+    redis.command("flushall")
+    files, right = broken(tmp_path)
+    environment = {
+        **server_environment,
+        "NDIF_SESSION_ROOT": str(tmp_path / "sessions"),
+        "NDIF_BROKER_URL": redis.url,
+        "NDIF_CLUSTER_SECRET": "a secret that the processes share",
+    }
+    operator = Operator(receiver, environment)
+    try:
+        assert within(lambda: "delivered" in ready(operator))
+        redis.pause()
+        opened = operator.told("opened", "store-away")
+        causes = [cause["subject"] for cause in opened["incident"]["causes"]]
+        assert "broker" in causes
+        redis.resume()
+        resolved = operator.told("resolved", "store-away")
+        assert resolved["incident"]["id"] == opened["incident"]["id"]
+        operator.ndif("deploy", f"tests/broken={files}", "--dedicated", code=1)
+        opened = operator.told("opened", "load-failed")
+        time.sleep(1)  # the state is saved after the message
+        (leader,) = processes_of(operator.server.process.pid, "ndif.server.leader")
+        os.kill(leader, signal.SIGKILL)
+        assert within(
+            lambda: (
+                processes_of(operator.server.process.pid, "ndif.server.leader")
+                not in ([], [leader])
+            )
+        )
+        (files / "tokenizer.json").write_bytes(right)
+        assert within(lambda: "delivered" in ready(operator))
+        operator.ndif("deploy", f"tests/broken={files}", "--dedicated")
+        resolved = operator.told("resolved", "load-failed")
+        assert resolved["incident"]["id"] == opened["incident"]["id"]
+        kinds = [
+            (body["event"], body["incident"]["kind"])
+            for body in receiver.taken
+            if body["event"] != "test"
+        ]
+        # One opened and one resolved of each, though another process leads.
+        assert sorted(kinds) == sorted(
+            (event, kind)
+            for event in ("opened", "resolved")
+            for kind in ("store-away", "load-failed")
+        )
+    finally:
+        redis.resume()
+        operator.server.stop()
+
+
+def ready(operator: Operator) -> str:
+    """The answer to a test message; none while nobody leads."""
+    command = [NDIF, "alerts", "test"]
+    variables = {**os.environ, **operator.environment}
+    return subprocess.run(command, env=variables, capture_output=True, text=True).stdout
+
+
+def test_a_server_without_these_settings_imports_nothing_and_says_so(
+    server_environment: dict[str, str], tmp_path: Path
+) -> None:
+    environment = {**server_environment, "NDIF_SESSION_ROOT": str(tmp_path / "sessions")}
+    server = StartedServer(environment=environment).ready()
+    try:
+        variables = {**os.environ, **environment}
+        done = subprocess.run(
+            [NDIF, "alerts", "list"], env=variables, capture_output=True, text=True
+        )
+        assert done.returncode != 0
+        assert "set NDIF_ALERT_WEBHOOKS or NDIF_ALERT_EMAIL" in done.stderr
+        probe = "import sys, ndif.server.embedded, ndif.server.leader; print('ndif.alerts' in sys.modules)"
+        said = subprocess.run(
+            [Path(NDIF).with_name("python"), "-c", probe], capture_output=True, text=True
+        )
+        assert said.stdout == "False\n"
+    finally:
+        server.stop()
