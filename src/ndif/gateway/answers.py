@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from ndif.cluster.replica import ReplicaState
-from ndif.control.answers import OWN_JOBS, OWN_TRACE, OwnJob, OwnTrace
+from ndif.control.answers import OWN_JOBS, OWN_TRACE, OwnJob, OwnTrace, PublicProbe
 from ndif.placement.replica import DeploymentLevel
 from ndif.schema.status import Status
 
@@ -119,6 +119,8 @@ class ModelStatus(BaseModel):
     parameters: int | None
     config: dict[str, Any] | None
     """The model's config, once it is known."""
+    probes: dict[str, PublicProbe] | None = None
+    """The server's own probes, by nnsight generation; absent if it sends none."""
     schedule: list[ScheduledWindow] | None = None
     dedicated: bool | None = None
     """True if it is not evicted for other models."""
@@ -142,6 +144,16 @@ class ServerStatus(BaseModel):
                     "nodes": ["gpu-1"],
                     "parameters": 124439808,
                     "config": {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"},
+                    "probes": {
+                        "0.8": {
+                            "outcome": "ok",
+                            "at": 1_785_000_000.0,
+                            "seconds": 0.41,
+                            "up": True,
+                            "up_share": 0.9993,
+                            "probes": 1440,
+                        }
+                    },
                     "dedicated": True,
                 }
             }
