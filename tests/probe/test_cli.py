@@ -25,7 +25,8 @@ class Operated:
 
     def __init__(self, environment: dict[str, str], *arguments: str) -> None:
         self.environment = environment
-        self.server = StartedServer(*arguments, environment=environment).ready()
+        self.server = StartedServer(*arguments, environment=environment)
+        self.server.ready()
 
     def ndif(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """A command, run to its end."""
