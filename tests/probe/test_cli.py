@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.harness import NDIF, StartedServer, until
+from tests.clients.harness import NDIF, StartedServer, children, until
 from tests.tiny_models import make_gpt2
 
 NAME = "test-org/probed"
@@ -51,17 +51,24 @@ class Operated:
         return done.returncode, json.loads(done.stdout)["probes"]
 
 
-def clients() -> list[int]:
-    """Return the processes of probes, whoever started them."""
+def clients(environment: dict[str, str]) -> list[int]:
+    """Return the processes of probes that a server or a command with this environment has started."""
+    mark = f"HF_HOME={environment['HF_HOME']}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_bytes()
+            variables = (folder / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"ndif.probe.trace" in command:
+        if b"ndif.probe.trace" in command and mark in variables:
             found.append(int(folder.name))
     return found
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and all that it and those have started."""
+    return [pid, *(one for child in children(pid) for one in family(child))]
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +105,7 @@ def test_every_generation_gets_the_same_value(operated: Operated) -> None:
     assert newest["value"] == older["value"]
     assert newest["value"]["tokens"]
     assert newest["seconds"] > 0
-    assert clients() == []
+    assert clients(operated.environment) == []
 
 
 def test_a_probe_is_no_job_of_a_users(operated: Operated) -> None:
@@ -110,7 +117,7 @@ def test_a_probe_is_no_job_of_a_users(operated: Operated) -> None:
 
 def test_a_server_elsewhere_is_probed_with_an_api_key(operated: Operated) -> None:
     made = operated.ndif("keys", "create", "--user", "ada@example.org", "--json")
-    key = json.loads(made.stdout)["key"]
+    key = json.loads(made.stdout)["api_key"]
     elsewhere = {"NDIF_SESSION_ROOT": f"{operated.environment['NDIF_SESSION_ROOT']}/none"}
     address = "--url", operated.server.url
     done = operated.ndif("probe", NAME, "--generation", "0.8", *address, "--key", key, **elsewhere)
@@ -132,7 +139,7 @@ def test_what_is_not_there_is_said(operated: Operated) -> None:
 
 
 def test_a_replica_that_hangs_is_a_timeout_and_leaves_no_process(operated: Operated) -> None:
-    held = operated.server.processes()
+    held = [one for process in operated.server.processes() for one in family(process)]
     assert held
     for process in held:
         os.kill(process, signal.SIGSTOP)
@@ -145,7 +152,7 @@ def test_a_replica_that_hangs_is_a_timeout_and_leaves_no_process(operated: Opera
     (found,) = json.loads(done.stdout)["probes"]
     assert done.returncode == 1
     assert (found["outcome"], found["reason"]) == ("timeout", "No value came within 40s.")
-    assert clients() == []
+    assert clients(operated.environment) == []
 
 
 def test_other_weights_under_the_same_name_are_wrong(

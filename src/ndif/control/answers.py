@@ -186,6 +186,7 @@ class ServerState(BaseModel):
                     "processor": "READY",
                     "waiting": 0,
                     "problem": None,
+                    "probe": None,
                     "replicas": [
                         {
                             "replica_id": _REPLICA,

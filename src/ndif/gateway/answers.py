@@ -144,16 +144,6 @@ class ServerStatus(BaseModel):
                     "nodes": ["gpu-1"],
                     "parameters": 124439808,
                     "config": {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"},
-                    "probes": {
-                        "0.8": {
-                            "outcome": "ok",
-                            "at": 1_785_000_000.0,
-                            "seconds": 0.41,
-                            "up": True,
-                            "up_share": 0.9993,
-                            "probes": 1440,
-                        }
-                    },
                     "dedicated": True,
                 }
             }

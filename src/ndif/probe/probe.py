@@ -146,6 +146,7 @@ async def probe(
         "repo_id": target.repo_id,
         "revision": target.revision,
         "task": target.task,
+        "timeout_s": timeout_s,
     }
     process = await asyncio.create_subprocess_exec(
         *(str(runtime.interpreter), "-m", _MODULE),
