@@ -50,6 +50,7 @@ ROOMS = (
     "cluster",
     "schedule",
     "placement",
+    "probe",
     "host",
     "stores",
     "runtime",
@@ -63,6 +64,8 @@ PLANNED = {"dashboard"}
 """Rooms that have their floor and no file yet."""
 GROUND = {"__init__", "distribution", "errors", "net", "sizes", "tasks"}
 """Modules that every room may import, and that import no room."""
+CLIENTS = {"probe/trace.py"}
+"""Programs for a process of their own with a client's interpreter; nothing of ndif imports them."""
 
 AT_EXIT = """
 import atexit, json, os, sys
@@ -271,6 +274,8 @@ def test_the_control_plane_unpickles_nothing() -> None:
         checked += 1
         roots = {name.partition(".")[0] for name in imports_of(file)}
         room = file.relative_to(SOURCE).as_posix()
+        if room in CLIENTS:
+            continue
         for path, engines in ENGINES.items():
             roots -= set(engines.split()) if room.startswith(path) else set()
         assert roots.isdisjoint(HEAVY), file
@@ -282,6 +287,13 @@ def test_the_control_plane_unpickles_nothing() -> None:
                 taken = {alias.name for alias in node.names}
                 assert taken.isdisjoint({"load", "loads", "Unpickler"}), f"{file}:{node.lineno}"
     assert checked > 30
+
+
+def test_nothing_imports_the_programs_of_clients() -> None:
+    names = {name_of(SOURCE / client) for client in CLIENTS}
+    assert names <= MODULES.keys()
+    for module in MODULES:
+        assert names.isdisjoint(modules_imported_by(module)), module
 
 
 def test_only_the_configuration_reads_the_environment_for_settings() -> None:

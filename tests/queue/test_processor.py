@@ -42,7 +42,7 @@ from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response, StoredResult
 from ndif.schema.status import Status
-from ndif.stores.accounts import Caller, FileAccounts
+from ndif.stores.accounts import PROBER, Caller, FileAccounts
 from ndif.stores.broker import Broker, MemoryBroker, Subscription
 from ndif.stores.broker.redis import broker as broker_module
 from ndif.stores.broker.redis.broker import RedisBroker
@@ -275,6 +275,23 @@ async def test_replicas_serve_one_line_side_by_side(tmp_path: Path) -> None:
         for client in [*clients, last]:
             await client.hears(Status.COMPLETED)
         assert len(line.replicas) == 2
+
+
+@on_loop
+async def test_a_probe_waits_like_a_user_and_calls_for_no_replica(tmp_path: Path) -> None:
+    gate = Gate()
+    async with a_line(tmp_path, gate) as line:
+        running = await line.join("ada")
+        await gate.began.get()
+        line.processor.take_load_sample()
+        probe = await line.join(PROBER)
+        assert position(await probe.hears(Status.QUEUED)) == 2
+        assert line.processor.take_load_sample().waiting == 0
+        user = await line.join("bob")
+        assert line.processor.take_load_sample().waiting == 2
+        gate.let_end(3)
+        for client in (running, probe, user):
+            await client.hears(Status.COMPLETED)
 
 
 @on_loop

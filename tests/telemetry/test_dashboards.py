@@ -12,10 +12,12 @@ import math
 import os
 import re
 import signal
+import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
-from tests.clients.harness import Client, StartedServer, children, model_processes, until
+from tests.clients.harness import NDIF, Client, StartedServer, children, model_processes, until
 from tests.clients.test_many import ONE_FITS
 from tests.gateway.test_bad_input import OLD, key, send_old
 from tests.services.influxdb import InfluxServer
@@ -61,6 +63,12 @@ class Site:
         """Send a job that cannot be run."""
         name = key(repo_id, path=OLD, task=None)
         return send_old(self.server, nnsight_model_key=name, ndif_callback=callback)
+
+    def probes(self) -> float:
+        """Return how many probes got a value."""
+        lines = httpx.get(f"{self.server.url}/metrics").text.splitlines()
+        counts = (line.split() for line in lines if line.startswith("ndif_probe_seconds_count{"))
+        return sum(float(count) for _, count in counts)
 
     def model_processes(self) -> list[int]:
         """Return the processes that hold models, which the process that leads has started."""
@@ -119,6 +127,8 @@ def site(
                 "NDIF_CALLBACK_NETWORKS": "127.0.0.0/8",
                 "NDIF_CALLBACK_ATTEMPTS": "1",
                 "NDIF_INFLUXDB_URL": influx.create(DATABASE),
+                "NDIF_PROBE_INTERVAL_S": "2",
+                "NDIF_PROBE_TIMEOUT_S": "5m",
             }
         )
         clients = []
@@ -176,6 +186,18 @@ def use(site: Site, clients: list[Client]) -> None:
         os.kill(process, signal.SIGKILL)
     for client in clients:
         client.run("scenario_a_trace")
+    # A model that the server is to serve, and probes; two of its probes make a rate.
+    done = subprocess.run(
+        [NDIF, "deploy", GPT2, "--dedicated"],
+        env={**os.environ, **site.server.environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done
+    for _ in range(2):
+        seen = site.probes()
+        until(partial(lambda seen: site.probes() > seen, seen))
+        time.sleep(3)  # until Prometheus has seen it
 
 
 def answer(prometheus: PrometheusServer, query: Query) -> tuple[int, int]:

@@ -93,6 +93,15 @@ class ServerClient:
             return {"ndif-api-key": self._key}
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
+    @property
+    def job_key(self) -> str:
+        """Return the API key of jobs: the user's, or the operator's for probes; empty for neither."""
+        from ndif.stores.accounts import probe_key_of
+
+        if self._key is not None:
+            return self._key
+        return probe_key_of(self._token) if self._token else ""
+
     def get(self, path: str) -> Any:
         """Return the answer of a route; raise a CommandError if the server refuses or does not answer."""
         return self._request("GET", path, None, _TIMEOUT_S)

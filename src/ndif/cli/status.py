@@ -36,8 +36,17 @@ def _rendered(status: Mapping[str, Any]) -> RenderableType:
     ]
     parts.append(_models(status) if status["models"] else Text("No model is deployed."))
     parts += [Text(line, style="yellow") for line in status["problems"]]
+    parts += [Text(line, style="yellow") for line in _failed_probes(status)]
     parts += [Text(line) for line in _schedule(status["schedule"])]
     return Group(*parts)
+
+
+def _failed_probes(status: Mapping[str, Any]) -> Iterator[str]:
+    for model in status["models"]:
+        if (probe := model.get("probe")) and probe["up"] is False:
+            of = f"{name_of(model)} by nnsight {model['generation']}"
+            why = f"{probe['outcome']}: {probe['reason']}" if probe["reason"] else probe["outcome"]
+            yield f"The last probe of {of}: {why}"
 
 
 def _machines(status: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:

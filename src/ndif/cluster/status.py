@@ -10,6 +10,8 @@ from ndif.cluster.controller import Controller
 from ndif.cluster.models import Model, Models
 from ndif.cluster.replica import Replica, ReplicaState
 from ndif.placement.replica import DeploymentLevel
+from ndif.probe.history import Histories
+from ndif.probe.probe import Target
 from ndif.schedule.schedule import Window
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey
@@ -19,7 +21,9 @@ _BEST_FIRST = (ReplicaState.RUNNING, ReplicaState.DEPLOYING, ReplicaState.UNHEAL
 _ALL = (*_BEST_FIRST, ReplicaState.NOT_STARTED)
 
 
-def client_status(controller: Controller, coming: Sequence[Window] = ()) -> dict[str, Any]:
+def client_status(
+    controller: Controller, coming: Sequence[Window] = (), probes: Histories | None = None
+) -> dict[str, Any]:
     """Return the answer of `GET /status`, in the form that every client generation reads.
 
     It has the models with replicas, those that an operator named, and those in the calendar's `coming`
@@ -37,7 +41,8 @@ def client_status(controller: Controller, coming: Sequence[Window] = ()) -> dict
     for model in (*controller.models, *scheduled.values()):
         mine = [each for each in replicas if each.model is model]
         if mine or model.dedicated or not model.on_demand or id(model) in windows:
-            entries.append(_entry(model, mine, nodes, windows.get(id(model), ())))
+            of_model = windows.get(id(model), ())
+            entries.append(_entry(model, mine, nodes, of_model, probes or Histories()))
     deployments: dict[str, Any] = {}
     for entry in _in_order(entries):
         name = entry["model_key"]
@@ -74,6 +79,7 @@ def _entry(
     replicas: Sequence[Replica],
     nodes: Mapping[str, str],
     windows: Sequence[Window],
+    probes: Histories,
 ) -> dict[str, Any]:
     key = model.config.key
     serving, states = {}, {}
@@ -103,6 +109,9 @@ def _entry(
         entry["schedule"] = [
             {"start": window.start.isoformat(), "end": window.end.isoformat()} for window in windows
         ]
+    probed = {each: probes.describe(Target.of(key, each)) for each in (*states, *model.generations)}
+    if any(probed.values()):
+        entry["probes"] = {each: found for each, found in probed.items() if found is not None}
     if model.config.dedicated or not windows:
         # Clients of 0.7 call a model Scheduled that has the one field and not the other.
         entry["dedicated"] = model.dedicated

@@ -257,6 +257,11 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning"] = "info"
     """Lowest level that is logged. With debug it has the steps of each job, and what the processes of
     models print while blocks run."""
+    probe_interval_s: Duration = Field(default=0, ge=0)
+    """Time in which the server sends one trace to each dedicated model, as a client does, and checks the
+    value. 0: it sends none."""
+    probe_timeout_s: Duration = Field(default=60, gt=0)
+    """Time after which such a trace has failed: its client's start and its wait in the queue count."""
     otlp_url: SecretStr = SecretStr("")
     """Collector that the steps of each job are sent to as spans, by OTLP over HTTP, as http://HOST:4318.
     OTEL_EXPORTER_OTLP_HEADERS may have a token."""

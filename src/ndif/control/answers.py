@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from ndif.placement.replica import DeploymentLevel
+from ndif.probe.probe import Kind
 from ndif.queue.replicas import ProcessorStatus
 from ndif.schema.deployment_file import AsInFile
 from ndif.schema.status import Status
@@ -82,6 +83,32 @@ class ReplicaStatus(BaseModel):
     """The job that it runs."""
 
 
+class PublicProbe(BaseModel):
+    """The server's own probes of a model, in one nnsight generation, of the last day."""
+
+    model_config = _with()
+
+    outcome: Kind
+    """Outcome of the last one. `loading` and `unsupported` are neither up nor down."""
+    at: float
+    """Unix time of it."""
+    seconds: float | None
+    """Seconds from sending the trace to its value; null if no value came."""
+    up: bool | None
+    """True if the last one that counts succeeded; null if none counted yet."""
+    up_share: float | None
+    """Share of those that succeeded."""
+    probes: int
+    """Number of those that count."""
+
+
+class Probe(PublicProbe):
+    """The server's own probes of a model, for its operator."""
+
+    reason: str | None
+    """Sentence on the last one; null if it succeeded."""
+
+
 class DeployedModel(BaseModel):
     """A model in one nnsight generation."""
 
@@ -99,6 +126,8 @@ class DeployedModel(BaseModel):
     processor: ProcessorStatus | None
     waiting: int
     problem: str | None
+    probe: Probe | None = None
+    """None if it is not probed."""
     replicas: list[ReplicaStatus]
 
 
@@ -157,6 +186,7 @@ class ServerState(BaseModel):
                     "processor": "READY",
                     "waiting": 0,
                     "problem": None,
+                    "probe": None,
                     "replicas": [
                         {
                             "replica_id": _REPLICA,

@@ -12,6 +12,7 @@ from ndif.cluster.controller_types import ProvisionResult, ReplicaRequest
 from ndif.cluster.models import Model
 from ndif.cluster.replica import DeploymentError
 from ndif.control.reconciler import Reconciler
+from ndif.probe.history import Histories
 from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor
@@ -52,6 +53,8 @@ class ControlPlane:
     retention_s: float
     """Seconds that the record of a job is kept."""
     callbacks: CallbackDelivery
+    histories: Histories
+    """The outcomes of the server's own probes."""
     alerts: Alerts | None = None
     """The alerts of the operator; None if the server sends none."""
 

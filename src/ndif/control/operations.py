@@ -119,7 +119,7 @@ class GetStatus(Operation):
 
     async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""
-        described = describe_server(control.controller, control.dispatcher)
+        described = describe_server(control.controller, control.dispatcher, control.histories)
         if (problem := control.responder.problem()) is not None:
             described["problems"].append(problem)
         return {**described, "schedule": control.reconciler.describe_schedule()}

@@ -115,7 +115,7 @@ class Reconciler:
         for model in self.controller.models:
             if not model.dedicated or model.deployment.replicas < 1:
                 continue
-            generations = self._generations_of(model)
+            generations = self.generations_of(model)
             # Another replica may take the place of a dedicated one that was lost.
             self.controller.dedicate(model)
             for generation in generations:
@@ -146,7 +146,7 @@ class Reconciler:
             self._failures.pop(asked.variant, None)
         return sum(each.serving or each.is_pending for each in dedicated) < asked.replicas
 
-    def _generations_of(self, model: Model) -> list[str]:
+    def generations_of(self, model: Model) -> list[str]:
         """Return the generations that a dedicated model is loaded for: its operator's, or the newest.
 
         For users of another generation the model is loaded on demand: their requests reserve nothing.

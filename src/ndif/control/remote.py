@@ -15,6 +15,7 @@ from ndif.config.units import format_duration
 from ndif.control.control_plane import ControlPlane
 from ndif.control.operations import OPERATIONS, STOPPING, Answer, Operation, Stop
 from ndif.host.request_lifecycle import RUNS
+from ndif.probe.history import Histories
 from ndif.schedule.schedule import Window
 from ndif.schema.deployment import OperationError
 from ndif.schema.status import Status
@@ -56,6 +57,8 @@ class Publisher:
     """Seconds until a value expires whose writer is gone."""
     coming: Callable[[], Sequence[Window]] = tuple
     """Return the calendar's next windows."""
+    probes: Histories | None = None
+    """The outcomes of the server's own probes."""
     _written: dict[str, tuple[float, Any]] = field(default_factory=dict, init=False)
 
     async def run(self) -> None:
@@ -64,7 +67,9 @@ class Publisher:
             models, replicas = self.controller.models, self.controller.replicas()
             try:
                 await self._write(MODELS, describe(models))
-                await self._write(STATUS, client_status(self.controller, self.coming()))
+                await self._write(
+                    STATUS, client_status(self.controller, self.coming(), self.probes)
+                )
                 self.model_files.note(replicas)
                 await self._write(FILES, self.model_files.stored)
             except BrokerError as error:

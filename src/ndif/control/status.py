@@ -11,6 +11,8 @@ from ndif.cluster.controller import Controller
 from ndif.cluster.models import Model
 from ndif.cluster.replica import Replica
 from ndif.cluster.status import describe_replica
+from ndif.probe.history import Histories
+from ndif.probe.probe import Target
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor
 from ndif.queue.replicas import ProcessorStatus
@@ -21,7 +23,9 @@ from ndif.schema.status import Status
 from ndif.schema.step import Step
 
 
-def describe_server(controller: Controller, dispatcher: Dispatcher) -> dict[str, Any]:
+def describe_server(
+    controller: Controller, dispatcher: Dispatcher, probes: Histories | None = None
+) -> dict[str, Any]:
     """Return every node and model, and the problems of the server, as JSON."""
     nodes = [
         {"id": node.id, "name": node.name, **node.resources.describe()}
@@ -36,7 +40,7 @@ def describe_server(controller: Controller, dispatcher: Dispatcher) -> dict[str,
         processors = dispatcher.processors.values()
         generations |= {p.variant.generation for p in processors if p.model is model}
         models += [
-            _model(controller, dispatcher, model, generation, mine)
+            _model(controller, dispatcher, model, generation, mine, probes or Histories())
             for generation in sorted(generations, key=str) or [None]
         ]
     problems = [*controller.device_problems()]
@@ -52,6 +56,7 @@ def _model(
     model: Model,
     generation: str | None,
     replicas: list[Replica],
+    probes: Histories,
 ) -> dict[str, Any]:
     """Return one model in one generation; in None, a model that no replica or request uses."""
     key = model.config.key
@@ -70,6 +75,7 @@ def _model(
         "processor": _processor_state(controller, processor),
         "waiting": len(processor.queue) if processor else 0,
         "problem": model.problems.get(generation or ""),
+        "probe": probes.describe_for_operator(Target.of(key, generation or "")),
         "replicas": [
             {**describe_replica(each), "request_id": running.get(each.placed.replica_id)}
             for each in replicas

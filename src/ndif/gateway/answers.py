@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from ndif.cluster.replica import ReplicaState
-from ndif.control.answers import OWN_JOBS, OWN_TRACE, OwnJob, OwnTrace
+from ndif.control.answers import OWN_JOBS, OWN_TRACE, OwnJob, OwnTrace, PublicProbe
 from ndif.placement.replica import DeploymentLevel
 from ndif.schema.status import Status
 
@@ -119,6 +119,8 @@ class ModelStatus(BaseModel):
     parameters: int | None
     config: dict[str, Any] | None
     """The model's config, once it is known."""
+    probes: dict[str, PublicProbe] | None = None
+    """The server's own probes, by nnsight generation; absent if it sends none."""
     schedule: list[ScheduledWindow] | None = None
     dedicated: bool | None = None
     """True if it is not evicted for other models."""

@@ -22,6 +22,7 @@ from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
+from ndif.stores.accounts import PROBER
 from ndif.stores.broker import BrokerAwayError, ClientLeftError
 from ndif.tasks import end
 
@@ -135,8 +136,13 @@ class Processor:
     def take_load_sample(self) -> LoadSample:
         """Return the maxima since this was called last, and start anew."""
         load = self._load
-        self._load = LoadSample(len(self.replicas.runs), len(self.queue))
+        self._load = LoadSample(len(self.replicas.runs), self._waiting)
         return load
+
+    @property
+    def _waiting(self) -> int:
+        """Return the number of waiting requests; 0 if a probe alone waits, which asks for no replica."""
+        return len(self.queue) if any(e.user != PROBER for e in self.queue) else 0
 
     # Requests and orders
 
@@ -147,7 +153,7 @@ class Processor:
         )
         entry = replace(entry, cost=self._run_times.expected(entry))
         self.queue.add(entry)
-        self._load.waiting = max(self._load.waiting, len(self.queue))
+        self._load.waiting = max(self._load.waiting, self._waiting)
         is_polled = request.subscription_id is None
         position = None if is_polled else self.queue.position(request.id)
         self._arrived.set()

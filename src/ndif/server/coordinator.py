@@ -17,12 +17,15 @@ from ndif.cluster.replica import Replica
 from ndif.config.settings import Settings
 from ndif.control.control_plane import ControlPlane
 from ndif.control.operations import Deploy, GetStatus
+from ndif.control.probing import watched
 from ndif.control.reconciler import Reconciler
 from ndif.control.status import describe_waits
 from ndif.host.evaluation import Evaluator, Measured
 from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtimes
 from ndif.placement.demand import PlacementRules
+from ndif.probe.history import Histories
+from ndif.probe.prober import Prober
 from ndif.queue.autoscaler import Bounds, Scaling
 from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.queue.dispatcher import Dispatcher
@@ -33,6 +36,7 @@ from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.job_record import JobRecord
 from ndif.schema.repositories import Repositories
 from ndif.schema.request import Request
+from ndif.stores.accounts import PROBER
 from ndif.stores.broker import Broker
 from ndif.stores.responder import Responder
 from ndif.stores.usage import UsageStore
@@ -72,11 +76,16 @@ class Coordinator:
         alerts: Alerts | None = None,
         stop: Callable[[], None] = lambda: None,
         on_up: Callable[[Replica], None] = lambda _: None,
+        probe_key: str = "",
     ) -> None:
         """Put the parts together; `start` starts them.
 
         `places`: True to measure models and place them; False to load each where its options say.
+        `probe_key` lets probes in; without one there are none.
         """
+        self._settings = settings
+        self._probe_key = probe_key
+        self.histories = Histories()
         self._configs = configs
         self._broker = broker
         self._places = places
@@ -132,6 +141,7 @@ class Coordinator:
             responder,
             max(settings.response_ttl_s, settings.result_ttl_s),
             callbacks,
+            self.histories,
             alerts,
         )
 
@@ -139,8 +149,11 @@ class Coordinator:
         """Return the installed nnsight generations, the newest first."""
         return sorted(self._runtimes.installed(), key=Version, reverse=True)
 
-    async def start(self, waited: Sequence[Request] = ()) -> None:
-        """Look at the machines, serve the queues, `waited` first, and deploy the configured models."""
+    async def start(self, waited: Sequence[Request] = (), url: str = "") -> None:
+        """Look at the machines, serve the queues, `waited` first, and deploy the configured models.
+
+        Probes, if there are any, are sent to the server's address `url`.
+        """
         await self._usage.start()
         await self.controller.discover()
         self.dispatcher.adopt(await self._fleet.orphans())
@@ -155,6 +168,9 @@ class Coordinator:
         if self._places and self._configs:
             self._tasks.append(asyncio.create_task(self._deploy(), name="first deployments"))
             self._tasks.append(asyncio.create_task(self._prepare(), name="fork servers"))
+        if self._settings.probe_interval_s and self._probe_key and url:
+            prober = self._prober(self._settings.public_url or url)
+            self._tasks.append(asyncio.create_task(prober.run(), name="prober"))
 
     async def fail_all(self) -> None:
         """End every request as an ERROR that the broker does not keep for the process after this one."""
@@ -177,8 +193,20 @@ class Coordinator:
         status = await GetStatus().perform(self.control_plane)
         return status, describe_waits(self.dispatcher)
 
+    def _prober(self, url: str) -> Prober:
+        return Prober(
+            lambda: [*watched(self.controller, self.reconciler)],
+            self._runtimes.installed,
+            url,
+            self._probe_key,
+            self._settings.probe_interval_s,
+            self._settings.probe_timeout_s,
+            self.histories,
+        )
+
     def _note_end(self, record: JobRecord) -> None:
-        self._usage.note(record)
+        if record.user != PROBER:  # a probe is no job of a user's
+            self._usage.note(record)
         if self._traces is not None:
             self._traces.note(record)
 

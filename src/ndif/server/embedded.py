@@ -22,12 +22,20 @@ from ndif.gateway.app import create_gateway, uvicorn_config
 from ndif.gateway.catalogue import InProcessCatalogue
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from ndif.host.runtimes import Runtimes
+from ndif.net import local_url
 from ndif.queue.callbacks.delivery import open_delivery
 from ndif.queue.callbacks.guard import EVERYWHERE
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.status import Status
 from ndif.server.coordinator import Coordinator
-from ndif.stores.accounts import Accounts, OpenAccounts, OwnerAccounts, open_accounts
+from ndif.stores.accounts import (
+    Accounts,
+    AccountsWithProber,
+    OpenAccounts,
+    OwnerAccounts,
+    open_accounts,
+    probe_key_of,
+)
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.broker.spool import SPOOL, Spool
 from ndif.stores.callbacks import CALLBACKS, SqliteCallbacks
@@ -72,6 +80,8 @@ class Server:
         the jobs of `results`, that is a `BrokerError`.
         """
         self._settings = settings
+        self._url = ""
+        """Address on this machine, once it listens."""
         self._results = results
         self._objects = open_store(settings, results, secret)
         # One user is trusted, or not, by the server as it was started now.
@@ -93,6 +103,8 @@ class Server:
         accounts: Accounts = OpenAccounts(hotswapping=False, trusted=trusted)
         if places:
             accounts = open_accounts(settings)
+            if token:
+                accounts = AccountsWithProber(accounts, probe_key_of(token))
         elif owner_token is not None:
             accounts = OwnerAccounts(os.geteuid(), owner_token, trusted=trusted)
         self._accounts = accounts
@@ -109,6 +121,7 @@ class Server:
             alerts=self._open_alerts(),
             stop=stop,
             on_up=self._share,
+            probe_key=probe_key_of(token) if places and token else "",
         )
         self.bring_up = self._coordinator.bring_up
         self.farewell = self._coordinator.fail_all
@@ -116,7 +129,9 @@ class Server:
         controller = self._coordinator.controller
         catalogue = InProcessCatalogue(
             controller.models,
-            lambda: client_status(controller, self._coordinator.reconciler.coming()),
+            lambda: client_status(
+                controller, self._coordinator.reconciler.coming(), self._coordinator.histories
+            ),
             lambda: places or any(replica.serving for replica in controller.replicas()),
         )
         self._gateway = create_gateway(
@@ -154,6 +169,7 @@ class Server:
     def uvicorn_config(self, listening: socket.socket) -> uvicorn.Config:
         """Return the configuration to serve this application on `listening`."""
         gateway = self._gateway
+        self._url = local_url(*listening.getsockname()[:2])
         return uvicorn_config(gateway.app, gateway.incoming, self._settings, listening)
 
     @contextlib.asynccontextmanager
@@ -168,7 +184,7 @@ class Server:
         await self._objects.start()
         await self._accounts.start()
         await self._responder.resume(self._broker.unfinished)
-        await self._coordinator.start()
+        await self._coordinator.start(url=self._url)
         try:
             yield
         finally:

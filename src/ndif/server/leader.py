@@ -39,6 +39,7 @@ from ndif.server.process_config import (
     announce_up,
     on_parent_exit,
 )
+from ndif.stores.accounts import probe_key_of
 from ndif.stores.broker import BrokerError
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.signing import Signer
@@ -260,11 +261,12 @@ class Leader:
             usage=open_usage(settings),
             places=True,
             alerts=alerts,
+            probe_key=probe_key_of(self._config.token),
         )
         await self.take_callbacks()
         await self.take_spooled()  # before the ends expire that tell what does not run again
         await self._objects.start()
-        await coordinator.start(held)
+        await coordinator.start(held, self._config.url())
         model_files = ModelFilesStorage(coordinator.controller.models, self._objects)
         publisher = Publisher(
             coordinator.controller,
@@ -272,6 +274,7 @@ class Leader:
             SharedCache(client, signer),
             settings.status_cache_freq_s,
             coordinator.reconciler.coming,
+            coordinator.histories,
         )
         operations = LeaderRpc(client, signer).serve(
             partial(perform_event, coordinator.control_plane)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from ndif.net import local_url
 from ndif.schema.deployment import DeploymentConfig
 from ndif.server.supervised import ProcessSpec
 from ndif.telemetry import metrics_folder
@@ -59,6 +61,11 @@ class ProcessConfig:
         content["results"] = Path(content["results"])
         content["deployments"] = [DeploymentConfig(**config) for config in content["deployments"]]
         return cls(**content)
+
+    def url(self) -> str:
+        """Return the address of the gateways on this machine, in a process that has their socket."""
+        with socket.socket(fileno=os.dup(self.listening)) as listening:
+            return local_url(*listening.getsockname()[:2])
 
     def processes(
         self,

@@ -107,6 +107,15 @@ LOST = Counter(
     "Measurements, lines of the log and traces that did not reach their store.",
     ["destination"],
 )
+PROBES = Counter(
+    "ndif_probes", "Probes of a model, by their outcome.", ["model", "generation", "outcome"]
+)
+PROBE_SECONDS = Histogram(
+    "ndif_probe_seconds",
+    "Time from sending a probe's trace to its value, its wait in the queue included.",
+    ["model", "generation"],
+    buckets=_SECONDS,
+)
 WEBSOCKETS = Gauge("ndif_websockets", "Open WebSockets.", ["route"], multiprocess_mode="livesum")
 
 _ROUTES = frozenset(
@@ -175,6 +184,14 @@ def model_loaded(model: str, generation: str, source: str, seconds: float) -> No
     LOAD.labels(label, source).observe(seconds)
     tags = {"model": label, "generation": generation, "source": source}
     measured(measurements.MODEL_LOAD, tags, seconds=float(seconds))
+
+
+def probed(model: str, generation: str, outcome: str, seconds: float | None) -> None:
+    """Count a probe, and the time until its value came, if one came."""
+    label = model_label(model)
+    PROBES.labels(label, generation, outcome).inc()
+    if seconds is not None:
+        PROBE_SECONDS.labels(label, generation).observe(seconds)
 
 
 def deleted(numbers: Mapping[str, int]) -> None:

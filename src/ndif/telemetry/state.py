@@ -101,15 +101,37 @@ def _models(models: list[Mapping[str, Any]]) -> Iterator[Metric]:
         memory.add_metric([name, generation], each["memory"])
         for state in _STATES:
             replicas.add_metric([name, generation, state], each[state])
-    yield from (waiting, running, replicas, desired, memory)
+    yield from (waiting, running, replicas, desired, memory, _probes(models))
+
+
+def _probes(models: list[Mapping[str, Any]]) -> Metric:
+    """Return which models answered their last probe; a model that was not probed is not there."""
+    found = GaugeMetricFamily(
+        "ndif_probe_up",
+        "1 if the last probe of a model succeeded.",
+        labels=["model", "generation"],
+    )
+    up: dict[tuple[str, str], bool] = {}
+    for model in models:
+        if (probe := model.get("probe")) is not None and probe["up"] is not None:
+            label = _label(model)
+            label = label if label in up or len(up) < _MOST_MODELS else (OTHER, "")
+            up[label] = up.get(label, True) and probe["up"]
+    for label, is_up in up.items():
+        found.add_metric([*label], float(is_up))
+    return found
+
+
+def _label(model: Mapping[str, Any]) -> tuple[str, str]:
+    revision = f"@{model['revision']}" if model["revision"] else ""
+    return f"{model['repo_id']}{revision}", str(model["generation"] or "")
 
 
 def _by_label(models: list[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, float]]:
     """Return the sums of models that share a label."""
     found: dict[tuple[str, str], dict[str, float]] = {}
     for model in models:
-        revision = f"@{model['revision']}" if model["revision"] else ""
-        label = f"{model['repo_id']}{revision}", str(model["generation"] or "")
+        label = _label(model)
         if label not in found and len(found) >= _MOST_MODELS:
             label = OTHER, ""
         names = ("waiting", "running", "desired", "memory", *_STATES)

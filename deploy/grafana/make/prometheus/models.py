@@ -18,6 +18,32 @@ _GPU_FREE, _GPU_TOTAL = free_and_total("ndif_gpu_memory_bytes", HERE, "node, gpu
 _CPU_FREE, _CPU_TOTAL = free_and_total("ndif_cpu_memory_bytes", HERE, "node")
 
 ROWS: Rows = {
+    "Probes": [
+        Panel(
+            "Models that answer their probe",
+            "1 if the last trace that the server sent itself got the right value; 0 if it did not.",
+            "short",
+            {
+                "{{model}}, nnsight {{generation}}": state(
+                    "ndif_probe_up", OF_MODEL, "model, generation"
+                )
+            },
+            most=1,
+        ),
+        Panel(
+            "Time of probes, by model",
+            "90 % of them have their value within this time, their wait in the queue included.",
+            "s",
+            {"{{model}}": quantile(0.9, "ndif_probe_seconds", OF_MODEL, "model")},
+        ),
+        Panel(
+            "Probes, by outcome",
+            "Probes of the last hour. loading: the model was being loaded, which is no failure.",
+            "short",
+            {"{{outcome}}": f"sum by (outcome) (increase(ndif_probes_total{{{OF_MODEL}}}[1h]))"},
+            is_stacked=True,
+        ),
+    ],
     "Replicas": [
         Panel(
             "Replicas, by state",

@@ -31,6 +31,9 @@ from ndif.stores.accounts.port import RegistryError as RegistryError
 from ndif.stores.accounts.port import Tier as Tier
 from ndif.stores.accounts.port import digest_of as digest_of
 from ndif.stores.accounts.port import new_key as new_key
+from ndif.stores.accounts.prober import PROBER as PROBER
+from ndif.stores.accounts.prober import AccountsWithProber as AccountsWithProber
+from ndif.stores.accounts.prober import probe_key_of as probe_key_of
 
 if TYPE_CHECKING:
     from ndif.stores.accounts.sql.database import Database

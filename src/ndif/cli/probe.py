@@ -1,0 +1,158 @@
+"""`ndif probe`: a real trace of every model, by the real client of every generation."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ndif.cli.durations import DurationParam
+from ndif.cli.jobs import as_user
+from ndif.cli.output import console, show_json, table
+from ndif.cli.server_client import CommandError, NotFoundError, ServerClient, options
+from ndif.launch.waiting import waiting_for
+
+if TYPE_CHECKING:
+    from ndif.host.runtimes import Runtime
+    from ndif.probe.probe import Outcome, Target, Value
+
+_MS = 1000.0
+_FAILED_EXIT = 1
+
+
+@click.command("probe")
+@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@click.option(
+    "--generation",
+    "generations",
+    multiple=True,
+    metavar="GENERATION",
+    help="Probe with this nnsight, such as 0.8, alone; repeatable. Default: those that each model is "
+    "deployed for and that are installed here.",
+)
+@click.option(
+    "--timeout",
+    type=DurationParam(0, is_open=True),
+    default="2m",
+    metavar="DURATION",
+    help="Longest that one probe may take, its client's start included.",
+)
+@as_user
+def command(
+    server: ServerClient,
+    as_json: bool,
+    models: tuple[str, ...],
+    generations: tuple[str, ...],
+    timeout: float,
+) -> None:
+    """Send a small trace to each dedicated model, as its users do, and check the value that comes back.
+
+    MODEL is a repository, or one with its revision behind an @; without it, all dedicated models are
+    probed. One probe runs at a time. If one fails, the exit code is 1. Without an API key, the operator's
+    token counts.
+    """
+    from ndif.host.runtimes import Runtimes
+
+    runtimes = Runtimes(options().runtimes).installed()
+    if missing := [each for each in generations if each not in runtimes]:
+        raise CommandError(
+            f"nnsight {missing[0]} is not installed here; {', '.join(runtimes) or 'none'} is. "
+            f"`ndif runtime add {missing[0]}` adds it."
+        )
+    deployments = server.get("/status")["deployments"]
+    # A model of several replicas has several entries.
+    unique = {entry["model_key"]: entry for entry in deployments.values()}
+    chosen = list(_chosen(unique, models))
+    results: list[tuple[Target, Outcome]] = []
+    first: dict[str, Value] = {}
+    with TemporaryDirectory(prefix="ndif-probe-", ignore_cleanup_errors=True) as cache:
+        for entry in chosen:
+            for generation in generations or _generations_of(entry, runtimes):
+                found = _probe(
+                    server, entry, runtimes[generation], Path(cache), first, timeout_s=timeout
+                )
+                results.append(found)
+    if as_json:
+        show_json({"probes": [_described(*each) for each in results]})
+    elif results:
+        console().print(
+            table(
+                "Probes", ("model", "nnsight", "outcome", "took", ""), [_row(*r) for r in results]
+            )
+        )
+    else:
+        click.echo("No dedicated model is there to be probed.")
+    if any(outcome.failed for _, outcome in results):
+        sys.exit(_FAILED_EXIT)
+
+
+def _chosen(
+    deployments: Mapping[str, Mapping[str, Any]], names: tuple[str, ...]
+) -> Iterator[Mapping[str, Any]]:
+    """Yield the dedicated models, or those of these names."""
+    if not names:
+        yield from (each for each in deployments.values() if each.get("dedicated"))
+        return
+    for name in names:
+        repo_id, _, revision = name.partition("@")
+        found = [
+            entry
+            for entry in deployments.values()
+            if entry["repo_id"].lower() == repo_id.lower()
+            and (not revision or entry["revision"] == revision)
+        ]
+        if not found:
+            raise NotFoundError(f"The server has no model {name!r} deployed.")
+        yield from found
+
+
+def _generations_of(entry: Mapping[str, Any], runtimes: Mapping[str, Runtime]) -> Iterator[str]:
+    """Yield the installed generations that a model has replicas or a problem in, or else the newest."""
+    deployed = [each for each in runtimes if each in entry["runtimes"]]
+    yield from deployed or [*runtimes][:1]
+
+
+def _probe(
+    server: ServerClient,
+    entry: Mapping[str, Any],
+    runtime: Runtime,
+    cache: Path,
+    first: dict[str, Value],
+    *,
+    timeout_s: float,
+) -> tuple[Target, Outcome]:
+    """Return a probe's outcome; `first` has the first value of each model, from whichever generation."""
+    from ndif.probe.probe import Kind, Outcome, Target, probe
+
+    generation = runtime.generation
+    target = Target(entry["repo_id"], entry["revision"], entry["task"], generation)
+    if entry["trust_remote_code"]:
+        return target, Outcome(Kind.UNSUPPORTED, "Its client would run the repository's own code.")
+    if entry["runtimes"].get(generation, entry["state"]) == "DEPLOYING":
+        return target, Outcome(Kind.LOADING, "The model is being loaded.")
+    with waiting_for(f"a trace of {target.label} by nnsight {generation}"):
+        outcome = asyncio.run(
+            probe(target, runtime, server.url, server.job_key, cache, timeout_s)
+        ).against(first.get(target.label))
+    if outcome.kind is Kind.OK and outcome.value is not None:
+        first.setdefault(target.label, outcome.value)
+    return target, outcome
+
+
+def _described(target: Target, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "model": target.label,
+        "generation": target.generation,
+        "failed": outcome.failed,
+        **outcome.describe(),
+    }
+
+
+def _row(target: Target, outcome: Outcome) -> tuple[object, ...]:
+    took = None if outcome.seconds is None else f"{outcome.seconds * _MS:,.0f} ms"
+    return target.label, target.generation, outcome.kind.value, took, outcome.reason

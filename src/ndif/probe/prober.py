@@ -1,0 +1,132 @@
+"""The built-in prober: it probes the models of its server one after the other, for as long as it leads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ndif.config.units import format_duration
+from ndif.host.runtimes import Runtime
+from ndif.probe.history import Histories
+from ndif.probe.probe import Kind, Outcome, Target, probe
+from ndif.telemetry import metrics
+
+logger = logging.getLogger(__name__)
+
+_FIRST_S = 5.0
+"""Longest wait before the first probe."""
+_LOADING_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A model that should serve a generation, as its server knows it now."""
+
+    target: Target
+    serves: bool
+    problem: str | None
+    """Reason for which it could not be deployed."""
+    withdrawals: int
+    """Times that an operator evicted it."""
+    trust_remote_code: bool
+
+
+@dataclass(eq=False)
+class Prober:
+    """Probes every watched model once in an interval, and keeps what came of it.
+
+    Never runs two probes at once: they are spread over the interval. A model that does not serve gets no
+    trace, which would have it loaded: while it is loading that is no failure. The jobs wait in the queue
+    behind those of users. Which models are watched is for its caller to say.
+    """
+
+    watched: Callable[[], Sequence[Watched]]
+    """Return the models that should serve."""
+    runtimes: Callable[[], Mapping[str, Runtime]]
+    url: str
+    key: str = field(repr=False)
+    interval_s: float
+    timeout_s: float
+    histories: Histories
+    loading_s: float = _LOADING_S
+    """Seconds after which a model that is still loading counts as failed."""
+    _loading: dict[Target, float] = field(default_factory=dict, init=False)
+    """Loop time since which a target does not serve."""
+    _turns: dict[Target, float] = field(default_factory=dict, init=False)
+    """Loop time of the last probe of each target."""
+
+    async def run(self) -> None:
+        """Probe until cancelled."""
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(min(self.interval_s, _FIRST_S))
+        with TemporaryDirectory(prefix="ndif-probe-", ignore_cleanup_errors=True) as cache:
+            while True:
+                began, watched = loop.time(), list(self.watched())
+                self._keep({each.target for each in watched})
+                if watched:
+                    await self._take_turn(watched, Path(cache))
+                pause_s = self.interval_s / max(1, len(watched))
+                await asyncio.sleep(max(0.0, began + pause_s - loop.time()))
+
+    async def _take_turn(self, watched: Sequence[Watched], cache: Path) -> None:
+        """Probe the model that was not for the longest time."""
+        one = min(watched, key=lambda each: self._turns.get(each.target, 0.0))
+        self._turns[one.target] = asyncio.get_running_loop().time()
+        try:
+            outcome = await self.look(one, cache)
+        except Exception:
+            logger.exception("%s could not be probed", one.target.label)
+        else:
+            self._note(one, outcome)
+
+    async def look(self, one: Watched, cache: Path) -> Outcome:
+        """Return how a model is served now, by a trace if it serves."""
+        target = one.target
+        history = self.histories.of(target, one.withdrawals)
+        runtime = self.runtimes().get(target.generation)
+        if one.trust_remote_code:
+            return Outcome(Kind.UNSUPPORTED, "Its client would run the repository's own code.")
+        if not one.serves or runtime is None:
+            return self._not_serving(one)
+        self._loading.pop(target, None)
+        first = history.first or self.histories.first_of(target)
+        found = await probe(target, runtime, self.url, self.key, cache, self.timeout_s)
+        outcome = found.against(first)
+        if not outcome.failed or outcome.kind is Kind.WRONG:
+            return outcome
+        # A replica that is restarted, evicted or lost takes its probe along.
+        now = next((each for each in self.watched() if each.target == target), None)
+        if now is None:
+            return Outcome(Kind.LOADING, "The model was evicted.")
+        return outcome if now.serves else self._not_serving(now)
+
+    def _not_serving(self, one: Watched) -> Outcome:
+        now = asyncio.get_running_loop().time()
+        if one.problem is not None:
+            return Outcome(Kind.DOWN, one.problem)
+        took_s = now - self._loading.setdefault(one.target, now)
+        if took_s < self.loading_s:
+            return Outcome(Kind.LOADING, "The model is being loaded.")
+        taken = format_duration(round(took_s))
+        return Outcome(Kind.DOWN, f"The model has been loading for {taken}.")
+
+    def _note(self, one: Watched, outcome: Outcome) -> None:
+        target = one.target
+        self.histories.of(target, one.withdrawals).note(outcome, self.histories.now())
+        metrics.probed(target.label, target.generation, outcome.kind.value, outcome.seconds)
+        if outcome.failed:
+            logger.warning(
+                "the probe of %s by nnsight %s failed (%s): %s",
+                *(target.label, target.generation, outcome.kind.value, outcome.reason),
+            )
+
+    def _keep(self, targets: set[Target]) -> None:
+        """Forget the models that are no longer to serve."""
+        self.histories.keep(targets)
+        for remembered in (self._loading, self._turns):
+            for gone in remembered.keys() - targets:
+                del remembered[gone]

@@ -1,0 +1,176 @@
+"""The program of one probe, in the interpreter of a runtime: `python -m ndif.probe.trace`.
+
+It reads a question as JSON from standard input, sends one trace as any user's client does, and prints its
+finding as one line of JSON. It imports nnsight and torch; nothing of ndif imports it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+_PROMPT = "The Eiffel Tower is in the city of"
+_GENERATES = ("text-generation", None)
+"""Tasks of models that predict the next token; None where the server does not know the task yet."""
+_SAMPLES, _TOP = 64, 5
+_GRACE_S = 5.0
+_MAX_REASON = 500
+"""Characters of an error that is passed on."""
+_EXACT_TOLERANCE, _HALF_TOLERANCE = 1e-3, 3e-2
+"""Differences that other devices make to a whole model, in the types of 32 and of 16 bits."""
+_HALF_ROUNDING = 1e-2
+"""Difference that one product makes in the types of 16 bits."""
+
+
+def main() -> None:
+    """Answer one question."""
+    question = json.loads(sys.stdin.readline())
+    # Whoever asked ends this process in time, unless that one was killed before.
+    signal.setitimer(signal.ITIMER_REAL, question["timeout_s"] + _GRACE_S)
+    # The client and its libraries print to the standard output.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    # Before the client is imported, which reads these once. A process's first environment can be read by
+    # others of the same user; what is set later cannot.
+    os.environ.update(
+        NDIF_HOST=question["url"],
+        NDIF_API_KEY=question["key"],
+        HF_ENDPOINT=f"{question['url']}/hub",
+        HF_HOME=question["cache"],
+        HF_HUB_OFFLINE="0",
+    )
+    try:
+        finding = _probe(question)
+    except Exception as error:  # whatever it is, a user would have had it
+        finding = {"outcome": "error", "reason": _sentence(error)}
+    print(json.dumps(finding), file=answers, flush=True)
+
+
+def _probe(question: Mapping[str, Any]) -> dict[str, Any]:
+    began = time.perf_counter()
+    import nnsight
+    from nnsight import CONFIG
+
+    CONFIG.APP.REMOTE_LOGGING = False
+    newest = hasattr(nnsight, "TransformersModel")
+    name, revision, task = question["repo_id"], question["revision"], question["task"]
+    if newest:
+        model = nnsight.TransformersModel(name, revision=revision, task=task)
+    else:
+        model = nnsight.LanguageModel(name, revision=revision or "main")
+    if getattr(model, "tokenizer", None) is None:
+        return {"outcome": "unsupported", "reason": "The model takes no text."}
+    prepared = time.perf_counter()
+    predicts = task in _GENERATES and hasattr(model, "lm_head")
+    saved = _predict(model) if predicts else _output(model)
+    ended = time.perf_counter()
+    finding = _judge(saved) if predicts else _summary(saved)
+    return {**finding, "seconds": ended - prepared, "prepared_s": prepared - began}
+
+
+def _predict(model: Any) -> dict[str, Any]:
+    """Return the scores of the token after the prompt, and the part of the head that gave the best."""
+    count, samples = _TOP, _SAMPLES
+    with model.trace(_PROMPT, remote=True):
+        hidden = model.lm_head.input[0, -1].cpu().save()
+        scores = model.lm_head.output[0, -1]
+        shape = scores.new_tensor([scores.numel()]).long().cpu().save()
+        is_finite = scores.isfinite().all().cpu().save()
+        best = scores.topk(min(count, scores.numel()))
+        values = best.values.cpu().save()
+        tokens = best.indices.cpu().save()
+        sampled = scores[:: max(1, scores.numel() // samples)][:samples].cpu().save()
+        rows = model.lm_head.weight[best.indices].cpu().save()
+        bias = model.lm_head.bias
+        added = best.values * 0 if bias is None else bias[best.indices]
+        added = added.cpu().save()
+    return {
+        "hidden": hidden,
+        "shape": shape,
+        "is_finite": is_finite,
+        "values": values,
+        "tokens": tokens,
+        "sampled": sampled,
+        "rows": rows,
+        "added": added,
+    }
+
+
+def _output(model: Any) -> dict[str, Any]:
+    """Return numbers of the first tensor that a model without a known head puts out."""
+    samples, prompt = _SAMPLES, _PROMPT
+    if (mask := getattr(model.tokenizer, "mask_token", None)) is not None:
+        prompt = f"{prompt} {mask}"  # a pipeline that fills masks takes no text without
+    with model.trace(prompt, remote=True):
+        value = model.output
+        if not hasattr(value, "isfinite"):
+            value = value[0]
+        flat = value.reshape(-1)
+        shape = flat.new_tensor(list(value.shape)).long().cpu().save()
+        is_finite = flat.isfinite().all().cpu().save()
+        sampled = flat[:: max(1, flat.numel() // samples)][:samples].cpu().save()
+    return {"shape": shape, "is_finite": is_finite, "sampled": sampled}
+
+
+def _summary(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a value is compared by with the values of other probes."""
+    if not bool(saved["is_finite"]):
+        return {"outcome": "wrong", "reason": "The value has numbers that are not finite."}
+    sampled = saved["sampled"]
+    return {
+        "outcome": "ok",
+        "reason": "",
+        "shape": saved["shape"].tolist(),
+        "dtype": str(sampled.dtype).removeprefix("torch."),
+        "tolerance": _EXACT_TOLERANCE if sampled.element_size() > 2 else _HALF_TOLERANCE,
+        "numbers": sampled.double().tolist(),
+        "tokens": saved["tokens"].tolist() if "tokens" in saved else [],
+    }
+
+
+def _judge(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the summary of a prediction, or that it does not follow from the hidden state beside it.
+
+    The head's rows for the best tokens came along: their products with the hidden state, computed here, are
+    these tokens' scores.
+    """
+    found = _summary(saved)
+    if found["outcome"] != "ok":
+        return found
+    if not saved["rows"].is_floating_point():  # a quantised head, which has other numbers
+        return found
+    hidden, rows = saved["hidden"].double(), saved["rows"].double()
+    values = saved["values"].double()
+    if hidden.shape[-1:] != rows.shape[-1:] or values.shape != rows.shape[:1]:
+        return {"outcome": "wrong", "reason": "The value has another shape than its model."}
+    # An error of rounding grows with what is added, and not with the sum.
+    summed = rows.norm(dim=-1) * hidden.norm()
+    rounding = min(found["tolerance"], _HALF_ROUNDING)
+    allowed = rounding * values.abs() + _EXACT_TOLERANCE * summed
+    differences = (rows @ hidden + saved["added"].double() - values).abs()
+    worst = (differences - allowed).max().item()
+    if math.isnan(worst) or worst > 0:
+        return {
+            "outcome": "wrong",
+            "reason": (
+                "The predicted scores are not those of the hidden state beside them: they differ by up "
+                f"to {differences.max().item():.3g}."
+            ),
+        }
+    return found
+
+
+def _sentence(error: Exception) -> str:
+    """Return the last line of an error, which says what it is."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:_MAX_REASON]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""The account of the server's own probes, beside the accounts of its users."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass, field
+
+from ndif.stores.accounts.port import (
+    Account,
+    Accounts,
+    Caller,
+    Registry,
+    digest_of,
+    runner_key_of,
+)
+
+PROBER = "ndif probe"
+"""Name under which probes take turns with users."""
+
+
+def probe_key_of(token: str) -> str:
+    """Return the API key of probes, given the operator's token.
+
+    Whoever has the token can make it: `ndif probe` on the server's machine, and the process that leads.
+    Nothing stores it, and it does not lead back to the token. It lets jobs be run and nothing else: it
+    loads no model on demand, its jobs are confined as a stranger's, and no route of the operator takes it.
+    """
+    return f"ndif_{hmac.new(token.encode(), b'ndif probe', hashlib.sha256).hexdigest()}"
+
+
+@dataclass(frozen=True)
+class AccountsWithProber:
+    """The form of `Accounts` that knows the key of probes, and asks another form of all others."""
+
+    users: Accounts
+    key: str = field(repr=False)
+    """`probe_key_of` the operator's token."""
+
+    @property
+    def registry(self) -> Registry | None:
+        """See `Accounts.registry`."""
+        return self.users.registry
+
+    async def start(self) -> None:
+        """See `Accounts.start`."""
+        await self.users.start()
+
+    async def stop(self) -> None:
+        """See `Accounts.stop`."""
+        await self.users.stop()
+
+    async def ping(self) -> None:
+        """See `Accounts.ping`."""
+        await self.users.ping()
+
+    async def account(self, caller: Caller) -> Account:
+        """See `Accounts.account`."""
+        if secrets.compare_digest(caller.key.encode(errors="replace"), self.key.encode()):
+            return Account(PROBER, key=runner_key_of(digest_of(self.key)))
+        return await self.users.account(caller)

@@ -1,0 +1,175 @@
+"""`ndif probe` against a server that serves a model to two generations, and against what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.harness import NDIF, StartedServer, children, until
+from tests.tiny_models import make_gpt2
+
+NAME = "test-org/probed"
+_PATIENCE_S = 400
+"""For processes that each import torch and a client."""
+
+
+class Operated:
+    """A server whose users need keys, and commands on its machine."""
+
+    def __init__(self, environment: dict[str, str], *arguments: str) -> None:
+        self.environment = environment
+        self.server = StartedServer(*arguments, environment=environment)
+        self.server.ready()
+
+    def ndif(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """A command, run to its end."""
+        return subprocess.run(
+            [NDIF, *arguments],
+            env={**os.environ, "COLUMNS": "300", **self.environment, **variables},
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
+        )
+
+    def deploy(self, folder: Path, generation: str) -> None:
+        """Deploy the model of a folder for a generation; it is there when this returns."""
+        options = "--dedicated", "--generation", generation
+        done = self.ndif("deploy", f"{NAME}={folder}", *options)
+        assert done.returncode == 0, done
+
+    def probes(self, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
+        """Return the exit code of `ndif probe` and its findings."""
+        done = self.ndif("probe", "--json", "--timeout", "5m", *arguments)
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout)["probes"]
+
+
+def clients(environment: dict[str, str]) -> list[int]:
+    """Return the processes of probes that a server or a command with this environment has started."""
+    mark = f"HF_HOME={environment['HF_HOME']}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes()
+            variables = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"ndif.probe.trace" in command and mark in variables:
+            found.append(int(folder.name))
+    return found
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and all that it and those have started."""
+    return [pid, *(one for child in children(pid) for one in family(child))]
+
+
+@pytest.fixture(scope="module")
+def operated(
+    server_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Operated]:
+    """A server that serves one model to clients of 0.8 and of 0.7."""
+    root = tmp_path_factory.mktemp("operated")
+    model = make_gpt2(root / "model")
+    environment = {
+        **server_environment,
+        "NDIF_SESSION_ROOT": str(root / "sessions"),
+        "NDIF_DATABASE_URL": f"sqlite:///{root / 'keys.sqlite'}",
+    }
+    operated = Operated(environment, f"{NAME}={model}")
+    try:
+        until(lambda: b'"RUNNING"' in operated.server.get("/status")[1])
+        operated.deploy(model, "0.7")
+        yield operated
+    finally:
+        operated.server.stop()
+
+
+def test_every_generation_gets_the_same_value(operated: Operated) -> None:
+    """The operator needs no API key on the server's machine."""
+    code, probes = operated.probes()
+    assert code == 0, probes
+    assert [(each["model"], each["generation"]) for each in probes] == [
+        (NAME, "0.8"),
+        (NAME, "0.7"),
+    ]
+    assert {each["outcome"] for each in probes} == {"ok"}
+    newest, older = probes
+    assert newest["value"] == older["value"]
+    assert newest["value"]["tokens"]
+    assert newest["seconds"] > 0
+    assert clients(operated.environment) == []
+
+
+def test_a_probe_is_no_job_of_a_users(operated: Operated) -> None:
+    """No user has its job in the sums."""
+    operated.probes("--generation", "0.8")
+    usage = json.loads(operated.ndif("usage", "--json").stdout)["usage"]
+    assert usage == []
+
+
+def test_a_server_elsewhere_is_probed_with_an_api_key(operated: Operated) -> None:
+    made = operated.ndif("keys", "create", "--user", "ada@example.org", "--json")
+    key = json.loads(made.stdout)["api_key"]
+    elsewhere = {"NDIF_SESSION_ROOT": f"{operated.environment['NDIF_SESSION_ROOT']}/none"}
+    address = "--url", operated.server.url
+    done = operated.ndif("probe", NAME, "--generation", "0.8", *address, "--key", key, **elsewhere)
+    assert done.returncode == 0, done
+    assert f"{NAME} " in done.stdout
+    assert " ok " in done.stdout
+    refused = operated.ndif("probe", "--generation", "0.8", *address, "--key", "wrong", **elsewhere)
+    assert refused.returncode == 1, refused
+    assert " error " in refused.stdout
+
+
+def test_what_is_not_there_is_said(operated: Operated) -> None:
+    done = operated.ndif("probe", "test-org/other")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "no model 'test-org/other'" in done.stderr
+    done = operated.ndif("probe", "--generation", "0.5")
+    assert done.returncode == 1
+    assert "nnsight 0.5 is not installed here" in done.stderr
+
+
+def test_a_replica_that_hangs_is_a_timeout_and_leaves_no_process(operated: Operated) -> None:
+    held = [one for process in operated.server.processes() for one in family(process)]
+    assert held
+    for process in held:
+        os.kill(process, signal.SIGSTOP)
+    try:
+        options = "--generation", "0.8", "--timeout", "40s"
+        done = operated.ndif("probe", "--json", *options)
+    finally:
+        for process in held:
+            os.kill(process, signal.SIGCONT)
+    (found,) = json.loads(done.stdout)["probes"]
+    assert done.returncode == 1
+    assert (found["outcome"], found["reason"]) == ("timeout", "No value came within 40s.")
+    assert clients(operated.environment) == []
+
+
+def test_other_weights_under_the_same_name_are_wrong(
+    server_environment: dict[str, str], tmp_path: Path
+) -> None:
+    """One generation has the model as it was; the other one loads it after its files have changed."""
+    model = make_gpt2(tmp_path / "model", seed=1)
+    environment = {**server_environment, "NDIF_SESSION_ROOT": str(tmp_path / "sessions")}
+    operated = Operated(environment, f"{NAME}={model}")
+    try:
+        until(lambda: b'"RUNNING"' in operated.server.get("/status")[1])
+        make_gpt2(model, seed=2)
+        operated.deploy(model, "0.7")
+        code, (newest, older) = operated.probes()
+    finally:
+        operated.server.stop()
+    assert code == 1
+    assert newest["outcome"] == "ok"
+    assert older["outcome"] == "wrong"
+    assert "another than in the first probe" in older["reason"]

@@ -1,0 +1,135 @@
+"""The check of a value: what a wrong one is, and what is mere rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from ndif.probe.probe import Kind, Outcome, Target, Value
+from ndif.probe.trace import _judge
+
+Saved = dict[str, Any]
+
+WIDTH, TOP, VOCABULARY = 64, 5, 512
+
+
+def saved(dtype: torch.dtype = torch.float32, seed: int = 0) -> Saved:
+    """Return what a probe's trace saves of a head of random weights."""
+    torch.manual_seed(seed)
+    weight = torch.randn(VOCABULARY, WIDTH, dtype=torch.float64).to(dtype)
+    hidden = torch.randn(WIDTH, dtype=torch.float64).to(dtype)
+    bias = torch.randn(VOCABULARY, dtype=torch.float64).to(dtype)
+    scores = (weight.float() @ hidden.float() + bias.float()).to(dtype)
+    best = scores.topk(TOP)
+    return {
+        "hidden": hidden,
+        "shape": torch.tensor([VOCABULARY]),
+        "is_finite": scores.isfinite().all(),
+        "values": best.values,
+        "tokens": best.indices,
+        "sampled": scores[:: VOCABULARY // 64],
+        "rows": weight[best.indices],
+        "added": bias[best.indices],
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_value_that_was_computed_is_right(dtype: torch.dtype, seed: int) -> None:
+    found = _judge(saved(dtype, seed))
+    assert (found["outcome"], found["shape"], len(found["tokens"])) == ("ok", [VOCABULARY], TOP)
+
+
+def scale(name: str, by: float) -> Callable[[Saved], None]:
+    def change(value: Saved) -> None:
+        value[name] = value[name] * by
+
+    return change
+
+
+def turn(value: Saved) -> None:
+    value["values"] = value["values"].flip(0)
+
+
+def swap_two_numbers(value: Saved) -> None:
+    value["hidden"][[0, 1]] = value["hidden"][[1, 0]]
+
+
+def spoil(value: Saved) -> None:
+    value["is_finite"] = torch.tensor(False)
+
+
+def cut(value: Saved) -> None:
+    value["rows"] = value["rows"][:, :-1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (scale("values", 1.1), "not those of the hidden state"),
+        (scale("hidden", 0.0), "not those of the hidden state"),
+        (scale("rows", -1.0), "not those of the hidden state"),
+        (scale("hidden", float("nan")), "not those of the hidden state"),
+        (turn, "not those of the hidden state"),
+        (swap_two_numbers, "not those of the hidden state"),
+        (spoil, "not finite"),
+        (cut, "another shape"),
+    ],
+)
+def test_a_value_that_was_changed_is_wrong(
+    change: Callable[[Saved], None], reason: str, dtype: torch.dtype
+) -> None:
+    value = saved(dtype)
+    change(value)
+    found = _judge(value)
+    assert found["outcome"] == "wrong"
+    assert reason in found["reason"]
+
+
+# Against the first value of a model
+
+
+def value(seed: int = 0, noise: float = 0.0, dtype: torch.dtype = torch.float32) -> Value:
+    torch.manual_seed(seed)
+    numbers = torch.randn(64, dtype=torch.float64)
+    torch.manual_seed(seed + 1000)
+    numbers = numbers * (1 + noise * torch.randn(64, dtype=torch.float64))
+    tolerance = 1e-3 if dtype is torch.float32 else 3e-2
+    return Value((VOCABULARY,), str(dtype), tolerance, tuple(numbers.tolist()), (1, 2, 3))
+
+
+def test_rounding_is_no_difference() -> None:
+    assert value(noise=1e-4).differs_from(value()) is None
+    assert value(noise=1e-2, dtype=torch.bfloat16).differs_from(value()) is None
+
+
+def test_other_numbers_are() -> None:
+    assert "another than in the first probe" in str(value(noise=1e-2).differs_from(value()))
+    assert value(1, dtype=torch.bfloat16).differs_from(value(dtype=torch.bfloat16)) is not None
+    shorter = Value((VOCABULARY - 1,), "float32", 1e-3, value().numbers, ())
+    assert "shape" in str(shorter.differs_from(value()))
+
+
+def test_an_outcome_is_judged_by_the_first_value() -> None:
+    ok = Outcome(Kind.OK, seconds=0.5, value=value(1))
+    assert ok.against(None) is ok
+    assert ok.against(value(1)) is ok
+    wrong = ok.against(value(2))
+    assert (wrong.kind, wrong.failed, wrong.seconds) == (Kind.WRONG, True, 0.5)
+    refused = Outcome(Kind.ERROR, "It was refused.")
+    assert refused.against(value()) is refused
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_only_what_is_not_served_has_failed(kind: Kind) -> None:
+    fine = (Kind.OK, Kind.LOADING, Kind.UNSUPPORTED)
+    assert Outcome(kind).failed is (kind not in fine)
+
+
+def test_a_target_is_named_with_its_revision() -> None:
+    assert Target("org/name", None, None, "0.8").label == "org/name"
+    assert Target("org/name", "v1", None, "0.8").label == "org/name@v1"
