@@ -1,4 +1,4 @@
-"""What the outcomes of probes add up to, and which of them count."""
+"""The sums over outcomes of probes, and which outcomes count."""
 
 from __future__ import annotations
 
