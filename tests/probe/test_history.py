@@ -1,4 +1,4 @@
-"""What the outcomes of probes add up to, and which of them count."""
+"""The sums of the outcomes of probes, and which of them count."""
 
 from __future__ import annotations
 
