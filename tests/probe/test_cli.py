@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,19 +140,31 @@ def test_what_is_not_there_is_said(operated: Operated) -> None:
     assert "nnsight 0.5 is not installed here" in done.stderr
 
 
+def hold(server: StartedServer, held: set[int]) -> None:
+    """Stop the processes of models that are not in `held`: a server replaces one that does not answer."""
+    with contextlib.suppress(OSError):  # one has just ended
+        for process in server.processes():
+            for one in {*family(process)} - held:
+                os.kill(one, signal.SIGSTOP)
+                held.add(one)
+
+
 def test_a_replica_that_hangs_is_a_timeout_and_leaves_no_process(operated: Operated) -> None:
-    held = [one for process in operated.server.processes() for one in family(process)]
+    held: set[int] = set()
+    hold(operated.server, held)
     assert held
-    for process in held:
-        os.kill(process, signal.SIGSTOP)
-    try:
-        options = "--generation", "0.8", "--timeout", "40s"
-        done = operated.ndif("probe", "--json", *options)
-    finally:
-        for process in held:
-            os.kill(process, signal.SIGCONT)
-    (found,) = json.loads(done.stdout)["probes"]
-    assert done.returncode == 1
+    command = [str(NDIF), "probe", "--json", "--generation", "0.8", "--timeout", "40s"]
+    environment = {**os.environ, **operated.environment}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        while process.poll() is None:
+            hold(operated.server, held)
+            time.sleep(0.1)
+        assert process.stdout is not None
+        (found,) = json.loads(process.stdout.read())["probes"]
+    for one in held:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, signal.SIGCONT)
+    assert process.returncode == 1
     assert (found["outcome"], found["reason"]) == ("timeout", "No value came within 40s.")
     assert clients(operated.environment) == []
 

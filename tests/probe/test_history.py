@@ -1,4 +1,4 @@
-"""The sums over outcomes of probes, and which outcomes count."""
+"""The sums of the outcomes of probes, and which of them count."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ def test_the_key_of_probes_lets_jobs_run_and_nothing_else() -> None:
     key = probe_key_of("the operator's token")
     assert "token" not in key
     assert key != probe_key_of("another token")
-    accounts = AccountsWithProber(OwnerAccounts(1, "owner", trusted=True), key)
+    other_key = probe_key_of("another token")
+    accounts = AccountsWithProber(OwnerAccounts(1, "owner", trusted=True), (other_key, key))
     assert key not in repr(accounts)
     account = asyncio.run(accounts.account(Caller(key)))
     assert account.user == PROBER

@@ -13,10 +13,12 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from ndif.config.units import format_duration
 from ndif.host.environment import environment, for_untrusted
 from ndif.host.runtimes import Runtime
+from ndif.net import is_loopback
 from ndif.schema.model_key import ModelKey
 from ndif.tasks import within
 
@@ -25,6 +27,12 @@ _LONGEST_ANSWER = 1 << 16
 _LAST_ERRORS = 4096
 """Bytes of a process's other output that are kept, for the reason of its end."""
 _MAX_REASON = 500
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+_WAY = (
+    *(*_PROXIES, *map(str.upper, _PROXIES)),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
+)
+"""Variables by which clients reach servers on other machines."""
 
 
 class Kind(str, Enum):
@@ -154,7 +162,7 @@ async def probe(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         limit=_LONGEST_ANSWER,
-        env={**for_untrusted(environment(runtime)), **_settings_of_client(url)},
+        env=variables_of_client(runtime, url),
         start_new_session=True,
     )
     try:
@@ -166,12 +174,15 @@ async def probe(
     return _outcome(*said)
 
 
-def _settings_of_client(url: str) -> Mapping[str, str]:
-    """Return the variables of the client's process that are no secret."""
-    return {"HF_HUB_OFFLINE": "0"} | (
-        # The proxy of this machine's programs does not reach its own server.
-        {"NO_PROXY": "127.0.0.1,localhost,::1"} if url.startswith("http:") else {}
-    )
+def variables_of_client(runtime: Runtime, url: str) -> dict[str, str]:
+    """Return the environment of a client of the server at `url`, which has none of this process's secrets.
+
+    The way to another machine may lead through a proxy, or to a certificate of one's own.
+    """
+    known = for_untrusted(environment(runtime))
+    if is_loopback(urlsplit(url).hostname or ""):
+        return known
+    return {**known, **{name: os.environ[name] for name in _WAY if name in os.environ}}
 
 
 async def _converse(

@@ -104,7 +104,7 @@ class Server:
         if places:
             accounts = open_accounts(settings)
             if token:
-                accounts = AccountsWithProber(accounts, probe_key_of(token))
+                accounts = AccountsWithProber(accounts, (probe_key_of(token),))
         elif owner_token is not None:
             accounts = OwnerAccounts(os.geteuid(), owner_token, trusted=trusted)
         self._accounts = accounts

@@ -30,7 +30,7 @@ from ndif.server.process_config import (
     announce_up,
     on_parent_exit,
 )
-from ndif.stores.accounts import AccountsWithProber, open_accounts, probe_key_of
+from ndif.stores.accounts import AccountsWithProber, open_accounts
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.signing import Signer
 from ndif.stores.callbacks.redis import RedisCallbacks
@@ -60,7 +60,7 @@ def create(
     leader = LeaderRpc(broker.client, broker.signer)
     cache = SharedCache(broker.client, broker.signer)
     mirror = HfMirror(share_weights=False)
-    accounts = AccountsWithProber(open_accounts(settings), probe_key_of(config.token))
+    accounts = AccountsWithProber(open_accounts(settings), config.probe_keys)
     callbacks = RedisCallbacks(broker.client, broker.signer, max_of_user=settings.max_callbacks)
 
     @contextlib.asynccontextmanager

@@ -39,7 +39,6 @@ from ndif.server.process_config import (
     announce_up,
     on_parent_exit,
 )
-from ndif.stores.accounts import probe_key_of
 from ndif.stores.broker import BrokerError
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.signing import Signer
@@ -261,7 +260,7 @@ class Leader:
             usage=open_usage(settings),
             places=True,
             alerts=alerts,
-            probe_key=probe_key_of(self._config.token),
+            probe_key=self._config.probe_keys[0],
         )
         await self.take_callbacks()
         await self.take_spooled()  # before the ends expire that tell what does not run again

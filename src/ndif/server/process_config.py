@@ -14,6 +14,7 @@ from pathlib import Path
 from ndif.net import local_url
 from ndif.schema.deployment import DeploymentConfig
 from ndif.server.supervised import ProcessSpec
+from ndif.stores.accounts import probe_key_of
 from ndif.telemetry import metrics_folder
 
 GATEWAY_MODULE, LEADER_MODULE = "ndif.server.gateway_process", "ndif.server.leader"
@@ -61,6 +62,14 @@ class ProcessConfig:
         content["results"] = Path(content["results"])
         content["deployments"] = [DeploymentConfig(**config) for config in content["deployments"]]
         return cls(**content)
+
+    @property
+    def probe_keys(self) -> tuple[str, ...]:
+        """Return the API keys of probes; the first is known to the server's other hosts, if it has any.
+
+        Each host has a token of its own, and a probe may come to another host's gateway.
+        """
+        return tuple(map(probe_key_of, (*self.cluster_secrets, self.token)))
 
     def url(self) -> str:
         """Return the address of the gateways on this machine, in a process that has their socket."""

@@ -20,23 +20,23 @@ PROBER = "ndif probe"
 """Name under which probes take turns with users."""
 
 
-def probe_key_of(token: str) -> str:
-    """Return the API key of probes, given the operator's token.
+def probe_key_of(secret: str) -> str:
+    """Return the API key of probes, given the operator's token or a secret of the cluster.
 
-    Whoever has the token can make it: `ndif probe` on the server's machine, and the process that leads.
-    Nothing stores it, and it does not lead back to the token. It lets jobs be run and nothing else: it
+    Whoever has the secret can make it: `ndif probe` on the server's machine, and the process that leads.
+    Nothing stores it, and it does not lead back to the secret. It lets jobs be run and nothing else: it
     loads no model on demand, its jobs are confined as a stranger's, and no route of the operator takes it.
     """
-    return f"ndif_{hmac.new(token.encode(), b'ndif probe', hashlib.sha256).hexdigest()}"
+    return f"ndif_{hmac.new(secret.encode(), b'ndif probe', hashlib.sha256).hexdigest()}"
 
 
 @dataclass(frozen=True)
 class AccountsWithProber:
-    """The form of `Accounts` that knows the key of probes, and asks another form of all others."""
+    """The form of `Accounts` that knows the keys of probes, and asks another form of all others."""
 
     users: Accounts
-    key: str = field(repr=False)
-    """`probe_key_of` the operator's token."""
+    keys: tuple[str, ...] = field(repr=False)
+    """`probe_key_of` the operator's token, and of the secrets that hosts of one server share."""
 
     @property
     def registry(self) -> Registry | None:
@@ -57,6 +57,7 @@ class AccountsWithProber:
 
     async def account(self, caller: Caller) -> Account:
         """See `Accounts.account`."""
-        if secrets.compare_digest(caller.key.encode(errors="replace"), self.key.encode()):
-            return Account(PROBER, key=runner_key_of(digest_of(self.key)))
+        given = caller.key.encode(errors="replace")
+        if any(secrets.compare_digest(given, key.encode()) for key in self.keys):
+            return Account(PROBER, key=runner_key_of(digest_of(caller.key)))
         return await self.users.account(caller)

@@ -1,0 +1,76 @@
+"""The process of a probe: its environment, and a client that ends, or is killed, without an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from ndif.host.runtimes import Runtime
+from ndif.probe.probe import Kind, Outcome, Target, probe, variables_of_client
+
+TARGET = Target("org/name", None, "text-generation", "0.8")
+HERE, ELSEWHERE = "http://127.0.0.1:8001", "https://ndif.example.org"
+
+
+def runtime(interpreter: str = sys.executable) -> Runtime:
+    return Runtime("0.8", "0.8.1", Path(interpreter), path=())
+
+
+def test_a_client_has_no_secret_and_knows_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = {"NDIF_CLUSTER_SECRET": "a", "HF_TOKEN": "b", "AWS_SECRET_ACCESS_KEY": "c"}
+    way = {"HTTPS_PROXY": "http://proxy:3128", "SSL_CERT_FILE": "/ca.pem"}
+    for name, value in {**secrets, **way}.items():
+        monkeypatch.setenv(name, value)
+    here, elsewhere = (variables_of_client(runtime(), url) for url in (HERE, ELSEWHERE))
+    assert not {*secrets} & {*here, *elsewhere}
+    assert not {*way} & {*here}
+    assert {**here, **way}.items() <= elsewhere.items()
+
+
+def outcome(interpreter: Path, timeout_s: float = 60.0) -> Outcome:
+    """Return the outcome of a probe by a program that stands for an interpreter."""
+    asked = probe(TARGET, runtime(str(interpreter)), HERE, "key", Path("/none"), timeout_s)
+    return asyncio.run(asked)
+
+
+def program(folder: Path, text: str) -> Path:
+    file = folder / "interpreter"
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return file
+
+
+def test_a_client_that_ends_without_an_answer_says_why(tmp_path: Path) -> None:
+    ended = outcome(program(tmp_path, "echo first >&2; echo 'it broke' >&2; exit 1"))
+    assert ended == Outcome(Kind.ERROR, "The client ended without an answer: it broke")
+    assert outcome(program(tmp_path, "echo nonsense")).kind is Kind.ERROR
+    assert outcome(program(tmp_path, "head -c 10000000 /dev/zero")).kind is Kind.ERROR
+
+
+def test_all_that_a_client_started_ends_with_it(tmp_path: Path) -> None:
+    """A child of the client holds a socket, whose other end sees it go."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        child = (
+            f"import socket, time; one = socket.create_connection(('127.0.0.1', {port})); "
+            "one.send(b'here'); time.sleep(600)"
+        )
+        heard: list[bytes] = []
+
+        def listen() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                heard.append(connection.recv(10))
+                heard.append(connection.recv(10))
+
+        listener = threading.Thread(target=listen, daemon=True)
+        listener.start()
+        found = outcome(program(tmp_path, f'{sys.executable} -c "{child}" & wait'), timeout_s=10.0)
+        listener.join(10)
+    assert found == Outcome(Kind.TIMEOUT, "No value came within 10s.")
+    assert heard == [b"here", b""]
