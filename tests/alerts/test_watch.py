@@ -17,11 +17,14 @@ import pytest
 from ndif.alerts import digest, watch
 from ndif.alerts.causes import Cause, Kind
 from ndif.alerts.incidents import Incident, Member
-from ndif.alerts.saved import StateFile
+from ndif.alerts.saved import SharedState, StateFile
 from ndif.alerts.watch import Alerts, counted, open_alerts
 from ndif.config.settings import Settings
 from ndif.schema.job_record import JobRecord
 from ndif.stores.broker import BrokerError
+from ndif.stores.broker.signing import Signer
+from ndif.stores.leader import SharedCache
+from ndif.stores.redis import connect
 from ndif.stores.usage import MemoryUsage
 from ndif.tasks import end
 from ndif.telemetry import metrics
@@ -29,6 +32,8 @@ from tests.alerts.receivers import Receiver, receiving
 from tests.alerts.states import status, waits
 from tests.alerts.test_delivery import until
 from tests.on_loop import on_loop
+from tests.services.redis import RedisServer
+from tests.stores.broker.signers import SIGNER
 
 
 class Site:
@@ -150,6 +155,25 @@ async def test_a_file_that_is_broken_and_a_look_that_fails_end_nothing(
     assert [
         r for r in caplog.records if r.levelno == logging.WARNING and "Alert: " in r.getMessage()
     ]
+
+
+@on_loop
+async def test_the_next_leader_finds_the_state_in_redis(redis: RedisServer) -> None:
+    redis.command("flushall")
+    clients = [connect(redis.url) for _ in range(2)]
+    first, second = (SharedState(SharedCache(client, SIGNER)) for client in clients)
+    try:
+        assert await first.load() is None
+        await first.save({"incidents": {}})
+        assert await second.load() == {"incidents": {}}
+        # Its life is that of no process.
+        assert int(redis.command("ttl", "alerts")) > 6 * 24 * 3600
+        # A server whose secret is another now begins anew.
+        other = SharedState(SharedCache(clients[1], Signer(["another secret of tests"])))
+        assert await other.load() is None
+    finally:
+        for client in clients:
+            await client.aclose()
 
 
 def test_events_are_counted_by_model() -> None:

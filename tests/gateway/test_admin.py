@@ -15,8 +15,18 @@ from ndif.gateway.admin import AdminRoutes
 from tests.cli.operations import TOKEN, Table, application
 from tests.serving import serving
 
-GETS = ("status", "queue", "config", "export", "callbacks")
-POSTS = ("deploy", "evict", "scale", "restart", "kill", "kill/key", "stop", "callbacks/retry")
+GETS = ("status", "queue", "config", "export", "callbacks", "alerts")
+POSTS = (
+    "deploy",
+    "evict",
+    "scale",
+    "restart",
+    "kill",
+    "kill/key",
+    "stop",
+    "callbacks/retry",
+    "alerts/test",
+)
 
 
 @pytest.fixture

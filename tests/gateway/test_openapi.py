@@ -371,6 +371,8 @@ def test_an_operators_answers_are_as_they_are_described(
         does("usage", {"user": "a\0b"}, 400)
         collected = does("gc", {"dry_run": True})
         assert shape(collected) == shape(example(described, "/admin/gc", "post"))
+        does("alerts", status=409)  # nobody is to be told
+        does("alerts/test", {}, 409)
         assert does("callbacks")["callbacks"] == []
         assert does("callbacks/retry", {"all": True}) == {"retried": []}
         does("callbacks/retry", {"request_id": "nobody"}, 404)

@@ -162,7 +162,9 @@ class Courier:
     """
 
     destination: Destination
-    now: Callable[[], float] = time.time
+    now: Callable[[], float]
+    brought: asyncio.Event
+    """Set when a message no longer waits."""
 
     def __post_init__(self) -> None:
         self.waiting: deque[Message] = deque()
@@ -204,6 +206,7 @@ class Courier:
                 self.problem = None
             if self.waiting and self.waiting[0] is message:
                 self.waiting.popleft()
+            self.brought.set()
 
     def _failed(self, error: DeliveryError) -> None:
         if self.problem is None:  # one line, however often it fails
@@ -225,7 +228,9 @@ class Delivery:
         self, destinations: Sequence[Destination], now: Callable[[], float] = time.time
     ) -> None:
         """Prepare; `run` delivers."""
-        self.couriers = [Courier(each, now) for each in destinations]
+        self.brought = asyncio.Event()
+        """Set when a message no longer waits."""
+        self.couriers = [Courier(each, now, self.brought) for each in destinations]
 
     def send(self, message: Message) -> None:
         """Add a message for every destination."""

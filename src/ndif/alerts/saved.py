@@ -9,6 +9,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ndif.stores.broker import BrokerError
+from ndif.stores.broker.signing import SignatureError
+
 if TYPE_CHECKING:
     # A server of one process has no client of Redis.
     from ndif.stores.leader import SharedCache
@@ -70,8 +73,13 @@ class SharedState:
         self._cache = cache
 
     async def load(self) -> State | None:
-        """See `SavedState.load`."""
-        state: State | None = await self._cache.read(_NAME)
+        """See `SavedState.load`. A value that another secret has signed counts as none."""
+        try:
+            state: State | None = await self._cache.read(_NAME)
+        except BrokerError as error:
+            if not isinstance(error.__cause__, SignatureError):
+                raise
+            return None
         return state
 
     async def save(self, state: State) -> None:

@@ -81,12 +81,16 @@ class Alerts:
         self._leads_since = now()
         self._is_loaded = False
         self._written: State | None = None
+        self._saving = asyncio.Lock()
 
     async def run(self, look: Look, usage: UsageStore) -> None:
         """Watch until cancelled."""
         self._leads_since = self._now()
         self._counts.note(self._now(), counted())
-        delivering = asyncio.create_task(self._delivery.run(), name="alerts")
+        beside = [
+            asyncio.create_task(self._delivery.run(), name="alerts' delivery"),
+            asyncio.create_task(self._note_brought(), name="alerts that are delivered"),
+        ]
         try:
             while True:
                 # The first look is late enough to find what a predecessor saves as it ends.
@@ -100,7 +104,7 @@ class Alerts:
                     # One failure must not end the watch.
                     logger.exception("the look for alerts failed; the next one follows")
         finally:
-            await end([delivering])
+            await end(beside)
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(self._save(), _STOP_S)
 
@@ -186,8 +190,19 @@ class Alerts:
             self._digest_day = state["digest_day"]
             self._delivery.take(state["messages"])
 
+    async def _note_brought(self) -> None:
+        """Save at once that a message was brought, so that the next process does not bring it again."""
+        while True:
+            await self._delivery.brought.wait()
+            self._delivery.brought.clear()
+            await self._save()
+
     async def _save(self) -> None:
         """Save what the next process must know, if that has changed."""
+        async with self._saving:
+            await self._save_state()
+
+    async def _save_state(self) -> None:
         state: State = {
             "incidents": incidents.as_json(self._book),
             # A machine's last look matters only once it is gone.
