@@ -118,7 +118,7 @@ async def test_a_store_that_does_not_answer_is_told(problem: Exception) -> None:
 async def test_a_gateway_tells_that_its_broker_is_away(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as redis:
         settings = Settings(broker_url=redis.url, dev_mode=True, metrics_allow="10.0.0.0/8")
-        config = ProcessConfig(0, tmp_path, "s", None, "here", [], cluster_secrets=[SECRET])
+        config = ProcessConfig(0, tmp_path, "s", "a token", "here", [], cluster_secrets=[SECRET])
         transport = httpx.ASGITransport(create(settings, config).app, client=("10.0.0.1", 123))
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
 

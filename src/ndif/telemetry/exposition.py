@@ -63,7 +63,7 @@ def _lines(families: Iterable[Metric], *, is_open: bool) -> Iterator[str]:
         for sample in family.samples:
             if sample.labels:
                 labels = []
-                for pair in sample.labels.items():
+                for pair in sorted(sample.labels.items()):
                     if (label := pairs.get(pair)) is None:
                         label = pairs[pair] = f'{pair[0]}="{pair[1].translate(_ESCAPED)}"'
                     labels.append(label)

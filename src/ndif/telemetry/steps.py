@@ -18,6 +18,8 @@ from ndif.schema.step import REPLICA, Step
 
 _log = logging.getLogger("ndif.steps")
 """One event for each step, where the log is JSON or of level DEBUG."""
+if _log.level == logging.NOTSET:
+    _log.setLevel(logging.WARNING)
 
 _MOST, _FIRST = 60, 20
 _DIGITS = 12
