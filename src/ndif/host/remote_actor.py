@@ -157,7 +157,7 @@ def _answer(end: Response) -> Answer:
         "peak_memory": end.peak_memory,
         "result_bytes": end.result_bytes,
         "limit": end.limit,
-        "steps": end.steps,
+        "steps": [[*step] for step in end.steps],
     }
 
 

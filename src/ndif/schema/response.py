@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ndif.schema.status import Status
@@ -44,7 +44,7 @@ class Response:
     """True if the process that made the response has sent it to the client already."""
     limit: str = ""
     """The limit for which the run was ended, for metrics; empty if none was. No client has it."""
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Step, ...] = field(default=(), compare=False)
     """Steps that another process recorded of the request, on its terminal response. No client has them."""
 
     @property
