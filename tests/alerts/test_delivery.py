@@ -95,7 +95,8 @@ async def test_each_form_arrives_within_its_limits() -> None:
 
 
 @on_loop
-async def test_mail_arrives_with_a_digest() -> None:
+async def test_mail_arrives_with_a_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "_FIRST_PAUSE_S", 0.1)  # a machine that stalls is tried again
     post = Post()
     with mail_server(post) as port:
         made = opened(
@@ -106,7 +107,7 @@ async def test_mail_arrives_with_a_digest() -> None:
         running = asyncio.create_task(made.run())
         made.send(fresh("org/ä has no files.", kind=Kind.NO_REPLICA))
         made.send(digest_message("here", time.time(), ["Jobs: none ended."]))
-        await until(lambda: len(post.received) == 4)
+        await until(lambda: len(post.received) >= 4, 60)
         await end([running])
     assert {to for envelope in post.received for to in envelope.rcpt_tos} == {
         *("ada@example.org", "ops@example.org")
