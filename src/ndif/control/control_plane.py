@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ndif.cluster.controller import Controller
@@ -53,7 +53,7 @@ class ControlPlane:
     retention_s: float
     """Seconds that the record of a job is kept."""
     callbacks: CallbackDelivery
-    histories: Histories
+    histories: Histories = field(default_factory=Histories)
     """The outcomes of the server's own probes."""
     alerts: Alerts | None = None
     """The alerts of the operator; None if the server sends none."""
