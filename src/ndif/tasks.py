@@ -1,8 +1,9 @@
-"""Tasks of the event loop: cancellation and deadlines."""
+"""Tasks and child processes of the event loop: cancellation, deadlines and ends."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Awaitable, Collection, Coroutine
 from typing import Any, TypeVar
@@ -14,6 +15,9 @@ else:
     from async_timeout import timeout as timeout
 
 T = TypeVar("T")
+
+_REAP_S = 10.0
+"""Seconds in which a killed process is gone."""
 
 
 async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
@@ -35,3 +39,13 @@ async def within(work: Awaitable[T], seconds: float) -> T:
     """Return the result of `work`, which is cancelled after so many seconds."""
     async with timeout(seconds):
         return await work
+
+
+async def reap(process: asyncio.subprocess.Process) -> None:
+    """Wait for the end of a killed process, whose pipes nobody reads any more.
+
+    `Process.wait` alone does not return while more lies in a pipe than its reader takes. A process that the
+    killed one started may hold the pipes: it is not waited for.
+    """
+    with contextlib.suppress(asyncio.TimeoutError):
+        await within(process.communicate(), _REAP_S)

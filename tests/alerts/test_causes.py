@@ -32,6 +32,20 @@ def replica(state: str) -> dict[str, Any]:
     return changed(lambda document: document["models"][0]["replicas"][0].update(state=state))
 
 
+def probe(**changes: Any) -> dict[str, Any]:
+    """A model's probes, of which the last got a wrong value."""
+    return {
+        "outcome": "wrong",
+        "reason": "It is not finite.",
+        "at": NOW - 5,
+        "seconds": 0.3,
+        "up": False,
+        "up_share": 0.5,
+        "probes": 2,
+        **changes,
+    }
+
+
 def withdrawn() -> dict[str, Any]:
     document = status()
     document["nodes"][0]["gpus"][0]["withdrawn"] = True
@@ -57,6 +71,7 @@ WRONG: dict[Kind, tuple[str, Callable[[], Findings]]] = {
         lambda: found(model(replicas=[], processor="UNINITIALIZED", problem="It has no files.")),
     ),
     Kind.REPLICAS_LOST: (MODEL, lambda: found(counts=increases(lost={MODEL: 3}))),
+    Kind.PROBE: (SUBJECT, lambda: found(model(probe=probe()))),
     Kind.QUEUE_STUCK: (SUBJECT, lambda: found(waits=waits(waiting=2, oldest=NOW - 301))),
     Kind.ERROR_RATE: (
         MODEL,
@@ -113,10 +128,23 @@ def test_each_kind_opens_an_incident_by_its_cause_and_resolves(kind: Kind) -> No
         lambda: found(counts=increases(ended={MODEL: 10}, failed={MODEL: 5})),
         lambda: found(counts=increases(over_s=1000, ended={MODEL: 10}, failed={MODEL: 10})),
         lambda: found(counts=increases(evicted={MODEL: 10})),
+        lambda: found(model(probe=probe(outcome="ok", reason=None, up=True))),
+        lambda: found(model(probe=probe(outcome="loading", up=None))),
     ],
 )
 def test_what_is_near_a_limit_is_no_cause(well: Callable[[], Findings]) -> None:
     assert well() == Findings(())
+
+
+def test_a_failed_probe_is_told_once_and_holds_while_its_model_loads_again() -> None:
+    (cause,) = found(model(probe=probe())).causes
+    assert cause.since == NOW - 5
+    assert cause.sentence == f"The probe of {SUBJECT} failed (wrong): It is not finite."
+    # What says more is told instead: that the model could not be loaded, or is not there.
+    gone = found(model(probe=probe(), replicas=[], processor="UNINITIALIZED", problem="No files."))
+    assert [each.kind for each in gone.causes] == [Kind.LOAD_FAILED]
+    loading = found(model(probe=probe(outcome="loading")))
+    assert loading == Findings((), frozenset({Key(Kind.PROBE, SUBJECT)}))
 
 
 def test_jobs_behind_others_that_do_not_end_are_a_stuck_queue_after_half_an_hour() -> None:
@@ -130,7 +158,7 @@ def test_a_model_that_is_loaded_again_neither_fails_nor_is_well() -> None:
     document = replica("DEPLOYING")
     findings = found(document, waits=waits(waiting=2, oldest=NOW - 9000))
     assert findings.causes == ()
-    kinds = (Kind.LOAD_FAILED, Kind.NO_REPLICA, Kind.QUEUE_STUCK)
+    kinds = (Kind.LOAD_FAILED, Kind.NO_REPLICA, Kind.PROBE, Kind.QUEUE_STUCK)
     assert findings.undecided == {Key(kind, SUBJECT) for kind in kinds}
 
 

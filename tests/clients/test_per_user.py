@@ -28,7 +28,6 @@ def server(
             **server_environment,
             "NDIF_SESSION_ROOT": str(folder / "session"),
             "NDIF_API_KEYS": str(keys),
-            "NDIF_RUNNER_SCOPE": "user",
             "NDIF_CALLBACK_NETWORKS": "127.0.0.0/8",
             "NDIF_AUTOSCALE_MAX_REPLICAS": "1",
         },

@@ -519,21 +519,30 @@ def visits(draw: st.DrawFn) -> list[tuple[str, str]]:
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
-@given(visits=visits(), most=st.integers(1, 5))
-def test_a_runner_never_serves_two_keys(visits: list[tuple[str, str]], most: int) -> None:
-    asyncio.run(_serve_them_all(visits, most))
+@given(visits=visits(), most=st.integers(1, 5), users=st.integers(1, 3))
+def test_a_runner_never_serves_two_keys(
+    visits: list[tuple[str, str]], most: int, users: int
+) -> None:
+    asyncio.run(_serve_them_all(visits, most, users))
 
 
-async def _serve_them_all(visits: list[tuple[str, str]], most: int) -> None:
+async def _serve_them_all(visits: list[tuple[str, str]], most: int, users: int) -> None:
     async with a_zygote() as zygote:
         zygote.reaping = True
-        pool = PerUserRunners(FreshRunners(zygote.fork, 2), 60, most)
+        pool = PerUserRunners(FreshRunners(zygote.fork, 2), 60, most, users)
         await pool.start()
         served: dict[RunnerHandle, list[str]] = {}
         ended: set[RunnerHandle] = set()
-        last: tuple[RunnerHandle, str] | None = None
+        waiting: dict[str, RunnerHandle] = {}
+        """Runners that wait for their key, the one unused for longest first."""
         for key, end in visits:
             runner = await pool.acquire(key)
+            kept = waiting.pop(key, None)
+            assert (runner is kept) is (kept is not None)
+            if kept is None and len(waiting) == users:
+                ended.add(waiting.pop(next(iter(waiting))))
+            # Who no longer waits is gone before the request starts.
+            assert not any(one.alive for one in ended)
             assert runner not in ended
             assert runner.alive
             of = served.setdefault(runner, [])
@@ -541,8 +550,6 @@ async def _serve_them_all(visits: list[tuple[str, str]], most: int) -> None:
             # It serves on for who it served, as long as it may, and for nobody else.
             assert set(of) == {key}
             assert len(of) <= (most if key else 1)
-            if last is not None and last[1] == key and last[0] not in ended:
-                assert (runner is last[0]) is (len(served[last[0]]) - (runner is last[0]) < most)
             if end == "spent":
                 zygote.says(runner, pack({"kind": "spent"}))
             elif end == "reset":
@@ -555,8 +562,10 @@ async def _serve_them_all(visits: list[tuple[str, str]], most: int) -> None:
             if end != "reset" or not key or len(of) == most:
                 ended.add(runner)
                 await pool.wait_until_reset()
-            last = runner, key
+            else:
+                waiting[key] = runner
         await pool.clear()
+        assert not any(one.alive for one in served)
 
 
 async def taken_and_reset(zygote: Zygote, pool: PerUserRunners, key: str) -> RunnerHandle:

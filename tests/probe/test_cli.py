@@ -149,14 +149,24 @@ def hold(server: StartedServer, held: set[int]) -> None:
                 held.add(one)
 
 
+def is_confined(process: int) -> bool:
+    """Return True if a process has given up gaining rights, as one does that confines itself."""
+    try:
+        return "NoNewPrivs:\t1\n" in Path(f"/proc/{process}/status").read_text()
+    except OSError:  # it has ended
+        return False
+
+
 def test_a_replica_that_hangs_is_a_timeout_and_leaves_no_process(operated: Operated) -> None:
     held: set[int] = set()
     hold(operated.server, held)
     assert held
     command = [str(NDIF), "probe", "--json", "--generation", "0.8", "--timeout", "40s"]
     environment = {**os.environ, **operated.environment}
+    confined = False
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         while process.poll() is None:
+            confined = confined or any(map(is_confined, clients(operated.environment)))
             hold(operated.server, held)
             time.sleep(0.1)
         assert process.stdout is not None
@@ -165,6 +175,7 @@ def test_a_replica_that_hangs_is_a_timeout_and_leaves_no_process(operated: Opera
         with contextlib.suppress(ProcessLookupError):
             os.kill(one, signal.SIGCONT)
     assert process.returncode == 1
+    assert confined
     assert (found["outcome"], found["reason"]) == ("timeout", "No value came within 40s.")
     assert clients(operated.environment) == []
 

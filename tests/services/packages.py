@@ -27,7 +27,10 @@ def need(program: str, *packages: str) -> str:
 
     Skips the test where that cannot be, or fails it where services are required.
     """
-    if found := shutil.which(program, path=_path()):
+    # A package that another test process is installing has its programs before they can run.
+    with _locked(fcntl.LOCK_SH):
+        found = shutil.which(program, path=_path())
+    if found is not None:
         return found
     refused = _install(program, packages)
     found = shutil.which(program, path=_path())
@@ -54,9 +57,8 @@ def _install(program: str, packages: tuple[str, ...]) -> str:
         return "this is no Debian"
     if os.geteuid() != 0:
         return "only root installs packages"
-    with _LOCK.open("w") as lock:
-        # Test processes run side by side, and all of them find it missing at once.
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    # Test processes run side by side, and all of them find it missing at once.
+    with _locked(fcntl.LOCK_EX):
         if shutil.which(program, path=_path()):
             return ""
         command = (*_APT, "install", "-y", "--no-install-recommends", *packages)
@@ -66,6 +68,17 @@ def _install(program: str, packages: tuple[str, ...]) -> str:
                 _run(*_APT, "update")
                 done = _run(*command)
     return done.stderr.strip()[-500:]
+
+
+@contextlib.contextmanager
+def _locked(kind: int) -> Iterator[None]:
+    """Hold the lock of who installs packages, which only root does."""
+    if os.geteuid() != 0:
+        yield
+        return
+    with _LOCK.open("w") as lock:
+        fcntl.flock(lock, kind)
+        yield
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:

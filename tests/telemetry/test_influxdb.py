@@ -39,6 +39,7 @@ ALL = {
     "ExecutionTimeMetric": {"model", "generation", "status", "seconds", "request_id"},
     "RequestResponseSizeMetric": {"model", "generation", "status", "bytes", "request_id"},
     "RequestStatusTimeMetric": {"model", "generation", "status", "seconds", "request_id"},
+    "ProbeMetric": {"model", "generation", "outcome", "ok", "seconds"},
 }
 """Tags and fields of each measurement."""
 
@@ -66,6 +67,7 @@ def emit_all(model: str) -> None:
     metrics.status_left(request, Status.QUEUED, 0.25)
     metrics.job_ended(a_record(model), 1 << 20)
     metrics.model_loaded(model, "0.8", "disk", 12)
+    metrics.probed(model, "0.8", "ok", 0.4)
 
 
 def lost() -> float:
@@ -97,6 +99,8 @@ async def test_each_event_is_a_point(influx: InfluxServer) -> None:
     assert found["RequestResponseSizeMetric"]["bytes"] == 5000
     assert found["RequestStatusTimeMetric"]["seconds"] == 0.25
     assert found["RequestStatusTimeMetric"]["status"] == "QUEUED"
+    assert found["ProbeMetric"]["ok"] == 1
+    assert found["ProbeMetric"]["seconds"] == 0.4
     # Nothing says whose a job is, and no tag has a value for each job.
     tags = {
         row[0]
@@ -222,7 +226,7 @@ def test_a_server_writes_what_its_jobs_cost(influx: InfluxServer, measured: str,
 
 def test_a_job_is_found_in_each_of_its_measurements(influx: InfluxServer, measured: str) -> None:
     completed = influx.rows(measured, "RequestResponseSizeMetric")[0]["request_id"]
-    for name in ALL.keys() - {"ModelLoadTimeMetric"}:
+    for name in ALL.keys() - {"ModelLoadTimeMetric", "ProbeMetric"}:
         assert completed in {row["request_id"] for row in influx.rows(measured, name)}, name
     statuses = influx.rows(measured, "RequestStatusTimeMetric")
     left = [row["status"] for row in statuses if row["request_id"] == completed]

@@ -45,6 +45,7 @@ class Kind(str, Enum):
     UNHEALTHY = "unhealthy"
     LOAD_FAILED = "load-failed"
     REPLICAS_LOST = "replicas-lost"
+    PROBE = "probe"
     QUEUE_STUCK = "queue-stuck"
     ERROR_RATE = "error-rate"
     EVICTIONS = "evictions"
@@ -56,7 +57,7 @@ ROOTS = frozenset((Kind.STORE_AWAY, Kind.NODE_LOST, Kind.GPU_WITHDRAWN))
 FOLLOWING = frozenset(
     (
         *(Kind.NO_REPLICA, Kind.UNHEALTHY, Kind.LOAD_FAILED, Kind.REPLICAS_LOST),
-        *(Kind.QUEUE_STUCK, Kind.ERROR_RATE),
+        *(Kind.QUEUE_STUCK, Kind.ERROR_RATE, Kind.PROBE),
     )
 )
 """Kinds that may follow from one of `ROOTS`."""
@@ -245,7 +246,10 @@ def _models(seen: Observation, undecided: set[Key]) -> Iterator[Cause]:
         subject = _subject(model)
         states = [replica["state"] for replica in model["replicas"]]
         if "DEPLOYING" in states or model["processor"] in ("PROVISIONING", "DEPLOYING"):
-            undecided |= {Key(Kind.LOAD_FAILED, subject), Key(Kind.NO_REPLICA, subject)}
+            undecided |= {
+                *(Key(Kind.LOAD_FAILED, subject), Key(Kind.NO_REPLICA, subject)),
+                Key(Kind.PROBE, subject),
+            }
         if count := states.count("UNHEALTHY"):
             said = f"{_replicas(count)} of {subject} {_do(count)} not answer."
             yield Cause(Kind.UNHEALTHY, subject, said, seen.at)
@@ -259,6 +263,17 @@ def _models(seen: Observation, undecided: set[Key]) -> Iterator[Cause]:
         ):
             said = f"{subject} should have {_replicas(model['desired_replicas'])} and has none."
             yield Cause(Kind.NO_REPLICA, subject, said, seen.at)
+        elif (probe := model["probe"]) and probe["up"] is False:
+            yield from _probe(subject, probe, undecided)
+
+
+def _probe(subject: str, probe: Mapping[str, Any], undecided: set[Key]) -> Iterator[Cause]:
+    """Yield the failure of a model's last probe; one that could not be made since then decides nothing."""
+    if probe["outcome"] in ("loading", "unsupported"):
+        undecided.add(Key(Kind.PROBE, subject))
+        return
+    said = f"The probe of {subject} failed ({probe['outcome']}): {probe['reason'] or 'no reason is known.'}"
+    yield Cause(Kind.PROBE, subject, _quoted(said), probe["at"])
 
 
 def _queues(seen: Observation, limits: Limits, undecided: set[Key]) -> Iterator[Cause]:

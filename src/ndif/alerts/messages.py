@@ -104,6 +104,11 @@ ABOUT = {
         WARNING,
         "`ndif logs` says how they ended; look at `dmesg` for memory, `nvidia-smi -q -d ECC` for a GPU.",
     ),
+    Kind.PROBE: About(
+        "The server's own traces fail",
+        CRITICAL,
+        "`ndif probe MODEL` sends another. If the value is wrong, compare the files and `ndif restart`.",
+    ),
     Kind.QUEUE_STUCK: About(
         "Jobs wait and none is dispatched",
         CRITICAL,

@@ -10,7 +10,15 @@ from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from packaging.version import InvalidVersion, Version
-from pydantic import BeforeValidator, Field, FilePath, SecretStr, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    FilePath,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ndif.config.mail_template import split_template
@@ -344,10 +352,12 @@ class Settings(BaseSettings):
     """YAML file of further modules that untrusted code may import."""
     runner_pool: int = Field(default=2, ge=1)
     """Number of runners per model that wait for untrusted requests."""
-    runner_scope: Literal["auto", "request", "user"] = "auto"
-    """Lifetime of a runner for untrusted code. `request`: a process for each request; `user`: a
-    confined process for consecutive requests of one API key, reset in between; `auto`: `user` where
-    the weights are on GPUs, `request` elsewhere."""
+    runner_scope: Literal["user", "request"] = "user"
+    """Lifetime of a runner for untrusted code. `user`: a confined process for the requests of one API
+    key, reset in between; `request`: a process for each request, as there is for requests without a key."""
+    runner_users: int = Field(default=8, ge=1)
+    """Number of API keys per replica whose runner waits for their next request. Where the weights are on
+    GPUs it is one."""
     runner_idle_s: Duration = Field(default=60, gt=0)
     """Time without a request after which a user's runner is stopped."""
     runner_max_requests: int = Field(default=100, ge=1)
@@ -473,20 +483,13 @@ class Settings(BaseSettings):
             raise ValueError("is not like https://user:password@host:8086/database")
         return secret
 
-    @field_validator("otlp_url")
+    @field_validator("loki_url", "otlp_url")
     @classmethod
-    def _names_a_collector(cls, secret: SecretStr) -> SecretStr:
+    def _names_a_store(cls, secret: SecretStr, info: ValidationInfo) -> SecretStr:
         text = secret.get_secret_value()
         if text and not _is_http(text):
-            raise ValueError("is not like https://collector:4318")
-        return secret
-
-    @field_validator("loki_url")
-    @classmethod
-    def _names_a_log_store(cls, secret: SecretStr) -> SecretStr:
-        text = secret.get_secret_value()
-        if text and not _is_http(text):
-            raise ValueError("is not like https://user:password@host:3100")
+            port = 3100 if info.field_name == "loki_url" else 4318
+            raise ValueError(f"is not like https://user:password@host:{port}")
         return secret
 
     @field_validator("mail_from")

@@ -21,7 +21,13 @@ from ndif.host.hub import AdapterError, Adapters
 from ndif.host.model_process import GONE_S, ModelProcess, ModelProcessError
 from ndif.host.port import DeviceError, Progress, ReplicaEvictedError, ReplicaLostError, Respond
 from ndif.host.runner_handle import RunnerError, RunnerHandle, describe_crash, describe_exit
-from ndif.host.runner_pool import FreshRunners, PersistentRunner, PerUserRunners, RunnerPool
+from ndif.host.runner_pool import (
+    FreshRunners,
+    PersistentRunner,
+    PerUserRunners,
+    RunnerPool,
+    scope_of,
+)
 from ndif.host.runner_protocol import LimitError, LimitReason, NoLiveClientError
 from ndif.host.runtimes import Runtime
 from ndif.host.shared_weights import SharedWeights
@@ -212,6 +218,8 @@ class LocalModelActor:
 
     async def _have_runners(self) -> None:
         self._forks = True
+        # Whoever shares weights on GPUs could write to them.
+        self._fresh.most = 1 if self.process.exposes_weights else self._settings.runner_users
         try:
             await self._first.start()
         except RunnerError as error:
@@ -274,8 +282,7 @@ class LocalModelActor:
     @property
     def _per_user(self) -> bool:
         """Return True if a confined runner serves one key's requests in a row."""
-        scope = self._settings.runner_scope
-        return scope == "user" or (scope == "auto" and self.process.exposes_weights)
+        return scope_of(self._settings) == "user"
 
     async def run(self, request: Request, respond: Respond) -> Response:
         """See `ModelActor.run`."""
@@ -334,7 +341,7 @@ class LocalModelActor:
             await self._pristine()
             if request.trusted:
                 # No untrusted process is left beside it.
-                await self._fresh.end_last_runner()
+                await self._fresh.end_all()
             runner = await runners.acquire(request.key if self._per_user else "")
             await self._verify_after(None if request.trusted else runner)
             if not stopped.done():
@@ -507,6 +514,6 @@ def _untrusted(settings: Settings) -> UntrustedSettings:
         result_bytes=largest,
         max_threads=settings.runner_max_threads,
         adapters=str(settings.adapters),
-        scope=settings.runner_scope,
+        scope=scope_of(settings),
         alone=settings.sandbox != "off" and not may_trust(settings),
     )

@@ -7,7 +7,8 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from ndif.config.settings import Settings
 from ndif.config.units import format_duration
@@ -33,6 +34,11 @@ Fork = Callable[[], Awaitable[RunnerHandle]]
 """Forks a new runner. Raises `ModelProcessError` if the model's process has ended."""
 
 
+def scope_of(settings: Settings) -> Literal["request", "user"]:
+    """Return for what a runner of untrusted code serves; without keys there is no user to serve on."""
+    return "request" if settings.dev_mode else settings.runner_scope
+
+
 def context_bytes(settings: Settings, *, untrusted: bool, trusted: bool) -> int:
     """Return the memory of one replica's CUDA contexts on each of its GPUs.
 
@@ -40,7 +46,7 @@ def context_bytes(settings: Settings, *, untrusted: bool, trusted: bool) -> int:
     owner, the runners that wait or run for untrusted requests, the one that a key has for itself, and the
     persistent ones, where trusted requests may come.
     """
-    per_key = settings.runner_scope != "request"
+    per_key = scope_of(settings) == "user"
     runners = (settings.runner_pool + per_key) * untrusted + _PERSISTENT_RUNNERS * trusted
     return (_WEIGHT_OWNER + runners) * settings.gpu_context_bytes
 
@@ -197,114 +203,154 @@ class FreshRunners:
         return runner
 
 
+@dataclass(eq=False)
+class _UserRunner:
+    """A runner that serves one API key."""
+
+    key: str
+    """Digest of the API key; empty for a request without one."""
+    runner: RunnerHandle
+    served: int = 1
+    """Number of its requests so far, with the running one."""
+    reset: asyncio.Task[bool] | None = None
+    """The reset after its last request; None while a request runs."""
+    timer: asyncio.TimerHandle | None = None
+    ended: bool = False
+
+    def stop_timer(self) -> None:
+        """Let the runner wait on."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
 class PerUserRunners:
     """Serve one API key's requests in a row with the same confined runner.
 
-    Owns the runner of the last key: it runs a request, resets itself, or is stopped until the same key's
-    next request. Takes runners from `FreshRunners` and returns each to be ended: when another key comes,
-    when `idle_s` is over, after `max_requests`, when the runner cannot be reset, and after each request
-    without a key or an answer. A runner that has served one key never serves another.
+    Owns the runners of the last `most` keys: each runs a request, resets itself, and is stopped until the
+    same key's next request. Takes runners from `FreshRunners` and returns each to be ended: when it is the
+    one unused for longest and another key comes, when `idle_s` is over, after `max_requests`, when the
+    runner cannot be reset, and after each request without a key or an answer. A runner that has served one
+    key never serves another.
     """
 
-    def __init__(self, fresh: FreshRunners, idle_s: float, max_requests: int) -> None:
+    def __init__(
+        self, fresh: FreshRunners, idle_s: float, max_requests: int, most: int = 1
+    ) -> None:
+        self.most = most
+        """Number of keys whose runners are kept, of which one may run."""
         self._fresh = fresh
         self._idle_s = idle_s
         self._max_requests = max_requests
-        self._runner: RunnerHandle | None = None
-        self._key, self._served = "", 0
-        """The last API key, and its requests to the same runner so far, with the running one."""
-        self._leaving: RunnerHandle | None = None
-        """A runner that served a key and was killed; its process may not have ended yet."""
-        self._reset: asyncio.Task[bool] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._users: dict[str, _UserRunner] = {}
+        """By key; the one that served last is the last one."""
+        self._last: _UserRunner | None = None
+        self._leaving: list[RunnerHandle] = []
+        """Runners that served a key and were killed; their processes may not have ended yet."""
 
     async def start(self) -> None:
         """See `RunnerPool.start`."""
         await self._fresh.start()
 
     async def acquire(self, key: str) -> RunnerHandle:
-        """See `RunnerPool.acquire`. Raise a `RunnerError` if another key's runner does not end in time."""
-        self._stop_timer()
-        if key == self._key and self._admits_another() and await self.wait_until_reset():
-            assert self._runner is not None  # noqa: S101 - an idle runner exists
-            self._served += 1
-            self._reset = None
-            self._runner.resume()
-            return self._runner
-        await self.end_last_runner()
-        runner = await self._fresh.acquire(key)
-        self._runner, self._key, self._served = runner, key, 1
-        return runner
+        """See `RunnerPool.acquire`. Raise a `RunnerError` if a process does not end in time."""
+        user = self._users.pop(key, None)
+        if user is not None:
+            user.stop_timer()
+            if self._admits_another(user) and await _was_reset(user):
+                user.served += 1
+                user.reset = None
+                user.runner.resume()
+                return self._serves(user)
+            await self._end_after_reset(user)
+        while len(self._users) >= self.most:
+            await self._end_after_reset(next(iter(self._users.values())))
+        await self._wait_for_exits()
+        return self._serves(_UserRunner(key, await self._fresh.acquire(key)))
 
-    def _admits_another(self) -> bool:
-        """Return True if another request of the last key may be the next one on its runner."""
-        return bool(self._key) and self._served < self._max_requests
+    def _serves(self, user: _UserRunner) -> RunnerHandle:
+        self._users[user.key] = self._last = user
+        return user.runner
+
+    def _admits_another(self, user: _UserRunner) -> bool:
+        """Return True if another request of a key may run on its runner."""
+        return bool(user.key) and user.served < self._max_requests
 
     async def wait_until_reset(self) -> bool:
         """Wait until the last runner is reset; return False if none is left or it cannot be reset."""
-        if (reset := self._reset) is None:
-            return False
-        await asyncio.wait([reset])
-        is_reset = not reset.cancelled() and reset.result()
-        return is_reset and self._runner is not None and self._runner.usable
+        return self._last is not None and await _was_reset(self._last)
 
     def release(self, runner: RunnerHandle, *, answered: bool) -> None:
         """See `RunnerPool.release`."""
-        if not answered or not self._admits_another():
-            self._end(runner)
+        user = next(each for each in self._users.values() if each.runner is runner)
+        if not answered or not self._admits_another(user):
+            self._end(user)
             return
-        self._reset = asyncio.create_task(self._await_reset(runner), name="runner reset")
+        user.reset = asyncio.create_task(self._await_reset(user), name="runner reset")
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._idle_s, self._end_idle, runner)
+        user.timer = loop.call_later(self._idle_s, self._end_idle, user)
 
-    async def _await_reset(self, runner: RunnerHandle) -> bool:
-        if not await _is_reset(runner):
-            self._end(runner)
+    async def _await_reset(self, user: _UserRunner) -> bool:
+        if not await _is_reset(user.runner):
+            self._end(user)
             return False
         # A stopped process runs none of its user's threads.
-        runner.pause()
+        user.runner.pause()
         return True
 
-    def _end_idle(self, runner: RunnerHandle) -> None:
-        if self._reset is not None and not self._reset.done():
-            runner.kill()  # this also ends the reset
+    def _end_idle(self, user: _UserRunner) -> None:
+        if user.reset is not None and not user.reset.done():
+            user.runner.kill()  # this also ends the reset
         else:
-            self._end(runner)
+            self._end(user)
 
-    def _end(self, runner: RunnerHandle) -> None:
-        """End `runner` and fork another in its place."""
-        if runner is not self._runner:
+    def _end(self, user: _UserRunner) -> None:
+        """End a runner and fork another in its place."""
+        if user.ended:
             return
-        self._stop_timer()
-        self._runner = None
-        self._leaving = runner if self._key else None
-        self._fresh.release(runner, answered=False)
+        user.ended = True
+        user.stop_timer()
+        if self._users.get(user.key) is user:
+            del self._users[user.key]
+        if user.key:
+            self._leaving.append(user.runner)
+        self._fresh.release(user.runner, answered=False)
 
-    async def end_last_runner(self) -> None:
-        """End the last key's runner and wait for its end; raise a `RunnerError` if that takes too long."""
-        reset, self._reset = self._reset, None
-        if reset is not None and not reset.done():
-            reset.cancel()
-            await asyncio.wait([reset])
-        if self._runner is not None:
-            self._end(self._runner)
-        if self._leaving is not None:
-            await self._leaving.exit_code(_EXIT_TIMEOUT_S)
-            if self._leaving.alive:
+    async def _end_after_reset(self, user: _UserRunner) -> None:
+        """End a runner, and the reset that it may be in."""
+        if user.reset is not None and not user.reset.done():
+            user.reset.cancel()
+            await asyncio.wait([user.reset])
+        self._end(user)
+
+    async def end_all(self) -> None:
+        """End the runners of all keys and wait for their ends; see `acquire`."""
+        for user in list(self._users.values()):
+            await self._end_after_reset(user)
+        await self._wait_for_exits()
+
+    async def _wait_for_exits(self) -> None:
+        while self._leaving:
+            runner = self._leaving[-1]
+            await runner.exit_code(_EXIT_TIMEOUT_S)
+            if runner.alive:
                 raise RunnerError(
                     f"a runner had not ended {format_duration(_EXIT_TIMEOUT_S)} after it was killed"
                 )
-            self._leaving = None
+            self._leaving.remove(runner)
 
     async def clear(self) -> None:
         """See `RunnerPool.clear`."""
-        await self.end_last_runner()
+        await self.end_all()
         await self._fresh.clear()
 
-    def _stop_timer(self) -> None:
-        timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.cancel()
+
+async def _was_reset(user: _UserRunner) -> bool:
+    """Wait until a runner is reset; return False if it cannot be reset, has ended, or runs a request."""
+    if user.reset is None:
+        return False
+    await asyncio.wait([user.reset])
+    return not user.reset.cancelled() and user.reset.result() and user.runner.usable
 
 
 async def _is_reset(runner: RunnerHandle) -> bool:

@@ -20,7 +20,8 @@ from ndif.host.environment import environment, for_untrusted
 from ndif.host.runtimes import Runtime
 from ndif.net import is_loopback
 from ndif.schema.model_key import ModelKey
-from ndif.tasks import within
+from ndif.sizes import format_size
+from ndif.tasks import end, reap, within
 
 _MODULE = "ndif.probe.trace"
 _LONGEST_ANSWER = 1 << 16
@@ -144,8 +145,8 @@ async def probe(
     """Send one trace to the server at `url` and return what came of it.
 
     `cache` is the client's folder of a model's config and tokenizer. The process is ended, and all that it
-    started, after `timeout_s` seconds or when this is cancelled. It has none of this process's secrets:
-    what it unpickles was made where the model ran.
+    started, after `timeout_s` seconds or when this is cancelled. It unpickles what was made where the model
+    ran: it has none of this process's secrets, and reaches no file but the client's own.
     """
     question = {
         "url": url,
@@ -194,14 +195,17 @@ async def _converse(
         raise TypeError("the process has no pipes")
     saying = asyncio.create_task(_last_of(errors), name="errors of a probe")
     try:
-        with contextlib.suppress(ConnectionError, ValueError):  # it ended, or says too much
+        line = b""
+        with contextlib.suppress(ConnectionError):  # it has ended
             writer.write(json.dumps(question).encode() + b"\n")
             await writer.drain()
-            if line := await reader.readline():
-                return line, ""
-        return b"", await saying
+            line = await reader.readline()
+        return line, "" if line else await saying
+    except ValueError:
+        # It may be at it still, and nobody reads on: its other output need not end.
+        return b"", f"its line is longer than {format_size(_LONGEST_ANSWER)}"
     finally:
-        saying.cancel()
+        await end([saying])
 
 
 async def _last_of(reader: asyncio.StreamReader) -> str:
@@ -216,7 +220,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     """Kill a process and those that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()
+    await reap(process)
 
 
 def _outcome(line: bytes, errors: str) -> Outcome:

@@ -1,7 +1,7 @@
 """The program of one probe, in the interpreter of a runtime: `python -m ndif.probe.trace`.
 
-It reads a question as JSON from standard input, sends one trace as any user's client does, and prints its
-finding as one line of JSON. It imports nnsight and torch; nothing of ndif imports it.
+It reads a question as JSON from standard input, confines itself, sends one trace as any user's client does,
+and prints its finding as one line of JSON. It imports nnsight and torch; nothing of ndif imports it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from ndif.sandbox.confinement.client import confine_client
 
 _PROMPT = "The Eiffel Tower is in the city of"
 _GENERATES = ("text-generation", None)
 """Tasks of models that predict the next token; None where the server does not know the task yet."""
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
 _SAMPLES, _TOP = 64, 5
 _GRACE_S = 5.0
 _MAX_REASON = 500
@@ -45,6 +49,8 @@ def main() -> None:
         HF_HOME=question["cache"],
         HF_HUB_OFFLINE="0",
     )
+    own = filter(None, map(os.environ.get, _CERTIFICATES))
+    confine_client(Path(question["cache"]), map(Path, own))
     try:
         finding = _probe(question)
     except Exception as error:  # whatever it is, a user would have had it

@@ -23,7 +23,7 @@ class UntrustedSettings:
     max_threads: int
     adapters: str
     """The cache of adapters that untrusted requests may name."""
-    scope: Literal["auto", "request", "user"] = "request"
+    scope: Literal["request", "user"] = "request"
     """`request`: a process a request; `user`: a process for one key's requests; `auto`: `user` on GPUs."""
     alone: bool = False
     """True if no request is trusted: then the process that forks runners is confined as well."""

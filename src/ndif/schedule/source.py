@@ -19,7 +19,7 @@ from ndif.schedule import expansion
 from ndif.schedule.expansion import CalendarError, Expansion
 from ndif.schedule.schedule import Schedule, make_schedule
 from ndif.schema.deployment import DeploymentConfig
-from ndif.tasks import within
+from ndif.tasks import reap, within
 
 BEHIND = timedelta(days=31)
 AHEAD = timedelta(days=400)
@@ -73,7 +73,7 @@ async def expand_in_process(
     finally:
         if process.returncode is None:
             process.kill()
-            await process.wait()
+            await reap(process)
     if process.returncode:
         raise CalendarError(
             f"reading it takes more than {format_duration(expansion.CPU_S)} of CPU time or "

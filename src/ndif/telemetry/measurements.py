@@ -15,6 +15,7 @@ SUBMISSION = "NetworkStatusMetric"
 EXECUTION = "ExecutionTimeMetric"
 RESULT = "RequestResponseSizeMetric"
 STATUS = "RequestStatusTimeMetric"
+PROBE = "ProbeMetric"
 
 
 class Measurement(NamedTuple):

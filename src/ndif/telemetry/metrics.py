@@ -190,8 +190,12 @@ def probed(model: str, generation: str, outcome: str, seconds: float | None) -> 
     """Count a probe, and the time until its value came, if one came."""
     label = model_label(model)
     PROBES.labels(label, generation, outcome).inc()
-    if seconds is not None:
+    tags = {"model": label, "generation": generation, "outcome": outcome}
+    if seconds is None:
+        measured(measurements.PROBE, tags, ok=int(outcome == "ok"))
+    else:
         PROBE_SECONDS.labels(label, generation).observe(seconds)
+        measured(measurements.PROBE, tags, ok=int(outcome == "ok"), seconds=float(seconds))
 
 
 def deleted(numbers: Mapping[str, int]) -> None:

@@ -281,6 +281,8 @@ class Site:
             *configuration.arguments,
             environment={
                 **configuration.environment,
+                # Above this level no log has what a user's block wrote.
+                "NDIF_LOG_LEVEL": "debug",
                 "HF_HOME": str(self.hf_home),
                 "HF_HUB_OFFLINE": "1",
                 "TMPDIR": self._scratch,

@@ -7,6 +7,8 @@ from deploy.grafana.make.influxdb.queries import (
     EXECUTED,
     LOADED,
     PEAK_MEMORY,
+    PROBE_VALUES,
+    PROBED,
     count,
     greatest,
     hourly,
@@ -20,6 +22,28 @@ from deploy.grafana.make.influxdb.queries import (
 from deploy.grafana.make.panels import Panel, Rows, Stat
 
 ROWS: Rows = {
+    "Probes": [
+        Panel(
+            "Models that answer their probe",
+            "1 where each trace that the server sent itself got the right value; 0 where none did.",
+            "short",
+            {"$tag_model, nnsight $tag_generation": mean(PROBED, "model", "generation")},
+            most=1,
+        ),
+        Panel(
+            "Time of probes, by model",
+            "90 % of them have their value within this time, their wait in the queue included.",
+            "s",
+            {"$tag_model": over_time(quantile(90, PROBE_VALUES), "model")},
+        ),
+        Panel(
+            "Probes, by outcome",
+            "Probes of each hour. loading: the model was being loaded, which is no failure.",
+            "short",
+            {"$tag_outcome": hourly(count(PROBED), "outcome")},
+            is_stacked=True,
+        ),
+    ],
     "In this time range": [
         Stat(
             "Greatest peak memory",

@@ -24,6 +24,8 @@ EXECUTED = Events("ExecutionTimeMetric", "seconds")
 COMPLETED = Events("RequestResponseSizeMetric", "bytes")
 PEAK_MEMORY = Events("GPUMemMetric", "bytes")
 LOADED = Events("ModelLoadTimeMetric", "seconds")
+PROBED = Events("ProbeMetric", "ok")
+PROBE_VALUES = Events("ProbeMetric", "seconds")
 
 QUEUED, FAILED = "\"status\" = 'QUEUED'", "\"status\" = 'ERROR'"
 

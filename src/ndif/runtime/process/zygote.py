@@ -117,7 +117,7 @@ class Zygote:
             isolation = Isolation.prepare(untrusted, folder, files)
             if warmup_request is not None:
                 isolation.warm_up(warmup_request)
-            if untrusted.scope == "user" or (untrusted.scope == "auto" and owner is not None):
+            if untrusted.scope == "user":
                 # A confined runner serves one key's requests in a row. It finds the reset imported.
                 from ndif.runtime.process import reset  # noqa: F401
 

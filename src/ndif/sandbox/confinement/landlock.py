@@ -18,7 +18,7 @@ from landlock.plumbing import (
 )
 
 _NET = 1 << 0 | 1 << 1
-"""Binding and connecting TCP sockets: handled without any rule, so every port is refused."""
+"""Binding and connecting TCP sockets: where handled, without any rule, so every port is refused."""
 
 _SCOPES = 1 << 0 | 1 << 1
 """Abstract sockets of other processes, and signals to other processes."""
@@ -62,17 +62,20 @@ def create_ruleset(
     truncatable: Iterable[Path] = (),
     creatable: Iterable[Path] = (),
     unlisted: Iterable[Path] = (),
+    *,
+    allows_network: bool = False,
 ) -> int:
     """Return the descriptor of a ruleset that permits the given paths, and no other file access.
 
     No file can be executed, and none created, renamed or removed but in `creatable` folders. Paths that do
     not exist are left out. `writable` may also be opened for writing, `truncatable` may also be truncated
-    when opened, as by `fopen`. Files in `unlisted` can be read by who knows their names.
+    when opened, as by `fopen`. Files in `unlisted` can be read by who knows their names. TCP ports are
+    refused unless `allows_network`.
     """
     version = abi()
     attributes = _Attributes(
         int(FSAccess.all()),
-        _NET if version >= _NET_ABI else 0,
+        _NET if version >= _NET_ABI and not allows_network else 0,
         _SCOPES if version >= _SCOPE_ABI else 0,
     )
     ctypes.set_errno(0)
