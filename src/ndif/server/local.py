@@ -69,8 +69,9 @@ class Local:
         handler = RichHandler(console=console, show_path=False)
         handler.setFormatter(logging.Formatter(TERMINAL_FORMAT))
         handlers = [handler] if options.log_format == "pretty" else None
+        # A local server says less than others, unless it is asked for more.
         level = logging.INFO if self.verbose else logging.WARNING
-        logs.configure("server", options, handlers, level)
+        logs.configure("server", options, handlers, None if options.log_level == "debug" else level)
         config = self.deployment()
         if options.allow_pickled_weights is None:
             options = options.model_copy(update={"allow_pickled_weights": True})
