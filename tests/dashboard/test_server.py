@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
+from tests.cli.test_start import free_port
 from tests.clients.harness import Client, LocalServer, StartedServer, until
 from tests.conftest import NAME, client_environment
 from tests.dashboard.browser import chromium, visiting
@@ -38,8 +39,9 @@ def started(
     keys.chmod(0o600)
     broker = {}
     if request.param == "many":
-        redis = request.getfixturevalue("redis")
-        broker = {"NDIF_BROKER_URL": redis.url, "NDIF_API_WORKERS": "2"}
+        need("redis-server", "redis-server")
+        url = f"redis://:secret@127.0.0.1:{free_port()}/0"  # which `ndif start` starts
+        broker = {"NDIF_BROKER_URL": url, "NDIF_API_WORKERS": "2"}
     server = StartedServer(
         NAME,
         environment={
