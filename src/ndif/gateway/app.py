@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -52,6 +53,16 @@ _STOPPED = (
 )
 
 
+class Pages(Protocol):
+    """Web pages that a gateway serves beside its routes."""
+
+    def routes(self) -> list[BaseRoute]:
+        """Return their routes."""
+
+    def close(self) -> None:
+        """End what they hold open."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gateway:
     """The application and the subscriptions of its connected clients."""
@@ -60,9 +71,11 @@ class Gateway:
     websockets: WebSocketSubscriptions
     socket_io: SocketIoSubscriptions
     incoming: Incoming
+    pages: Pages
 
     async def announce_shutdown(self) -> None:
-        """Send every subscribed client an ERROR that says that the server stops."""
+        """Send every subscribed client an ERROR that says that the server stops; end the pages' streams."""
+        self.pages.close()
         await asyncio.gather(self.websockets.fail_all(_STOPPED), self.socket_io.fail_all(_STOPPED))
 
 
@@ -84,6 +97,7 @@ def create_gateway(
     callbacks: CallbackQueue,
     callback_networks: Sequence[Network],
     callback_secrets: Sequence[str],
+    pages: Pages,
     admin: socket.socket | None = None,
 ) -> Gateway:
     """Return the gateway over these stores and models.
@@ -92,7 +106,7 @@ def create_gateway(
     `perform` performs operations, and `update_of` asks the queue. Without an operator's `token` there are
     no `/admin` routes; with the socket `admin` they are on that one alone. Call-backs reach public
     addresses and `callback_networks`; the first of `callback_secrets` is what their receivers are told
-    of.
+    of. `pages` are on both sockets.
     """
     channels = OpenChannels(settings)
     websockets = WebSocketSubscriptions(broker, accounts, channels, settings)
@@ -126,7 +140,7 @@ def create_gateway(
         # From any other store clients download their results directly.
         *(ResultRoute(objects).routes() if isinstance(objects, FileStore) else ()),
     ]
-    health = HealthRoutes(catalogue, accounts, runtimes).routes()
+    health = [*HealthRoutes(catalogue, accounts, runtimes).routes(), *pages.routes()]
     stores = {"broker": broker.ping, "objects": objects.ping, "accounts": accounts.ping}
     networks = settings.allowed_metrics_networks
     measured = MetricsRoute(perform, stores, objects.folder, networks, token).routes()
@@ -142,7 +156,7 @@ def create_gateway(
             create_app([*routes, *health], socket_io, hub, lifespan, settings, host=host),
             {port: _application([*health, *operators], settings, address)},
         )
-    return Gateway(app, websockets, socket_io, incoming)
+    return Gateway(app, websockets, socket_io, incoming, pages)
 
 
 def create_app(
