@@ -26,6 +26,7 @@ from ndif.control.operations import (
     KillKey,
     ListAlerts,
     ListCallbacks,
+    ListEvents,
     Operation,
     Restart,
     RetryCallbacks,
@@ -58,6 +59,7 @@ SAMPLES: tuple[Operation, ...] = (
     RetryCallbacks(request_id="r"),
     ListAlerts(),
     SendTestAlerts(),
+    ListEvents(),
     Stop(),
 )
 

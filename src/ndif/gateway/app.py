@@ -26,20 +26,24 @@ from ndif.gateway.hf_mirror import HfMirror
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.incoming import Incoming
 from ndif.gateway.jobs import JobRoutes
+from ndif.gateway.login import LoginRoutes
 from ndif.gateway.metrics import MetricsRoute
 from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.openapi import LiveMount
+from ndif.gateway.operator import Operators
 from ndif.gateway.origin import SameOrigin
 from ndif.gateway.quota import Quota
 from ndif.gateway.request_log import RequestLog
 from ndif.gateway.response_headers import ResponseHeaders
 from ndif.gateway.results import ResponseRoute, ResultRoute, UpdateOf
+from ndif.gateway.sessions import Sessions
 from ndif.gateway.submit import SubmitRoute
 from ndif.host.runtimes import Runtimes
 from ndif.queue.callbacks.guard import Network
 from ndif.stores.accounts import Accounts
 from ndif.stores.broker import Broker
 from ndif.stores.callbacks import CallbackQueue
+from ndif.stores.events import NoteEvents
 from ndif.stores.objects import FileStore, ObjectStore
 from ndif.stores.rates import Rates
 from ndif.stores.responder import Responder
@@ -81,6 +85,8 @@ def create_gateway(
     perform: Perform,
     update_of: UpdateOf,
     token: str | None,
+    session_secrets: Sequence[str] = (),
+    note: NoteEvents,
     callbacks: CallbackQueue,
     callback_networks: Sequence[Network],
     callback_secrets: Sequence[str],
@@ -89,11 +95,13 @@ def create_gateway(
     """Return the gateway over these stores and models.
 
     `host` is the name or address that the server listens on.
-    `perform` performs operations, and `update_of` asks the queue. Without an operator's `token` there are
-    no `/admin` routes; with the socket `admin` they are on that one alone. Call-backs reach public
-    addresses and `callback_networks`; the first of `callback_secrets` is what their receivers are told
-    of.
+    `perform` performs operations, `update_of` asks the queue, and `note` notes events for operators.
+    Without an operator's `token` there are no `/admin` routes; with the socket `admin` they are on that one
+    alone. The first of `session_secrets` signs operators' logins; without any the token does. Call-backs
+    reach public addresses and `callback_networks`; the first of `callback_secrets` is what their receivers
+    are told of.
     """
+    rates = Rates(settings.broker_url)
     channels = OpenChannels(settings)
     websockets = WebSocketSubscriptions(broker, accounts, channels, settings)
     socket_io = SocketIoSubscriptions(broker, channels, settings)
@@ -114,7 +122,7 @@ def create_gateway(
         catalogue,
         accounts,
         incoming,
-        Quota(settings, perform, Rates(settings.broker_url)),
+        Quota(settings, perform, rates),
         callback_route,
     )
     routes = [
@@ -132,7 +140,11 @@ def create_gateway(
     measured = MetricsRoute(perform, stores, objects.folder, networks, token).routes()
     operators = [*measured]
     if token:
-        operators += AdminRoutes(perform, token, settings, accounts.registry).routes()
+        password = settings.admin_password_hash.get_secret_value()
+        sessions = Sessions(session_secrets or (token,), password, settings.admin_session_s)
+        known = Operators(token, sessions)
+        operators += LoginRoutes(known, password, rates, note).routes()
+        operators += AdminRoutes(perform, known, settings, accounts.registry, note).routes()
     if admin is None:
         routes = [*routes, *health, *operators]
         app = create_app(routes, socket_io, hub, lifespan, settings, host=host)
