@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from argon2 import PasswordHasher
 from click.testing import CliRunner
@@ -26,6 +28,10 @@ def test_a_password_becomes_a_variable_that_the_server_takes(
     assert PasswordHasher().verify(found, "three words nobody knows")
     monkeypatch.setenv(NAME, found)
     assert Settings().admin_password_hash.get_secret_value() == found
+    done = CliRunner().invoke(
+        cli, ["admin", "password", "--json"], input="four words nobody knows\n"
+    )
+    assert PasswordHasher().verify(json.loads(done.stdout)[NAME], "four words nobody knows")
 
 
 @pytest.mark.parametrize("given", ["", "short\n", "x" * 1025 + "\n"])

@@ -6,7 +6,8 @@ import sys
 
 import click
 
-from ndif.cli.server_client import CommandError
+from ndif.cli.output import show_answer
+from ndif.cli.server_client import CommandError, json_option
 
 SHORTEST = 12
 """Characters that a password has at least."""
@@ -19,7 +20,8 @@ def command() -> None:
 
 
 @command.command("password")
-def password() -> None:
+@json_option
+def password(as_json: bool) -> None:
     """Ask for a password twice, or read it from standard input, and print the variable for the server.
 
     The variable has a hash, which does not lead back to the password. Give it to the environment of
@@ -37,5 +39,6 @@ def password() -> None:
 
     from ndif.config.reference import name_of
 
+    variable, value = name_of("admin_password_hash"), PasswordHasher().hash(given)
     # A shell would take what follows a dollar for a variable.
-    click.echo(f"export {name_of('admin_password_hash')}='{PasswordHasher().hash(given)}'")
+    show_answer({variable: value}, as_json, [f"export {variable}='{value}'"])
