@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -56,6 +57,16 @@ _STOPPED = (
 )
 
 
+class Pages(Protocol):
+    """Web pages that a gateway serves beside its routes."""
+
+    def routes(self) -> list[BaseRoute]:
+        """Return their routes."""
+
+    def close(self) -> None:
+        """End what they hold open."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gateway:
     """The application and the subscriptions of its connected clients."""
@@ -64,9 +75,11 @@ class Gateway:
     websockets: WebSocketSubscriptions
     socket_io: SocketIoSubscriptions
     incoming: Incoming
+    pages: Pages
 
     async def announce_shutdown(self) -> None:
-        """Send every subscribed client an ERROR that says that the server stops."""
+        """Send every subscribed client an ERROR that says that the server stops; end the pages' streams."""
+        self.pages.close()
         await asyncio.gather(self.websockets.fail_all(_STOPPED), self.socket_io.fail_all(_STOPPED))
 
 
@@ -90,6 +103,7 @@ def create_gateway(
     callbacks: CallbackQueue,
     callback_networks: Sequence[Network],
     callback_secrets: Sequence[str],
+    pages: Pages,
     admin: socket.socket | None = None,
 ) -> Gateway:
     """Return the gateway over these stores and models.
@@ -99,7 +113,7 @@ def create_gateway(
     Without an operator's `token` there are no `/admin` routes; with the socket `admin` they are on that one
     alone. The first of `session_secrets` signs operators' logins; without any the token does. Call-backs
     reach public addresses and `callback_networks`; the first of `callback_secrets` is what their receivers
-    are told of.
+    are told of. `pages` are on both sockets.
     """
     rates = Rates(settings.broker_url)
     channels = OpenChannels(settings)
@@ -134,7 +148,7 @@ def create_gateway(
         # From any other store clients download their results directly.
         *(ResultRoute(objects).routes() if isinstance(objects, FileStore) else ()),
     ]
-    health = HealthRoutes(catalogue, accounts, runtimes).routes()
+    health = [*HealthRoutes(catalogue, accounts, runtimes).routes(), *pages.routes()]
     stores = {"broker": broker.ping, "objects": objects.ping, "accounts": accounts.ping}
     networks = settings.allowed_metrics_networks
     measured = MetricsRoute(perform, stores, objects.folder, networks, token).routes()
@@ -154,7 +168,7 @@ def create_gateway(
             create_app([*routes, *health], socket_io, hub, lifespan, settings, host=host),
             {port: _application([*health, *operators], settings, address)},
         )
-    return Gateway(app, websockets, socket_io, incoming)
+    return Gateway(app, websockets, socket_io, incoming, pages)
 
 
 def create_app(

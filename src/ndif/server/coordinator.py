@@ -18,6 +18,7 @@ from ndif.cluster.replica import Replica
 from ndif.config.settings import Settings
 from ndif.control.control_plane import ControlPlane
 from ndif.control.operations import Deploy, GetStatus
+from ndif.control.overview import Overview
 from ndif.control.probing import watched
 from ndif.control.reconciler import Reconciler
 from ndif.control.status import describe_waits
@@ -143,6 +144,14 @@ class Coordinator:
             settings.controller_sync_interval_s,
             events=self._events,
         )
+        self.overview = Overview(
+            self.controller,
+            self.dispatcher,
+            self.reconciler,
+            usage,
+            self.histories,
+            settings.minimum_deployment_time_seconds,
+        )
         self.control_plane = ControlPlane(
             self.controller,
             self.dispatcher,
@@ -153,6 +162,7 @@ class Coordinator:
             responder,
             max(settings.response_ttl_s, settings.result_ttl_s),
             callbacks,
+            self.overview,
             self.histories,
             alerts,
             self._events,
