@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
@@ -62,6 +63,9 @@ class Pages(Protocol):
 
     def routes(self) -> list[BaseRoute]:
         """Return their routes."""
+
+    def admit(self, is_operator: Callable[[HTTPConnection], bool], port: int | None) -> None:
+        """Show operators what users see, and their own views on `port`; None: on every port."""
 
     def close(self) -> None:
         """End what they hold open."""
@@ -157,6 +161,7 @@ def create_gateway(
         password = settings.admin_password_hash.get_secret_value()
         sessions = Sessions(session_secrets or (token,), password, settings.admin_session_s)
         known = Operators(token, sessions)
+        pages.admit(known.is_logged_in, None if admin is None else admin.getsockname()[1])
         operators += LoginRoutes(known, password, rates, note).routes()
         operators += AdminRoutes(perform, known, settings, accounts.registry, note).routes()
     if admin is None:

@@ -9,7 +9,7 @@ import secrets
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.sessions import Session, Sessions
@@ -58,6 +58,10 @@ class Operators:
     def is_token(self, given: str) -> bool:
         """Return True if a text is the operator's token."""
         return secrets.compare_digest(given.encode(errors="replace"), self._token)
+
+    def is_logged_in(self, connection: HTTPConnection) -> bool:
+        """Return True if a request has the cookie of a session: enough to read, and no more."""
+        return self.sessions.of(connection) is not None
 
     def of(self, http: Request) -> Operator:
         """Return the operator of a request; raise an HttpError that says what it lacks."""

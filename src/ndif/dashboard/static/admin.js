@@ -1,7 +1,8 @@
 // The operator's part of the page: a login, and then the views on models, keys and the record.
 
 import { html, useEffect, useState } from "./vendor/preact.js";
-import { LoginForm, Refused, logOut, look, useSession } from "./login.js";
+import { LoginForm, logOut, look, useSession } from "./login.js";
+import { Refused } from "./session.js";
 import { Keys } from "./admin/keys.js";
 import { Models } from "./admin/models.js";
 import { Alerts, Calendar, Callbacks, Events, Usage } from "./admin/record.js";
@@ -16,16 +17,12 @@ const VIEWS = [
   ["calendar", "Calendar", Calendar],
 ];
 
-/**
- * The operator's part. `changed` changes with the state of the server, so that what is shown is read again;
- * `generations` are the installed nnsight.
- */
-export function Admin({ changed, generations = [] }) {
+/** The operator's part: `place` names one of its views, and `parts` has the state of the server. */
+export function Admin({ parts, place }) {
   const session = useSession();
-  const [chosen, setChosen] = useState("models");
   const [problem, setProblem] = useState("");
   useEffect(() => void look(), []);
-  if (!session.available) return html`<p class="quiet">This address has no operator's routes.</p>`;
+  if (!session.is_known) return null;
   if (!session.operator) return html`<${LoginForm} />`;
 
   async function leave() {
@@ -36,18 +33,19 @@ export function Admin({ changed, generations = [] }) {
       setProblem(refused.message);
     }
   }
-  const View = VIEWS.find(([name]) => name === chosen)[2];
+  const [chosen, , View] = VIEWS.find(([name]) => name === place) ?? VIEWS[0];
+  const generations = (parts.server?.generations ?? []).map((each) => each.generation);
   return html`<div class="admin">
     <div class="admin-head">
       <nav aria-label="Operator's views"><ul>
         ${VIEWS.map(([name, title]) => html`<li key=${name}>
-          <button type="button" aria-current=${name === chosen ? "page" : undefined} onClick=${() => setChosen(name)}>${title}</button>
+          <a href=${`#/operate/${name}`} aria-current=${name === chosen ? "page" : undefined}>${title}</a>
         </li>`)}
       </ul></nav>
-      <p class="quiet">Logged in until ${new Date(session.until * 1000).toLocaleTimeString()}.
+      <p class="note">Logged in until ${new Date(session.until * 1000).toLocaleTimeString()}.
         <button type="button" onClick=${leave}>Log out</button></p>
     </div>
     <p role="alert" class="problem">${problem}</p>
-    <${View} key=${chosen} changed=${changed} generations=${generations} />
+    <${View} key=${chosen} changed=${parts.models} generations=${generations} />
   </div>`;
 }

@@ -2,8 +2,11 @@
 // The cookie is the browser's alone; this page knows the token that it repeats with every change.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
+import { connect } from "./live.js";
+import { Card } from "./parts.js";
+import { Refused } from "./session.js";
 
-const NOBODY = { available: false, operator: false, until: null, csrf: null, has_password: false };
+const NOBODY = { is_known: false, operator: false, until: null, csrf: null, has_password: false };
 const CLOCK_MS = 30_000;
 
 let session = NOBODY;
@@ -12,14 +15,6 @@ const listeners = new Set();
 function become(next) {
   session = next;
   for (const listener of listeners) listener(next);
-}
-
-/** An answer that refuses, with the server's sentence. */
-export class Refused extends Error {
-  constructor(status, sentence) {
-    super(sentence);
-    this.status = status;
-  }
 }
 
 async function exchange(method, path, body) {
@@ -54,15 +49,15 @@ export async function ask(method, path, body) {
 /** Ask the server whose session this browser has. */
 export async function look() {
   try {
-    become({ ...(await exchange("GET", "/session")), available: true });
-  } catch (refused) {
-    // Another port of this server, or a server for one user, has no operator's routes.
-    if (refused.status === 404) become(NOBODY);
+    become({ ...(await exchange("GET", "/session")), is_known: true });
+  } catch {
+    // The server is away: what was known may still hold.
   }
 }
 
 export async function logIn(password) {
-  become({ ...(await exchange("POST", "/login", { password })), available: true });
+  become({ ...(await exchange("POST", "/login", { password })), is_known: true });
+  connect({ anew: true }); // an operator sees what users see
 }
 
 export async function logOut() {
@@ -70,6 +65,7 @@ export async function logOut() {
     await exchange("POST", "/logout");
   } finally {
     await look();
+    connect({ anew: true });
   }
 }
 
@@ -112,19 +108,18 @@ export function LoginForm() {
     }
   }
 
-  return html`<form class="panel login" aria-labelledby="login-title" onSubmit=${submit}>
-    <h2 id="login-title">Operator's login</h2>
+  return html`<${Card} title="Operator's login" id="operator-login"><form class="key" onSubmit=${submit}>
     <p>
       <label for="login-password">${hasPassword ? "Password, or the server's token" : "The server's token"}</label>
       <input id="login-password" ref=${field} type="password" autocomplete="current-password" required
         maxlength="1024" aria-describedby="login-help" aria-invalid=${problem ? "true" : "false"} />
     </p>
-    <p id="login-help" class="quiet">
+    <p id="login-help" class="note">
       ${hasPassword
         ? "Whoever runs the server has set the password."
         : "The token is in the file “token” of the server's session folder. The command “ndif admin password” sets a password."}
     </p>
     <p><button class="primary" disabled=${busy}>${busy ? "Looking…" : "Log in"}</button></p>
     <p role="alert" class="problem">${problem}</p>
-  </form>`;
+  </form></${Card}>`;
 }

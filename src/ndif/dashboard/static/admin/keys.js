@@ -1,7 +1,8 @@
 // API keys and tiers: make, revoke and assign them. A new key is shown once.
 
 import { html, useState } from "../vendor/preact.js";
-import { Field, Table, Tick, Told, time, useActions, useQuestion, useReading } from "./parts.js";
+import { Card, Code } from "../parts.js";
+import { Field, Table, Tick, Told, time, useActions, useQuestion, useReading } from "./acting.js";
 
 const DAY_S = 86_400;
 const RIGHTS = ["hotswapping", "priority", "trusted", "gated"];
@@ -13,15 +14,10 @@ const MEANINGS = {
 };
 
 function NewKey({ made, onDone }) {
-  const [copied, setCopied] = useState(false);
-  const copy = () => navigator.clipboard?.writeText(made.api_key).then(() => setCopied(true));
-  return html`<div class="panel new-key" role="status">
+  return html`<div class="new-key" role="status">
     <p>The new key${made.user ? html` of <strong>${made.user}</strong>` : ""}. It is shown only now, and nobody can look it up later.</p>
-    <p><code id="new-key">${made.api_key}</code></p>
-    <p class="buttons">
-      <button type="button" onClick=${copy}>${copied ? "Copied" : "Copy"}</button>
-      <button type="button" onClick=${onDone}>Done</button>
-    </p>
+    <${Code} text=${made.api_key} label="the new key" />
+    <p><button type="button" onClick=${onDone}>Done</button></p>
   </div>`;
 }
 
@@ -43,8 +39,7 @@ function CreateForm({ tiers, actions, onMade }) {
       form.reset();
     }
   }
-  return html`<form class="panel" aria-labelledby="make-key-title" onSubmit=${submit}>
-    <h3 id="make-key-title">Make a key</h3>
+  return html`<${Card} title="Make a key" id="make-key"><form aria-labelledby="make-key-title" onSubmit=${submit}>
     <div class="fields">
       <${Field} name="user" label="User" maxlength="320" placeholder="ada@example.org" />
       <${Field} name="label" label="Name of the key" maxlength="200" placeholder="notebook" />
@@ -55,7 +50,7 @@ function CreateForm({ tiers, actions, onMade }) {
       ${tiers.map((each) => html`<${Tick} key=${each.name} name="tiers" value=${each.name} label=${each.name} />`)}
     </fieldset>`}
     <p><button class="primary" disabled=${actions.busy}>Make a key</button></p>
-  </form>`;
+  </form></${Card}>`;
 }
 
 function KeyTiers({ row, tiers, actions }) {
@@ -91,8 +86,7 @@ function TierForm({ actions }) {
     };
     if ((await actions.act("/admin/tiers/create", body, `The tier ${body.tier} is made.`)) !== null) form.reset();
   }
-  return html`<form class="panel" aria-labelledby="make-tier-title" onSubmit=${submit}>
-    <h3 id="make-tier-title">Make a tier</h3>
+  return html`<${Card} title="Make a tier" id="make-tier"><form aria-labelledby="make-tier-title" onSubmit=${submit}>
     <div class="fields">
       <${Field} name="tier" label="Tier" required maxlength="64" />
       <${Field} name="weight" label="Share of a model" type="number" min="0.001" max="1000" step="any" placeholder="1" />
@@ -103,7 +97,7 @@ function TierForm({ actions }) {
       ${RIGHTS.map((right) => html`<${Tick} key=${right} name=${right} label=${`${right}: ${MEANINGS[right]}`} />`)}
     </fieldset>
     <p><button class="primary" disabled=${actions.busy}>Make a tier</button></p>
-  </form>`;
+  </form></${Card}>`;
 }
 
 /** Keys and tiers, with what an operator does to them. */
@@ -137,18 +131,16 @@ export function Keys() {
       row.state === "VALID" ? html`<button disabled=${actions.busy} aria-label=${`Revoke key ${row.id}`} onClick=${() => revoke(row)}>Revoke</button>` : "",
     ],
   }));
-  return html`<div>
+  return html`<div class="views">
     <${Told} told=${actions.told} />
     ${made && html`<${NewKey} made=${made} onDone=${() => setMade(null)} />`}
     <${CreateForm} tiers=${all} actions=${actions} onMade=${setMade} />
-    <section aria-labelledby="keys-title">
-      <h3 id="keys-title">Keys</h3>
+    <${Card} title="Keys" id="keys">
       <${Table} caption="API keys, the newest first" rows=${rows} empty=${keys.answer ? "There is no key." : "Loading…"}
         headings=${["Key", "User", "Name", "State", "Tiers", "Made", "Expires", "Last used", "Change"]} />
-    </section>
+    </${Card}>
     <${TierForm} actions=${actions} />
-    <section aria-labelledby="tiers-title">
-      <h3 id="tiers-title">Tiers</h3>
+    <${Card} title="Tiers" id="tiers">
       <${Table} caption="Tiers" empty=${tiers.answer ? "There is no tier." : "Loading…"}
         headings=${["Tier", "Rights", "Share", "Limits", "Keys", "Change"]}
         rows=${all.map((tier) => ({
@@ -162,7 +154,7 @@ export function Keys() {
             tier.keys === 0 ? html`<button disabled=${actions.busy} aria-label=${`Delete tier ${tier.name}`} onClick=${() => remove(tier.name)}>Delete</button>` : "",
           ],
         }))} />
-    </section>
+    </${Card}>
     ${dialog}
   </div>`;
 }

@@ -1,7 +1,9 @@
 // Models for their operator: deploy, scale, restart and evict them, and end jobs.
 
 import { html, useState } from "../vendor/preact.js";
-import { Field, Table, Tick, Told, duration, size, useActions, useQuestion, useReading } from "./parts.js";
+import { duration, bytes } from "../format.js";
+import { Card, Level, State } from "../parts.js";
+import { Field, Table, Tick, Told, useActions, useQuestion, useReading } from "./acting.js";
 
 const NUMBERS = ["replicas", "max_replicas", "threads", "padding_factor"];
 const TEXTS = ["checkpoint", "revision", "task", "dtype", "device", "padding_bytes", "execution_timeout_seconds"];
@@ -26,8 +28,7 @@ function DeployForm({ generations, actions }) {
     const answer = await actions.act("/admin/deploy", body, `${name} is being deployed.`);
     if (answer !== null) form.reset();
   }
-  return html`<form class="panel" aria-labelledby="deploy-title" onSubmit=${submit}>
-    <h3 id="deploy-title">Deploy a model</h3>
+  return html`<${Card} title="Deploy a model" id="deploy"><form aria-labelledby="deploy-title" onSubmit=${submit}>
     <div class="fields">
       <${Field} name="repo_id" label="Model" placeholder="openai-community/gpt2" required maxlength="401"
         help="Repository of the hub, or a whole model key" />
@@ -59,10 +60,11 @@ function DeployForm({ generations, actions }) {
       </div>
     </details>
     <p><button class="primary" disabled=${actions.busy}>Deploy</button></p>
-  </form>`;
+  </form></${Card}>`;
 }
 
 const nameOf = (model) => (model.revision ? `${model.repo_id} (${model.revision})` : model.repo_id);
+const stateOf = (model) => model.replicas.find((each) => each.level === "HOT")?.state ?? (model.problem ? "UNHEALTHY" : "NOT_STARTED");
 const levelOf = (model) => model.replicas.map((each) => each.level).find((each) => each === "HOT") ?? model.replicas[0]?.level ?? "COLD";
 
 /** One model in one generation, and what may be done with it. */
@@ -137,25 +139,24 @@ export function Models({ changed, generations }) {
     cells: [
       html`${nameOf(model)}${model.problem && html`<small class="problem">${model.problem}</small>`}`,
       model.generation ?? "–",
-      levelOf(model),
-      model.processor ?? "–",
+      html`<${Level} level=${levelOf(model)} />`,
+      html`<${State} state=${stateOf(model)} />`,
       model.dedicated ? "yes" : "no",
-      size(model.size_bytes),
+      bytes(model.size_bytes),
       model.waiting,
       html`<${Replicas} model=${model} nodes=${nodes} actions=${actions} confirm=${confirm} />`,
       html`<${Buttons} model=${model} actions=${actions} confirm=${confirm} />`,
     ],
   }));
-  return html`<div>
+  return html`<div class="views">
     <${Told} told=${actions.told} />
     ${status.problem && html`<p class="problem" role="alert">${status.problem}</p>`}
     <${DeployForm} generations=${generations} actions=${actions} />
-    <section aria-labelledby="deployed-title">
-      <h3 id="deployed-title">Models</h3>
+    <${Card} title="Models" id="deployed">
       <${Table} caption="Models of this server" rows=${rows} empty=${status.answer ? "No model is deployed." : "Loading…"}
         headings=${["Model", "nnsight", "Level", "State", "Dedicated", "Size", "Waiting", "Replicas", "Change"]} />
       ${rows.length > 0 && html`<p><button disabled=${actions.busy} onClick=${evictAll}>Evict all…</button></p>`}
-    </section>
+    </${Card}>
     <${Jobs} models=${queue.answer?.models} actions=${actions} confirm=${confirm} />
     ${dialog}
   </div>`;
@@ -171,8 +172,7 @@ function Jobs({ models, actions, confirm }) {
     ...model.running.map((job) => [model, job, "runs", duration(now - job.since)]),
     ...model.waiting.map((job) => [model, job, `waits, place ${job.position}`, duration(now - job.received)]),
   ]);
-  return html`<section aria-labelledby="jobs-title">
-    <h3 id="jobs-title">Jobs</h3>
+  return html`<${Card} title="Jobs" id="jobs">
     <${Table} caption="Jobs that wait or run" headings=${["Job", "User", "Model", "State", "For", "Change"]}
       empty=${models ? "No job waits or runs." : "Loading…"}
       rows=${rows.map(([model, job, state, since]) => ({
@@ -187,5 +187,5 @@ function Jobs({ models, actions, confirm }) {
             onClick=${() => kill(job.request_id)}>End</button>`,
         ],
       }))} />
-  </section>`;
+  </${Card}>`;
 }

@@ -1,7 +1,9 @@
 // The record for an operator: events, usage, alerts, call-backs and the calendar.
 
 import { html, useState } from "../vendor/preact.js";
-import { Table, Told, duration, size, time, useActions, useQuestion, useReading } from "./parts.js";
+import { duration, bytes } from "../format.js";
+import { Card } from "../parts.js";
+import { Table, Told, time, useActions, useQuestion, useReading } from "./acting.js";
 
 function Problem({ reading }) {
   return reading.problem && html`<p class="problem" role="alert">${reading.problem}</p>`;
@@ -14,8 +16,7 @@ export function Events() {
   const all = events.answer?.events ?? [];
   const kinds = [...new Set(all.map((each) => each.kind))].toSorted();
   const shown = all.filter((each) => !kind || each.kind === kind);
-  return html`<section aria-labelledby="events-title">
-    <h3 id="events-title">Events</h3>
+  return html`<${Card} title="Events" id="events">
     <${Problem} reading=${events} />
     <p><label for="event-kind">Kind </label>
       <select id="event-kind" value=${kind} onChange=${(event) => setKind(event.currentTarget.value)}>
@@ -27,7 +28,7 @@ export function Events() {
         key: `${all.length - place} ${each.at} ${each.kind}`,
         cells: [time(each.at), each.count > 1 ? `${each.kind} (${each.count} times)` : each.kind, each.subject, each.by, each.text],
       }))} />
-  </section>`;
+  </${Card}>`;
 }
 
 /** The cost of jobs, by user, model or day. */
@@ -35,8 +36,7 @@ export function Usage() {
   const [by, setBy] = useState("user");
   const [since, setSince] = useState("");
   const usage = useReading("POST", "/admin/usage", { by, since: since || null, user: null });
-  return html`<section aria-labelledby="usage-title">
-    <h3 id="usage-title">Usage</h3>
+  return html`<${Card} title="Usage" id="usage">
     <${Problem} reading=${usage} />
     <p class="buttons">
       <label for="usage-by">By</label>
@@ -50,9 +50,9 @@ export function Usage() {
       empty=${usage.answer ? "No job has ended." : "Loading…"}
       rows=${(usage.answer?.usage ?? []).map((each) => ({
         key: each.name,
-        cells: [each.name || "–", each.jobs.toLocaleString(), each.errors.toLocaleString(), duration(each.execution_s), size(each.result_bytes)],
+        cells: [each.name || "–", each.jobs.toLocaleString(), each.errors.toLocaleString(), duration(each.execution_s), bytes(each.result_bytes)],
       }))} />
-  </section>`;
+  </${Card}>`;
 }
 
 /** Alerts that are open, and those of the last day. */
@@ -63,13 +63,12 @@ export function Alerts() {
     cells: [cause.sentence, incident.severity, time(cause.since), cause.over === null ? "holds" : time(cause.over)],
   })));
   const headings = ["Cause", "Severity", "Since", "Over"];
-  return html`<section aria-labelledby="alerts-title">
-    <h3 id="alerts-title">Alerts</h3>
+  return html`<${Card} title="Alerts" id="alerts">
     <${Problem} reading=${alerts} />
     ${alerts.answer && html`
       <${Table} caption="Open alerts" headings=${headings} rows=${rows(alerts.answer.open)} empty="No alert is open." />
       <${Table} caption="Resolved in the last day" headings=${headings} rows=${rows(alerts.answer.resolved)} empty="None was resolved in the last day." />`}
-  </section>`;
+  </${Card}>`;
 }
 
 /** Call-backs that wait, and those that were given up. */
@@ -82,8 +81,7 @@ export function Callbacks() {
     if (await confirm(title, "Receivers may get again what they got before.", "Make again"))
       await actions.act("/admin/callbacks/retry", body, "They are made again.");
   }
-  return html`<section aria-labelledby="callbacks-title">
-    <h3 id="callbacks-title">Call-backs</h3>
+  return html`<${Card} title="Call-backs" id="callbacks">
     <${Problem} reading=${callbacks} />
     <${Told} told=${actions.told} />
     ${found && html`<p>${found.given_up} were given up, ${found.waiting} wait.</p>`}
@@ -105,15 +103,14 @@ export function Callbacks() {
     ${found?.given_up > 0 && html`<p><button disabled=${actions.busy}
       onClick=${() => retry({ all: true }, "Make every call-back again that was given up?")}>Make all again…</button></p>`}
     ${dialog}
-  </section>`;
+  </${Card}>`;
 }
 
 /** The calendar as the server has read it. */
 export function Calendar() {
   const status = useReading("GET", "/admin/status");
   const schedule = status.answer?.schedule;
-  return html`<section aria-labelledby="calendar-title">
-    <h3 id="calendar-title">Calendar</h3>
+  return html`<${Card} title="Calendar" id="calendar">
     <${Problem} reading=${status} />
     ${schedule && html`<p>${schedule.source
       ? html`Read from <code>${schedule.source}</code>, where bookings are made and changed.`
@@ -125,5 +122,5 @@ export function Calendar() {
           key: `${each.model} ${each.start}`,
           cells: [each.model, new Date(each.start).toLocaleString(), new Date(each.end).toLocaleString()],
         }))} />`}
-  </section>`;
+  </${Card}>`;
 }

@@ -2,8 +2,10 @@
 
 import { html, useCallback, useEffect, useRef, useState } from "../vendor/preact.js";
 import { ask } from "../login.js";
+import { Empty } from "../parts.js";
 
 const EVERY_MS = 5_000;
+const CONFLICT = 409;
 
 /**
  * Return what a route answers, and how to read it again. It is read every five seconds while the page is seen,
@@ -17,14 +19,17 @@ export function useReading(method, path, body, changed) {
     try {
       setFound({ answer: await ask(how, where, what), problem: "" });
     } catch (refused) {
-      setFound((before) => ({ ...before, problem: refused.message }));
+      setFound((before) => ({ ...before, problem: refused.message, status: refused.status }));
     }
   }, [asked]);
+  // A server that has no such thing will not have it in five seconds either.
+  const isThere = found.status !== CONFLICT;
   useEffect(() => {
+    if (!isThere) return undefined;
     read();
     const timer = setInterval(() => document.hidden || read(), EVERY_MS);
     return () => clearInterval(timer);
-  }, [read, changed]);
+  }, [read, changed, isThere]);
   return { ...found, read };
 }
 
@@ -54,7 +59,7 @@ export function useActions(after) {
 /** What became of the last operation. */
 export function Told({ told }) {
   return html`<div class="told">
-    <p role="status">${told.kind === "done" ? told.text : ""}</p>
+    <p role="status" class="said">${told.kind === "done" ? told.text : ""}</p>
     <p role="alert" class="problem">${told.kind === "problem" ? told.text : ""}</p>
   </div>`;
 }
@@ -92,16 +97,18 @@ export function useQuestion() {
 
 /** A table whose cells are text, or parts of their own. */
 export function Table({ caption, headings, rows, empty }) {
-  if (rows.length === 0) return html`<p class="quiet">${empty}</p>`;
+  if (rows.length === 0) return html`<${Empty}>${empty}</${Empty}>`;
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}>
-    <table>
-      <caption>${caption}</caption>
+    <table class="stacks">
+      <caption class="off-screen">${caption}</caption>
       <thead><tr>${headings.map((each) => html`<th scope="col">${each}</th>`)}</tr></thead>
       <tbody>
         ${rows.map(
           ({ key, cells }) => html`<tr key=${key}>
             ${cells.map((cell, place) =>
-              place === 0 ? html`<th scope="row">${cell}</th>` : html`<td>${cell}</td>`,
+              place === 0
+                ? html`<th scope="row"><span class="name">${cell}</span></th>`
+                : html`<td data-name=${headings[place]}>${cell}</td>`,
             )}
           </tr>`,
         )}
@@ -125,18 +132,6 @@ export function Tick({ name, label, ...more }) {
   return html`<label class="tick"><input type="checkbox" name=${name} ...${more} /> ${label}</label>`;
 }
 
-export const time = (seconds) => (seconds === null || seconds === undefined ? "–" : new Date(seconds * 1000).toLocaleString());
-
-export function size(bytes) {
-  if (bytes === null || bytes === undefined) return "–";
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-  const power = Math.min(units.length - 1, Math.floor(Math.log2(Math.max(1, bytes)) / 10));
-  return `${(bytes / 1024 ** power).toLocaleString(undefined, { maximumFractionDigits: 1 })} ${units[power]}`;
-}
-
-export function duration(seconds) {
-  if (seconds === null || seconds === undefined) return "–";
-  const [hours, minutes] = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60];
-  if (hours) return `${hours} h ${minutes} min`;
-  return minutes ? `${minutes} min ${Math.round(seconds % 60)} s` : `${Math.round(seconds * 10) / 10} s`;
+export function time(moment) {
+  return moment === null || moment === undefined ? "–" : new Date(moment * 1000).toLocaleString();
 }
