@@ -118,7 +118,7 @@ class EventLog:
                 if self._is_loaded:
                     await self._changed.wait()
         finally:
-            await asyncio.wait([asyncio.ensure_future(self._end())])
+            await self._end()
 
     async def _end(self) -> None:
         try:
