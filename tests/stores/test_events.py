@@ -32,6 +32,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextlib.asynccontextmanager
 async def running(log: EventLog) -> AsyncIterator[EventLog]:
     task = asyncio.create_task(log.run())
+    await asyncio.sleep(0)  # it begins
     try:
         yield log
     finally:

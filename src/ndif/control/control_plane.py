@@ -62,7 +62,7 @@ class ControlPlane:
     alerts: Alerts | None = None
     """The alerts of the operator; None if the server sends none."""
     events: EventLog = field(default_factory=EventLog)
-    """What operators, the calendar and the server itself have done."""
+    """The log of events for operators."""
 
     def find(self, name: str) -> list[Model]:
         """Return the models of a repo id, or the model of a whole key; raise if there is none."""

@@ -153,7 +153,7 @@ class RemoteEvents:
     leader: LeaderRpc
 
     async def note(self, events: Sequence[Event]) -> None:
-        """Have events noted. Nothing depends on that: without a leader they are in this process's log."""
+        """Send events to the leader. Nothing depends on that: without one they are in this process's log."""
         try:
             asked = self.leader.ask(NOTE, {"events": [asdict(each) for each in events]})
             await within(asked, _ASK_S)

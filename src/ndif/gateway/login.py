@@ -166,7 +166,7 @@ class LoginRoutes:
         raise HttpError(401, _WRONG if self.password_hash else _NO_HASH)
 
     async def logout(self, http: Request) -> Response:
-        """Have the browser forget the cookie; without a session there is nothing to do."""
+        """Remove the cookie from the browser; without a session there is nothing to do."""
         found = self.operators.sessions.of(http)
         answered = self._answer(None)
         if found is not None:

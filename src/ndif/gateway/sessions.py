@@ -61,7 +61,8 @@ class Sessions:
         """Return a new session and the value of its cookie."""
         session_id = secrets.token_urlsafe(_ID_BYTES)
         value = self._cookies.dumps([session_id, way])
-        session = Session(session_id, way, time.time() + self._life_s, self._token_of(session_id))
+        until = int(time.time()) + self._life_s  # the signature has whole seconds
+        session = Session(session_id, way, until, self._token_of(session_id))
         return session, str(value)
 
     def of(self, connection: HTTPConnection) -> Session | None:
@@ -76,11 +77,11 @@ class Sessions:
         )
 
     def set_on(self, response: Response, connection: HTTPConnection, value: str) -> None:
-        """Have the browser keep a cookie for the life of its session."""
+        """Set a cookie for the life of its session."""
         self._set(response, connection, value, int(self._life_s))
 
     def remove_from(self, response: Response, connection: HTTPConnection) -> None:
-        """Have the browser forget the cookie."""
+        """Remove the cookie from the browser."""
         self._set(response, connection, "", 0)
 
     def _set(self, response: Response, connection: HTTPConnection, value: str, life_s: int) -> None:
@@ -116,4 +117,4 @@ class Sessions:
 
 def _is_https(connection: HTTPConnection) -> bool:
     """Return True if the browser uses TLS, as far as its proxy is believed."""
-    return connection.url.scheme == "https"
+    return connection.scope.get("scheme") in ("https", "wss")

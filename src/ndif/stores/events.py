@@ -72,7 +72,7 @@ class Event:
 
 
 NoteEvents = Callable[[Sequence[Event]], Awaitable[None]]
-"""Have the process that leads note events."""
+"""Passes events to the process that leads."""
 
 
 class EventLog:
@@ -122,6 +122,7 @@ class EventLog:
 
     async def _end(self) -> None:
         try:
+            await within(self._load(), _STOP_S)
             await within(self._save(), _STOP_S)
         except asyncio.TimeoutError:
             logger.warning("the last events are not saved: their store does not answer")
