@@ -1,6 +1,7 @@
 // The operator's part of the page: a login, and then the views on models, keys and the record.
 
 import { html, useEffect, useState } from "./vendor/preact.js";
+import { dayAndTime } from "./format.js";
 import { LoginForm, logOut, look, useSession } from "./login.js";
 import { Refused } from "./session.js";
 import { Keys } from "./admin/keys.js";
@@ -42,7 +43,7 @@ export function Admin({ parts, place }) {
           <a href=${`#/operate/${name}`} aria-current=${name === chosen ? "page" : undefined}>${title}</a>
         </li>`)}
       </ul></nav>
-      <p class="note">Logged in until ${new Date(session.until * 1000).toLocaleTimeString()}.
+      <p class="note">Logged in until ${dayAndTime(session.until)}.
         <button type="button" onClick=${leave}>Log out</button></p>
     </div>
     <p role="alert" class="problem">${problem}</p>
