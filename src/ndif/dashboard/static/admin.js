@@ -3,6 +3,7 @@
 import { html, useEffect, useState } from "./vendor/preact.js";
 import { dayAndTime } from "./format.js";
 import { LoginForm, logOut, look, useSession } from "./login.js";
+import { Empty } from "./parts.js";
 import { Refused } from "./session.js";
 import { Keys } from "./admin/keys.js";
 import { Models } from "./admin/models.js";
@@ -23,7 +24,7 @@ export function Admin({ parts, place }) {
   const session = useSession();
   const [problem, setProblem] = useState("");
   useEffect(() => void look(), []);
-  if (!session.is_known) return null;
+  if (!session.is_known) return html`<${Empty}>Loading…</${Empty}>`;
   if (!session.operator) return html`<${LoginForm} />`;
 
   async function leave() {
@@ -43,7 +44,7 @@ export function Admin({ parts, place }) {
           <a href=${`#/operate/${name}`} aria-current=${name === chosen ? "page" : undefined}>${title}</a>
         </li>`)}
       </ul></nav>
-      <p class="note">Logged in until ${dayAndTime(session.until)}.
+      <p class="note buttons"><span>Logged in until ${dayAndTime(session.until)}</span>
         <button type="button" onClick=${leave}>Log out</button></p>
     </div>
     <p role="alert" class="problem">${problem}</p>

@@ -111,9 +111,9 @@ function Replicas({ model, nodes, actions, confirm }) {
   }
   return html`<ul class="plain">
     ${model.replicas.map((each) => {
-      const loaded = each.total ? ` ${Math.floor((100 * each.done) / each.total)} %` : "";
-      return html`<li key=${each.replica_id}>
-        <code>${each.replica_id.slice(0, 8)}</code> ${each.level} ${each.state}${loaded} · ${nodes[each.node_id] ?? each.node_id}
+      const loaded = each.state === "DEPLOYING" && each.total ? `${Math.floor((100 * each.done) / each.total)} %` : "";
+      return html`<li key=${each.replica_id} class="buttons">
+        <code>${each.replica_id.slice(0, 8)}</code><${Level} level=${each.level} /><span>${nodes[each.node_id] ?? each.node_id}</span>${loaded}
         <button class="small" disabled=${actions.busy} aria-label=${`Evict replica ${each.replica_id}`}
           onClick=${() => evict(each.replica_id)}>Evict</button>
       </li>`;
@@ -142,7 +142,7 @@ export function Models({ changed, generations }) {
       html`<${Level} level=${levelOf(model)} />`,
       html`<${State} state=${stateOf(model)} />`,
       model.dedicated ? "yes" : "no",
-      bytes(model.size_bytes),
+      html`<span class="number">${bytes(model.size_bytes)}</span>`,
       model.waiting,
       html`<${Replicas} model=${model} nodes=${nodes} actions=${actions} confirm=${confirm} />`,
       html`<${Buttons} model=${model} actions=${actions} confirm=${confirm} />`,
