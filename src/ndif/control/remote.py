@@ -153,7 +153,7 @@ class RemoteEvents:
     leader: LeaderRpc
 
     async def note(self, events: Sequence[Event]) -> None:
-        """Send events to the leader. Nothing depends on that: without one they are in this process's log."""
+        """Send events to the leader. Without one they are in this process's log alone."""
         try:
             asked = self.leader.ask(NOTE, {"events": [asdict(each) for each in events]})
             await within(asked, _ASK_S)
