@@ -22,6 +22,7 @@ from ndif.config.settings import Settings
 from ndif.schema.job_record import JobRecord
 from ndif.stores.broker import BrokerError
 from ndif.stores.broker.signing import Signer
+from ndif.stores.events import EventLog
 from ndif.stores.leader import SharedCache
 from ndif.stores.redis import connect
 from ndif.stores.saved import ALERTS, SharedState, StateFile
@@ -60,10 +61,11 @@ class Site:
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[Alerts]:
+        self.log = EventLog()
         made = open_alerts(
             self._settings, StateFile(self._folder, ALERTS), {"broker": self.ping}, self._folder
         )
-        running = asyncio.create_task(made.run(self.look, self.usage))
+        running = asyncio.create_task(made.run(self.look, self.usage, self.log))
         try:
             yield made
         finally:
@@ -113,6 +115,9 @@ async def test_an_incident_that_ends_while_nobody_looks_is_resolved(tmp_path: Pa
         site.is_away = False
         async with site.watching():
             await until(lambda: events(receiver) == ["opened", "resolved"])
+            (noted,) = site.log.describe()
+            assert (noted["kind"], noted["by"]) == ("alert resolved", "server")
+            assert "broker" in noted["subject"]
 
 
 @on_loop
