@@ -23,14 +23,14 @@ class Context:
 def scenario_a_result_is_left(context: Context) -> None:
     backend = RemoteBackend(context.remote.to_model_key(), blocking=False)
     with context.remote.trace(PROMPT, backend=backend):
-        context.remote.transformer.h[0].output.save()
+        first = context.remote.transformer.h[0].output.save()
     until(backend)
 
 
 def scenario_a_job_runs_until_somebody_ends_it(context: Context) -> None:
     def run() -> None:
         with context.remote.trace(PROMPT, remote=True):
-            context.remote.transformer.h[0].output.save()
-            time.sleep(100)
+            first = context.remote.transformer.h[0].output.save()
+            time.sleep(45)
 
     assert "You have ended this job" in str(raised(run, Exception))

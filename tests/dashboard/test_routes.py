@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from ndif.config.settings import Settings
+from ndif.dashboard import events
 from ndif.dashboard.access import mode_of
 from ndif.dashboard.pages import Pages
 from tests.dashboard.sample import KEY, RUNNING, USER, Laboratory, served
@@ -117,6 +118,24 @@ def test_a_stream_has_the_state_and_the_viewers_own_jobs(laboratory: Laboratory,
     assert mine["me"]["email"] == USER
     assert mine["me"]["limits"]["unfinished_jobs"] == 1000
     assert RUNNING in json.dumps(mine["jobs"])
+
+
+def test_a_stream_ends_with_the_key(
+    laboratory: Laboratory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "_BEAT_S", 0.1)
+    with (
+        served(laboratory, tmp_path, "login") as url,
+        httpx.stream("GET", f"{url}/dashboard/events", headers=AS_ADA, verify=False) as answer,
+    ):
+        lines = answer.iter_lines()
+        assert next(lines) == "event: me"
+        other = tmp_path / "other.yaml"
+        other.write_text("keys:\n- {key: another-key, user: bob}\n")
+        other.chmod(0o600)
+        other.replace(tmp_path / "keys.yaml")
+        # Until then it shows that it is there, and after that it ends.
+        assert [*lines][-1] == ""
 
 
 def test_a_file_is_kept_for_ever_and_a_page_is_asked_for_again(url: str) -> None:

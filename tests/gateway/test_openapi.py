@@ -19,6 +19,7 @@ from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from ndif.config.settings import Settings
 from ndif.control.account_operations import ACCOUNT_OPERATIONS
 from ndif.control.operations import OPERATIONS
+from ndif.gateway.openapi import EventsRoute
 from ndif.schema.deployment import DeploymentConfig
 from ndif.server.embedded import Server
 from ndif.stores.accounts.sql.accounts import SqlAccounts
@@ -80,7 +81,7 @@ def routes_of(routes: list[BaseRoute], prefix: str = "") -> Iterator[tuple[str, 
             path = route.path_format.removesuffix("/{path}")
             below = list(routes_of(route.routes, prefix + path))
             yield from below or [("LIVE", f"{prefix}{path}")]
-        elif isinstance(route, WebSocketRoute):
+        elif isinstance(route, WebSocketRoute | EventsRoute):
             yield "LIVE", prefix + route.path
         else:
             assert isinstance(route, Route)

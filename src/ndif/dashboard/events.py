@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
+from ndif.config.reference import name_of
 from ndif.config.settings import Settings
 from ndif.dashboard.access import Access, Viewer
 from ndif.dashboard.answers import State
@@ -32,7 +34,7 @@ _STATE = Description(
     "the server",
     "The state that the dashboard shows",
     {200: answer(State)},
-    "NDIF_DASHBOARD says who may read it: everybody, or users with an API key.",
+    f"{name_of('dashboard')} says who may read it: everybody, or users with an API key.",
     refusals={
         401: "The API key is missing or unknown.",
         429: "Too many wrong keys came from this address.",
@@ -115,13 +117,14 @@ class _EventStream(Response):
             leaving = asyncio.create_task(_until_gone(receive, subscriber), name="page")
             try:
                 await _send_part(send, self._first)
+                looked_up = time.monotonic()
                 while not subscriber.is_closed:
-                    if content := await subscriber.next(_BEAT_S):
-                        await _send_part(send, content)
-                    elif not subscriber.is_closed and await self._may_see():
-                        await _send_part(send, _BEAT)
-                    else:
-                        break
+                    content = await subscriber.next(_BEAT_S)
+                    if time.monotonic() - looked_up >= _BEAT_S:
+                        if not await self._may_see():
+                            break
+                        looked_up = time.monotonic()
+                    await _send_part(send, content or _BEAT)
                 await _send_part(send, b"", more=False)
             finally:
                 await end([leaving])
