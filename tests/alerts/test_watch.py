@@ -17,14 +17,15 @@ import pytest
 from ndif.alerts import digest, watch
 from ndif.alerts.causes import Cause, Kind
 from ndif.alerts.incidents import Incident, Member
-from ndif.alerts.saved import SharedState, StateFile
 from ndif.alerts.watch import Alerts, counted, open_alerts
 from ndif.config.settings import Settings
 from ndif.schema.job_record import JobRecord
 from ndif.stores.broker import BrokerError
 from ndif.stores.broker.signing import Signer
+from ndif.stores.events import EventLog
 from ndif.stores.leader import SharedCache
 from ndif.stores.redis import connect
+from ndif.stores.saved import ALERTS, SharedState, StateFile
 from ndif.stores.usage import MemoryUsage
 from ndif.tasks import end
 from ndif.telemetry import metrics
@@ -60,10 +61,11 @@ class Site:
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[Alerts]:
+        self.log = EventLog()
         made = open_alerts(
-            self._settings, StateFile(self.file), {"broker": self.ping}, self._folder
+            self._settings, StateFile(self._folder, ALERTS), {"broker": self.ping}, self._folder
         )
-        running = asyncio.create_task(made.run(self.look, self.usage))
+        running = asyncio.create_task(made.run(self.look, self.usage, self.log))
         try:
             yield made
         finally:
@@ -113,6 +115,9 @@ async def test_an_incident_that_ends_while_nobody_looks_is_resolved(tmp_path: Pa
         site.is_away = False
         async with site.watching():
             await until(lambda: events(receiver) == ["opened", "resolved"])
+            (noted,) = site.log.describe()
+            assert (noted["kind"], noted["by"]) == ("alert resolved", "server")
+            assert "broker" in noted["subject"]
 
 
 @on_loop
@@ -161,7 +166,7 @@ async def test_a_file_that_is_broken_and_a_look_that_fails_end_nothing(
 async def test_the_next_leader_finds_the_state_in_redis(redis: RedisServer) -> None:
     redis.command("flushall")
     clients = [connect(redis.url) for _ in range(2)]
-    first, second = (SharedState(SharedCache(client, SIGNER)) for client in clients)
+    first, second = (SharedState(SharedCache(client, SIGNER), ALERTS) for client in clients)
     try:
         assert await first.load() is None
         await first.save({"incidents": {}})
@@ -169,7 +174,7 @@ async def test_the_next_leader_finds_the_state_in_redis(redis: RedisServer) -> N
         # Its life is that of no process.
         assert int(redis.command("ttl", "alerts")) > 6 * 24 * 3600
         # A server whose secret is another now begins anew.
-        other = SharedState(SharedCache(clients[1], Signer(["another secret of tests"])))
+        other = SharedState(SharedCache(clients[1], Signer(["another secret of tests"])), ALERTS)
         assert await other.load() is None
     finally:
         for client in clients:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -27,6 +27,7 @@ from ndif.control.operations import (
     KillKey,
     ListAlerts,
     ListCallbacks,
+    ListEvents,
     Operation,
     Restart,
     RetryCallbacks,
@@ -41,14 +42,18 @@ from ndif.gateway.header_wire import SocketIoSubscriptions
 from ndif.gateway.health import HealthRoutes
 from ndif.gateway.hf_mirror import HfMirror
 from ndif.gateway.open_channels import OpenChannels
+from ndif.gateway.operator import Operators
+from ndif.gateway.sessions import Sessions
 from ndif.host.runtimes import Runtimes
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_file import to_entry
 from ndif.stores.accounts import Accounts, OpenAccounts
 from ndif.stores.broker import MemoryBroker
+from ndif.stores.events import Event
 
 TOKEN = "opens-it"
 GIB = 1024**3
+OPERATORS = Operators(TOKEN, Sessions((TOKEN,), "", 3600))
 MAX_REPLICAS = 3
 """Replicas for which there is room."""
 
@@ -71,6 +76,7 @@ class Table:
         self.waiting = ["request-2", "request-3"]
         self.running = ["request-1"]
         self.waited_for: list[bool] = []
+        self.events: list[Event] = []
         self.given_up = ["request-4", "request-5"]
         self.called_again: list[str] = []
         self.incidents = ALERTS["open"]
@@ -124,12 +130,17 @@ class Table:
                 return {"retried": self._retry(operation)}
             case ListAlerts():
                 return {**ALERTS, "open": self.incidents}
+            case ListEvents():
+                return {"events": [asdict(each) for each in reversed(self.events)]}
             case SendTestAlerts():
                 return {"destinations": self.tested}
             case Stop():
                 self.stopped = True
                 return {"stopping": True}
         raise AssertionError(operation)
+
+    async def note(self, events: Sequence[Event]) -> None:
+        self.events += events
 
     async def _deploy(self, operation: Deploy) -> list[dict[str, Any]]:
         self.waited_for.append(operation.wait)
@@ -323,7 +334,7 @@ def application(
     options = options or Settings()
     accounts = accounts or OpenAccounts(hotswapping=True)
     routes = [
-        *AdminRoutes(table.perform, TOKEN, options, accounts.registry).routes(),
+        *AdminRoutes(table.perform, OPERATORS, options, accounts.registry, table.note).routes(),
         *HealthRoutes(
             InProcessCatalogue(Models(), dict, lambda: True),
             accounts,

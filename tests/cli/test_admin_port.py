@@ -40,6 +40,22 @@ def test_the_operators_routes_are_on_their_port_alone(place: Place, gateways: in
         assert hidden.status_code == 404
         assert "nothing at /admin/status" in hidden.json()["detail"]
         assert get(f"{admin}/admin/status", token).json().keys() >= {"models", "nodes"}
+    # A login is there alone, and each gateway knows those of the others.
+    with httpx.Client(base_url=admin, trust_env=False) as browser:
+        entered = browser.post("/login", json={"password": token})
+        assert entered.status_code == 200, entered.text
+        page = {"Sec-Fetch-Site": "same-origin", "X-CSRF-Token": entered.json()["csrf"]}
+        for _ in range(8):
+            assert browser.get("/admin/status").status_code == 200
+            assert browser.post("/admin/gc", json={"dry_run": True}, headers=page).is_success
+            assert browser.get(f"{url}/admin/status").status_code == 404
+    for path in ("/login", "/logout", "/session"):
+        assert httpx.post(f"{url}{path}", trust_env=False).status_code == 404
+    assert 'data-operators="here"' in get(f"{admin}/").text
+    assert 'data-operators="elsewhere"' in get(f"{url}/").text
+    found = get(f"{admin}/admin/events", token).json()["events"]
+    assert [each["kind"] for each in found] == ["login", "started"]
+
     # No header chooses the port.
     named = get(f"{url}/admin/config", token, Host=admin.removeprefix("http://"))
     assert named.status_code == 404

@@ -272,6 +272,22 @@ def test_alerts_are_listed_and_tested(ndif: Ndif, table: Table) -> None:
     )
 
 
+def test_events_name_what_was_done_and_who_asked(ndif: Ndif) -> None:
+    assert printed(ndif("events", "--json")) == {"events": []}
+    assert ndif("deploy", "org/a", "--no-wait").exit_code == 0
+    assert ndif("scale", "org/a", "2").exit_code == 0
+    assert ndif("evict", "org/none").exit_code == 4
+    found = printed(ndif("events", "--json"))["events"]
+    assert [(each["kind"], each["subject"], each["by"]) for each in found] == [
+        ("scaled", "org/a", "command line"),
+        ("deployed", "org/a", "command line"),
+    ]
+    assert len(printed(ndif("events", "--limit", "1", "--json"))["events"]) == 1
+    said = ndif("events", "--kind", "deployed").stdout
+    assert "1 replica for nnsight 0.8." in said
+    assert "scaled" not in said
+
+
 @pytest.mark.parametrize("arguments", [[], ["request-4", "--all"]], ids=" ".join)
 def test_call_backs_that_are_made_again_are_named_in_one_way(
     ndif: Ndif, arguments: list[str]
@@ -361,6 +377,7 @@ ASKING = [
     ["kill", "x"],
     ["alerts", "list"],
     ["alerts", "test"],
+    ["events"],
     ["callbacks", "list"],
     ["callbacks", "retry", "x"],
 ]

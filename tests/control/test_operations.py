@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -26,6 +28,7 @@ from ndif.control.operations import (
     KillKey,
     ListAlerts,
     ListCallbacks,
+    ListEvents,
     Operation,
     Restart,
     RetryCallbacks,
@@ -34,8 +37,9 @@ from ndif.control.operations import (
     Stop,
     parse_operation,
 )
-from ndif.control.remote import RemoteControlPlane, perform_event
+from ndif.control.remote import RemoteControlPlane, RemoteEvents, perform_event
 from ndif.schema.deployment import DeploymentConfig, OperationError
+from ndif.stores.events import Event, EventLog
 from ndif.stores.leader import LeaderRpc
 from tests.on_loop import on_loop
 
@@ -58,6 +62,7 @@ SAMPLES: tuple[Operation, ...] = (
     RetryCallbacks(request_id="r"),
     ListAlerts(),
     SendTestAlerts(),
+    ListEvents(),
     Stop(),
 )
 
@@ -117,6 +122,29 @@ async def test_the_leader_performs_an_operation_of_another_process(
         return
     assert answer == {"performed": sample.name}
     assert (performed, events.asked, stopped) == ([sample], [sample.event], [])
+
+
+@on_loop
+async def test_the_leader_notes_the_events_of_another_process() -> None:
+    log = EventLog()
+    events = EventStream(cast(ControlPlane, SimpleNamespace(events=log)))
+    event = Event(1.0, "deployed", "org/a", "1 replica.", "login")
+    await RemoteEvents(cast(LeaderRpc, events)).note([event])
+    assert log.describe() == [asdict(event)]
+
+
+@on_loop
+async def test_without_a_leader_events_are_in_the_log_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Nobody:
+        async def ask(self, *_: object) -> Any:
+            raise OperationError(503, "No process of this server leads now.")
+
+    await RemoteEvents(cast(LeaderRpc, Nobody())).note(
+        [Event(1.0, "deployed", "org/a", "1 replica.", "login")]
+    )
+    assert "deployed org/a, by login: 1 replica." in caplog.text
 
 
 @on_loop

@@ -11,11 +11,12 @@ import httpx
 import pytest
 
 from ndif.config.settings import Settings
-from ndif.gateway.admin import AdminRoutes
+from ndif.gateway.operator import Operators
+from ndif.gateway.sessions import Sessions
 from tests.cli.operations import TOKEN, Table, application
 from tests.serving import serving
 
-GETS = ("status", "queue", "config", "export", "callbacks", "alerts")
+GETS = ("status", "queue", "config", "export", "callbacks", "alerts", "events")
 POSTS = (
     "deploy",
     "evict",
@@ -114,7 +115,9 @@ def test_the_case_of_the_scheme_does_not_matter(url: str) -> None:
 
 def test_an_empty_token_is_refused() -> None:
     with pytest.raises(ValueError, match="token"):
-        AdminRoutes(Table().perform, "", Settings())
+        Operators("", Sessions(("secret",), "", 60))
+    with pytest.raises(ValueError, match="secret"):
+        Sessions((), "", 60)
 
 
 @pytest.mark.parametrize("path", POSTS)

@@ -808,6 +808,14 @@ def test_a_calendar_has_a_model_dedicated_in_its_window(tmp_path: Path) -> None:
                 (held,) = world.of("a/a")
                 assert not held.placed.dedicated
                 assert (await world.operations.status())["schedule"]["windows"] == []
+                noted = [
+                    (each["kind"], each["subject"], each["by"])
+                    for each in reversed(world.reconciler.events.describe())
+                ]
+                assert noted[-2:] == [
+                    ("booking begun", "a/a", "calendar"),
+                    ("booking over", "a/a", "calendar"),
+                ]
 
     run(main())
 

@@ -33,6 +33,14 @@ async def test_no_more_are_taken_than_may_be_however_many_come_at_once(url: str)
 
 
 @on_loop
+async def test_a_window_may_be_longer_than_a_minute(url: str) -> None:
+    rates = Rates(url)
+    waits = [await rates.take("a", 2, minutes=10) for _ in range(3)]
+    assert waits[:2] == [0.0, 0.0]
+    assert 590 <= waits[2] <= 600
+
+
+@on_loop
 async def test_a_redis_that_is_away_is_said(redis: RedisServer) -> None:
     with pytest.raises(RatesAwayError):
         await Rates("redis://127.0.0.1:1").take("a", 20)

@@ -20,13 +20,14 @@ from prometheus_client import Counter
 from ndif.alerts import digest, incidents
 from ndif.alerts.causes import Counts, Increases, Limits, Observation, find, nodes_seen
 from ndif.alerts.delivery import Delivery, open_destinations
-from ndif.alerts.incidents import Book, Timing
+from ndif.alerts.incidents import Book, Event, Timing
 from ndif.alerts.messages import about, described, digest_message, test_message
-from ndif.alerts.saved import SavedState, State
 from ndif.config.settings import Settings
 from ndif.stores.accounts import AccountsAwayError
 from ndif.stores.broker import BrokerError
+from ndif.stores.events import EventLog, Kind
 from ndif.stores.objects import ObjectStoreError
+from ndif.stores.saved import SavedState, State
 from ndif.stores.usage import UsageAwayError, UsageStore
 from ndif.tasks import end, within
 from ndif.telemetry import metrics
@@ -38,6 +39,11 @@ _PATIENCE_S = 4.0
 """Seconds in which a store must answer; less than those between two looks."""
 _STOP_S = 2.0
 """Seconds for which a server that stops waits to save what is open."""
+
+_NOTED: Mapping[Event, Kind] = {
+    Event.OPENED: "alert opened",
+    Event.RESOLVED: "alert resolved",
+}
 
 Ping = Callable[[], Awaitable[None]]
 """Returns if a store answers, and raises its error if not."""
@@ -82,9 +88,11 @@ class Alerts:
         self._is_loaded = False
         self._written: State | None = None
         self._saving = asyncio.Lock()
+        self._events: EventLog | None = None
 
-    async def run(self, look: Look, usage: UsageStore) -> None:
-        """Watch until cancelled."""
+    async def run(self, look: Look, usage: UsageStore, events: EventLog | None = None) -> None:
+        """Watch until cancelled; `events` have the incidents that open and end."""
+        self._events = events
         self._leads_since = self._now()
         self._counts.note(self._now(), counted())
         beside = [
@@ -151,6 +159,8 @@ class Alerts:
             message = about(notice, self._server, now)
             logger.warning("Alert: %s", message.headline)
             self._delivery.send(message)
+            if self._events is not None and notice.event in _NOTED:
+                self._events.note(_NOTED[notice.event], message.headline, "", "server")
 
     async def _digest(self, usage: UsageStore) -> None:
         if self._digest_at is None or not self._is_loaded:

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _COMMANDS = {
+    "admin": "Make the password that opens the operator's part of the web page.",
     "alerts": "Show what the server alerts its operator of, and test whether that arrives.",
     "callbacks": "Show call-backs that wait or were given up, and make them again.",
     "deploy": "Load models before their first request.",
     "doctor": "Check what this machine has for a server, and what it lacks.",
     "env": "Show the Python version and packages that run blocks.",
+    "events": "Show what was deployed, evicted, made or scaled, by whom and when.",
     "evict": "Remove a model, a replica of it, or all models from their devices.",
     "export": "Print a deployment file of the models deployed now.",
     "gc": "Delete results, responses and records whose time is over.",

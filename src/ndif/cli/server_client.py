@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
+from ndif import __version__
 from ndif.errors import NdifError
 from ndif.launch.run_folder import RunFolders
 from ndif.launch.waiting import waiting_for
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 30
 _NOT_FOUND_HTTP = 404
+COMMAND_LINE = "ndif-cli"
+"""Beginning of the `User-Agent` of commands, by which the server's log of events names them."""
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -89,9 +92,10 @@ class ServerClient:
     @property
     def headers(self) -> dict[str, str]:
         """Return the headers that tell who asks."""
+        named = {"User-Agent": f"{COMMAND_LINE}/{__version__}"}
         if self._key is not None:
-            return {"ndif-api-key": self._key}
-        return {"Authorization": f"Bearer {self._token}"} if self._token else {}
+            return {**named, "ndif-api-key": self._key}
+        return {**named, "Authorization": f"Bearer {self._token}"} if self._token else named
 
     @property
     def job_key(self) -> str:

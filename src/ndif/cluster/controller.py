@@ -46,7 +46,9 @@ logger = logging.getLogger(__name__)
 
 _CACHE_PATIENCE_S = 600.0
 """Seconds after which a replica that still leaves its device is ended, because others wait."""
-_WITHDRAWN = "its operator evicted it before it had a place"
+OPERATORS = "its operator "
+"""Beginning of the reasons that are an operator's doing."""
+_WITHDRAWN = f"{OPERATORS}evicted it before it had a place"
 
 
 class Controller:
@@ -196,7 +198,7 @@ class Controller:
         replica_keys: Iterable[ReplicaKey] = (),
         *,
         cold: bool = False,
-        why: str = "its operator evicted it",
+        why: str = f"{OPERATORS}evicted it",
     ) -> tuple[ReplicaKey, ...]:
         """Evict models or single replicas; return those that were HOT, or no longer exist."""
         to = DeploymentLevel.COLD if cold else DeploymentLevel.WARM

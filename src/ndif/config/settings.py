@@ -28,6 +28,7 @@ _HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*", re.ASCII)
 _MAIL = re.compile(r"[^\s@<>,]+@[\w-]+(\.[\w-]+)*", re.ASCII)
 _TIME = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]", re.ASCII)
 _FORM = re.compile(r"(slack|discord|json)\+")
+_PASSWORD_HASH = re.compile(r"\$argon2id\$v=\d+\$m=\d+,t=\d+,p=\d+\$[\w+/]+\$[\w+/]+", re.ASCII)
 
 _ORIGIN_HOST = re.compile(r"[\w-]+(\.[\w-]+)*|[0-9a-f:.]*:[0-9a-f:.]*", re.ASCII)
 _PORTS = {"http": 80, "https": 443}
@@ -259,6 +260,11 @@ class Settings(BaseSettings):
     of clients has them, too."""
     admin_host: str = "127.0.0.1"
     """With NDIF_ADMIN_PORT: name or address on which it listens."""
+    admin_password_hash: SecretStr = SecretStr("")
+    """Argon2 hash of the password that opens the operator's part of the web page, as `ndif admin password`
+    prints it. Empty: only the server's token opens it."""
+    admin_session_s: Duration = Field(default=12 * 3600, ge=60, le=30 * 86_400)
+    """Time after which an operator who logged in does so again."""
     log_format: Literal["pretty", "json"] = "pretty"
     """pretty: the log has lines for people. json: it has an object a line for programs, and one for each
     step of a job."""
@@ -388,6 +394,17 @@ class Settings(BaseSettings):
     @classmethod
     def _is_long_enough(cls, secret: SecretStr) -> SecretStr:
         split_secrets(secret.get_secret_value())
+        return secret
+
+    @field_validator("admin_password_hash")
+    @classmethod
+    def _is_a_hash(cls, secret: SecretStr) -> SecretStr:
+        text = secret.get_secret_value()
+        if text and not _PASSWORD_HASH.fullmatch(text):
+            # A shell takes what follows a dollar for a variable.
+            raise ValueError(
+                "is no hash of `ndif admin password`; write it in single quotes, for it has dollar signs"
+            )
         return secret
 
     @field_validator("node_gpus")

@@ -682,6 +682,46 @@ class AlertDestination(BaseModel):
     """Reason for which the last attempt failed; null if it did not."""
 
 
+class OperatorsEvent(BaseModel):
+    """One event of an operator's log."""
+
+    model_config = _with()
+
+    at: float
+    """Unix time; of events that are told together, the last one's."""
+    kind: str
+    """Word for the event, such as `deployed` or `failed login`."""
+    subject: str
+    """Model, key, tier or address that it is about."""
+    text: str
+    """Sentence on it; may be empty."""
+    by: str
+    """`login`, `command line`, `token`, `calendar`, `autoscaler` or `server`."""
+    count: int
+    """Number of events that are told together."""
+
+
+class Events(BaseModel):
+    """The last events, the newest first."""
+
+    model_config = _with(
+        {
+            "events": [
+                {
+                    "at": _SOME_TIME,
+                    "kind": "deployed",
+                    "subject": "openai-community/gpt2",
+                    "text": "1 replica for nnsight 0.8.",
+                    "by": "command line",
+                    "count": 1,
+                }
+            ]
+        }
+    )
+
+    events: list[OperatorsEvent]
+
+
 class Alerts(BaseModel):
     """Incidents that are open, those of the last day that are over, and who is told."""
 

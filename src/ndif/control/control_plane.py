@@ -18,6 +18,7 @@ from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor
 from ndif.schema.deployment import OperationError
+from ndif.stores.events import EventLog
 from ndif.stores.responder import Responder
 from ndif.stores.usage import UsageStore
 
@@ -60,6 +61,8 @@ class ControlPlane:
     """The outcomes of the server's own probes."""
     alerts: Alerts | None = None
     """The alerts of the operator; None if the server sends none."""
+    events: EventLog = field(default_factory=EventLog)
+    """The log of events for operators."""
 
     def find(self, name: str) -> list[Model]:
         """Return the models of a repo id, or the model of a whole key; raise if there is none."""

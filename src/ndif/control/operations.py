@@ -22,6 +22,7 @@ from pydantic import (
     ValidationError,
 )
 
+from ndif.cluster.controller import OPERATORS
 from ndif.cluster.controller_types import ProvisionResult, ReplicaRequest
 from ndif.cluster.models import Model
 from ndif.config.short_ids import matching_ids
@@ -392,7 +393,7 @@ class Restart(Operation):
             for each in restarted
         )
         keys = [each.placed.key for each in existing]
-        control.controller.evict(replica_keys=keys, cold=True, why="its operator restarts it")
+        control.controller.evict(replica_keys=keys, cold=True, why=f"{OPERATORS}restarts it")
         requests = [processor.replica_requests(count) for processor, count in counts.items()]
         outcomes = await control.provide([each[0] for each in requests], wait=False)
         outcomes += await control.provide([each[1] for each in requests if each[1:]], wait=False)
@@ -639,6 +640,17 @@ def _alerts_of(control: ControlPlane) -> Alerts:
             "This server sends no alerts: set NDIF_ALERT_WEBHOOKS or NDIF_ALERT_EMAIL, and start it again.",
         )
     return control.alerts
+
+
+class ListEvents(Operation):
+    """The last events: what was deployed, evicted, scaled or made, by whom, and who logged in."""
+
+    name, event, method = "events", "EVENTS", "GET"
+    answer = answers.Events
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        return {"events": control.events.describe()}
 
 
 class Stop(Operation):

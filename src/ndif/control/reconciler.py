@@ -17,6 +17,7 @@ from ndif.queue.dispatcher import Dispatcher
 from ndif.schedule.schedule import Schedule, Window
 from ndif.schedule.source import ScheduleSource
 from ndif.schema.model_key import Variant
+from ndif.stores.events import EventLog
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class Reconciler:
     interval_s: float
     """Seconds between two looks at nodes and calendar; queues are looked at more often."""
     now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
+    events: EventLog = field(default_factory=EventLog)
     _schedule: Schedule = field(default_factory=Schedule, init=False)
     _problems: tuple[str, ...] = field(default=(), init=False)
     _failures: dict[Variant, tuple[int, float]] = field(default_factory=dict, init=False)
@@ -100,7 +102,10 @@ class Reconciler:
         """Book the models that the calendar has dedicated now, and deploy those that lack replicas."""
         windows = self._schedule.dedicated_at(self.now())
         begun, ended = self.controller.models.schedule([window.config for window in windows])
+        for model in begun:
+            self.events.note("booking begun", model.config.repo_id, "", "calendar")
         for model in ended:
+            self.events.note("booking over", model.config.repo_id, "", "calendar")
             if model.on_demand:
                 model.generations = frozenset()  # users may ask for any
             self.controller.dedicate(model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from ndif.cluster.controller import Controller
@@ -20,6 +20,7 @@ from ndif.schedule.schedule import Window
 from ndif.schema.deployment import OperationError
 from ndif.schema.status import Status
 from ndif.stores.broker import LOST, BrokerError
+from ndif.stores.events import Event
 from ndif.tasks import within
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-UPDATE = "UPDATE"
-"""The event that asks for the update of one request."""
+UPDATE, NOTE = "UPDATE", "NOTE"
+"""The calls that ask for the update of one request, and that have events noted for operators."""
 OVERVIEW = "OVERVIEW"
 """The event that asks for the state that the dashboard shows, once it is another."""
 STATUS, MODELS, FILES = "status", "models", "files"
@@ -146,6 +147,25 @@ class RemoteQueue:
 
 
 @dataclass(frozen=True)
+class RemoteEvents:
+    """The gateway's side of the log of events: has the leader note them."""
+
+    leader: LeaderRpc
+
+    async def note(self, events: Sequence[Event]) -> None:
+        """Send events to the leader. Without one they are in this process's log alone."""
+        try:
+            asked = self.leader.ask(NOTE, {"events": [asdict(each) for each in events]})
+            await within(asked, _ASK_S)
+        except (OperationError, asyncio.TimeoutError):
+            for each in events:
+                logger.warning(
+                    "Not noted, for nobody leads: %s %s, by %s: %s",
+                    *(each.kind, each.subject, each.by, each.text),
+                )
+
+
+@dataclass(frozen=True)
 class RemoteOverview:
     """The gateway's side of the dashboard: asks the leader for the next state."""
 
@@ -167,6 +187,10 @@ async def perform_event(control: ControlPlane, event: str, arguments: Mapping[st
         dispatcher = control.dispatcher
         update = dispatcher.update_of(request_id, is_stored=arguments.get("is_stored", True))
         return {"held": dispatcher.holds(request_id), "update": update}
+    if event == NOTE:
+        for each in arguments["events"]:
+            control.events.add(Event(**each))
+        return {}
     if event == OVERVIEW:
         return await control.overview.next(arguments["seen"], arguments["users"])
     for kind in OPERATIONS:

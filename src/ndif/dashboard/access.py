@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -55,7 +55,7 @@ class Access:
 
     mode: Mode
     accounts: Accounts
-    checks: list[Callable[[HTTPConnection], Awaitable[bool]]] = field(default_factory=list)
+    checks: list[Callable[[HTTPConnection], bool]] = field(default_factory=list)
     """Further ways to be let in, such as an operator's session."""
 
     async def viewer(self, http: HTTPConnection) -> Viewer:
@@ -69,14 +69,8 @@ class Access:
         except NoSuchKeyError:
             if caller.key:
                 raise
-            if self.mode == "public" or await self._is_let_in(http):
+            if self.mode == "public" or any(check(http) for check in self.checks):
                 return Viewer()
             raise HttpError(401, _LOG_IN) from None
         # An address may be that of many.
         return Viewer(account, bool(account.key) or caller.uid is not None)
-
-    async def _is_let_in(self, http: HTTPConnection) -> bool:
-        for check in self.checks:
-            if await check(http):
-                return True
-        return False

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
@@ -44,11 +45,18 @@ class Dashboard:
         mode = mode_of(settings, host, places=places)
         self.access = Access(mode, accounts)
         self.pages = Pages()
+        self._operators_at: tuple[int, ...] | None = ()
+        """Ports that have the operator's routes; None: each of them."""
         self._feed = Feed(next_state)
         self._facts = ServerFacts(runtimes, mode, places and not settings.dev_mode)
         self._events = EventRoutes(
             settings, self.access, self._feed, self._facts, OpenChannels(settings)
         )
+
+    def admit(self, is_operator: Callable[[HTTPConnection], bool], port: int | None) -> None:
+        """Show operators what users see, and their own views on `port`; None: on every port."""
+        self.access.checks.append(is_operator)
+        self._operators_at = (port,) if port is not None else None
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes; none if there is to be no dashboard."""
@@ -59,7 +67,11 @@ class Dashboard:
     async def index(self, http: Request) -> Response:
         """Answer with the page, the same for everybody: it knows no more than clients need."""
         facts = json.dumps(await self._facts.describe())
-        return self.pages.page("index.html", http, server=facts)
+        _, port = http.scope.get("server") or ("", None)
+        is_theirs = self._operators_at is None or port in self._operators_at
+        return self.pages.page(
+            "index.html", http, server=facts, operators="here" if is_theirs else "elsewhere"
+        )
 
     def close(self) -> None:
         """End the streams of open pages."""

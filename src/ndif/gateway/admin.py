@@ -1,9 +1,8 @@
-"""`/admin/*`: an operator's operations over HTTP, behind the token that the server made when it started."""
+"""`/admin/*`: an operator's operations over HTTP, behind the server's token or an operator's login."""
 
 from __future__ import annotations
 
 import inspect
-import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -17,6 +16,7 @@ from ndif.config.reference import Variable, name_of, variables
 from ndif.config.settings import Settings
 from ndif.control.account_operations import ACCOUNT_OPERATIONS, AccountOperation, perform_on
 from ndif.control.operations import OPERATIONS, Operation, Perform, parse_operation
+from ndif.control.told import events_of
 from ndif.gateway.http_error import CLOSE, HttpError
 from ndif.gateway.openapi import (
     JSON,
@@ -27,17 +27,14 @@ from ndif.gateway.openapi import (
     answer,
     example_of,
 )
+from ndif.gateway.operator import Operator, Operators
 from ndif.schema.deployment import OperationError
 from ndif.stores.accounts import Registry
+from ndif.stores.events import NoteEvents
 
 _MAX_BODY_BYTES = 4 * 1024**2
 
-_UNAUTHORIZED = (
-    "This needs the server's token, as `Authorization: Bearer TOKEN`. `ndif start` writes it to the file "
-    "`token` in its session's folder; from another machine, give it to the command with --token."
-)
-
-Handler = Callable[[Request], Awaitable[dict[str, Any]]]
+Handler = Callable[[Request, Operator], Awaitable[dict[str, Any]]]
 
 
 class Configuration(BaseModel):
@@ -70,7 +67,8 @@ _TAG = "the operator's routes"
 _ACCOUNTS_TAG = "users, keys and tiers"
 _REFUSALS = {
     400: "The body is not valid.",
-    401: "The token is missing or wrong.",
+    401: "The token is missing or wrong, and there is no login.",
+    403: "A login's request comes from another page, or lacks its `X-CSRF-Token`.",
     404: "There is no such model, replica or job.",
     409: "The server cannot do this now.",
     503: "No process of this server leads at the moment.",
@@ -78,6 +76,7 @@ _REFUSALS = {
 _ACCOUNTS_REFUSALS = {
     400: "The body or the query is not valid.",
     401: _REFUSALS[401],
+    403: _REFUSALS[403],
     404: "There is no such user, key or tier.",
     409: "The server has no database of API keys, or what it has does not allow this.",
     503: "The database of API keys does not answer.",
@@ -124,31 +123,34 @@ def _query_of(kind: type[BaseModel]) -> Iterator[Parameter]:
 
 
 class AdminRoutes:
-    """One route per operation, those on keys among them, and the server's settings; all need the token."""
+    """One route per operation, those on keys among them, and the server's settings, for operators alone."""
 
     def __init__(
         self,
         perform: Perform,
-        token: str,
+        operators: Operators,
         settings: Settings,
         registry: Registry | None = None,
+        note: NoteEvents | None = None,
     ) -> None:
-        """Perform operations with `perform`, and those on keys on `registry`, if there is one."""
-        if not token:
-            raise ValueError("an empty token would let everyone in")
+        """Perform operations with `perform`, and those on keys on `registry`, if there is one.
+
+        The events that follow are noted with `note`.
+        """
         self._registry = registry
         self._perform = perform
-        self._token = token.encode()
+        self._operators = operators
         self._settings = settings
+        self._note = note
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
         return [
-            ApiRoute("/admin/config", self._with_token(self.config), _CONFIG),
+            ApiRoute("/admin/config", self._for_operators(self.config), _CONFIG),
             *(
                 ApiRoute(
                     f"/admin/{kind.name}",
-                    self._with_token(self._handler(kind)),
+                    self._for_operators(self._handler(kind)),
                     _describe(kind, _TAG, _REFUSALS),
                     kind.method,
                 )
@@ -157,7 +159,7 @@ class AdminRoutes:
             *(
                 ApiRoute(
                     f"/admin/{kind.name}",
-                    self._with_token(self._account_handler(kind)),
+                    self._for_operators(self._account_handler(kind)),
                     _describe(kind, _ACCOUNTS_TAG, _ACCOUNTS_REFUSALS),
                     kind.method,
                 )
@@ -165,49 +167,51 @@ class AdminRoutes:
             ),
         ]
 
-    async def config(self, _: Request) -> dict[str, Any]:
+    async def config(self, _: Request, __: Operator) -> dict[str, Any]:
         """Answer with the server's variables, and the source of each value."""
         return {"settings": [asdict(variable) for variable in variables(self._settings)]}
 
     def _handler(self, kind: type[Operation]) -> Handler:
-        async def handle(http: Request) -> dict[str, Any]:
+        async def handle(http: Request, operator: Operator) -> dict[str, Any]:
             # An operation without fields has no body.
             operation = parse_operation(kind, await _body(http)) if kind.model_fields else kind()
-            return await self._perform(operation)
+            answer = await self._perform(operation)
+            await self._tell(operation, answer, operator)
+            return answer
 
         return handle
 
     def _account_handler(self, kind: type[AccountOperation]) -> Handler:
-        async def handle(http: Request) -> dict[str, Any]:
+        async def handle(http: Request, operator: Operator) -> dict[str, Any]:
             is_query = kind.method == "GET"
             content = dict(http.query_params) if is_query else await _body(http) or b"{}"
             operation = parse_operation(kind, content)
             answer = await perform_on(self._registry, operation)
-            if (sequel := operation.sequel(answer)) is None:
-                return answer
             try:
-                return {**answer, **await self._perform(sequel)}
+                if (sequel := operation.sequel(answer)) is not None:
+                    answer = {**answer, **await self._perform(sequel)}
             except OperationError as error:
+                await self._tell(operation, answer, operator)
                 raise OperationError(
                     error.status, f"The key is changed, but its jobs go on: {error} Try again."
                 ) from error
+            await self._tell(operation, answer, operator)
+            return answer
 
         return handle
 
-    def _with_token(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    async def _tell(
+        self, operation: Operation | AccountOperation, answer: dict[str, Any], operator: Operator
+    ) -> None:
+        if self._note is not None and (events := events_of(operation, answer, operator.by)):
+            await self._note(events)
+
+    def _for_operators(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         async def answer(http: Request) -> Response:
-            if not self._is_authorized(http.headers.get("authorization", "")):
-                raise HttpError(401, _UNAUTHORIZED, {"WWW-Authenticate": "Bearer"})
-            return JSONResponse(await handler(http))
+            operator = self._operators.of(http)
+            return JSONResponse(await handler(http, operator))
 
         return answer
-
-    def _is_authorized(self, authorization: str) -> bool:
-        scheme, _, given = authorization.partition(" ")
-        # Starlette decodes headers as Latin-1: a token has no other characters.
-        return scheme.lower() == "bearer" and secrets.compare_digest(
-            given.strip().encode(errors="replace"), self._token
-        )
 
 
 async def _body(http: Request) -> bytes:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
@@ -27,20 +28,24 @@ from ndif.gateway.hf_mirror import HfMirror
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.incoming import Incoming
 from ndif.gateway.jobs import JobRoutes
+from ndif.gateway.login import LoginRoutes
 from ndif.gateway.metrics import MetricsRoute
 from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.openapi import LiveMount
+from ndif.gateway.operator import Operators
 from ndif.gateway.origin import SameOrigin
 from ndif.gateway.quota import Quota
 from ndif.gateway.request_log import RequestLog
 from ndif.gateway.response_headers import ResponseHeaders
 from ndif.gateway.results import ResponseRoute, ResultRoute, UpdateOf
+from ndif.gateway.sessions import Sessions
 from ndif.gateway.submit import SubmitRoute
 from ndif.host.runtimes import Runtimes
 from ndif.queue.callbacks.guard import Network
 from ndif.stores.accounts import Accounts
 from ndif.stores.broker import Broker
 from ndif.stores.callbacks import CallbackQueue
+from ndif.stores.events import NoteEvents
 from ndif.stores.objects import FileStore, ObjectStore
 from ndif.stores.rates import Rates
 from ndif.stores.responder import Responder
@@ -58,6 +63,9 @@ class Pages(Protocol):
 
     def routes(self) -> list[BaseRoute]:
         """Return their routes."""
+
+    def admit(self, is_operator: Callable[[HTTPConnection], bool], port: int | None) -> None:
+        """Show operators what users see, and their own views on `port`; None: on every port."""
 
     def close(self) -> None:
         """End what they hold open."""
@@ -94,6 +102,8 @@ def create_gateway(
     perform: Perform,
     update_of: UpdateOf,
     token: str | None,
+    session_secrets: Sequence[str] = (),
+    note: NoteEvents,
     callbacks: CallbackQueue,
     callback_networks: Sequence[Network],
     callback_secrets: Sequence[str],
@@ -103,11 +113,13 @@ def create_gateway(
     """Return the gateway over these stores and models.
 
     `host` is the name or address that the server listens on.
-    `perform` performs operations, and `update_of` asks the queue. Without an operator's `token` there are
-    no `/admin` routes; with the socket `admin` they are on that one alone. Call-backs reach public
-    addresses and `callback_networks`; the first of `callback_secrets` is what their receivers are told
-    of. `pages` are on both sockets.
+    `perform` performs operations, `update_of` asks the queue, and `note` notes events for operators.
+    Without an operator's `token` there are no `/admin` routes; with the socket `admin` they are on that one
+    alone. The first of `session_secrets` signs operators' logins; without any the token does. Call-backs
+    reach public addresses and `callback_networks`; the first of `callback_secrets` is what their receivers
+    are told of. `pages` are on both sockets.
     """
+    rates = Rates(settings.broker_url)
     channels = OpenChannels(settings)
     websockets = WebSocketSubscriptions(broker, accounts, channels, settings)
     socket_io = SocketIoSubscriptions(broker, channels, settings)
@@ -128,7 +140,7 @@ def create_gateway(
         catalogue,
         accounts,
         incoming,
-        Quota(settings, perform, Rates(settings.broker_url)),
+        Quota(settings, perform, rates),
         callback_route,
     )
     routes = [
@@ -146,7 +158,12 @@ def create_gateway(
     measured = MetricsRoute(perform, stores, objects.folder, networks, token).routes()
     operators = [*measured]
     if token:
-        operators += AdminRoutes(perform, token, settings, accounts.registry).routes()
+        password = settings.admin_password_hash.get_secret_value()
+        sessions = Sessions(session_secrets or (token,), password, settings.admin_session_s)
+        known = Operators(token, sessions)
+        pages.admit(known.is_logged_in, None if admin is None else admin.getsockname()[1])
+        operators += LoginRoutes(known, password, rates, note).routes()
+        operators += AdminRoutes(perform, known, settings, accounts.registry, note).routes()
     if admin is None:
         routes = [*routes, *health, *operators]
         app = create_app(routes, socket_io, hub, lifespan, settings, host=host)

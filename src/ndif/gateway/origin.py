@@ -22,8 +22,8 @@ from ndif.telemetry.request_id import HEADER
 
 _OPEN = frozenset({"/ping", "/status", "/env"})
 """Paths that web pages of any site may read on a public server."""
-_OPERATORS = "/admin"
-"""Beginning of the paths that no other site's page may use, not even one that the operator names."""
+_OPERATORS = ("/admin", "/login", "/logout", "/session")
+"""Beginnings of the paths that no other site's page may use, not even one that the operator names."""
 _READ = ("GET", "HEAD")
 _USE = (*_READ, "POST", "DELETE")
 """Methods of the routes that clients use."""
@@ -53,7 +53,8 @@ class SameOrigin:
     the addresses of a job's results begin with the Host, so there it must be the address that was reached.
 
     A page of an origin in NDIF_CORS_ORIGINS passes. What browsers ask before that (a preflight), and the
-    headers by which they let a page read an answer, are Starlette's; no answer depends on cookies.
+    headers by which they let a page read an answer, are Starlette's. Only the operator's routes look at
+    cookies (`gateway/operator.py`).
     """
 
     def __init__(self, app: ASGIApp, *, settings: Settings, host: str) -> None:

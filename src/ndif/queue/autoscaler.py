@@ -174,6 +174,8 @@ class Scaling:
     bounds: Bounds
     """Bounds of every model whose operator set none."""
     now: Callable[[], float] = time.time
+    on_change: Callable[[Processor, int], None] = lambda _, __: None
+    """Called with a processor and the number of replicas that it is to have."""
     _scalers: dict[Variant, Autoscaler] = field(default_factory=dict, init=False)
 
     async def step(self) -> None:
@@ -208,9 +210,11 @@ class Scaling:
         )
         wanted = scaler.step(observation, asyncio.get_running_loop().time())
         if wanted > processor.desired_replicas and processor.replicas.staying:
+            self.on_change(processor, wanted)
             processor.add_replicas(wanted)
         elif wanted < processor.desired_replicas:
             if most.refused:
                 processor.desired_replicas = wanted  # replicas that are still on their way may come
             else:
+                self.on_change(processor, wanted)
                 processor.scale(wanted)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
-from ndif.cluster.controller import Controller
+from ndif import __version__
+from ndif.cluster.controller import OPERATORS, Controller
 from ndif.cluster.controller_types import ReplicaRequest
 from ndif.cluster.fleet import Fleet
 from ndif.cluster.models import Models
@@ -25,20 +26,23 @@ from ndif.host.evaluation import Evaluator, Measured
 from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtimes
 from ndif.placement.demand import PlacementRules
+from ndif.placement.replica import ReplicaKey
 from ndif.probe.history import Histories
 from ndif.probe.prober import Prober
 from ndif.queue.autoscaler import Bounds, Scaling
 from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.queue.dispatcher import Dispatcher
-from ndif.queue.processor import QueuePolicy
+from ndif.queue.processor import Processor, QueuePolicy
 from ndif.schedule.expansion import LOCAL
 from ndif.schedule.source import ScheduleSource
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.job_record import JobRecord
+from ndif.schema.model_key import Variant
 from ndif.schema.repositories import Repositories
 from ndif.schema.request import Request
 from ndif.stores.accounts import PROBER
 from ndif.stores.broker import Broker
+from ndif.stores.events import EventLog
 from ndif.stores.responder import Responder
 from ndif.stores.usage import UsageStore
 from ndif.tasks import end
@@ -78,6 +82,7 @@ class Coordinator:
         stop: Callable[[], None] = lambda: None,
         on_up: Callable[[Replica], None] = lambda _: None,
         probe_key: str = "",
+        events: EventLog | None = None,
     ) -> None:
         """Put the parts together; `start` starts them.
 
@@ -87,6 +92,7 @@ class Coordinator:
         self._settings = settings
         self._probe_key = probe_key
         self.histories = Histories()
+        self._events = events or EventLog()
         self._configs = configs
         self._broker = broker
         self._places = places
@@ -123,14 +129,20 @@ class Coordinator:
         )
         self.dispatcher = Dispatcher(self.controller, broker, responder, policy)
         self.dispatcher.lifecycle.on_end = self._note_end
+        self.controller.on_leave(self._note_left)
         is_scheduled = places and settings.schedule
         self.reconciler = Reconciler(
             self.controller,
             self.dispatcher,
-            Scaling(self.dispatcher, _bounds(settings) if places else Bounds()),
+            Scaling(
+                self.dispatcher,
+                _bounds(settings) if places else Bounds(),
+                on_change=self._note_scaled,
+            ),
             ScheduleSource(settings.schedule, zone=LOCAL) if is_scheduled else None,
             self.generations,
             settings.controller_sync_interval_s,
+            events=self._events,
         )
         self.overview = Overview(
             self.controller,
@@ -153,6 +165,7 @@ class Coordinator:
             self.overview,
             self.histories,
             alerts,
+            self._events,
         )
 
     def generations(self) -> list[str]:
@@ -170,10 +183,12 @@ class Coordinator:
         for request in waited:
             await self.dispatcher.accept(request)
         self.dispatcher.start()
+        self._events.note("started", "the server", f"Version {__version__}.", "server")
+        self._tasks.append(asyncio.create_task(self._events.run(), name="events"))
         self._tasks.append(asyncio.create_task(self.reconciler.run(), name="reconciler"))
         self._tasks.append(asyncio.create_task(self._callbacks.run(), name="call-backs"))
         if self._alerts is not None:
-            watching = self._alerts.run(self._look, self._usage)
+            watching = self._alerts.run(self._look, self._usage, self._events)
             self._tasks.append(asyncio.create_task(watching, name="alerts"))
         if self._places and self._configs:
             self._tasks.append(asyncio.create_task(self._deploy(), name="first deployments"))
@@ -188,7 +203,8 @@ class Coordinator:
 
     async def stop(self) -> None:
         """Stop the queues, and the replicas unless these outlive their leader."""
-        await end(self._tasks)
+        tasks, self._tasks = self._tasks, []
+        await end(tasks)
         await self.fail_all()
         await self.dispatcher.stop()
         await self._usage.stop()
@@ -219,6 +235,16 @@ class Coordinator:
             self._usage.note(record)
         if self._traces is not None:
             self._traces.note(record)
+
+    def _note_left(self, key: ReplicaKey, why: str) -> None:
+        if self._tasks and not why.startswith(OPERATORS):  # whose event is noted with the operation
+            name = Variant.parse(key[0]).model.repo_id
+            self._events.note("left", name, f"A replica left its devices: {why}.", "server")
+
+    def _note_scaled(self, processor: Processor, replicas: int) -> None:
+        was = processor.desired_replicas
+        text = f"{was} → {replicas} replicas for nnsight {processor.variant.generation}."
+        self._events.note("scaled", processor.variant.model.repo_id, text, "autoscaler")
 
     async def bring_up(self, generation: str) -> list[Replica]:
         """Request the replicas of every known model, and return those that come."""

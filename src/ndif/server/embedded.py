@@ -40,8 +40,10 @@ from ndif.stores.accounts import (
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.broker.spool import SPOOL, Spool
 from ndif.stores.callbacks import CALLBACKS, SqliteCallbacks
+from ndif.stores.events import Event, EventLog
 from ndif.stores.objects import open_store
 from ndif.stores.responder import Responder
+from ndif.stores.saved import ALERTS, EVENTS, StateFile
 from ndif.stores.usage import MemoryUsage, open_usage
 from ndif.telemetry import influxdb
 
@@ -109,6 +111,8 @@ class Server:
         elif owner_token is not None:
             accounts = OwnerAccounts(os.geteuid(), owner_token, trusted=trusted)
         self._accounts = accounts
+        # Without an operator there is nobody to read them.
+        self._events = EventLog(StateFile(results, EVENTS) if token else None)
         self._coordinator = Coordinator(
             settings,
             configs,
@@ -123,6 +127,7 @@ class Server:
             stop=stop,
             on_up=self._share,
             probe_key=probe_key_of(token) if places and token else "",
+            events=self._events,
         )
         self.bring_up = self._coordinator.bring_up
         controller = self._coordinator.controller
@@ -150,6 +155,7 @@ class Server:
             host=host,
             perform=lambda operation: operation.perform(self._coordinator.control_plane),
             token=token,
+            note=self._note,
             callbacks=self._callbacks,
             callback_networks=networks,
             callback_secrets=secrets,
@@ -207,7 +213,6 @@ class Server:
         """Return what tells the operator of failures; None if nobody is to be told."""
         if not self._settings.sends_alerts:
             return None
-        from ndif.alerts.saved import ALERTS, StateFile
         from ndif.alerts.watch import open_alerts
 
         stores = {
@@ -215,8 +220,12 @@ class Server:
             "objects": self._objects.ping,
             "accounts": self._accounts.ping,
         }
-        saved = StateFile(self._results / ALERTS)
+        saved = StateFile(self._results, ALERTS)
         return open_alerts(self._settings, saved, stores, self._objects.folder)
+
+    async def _note(self, events: Sequence[Event]) -> None:
+        for each in events:
+            self._events.add(each)
 
     async def _update_of(self, request_id: str, stored: Status | None) -> dict[str, Any] | None:
         return self._coordinator.dispatcher.update_of(request_id, is_stored=stored is not None)

@@ -17,7 +17,7 @@ import uvloop
 from starlette.applications import Starlette
 
 from ndif.config.settings import Settings
-from ndif.control.remote import RemoteControlPlane, RemoteOverview, RemoteQueue
+from ndif.control.remote import RemoteControlPlane, RemoteEvents, RemoteOverview, RemoteQueue
 from ndif.dashboard.dashboard import Dashboard
 from ndif.gateway.app import Gateway, create_gateway, uvicorn_config
 from ndif.gateway.catalogue import PublishedCatalogue
@@ -97,6 +97,8 @@ def create(
         perform=RemoteControlPlane(leader, _stop, settings.status_request_timeout_s).perform,
         update_of=RemoteQueue(leader, broker).update_of,
         token=config.token,
+        session_secrets=config.cluster_secrets,
+        note=RemoteEvents(leader).note,
         callbacks=callbacks,
         callback_networks=settings.allowed_callback_networks,
         callback_secrets=settings.callback_secrets or config.cluster_secrets,

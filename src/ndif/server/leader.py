@@ -45,9 +45,11 @@ from ndif.stores.broker.signing import Signer
 from ndif.stores.broker.spool import SPOOL, Spool
 from ndif.stores.callbacks import CALLBACKS, SqliteCallbacks
 from ndif.stores.callbacks.redis import RedisCallbacks
+from ndif.stores.events import EventLog
 from ndif.stores.leader import LeaderLock, LeaderRpc, SharedCache
 from ndif.stores.objects import ObjectStoreError, open_store
 from ndif.stores.responder import Responder
+from ndif.stores.saved import ALERTS, EVENTS, SharedState
 from ndif.stores.usage import open_usage
 from ndif.tasks import end
 from ndif.telemetry import influxdb, logs
@@ -221,7 +223,6 @@ class Leader:
         if not self.settings.sends_alerts:
             yield None
             return
-        from ndif.alerts.saved import SharedState
         from ndif.alerts.watch import open_alerts
         from ndif.stores.accounts import open_accounts
 
@@ -232,7 +233,7 @@ class Leader:
             "objects": self._objects.ping,
             "accounts": accounts.ping,
         }
-        saved = SharedState(SharedCache(self._broker.client, self._broker.signer))
+        saved = SharedState(SharedCache(self._broker.client, self._broker.signer), ALERTS)
         try:
             yield open_alerts(self.settings, saved, stores, self._objects.folder)
         finally:
@@ -261,6 +262,7 @@ class Leader:
             places=True,
             alerts=alerts,
             probe_key=self._config.probe_keys[0],
+            events=EventLog(SharedState(SharedCache(client, signer), EVENTS)),
         )
         await self.take_callbacks()
         await self.take_spooled()  # before the ends expire that tell what does not run again

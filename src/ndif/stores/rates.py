@@ -1,4 +1,4 @@
-"""The count of requests in the last minute, by one process or in Redis."""
+"""The count of requests and logins in the last minutes, by one process or in Redis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from limits.aio.strategies import MovingWindowRateLimiter
 
-_FULL_S = 60.0
+_MINUTE_S = 60.0
 
 
 class RatesAwayError(Exception):
@@ -18,7 +18,7 @@ class RatesAwayError(Exception):
 
 
 class Rates:
-    """A window of a minute for each name, which moves: no minute has more than its limit.
+    """A window of some minutes for each name, which moves: no such time has more than its limit.
 
     The library `limits` keeps the windows; gateways of one server share them in Redis.
     """
@@ -28,14 +28,17 @@ class Rates:
         self._url = broker_url
         self._limiter: MovingWindowRateLimiter | None = None
 
-    async def take(self, name: str, per_minute: int) -> float:
-        """Count one; return 0, or else the seconds until there is room for it. Raise `RatesAwayError`."""
+    async def take(self, name: str, most: int, minutes: int = 1) -> float:
+        """Count one; return 0, or else the seconds until there is room for it. Raise `RatesAwayError`.
+
+        In any so many minutes there is room for `most`.
+        """
         if self._limiter is None:
             # A server whose keys have no rate needs none of this, and others are answered meanwhile.
             await asyncio.to_thread(import_module, "limits.aio.strategies")
         from limits import RateLimitItemPerMinute
 
-        rate = RateLimitItemPerMinute(per_minute)
+        rate = RateLimitItemPerMinute(most, minutes)
         try:
             if await self._opened().hit(rate, name):
                 return 0.0
@@ -43,7 +46,7 @@ class Rates:
         except Exception as error:
             # The storage raises what its driver does, Redis or the system.
             raise RatesAwayError(str(error) or type(error).__name__) from error
-        return 1.0 if left else min(_FULL_S, max(1.0, reset_at - time.time()))
+        return 1.0 if left else min(minutes * _MINUTE_S, max(1.0, reset_at - time.time()))
 
     def _opened(self) -> MovingWindowRateLimiter:
         if self._limiter is None:

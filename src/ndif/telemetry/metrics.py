@@ -122,7 +122,7 @@ _ROUTES = frozenset(
     (
         *("request", "requests", "response", "results", "subscribe", "ws", "status", "env", "ping"),
         *("connected", "whoami", "usage", "callbacks", "hub", "admin", "metrics", "docs"),
-        "openapi.json",
+        *("login", "logout", "session", "openapi.json"),
     )
 )
 _models: set[str] = set()

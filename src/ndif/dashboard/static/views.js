@@ -1,5 +1,6 @@
 // The views of the page, in the order of the navigation. A view is shown at #/PATH, with the rest of it as `place`.
 
+import { html, useEffect, useState } from "./vendor/preact.js";
 import { Connect } from "./connect.js";
 import { Jobs } from "./jobs.js";
 import { Overview } from "./overview.js";
@@ -9,6 +10,17 @@ export const views = [
   { path: "jobs", title: "My jobs", component: Jobs, needs: "user" },
   { path: "connect", title: "Connect", component: Connect, needs: "nothing" },
 ];
+// The operator's routes are on one port of some servers, and on none of others.
+if (document.documentElement.dataset.operators === "here") {
+  views.push({ path: "operate", title: "Operate", component: Operate, needs: "nothing" });
+}
+
+/** The operator's view, whose files are loaded once somebody opens it. */
+function Operate(props) {
+  const [loaded, setLoaded] = useState(null);
+  useEffect(() => void import("./admin.js").then(setLoaded), []);
+  return loaded && html`<${loaded.Admin} ...${props} />`;
+}
 
 export function viewAt(hash) {
   const place = decodeURIComponent(hash.replace(/^#\/?/, ""));

@@ -1,4 +1,4 @@
-"""The state of alerts beyond a process: open incidents, undelivered messages, the mark of the digest."""
+"""A small state that outlives its process: the alerts of a server, and the log of its events."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ALERTS = "alerts.json"
-"""Name of the file beside the results of a server of one process."""
-_NAME = "alerts"
-_LIFE_S = 7 * 24 * 3600.0
-"""Seconds for which the state waits for a leader; later an incident is nobody's news any more."""
+ALERTS, EVENTS = "alerts", "events"
+"""Names of the states."""
+_DAY_S = 24 * 3600.0
+_LIFE_S = {ALERTS: 7 * _DAY_S, EVENTS: 90 * _DAY_S}
+"""Seconds for which each waits for a leader; after a week an incident is nobody's news any more."""
 
 State = dict[str, Any]
 
@@ -38,10 +38,11 @@ class SavedState(Protocol):
 
 
 class StateFile:
-    """A file of the one process of a server."""
+    """A file beside the results of a server of one process."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, folder: Path, name: str) -> None:
+        self._name = name
+        self._file = folder / f"{name}.json"
 
     async def load(self) -> State | None:
         """See `SavedState.load`. A file that cannot be read counts as none."""
@@ -50,7 +51,7 @@ class StateFile:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            logger.warning("the alerts of before are lost: %s", error)
+            logger.warning("the %s of before are lost: %s", self._name, error)
             return None
         return state
 
@@ -69,13 +70,14 @@ class StateFile:
 class SharedState:
     """A signed value in Redis, which each leader finds on whichever machine."""
 
-    def __init__(self, cache: SharedCache) -> None:
+    def __init__(self, cache: SharedCache, name: str) -> None:
         self._cache = cache
+        self._name = name
 
     async def load(self) -> State | None:
         """See `SavedState.load`. A value that another secret has signed counts as none."""
         try:
-            state: State | None = await self._cache.read(_NAME)
+            state: State | None = await self._cache.read(self._name)
         except BrokerError as error:
             if not isinstance(error.__cause__, SignatureError):
                 raise
@@ -84,4 +86,4 @@ class SharedState:
 
     async def save(self, state: State) -> None:
         """See `SavedState.save`."""
-        await self._cache.write(_NAME, state, _LIFE_S)
+        await self._cache.write(self._name, state, _LIFE_S[self._name])

@@ -1,0 +1,44 @@
+"""`ndif admin`: the operator's login in a browser."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from ndif.cli.output import show_answer
+from ndif.cli.server_client import CommandError, json_option
+
+SHORTEST = 12
+"""Characters that a password has at least."""
+_LONGEST = 1024
+
+
+@click.group("admin")
+def command() -> None:
+    """Make the password that opens the operator's part of the web page."""
+
+
+@command.command("password")
+@json_option
+def password(as_json: bool) -> None:
+    """Ask for a password twice, or read it from standard input, and print the variable for the server.
+
+    The variable has a hash, which does not lead back to the password. Give it to the environment of
+    `ndif start`, on every machine that has gateways. Another hash ends the logins of this one.
+    """
+    if sys.stdin.isatty():
+        given = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        given = sys.stdin.readline(_LONGEST + 2).rstrip("\r\n")
+    if not SHORTEST <= len(given) <= _LONGEST:
+        raise CommandError(
+            f"A password has {SHORTEST} to {_LONGEST} characters; a few words will do."
+        )
+    from argon2 import PasswordHasher
+
+    from ndif.config.reference import name_of
+
+    variable, value = name_of("admin_password_hash"), PasswordHasher().hash(given)
+    # A shell would take what follows a dollar for a variable.
+    show_answer({variable: value}, as_json, [f"export {variable}='{value}'"])

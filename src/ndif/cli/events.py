@@ -1,0 +1,48 @@
+"""`ndif events`: what was changed on the server, by whom, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ndif.cli.output import show, table
+from ndif.cli.server_client import ServerClient, with_server
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@click.command("events")
+@click.option("--kind", help="Show only events of this kind, such as deployed or 'failed login'.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, help="Number of events.")
+@with_server
+def command(server: ServerClient, as_json: bool, kind: str | None, limit: int) -> None:
+    """Show what was deployed, evicted, made or scaled, by whom and when; the newest comes first.
+
+    The server keeps the last thousand events, logins and failed logins among them.
+    """
+
+    def fetch() -> dict[str, Any]:
+        events = server.get("/admin/events")["events"]
+        chosen = [each for each in events if kind in (None, each["kind"])]
+        return {"events": chosen[:limit]}
+
+    show(fetch, lambda answer: _rendered(answer["events"]), as_json=as_json, interval_s=None)
+
+
+def _rendered(events: Sequence[Mapping[str, Any]]) -> RenderableType:
+    from datetime import datetime
+
+    rows = [
+        (
+            datetime.fromtimestamp(each["at"]).astimezone().strftime("%Y-%m-%d %H:%M:%S"),
+            each["kind"] if each["count"] == 1 else f"{each['kind']} ({each['count']} times)",
+            each["subject"],
+            each["by"],
+            each["text"],
+        )
+        for each in events
+    ]
+    return table("Events", ("time", "kind", "subject", "by", ""), rows)

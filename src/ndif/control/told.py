@@ -1,0 +1,133 @@
+"""The events that operations lead to: pure functions of an operation and its answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ndif.control.account_operations import (
+    AccountOperation,
+    AssignTier,
+    ChangeTier,
+    CreateKey,
+    CreateTier,
+    DeleteTier,
+    ImportKeys,
+    MigrateKeys,
+    RevokeKey,
+    WithdrawTier,
+)
+from ndif.control.operations import (
+    CollectGarbage,
+    Deploy,
+    Evict,
+    Kill,
+    KillKey,
+    Operation,
+    Restart,
+    RetryCallbacks,
+    Scale,
+    SendTestAlerts,
+    Stop,
+)
+from ndif.schema.model_key import Variant
+from ndif.stores.events import Event, Kind
+
+_MAX_TEXT = 500
+
+Answer = Mapping[str, Any]
+_Told = Iterator[tuple[Kind, str, str]]
+
+
+def events_of(
+    operation: Operation | AccountOperation, answer: Answer, by: str, at: float | None = None
+) -> list[Event]:
+    """Return the events of an operation that was performed for `by`; none of one that changes nothing."""
+    at = time.time() if at is None else at
+    if isinstance(operation, AccountOperation):
+        told = _told_of_keys(operation, answer)
+    else:
+        told = _told_of(operation, answer)
+    return [Event(at, kind, subject, text[:_MAX_TEXT], by) for kind, subject, text in told]
+
+
+def _told_of(operation: Operation, answer: Answer) -> _Told:
+    match operation:
+        case Deploy():
+            yield from _outcomes("deployed", answer)
+        case Scale():
+            yield from _outcomes("scaled", answer)
+        case Restart(model=model):
+            yield "restarted", model, f"{_replicas(len(answer['restarted']))} replaced."
+        case Evict():
+            to = "off the devices and the host's memory" if operation.cold else "off the devices"
+            by_model: dict[str, int] = {}
+            for each in answer["evicted"]:
+                name = _name(each["model_key"])
+                by_model[name] = by_model.get(name, 0) + 1
+            for name, count in by_model.items():
+                yield "evicted", name, f"{_replicas(count)} {to}."
+        case Kill():
+            yield "killed", str(answer.get("request_id", operation.request_id)), "The job is ended."
+        case KillKey(account=account):
+            yield "killed", f"key {account[:8]}", f"{answer['killed']} jobs of the key are ended."
+        case RetryCallbacks():
+            yield "call-backs retried", f"{len(answer['retried'])} call-backs", ""
+        case CollectGarbage(dry_run=False):
+            yield "expired deleted", f"{sum(answer['expired'].values())} entries", ""
+        case SendTestAlerts():
+            yield "alerts tested", f"{len(answer['destinations'])} destinations", ""
+        case Stop():
+            yield "stopped", "the server", ""
+
+
+def _told_of_keys(operation: AccountOperation, answer: Answer) -> _Told:
+    match operation:
+        case CreateKey():
+            yield "key made", _key(answer), _tiers(answer)
+        case RevokeKey():
+            yield "key revoked", _key(answer), f"{answer['killed']} jobs of the key are ended."
+        case ImportKeys() | MigrateKeys():
+            yield "keys imported", f"{answer['imported']} keys", f"{answer['known']} were known."
+        case CreateTier(tier=tier):
+            yield "tier made", tier, ""
+        case ChangeTier(tier=tier):
+            changed = operation.model_dump(exclude={"tier"}, exclude_none=True)
+            yield "tier changed", tier, ", ".join(f"{k}: {v}" for k, v in changed.items())
+        case DeleteTier(tier=tier):
+            yield "tier deleted", tier, ""
+        case AssignTier(tier=tier):
+            yield "tier given", tier, f"To the key {_key(answer)}."
+        case WithdrawTier(tier=tier):
+            yield "tier withdrawn", tier, f"From the key {_key(answer)}."
+
+
+def _outcomes(kind: Kind, answer: Answer) -> _Told:
+    for each in answer["models"]:
+        text = f"{_replicas(len(each['replicas']))} for nnsight {each['generation']}."
+        yield kind, each["repo_id"], f"{text} {each['problem']}" if each["problem"] else text
+        for name in dict.fromkeys(other["model"] for other in each["evicted"]):
+            yield "evicted", _name(name), f"{each['repo_id']} took the place."
+
+
+def _replicas(count: int) -> str:
+    return f"{count} replica{'s' * (count != 1)}"
+
+
+def _name(model_key: str) -> str:
+    """Return the repo id of a variant's key, or the text itself if it is none."""
+    try:
+        return Variant.parse(model_key).model.repo_id
+    except ValueError:
+        return model_key
+
+
+def _key(row: Answer) -> str:
+    """Return a key as a log may name it: its id, its user and its name."""
+    parts = (str(row["id"])[:12], row.get("user"), row.get("name"))
+    return ", ".join(str(each) for each in parts if each)
+
+
+def _tiers(row: Answer) -> str:
+    return f"Tiers: {', '.join(row['tiers'])}." if row.get("tiers") else ""

@@ -1,0 +1,264 @@
+"""`POST /login`, `POST /logout` and `GET /session`: an operator's login in a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Annotated
+from urllib.parse import parse_qsl
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute
+
+from ndif.config.reference import name_of
+from ndif.config.units import format_duration
+from ndif.errors import problems
+from ndif.gateway.caller import caller_of
+from ndif.gateway.http_error import CLOSE, RETRY_SOON, HttpError
+from ndif.gateway.openapi import JSON, ApiRoute, Content, Description, answer
+from ndif.gateway.operator import CSRF_HEADER, Operators, is_own_page
+from ndif.gateway.sessions import Session
+from ndif.stores.events import Event, Kind, NoteEvents
+from ndif.stores.rates import Rates, RatesAwayError
+
+logger = logging.getLogger(__name__)
+
+FROM_ADDRESS, IN_ALL = 10, 100
+"""Passwords that are looked at from one address, and from all, in the window."""
+WINDOW_MIN = 10
+_MAX_BODY_BYTES = 8192
+_FORM = "application/x-www-form-urlencoded"
+_TAG = "the operator's login"
+_WRONG = "That is not the operator's password, nor the server's token."
+_NO_HASH = (
+    "That is not the server's token, and this server has no password. `ndif start` writes the token to the "
+    "file `token` in its session's folder; `ndif admin password` prints the variable that sets a password."
+)
+
+
+class Login(BaseModel):
+    """The proof of an operator."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,
+        json_schema_extra={"examples": [{"password": "three words nobody knows"}]},
+    )
+
+    password: Annotated[str, Field(min_length=1, max_length=1024, repr=False)]
+    """The password of NDIF_ADMIN_PASSWORD_HASH, or the server's token."""
+
+
+class OwnSession(BaseModel):
+    """The login of the browser that asks."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        use_attribute_docstrings=True,
+        json_schema_extra={
+            "examples": [
+                {
+                    "operator": True,
+                    "until": 1_785_000_000.0,
+                    "csrf": "Jx0cGk7m2n3o4p5q6r7s8t9u0v1w2x3y4z5A6B7C8D9",
+                    "has_password": True,
+                }
+            ]
+        },
+    )
+
+    operator: bool
+    """True if the cookie of the request opens the operator's routes."""
+    until: float | None
+    """Unix time at which it no longer does."""
+    csrf: str | None
+    """Token to send as `X-CSRF-Token` with what changes something."""
+    has_password: bool
+    """True if the server has a password; its token is always taken."""
+
+
+_LOGIN = Description(
+    _TAG,
+    "Log an operator in",
+    {
+        200: answer(
+            OwnSession,
+            "The login; its cookie is in the header `Set-Cookie`.",
+            headers={"Set-Cookie": "The session, for this server's own pages alone."},
+        )
+    },
+    body={
+        JSON: Content(Login),
+        _FORM: Content(Login, {"password": "three words nobody knows"}),
+    },
+    refusals={
+        400: "The body is not valid.",
+        401: "The password is wrong.",
+        403: "The request comes from the page of another site.",
+        413: "The body is too large.",
+        429: "Too many passwords were tried; Retry-After says when the next is looked at.",
+        503: "Passwords cannot be counted now.",
+    },
+)
+_LOGOUT = Description(
+    _TAG,
+    "End the login of this browser",
+    {200: answer(OwnSession, "No login.")},
+    "Needs `X-CSRF-Token`, as everything does that a login changes.",
+    refusals={403: "The request comes from another page, or without the session's token."},
+)
+_SESSION = Description(
+    _TAG,
+    "The login of this browser",
+    {200: answer(OwnSession, "The login, if there is one.")},
+)
+
+
+@dataclass
+class LoginRoutes:
+    """Begin and end sessions.
+
+    Passwords that are tried are counted before they are looked at, per address and in all, with the limits
+    that the server's gateways share. The token is not a password that can be guessed: it is looked at
+    first, so that nobody who guesses can keep its owner out.
+    """
+
+    operators: Operators
+    password_hash: str = field(repr=False)
+    """Argon2id hash; empty without a password."""
+    rates: Rates
+    note: NoteEvents
+    _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """A hash takes 64 MiB and a core: one at a time."""
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes."""
+        return [
+            ApiRoute("/login", self.login, _LOGIN, "POST"),
+            ApiRoute("/logout", self.logout, _LOGOUT, "POST"),
+            ApiRoute("/session", self.session, _SESSION),
+        ]
+
+    async def session(self, http: Request) -> Response:
+        """Answer with the login of the request's cookie."""
+        return self._answer(self.operators.sessions.of(http))
+
+    async def login(self, http: Request) -> Response:
+        """Set the cookie of a new session for whoever proves to be the operator."""
+        if "sec-fetch-site" in http.headers and not is_own_page(http):
+            # Else a page could have its visitor work in a session of the page's choice.
+            raise HttpError(403, "Log in on the server's own page: this came from another.")
+        given = (await _read(http)).password
+        caller = caller_of(http).name
+        if self.operators.is_token(given):
+            return await self._begin(http, caller, "token")
+        await self._count(caller)
+        if self.password_hash and await self._is_password(given):
+            return await self._begin(http, caller, "password")
+        await self._note("failed login", caller, "The password was wrong.")
+        raise HttpError(401, _WRONG if self.password_hash else _NO_HASH)
+
+    async def logout(self, http: Request) -> Response:
+        """Remove the cookie from the browser; without a session there is nothing to do."""
+        found = self.operators.sessions.of(http)
+        answered = self._answer(None)
+        if found is not None:
+            if not is_own_page(http) or not self.operators.sessions.is_token_of(
+                found, http.headers.get(CSRF_HEADER, "")
+            ):
+                raise HttpError(
+                    403,
+                    "Log out on the server's own page: this came from another, or from an old one.",
+                )
+            await self._note("logout", caller_of(http).name, "")
+        self.operators.sessions.remove_from(answered, http)
+        return answered
+
+    async def _begin(self, http: Request, caller: str, way: str) -> Response:
+        session, value = self.operators.sessions.begin(way)
+        answered = self._answer(session)
+        self.operators.sessions.set_on(answered, http, value)
+        await self._note("login", caller, f"By the {way}.")
+        return answered
+
+    def _answer(self, session: Session | None) -> Response:
+        content = OwnSession(
+            operator=session is not None,
+            until=session.until if session else None,
+            csrf=session.csrf if session else None,
+            has_password=bool(self.password_hash),
+        )
+        return JSONResponse(content.model_dump())
+
+    async def _count(self, caller: str) -> None:
+        """Count a password; raise an HttpError if it is not to be looked at."""
+        try:
+            wait_s = await self.rates.take(f"login {caller}", FROM_ADDRESS, WINDOW_MIN)
+            wait_s = wait_s or await self.rates.take("login", IN_ALL, WINDOW_MIN)
+        except RatesAwayError as error:
+            logger.warning("a login is refused: %s", error)
+            raise HttpError(
+                503,
+                "Passwords cannot be counted now, and none is looked at. Try again in a moment, or log in "
+                "with the server's token.",
+                RETRY_SOON,
+            ) from error
+        if wait_s > 0:
+            await self._note("failed login", caller, "Too many passwords were tried.")
+            raise HttpError(
+                429,
+                f"Too many passwords were tried. Wait {format_duration(math.ceil(wait_s))}, or log in with "
+                "the server's token.",
+                {"Retry-After": str(math.ceil(wait_s))},
+            )
+
+    async def _is_password(self, given: str) -> bool:
+        async with self._looking:
+            return await asyncio.to_thread(_matches, self.password_hash, given)
+
+    async def _note(self, kind: Kind, caller: str, text: str) -> None:
+        await self.note([Event(time.time(), kind, caller, text, "login")])
+
+
+def _matches(password_hash: str, given: str) -> bool:
+    # Imported with the first login: a server that nobody logs in to needs none of it.
+    from argon2 import PasswordHasher
+    from argon2.exceptions import InvalidHashError, VerificationError
+
+    try:
+        return PasswordHasher().verify(password_hash, given)
+    except VerificationError:
+        return False
+    except InvalidHashError:
+        logger.error("%s is no hash of `ndif admin password`", name_of("admin_password_hash"))  # noqa: TRY400
+        return False
+
+
+async def _read(http: Request) -> Login:
+    """Return the body of a login; raise an HttpError that never repeats any of it."""
+    content = bytearray()
+    async for chunk in http.stream():
+        content += chunk
+        if len(content) > _MAX_BODY_BYTES:
+            raise HttpError(413, "A login is at most 8 KiB.", CLOSE)
+    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    try:
+        if kind == _FORM:
+            fields = dict(parse_qsl(content.decode(), keep_blank_values=True, max_num_fields=8))
+            return Login.model_validate(fields)
+        return Login.model_validate_json(bytes(content))
+    except ValidationError as error:
+        first = problems(error)[0]
+        where = str(first.location[0]) if first.location else "the body"
+        raise HttpError(
+            400, f'The login is not valid: {where[:50]}: send {{"password": "…"}}.'
+        ) from error
+    except ValueError as error:
+        raise HttpError(400, 'The login is not valid: send {"password": "…"}.') from error

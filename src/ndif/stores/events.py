@@ -1,0 +1,167 @@
+"""The log of a server's events for its operators: what was changed, by whom, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from ndif.stores.broker import BrokerError
+from ndif.tasks import within
+
+if TYPE_CHECKING:
+    from ndif.stores.saved import SavedState
+
+logger = logging.getLogger(__name__)
+
+MOST = 1000
+"""Events that are kept: the last ones."""
+MOST_FAILED = 200
+"""Failed logins among them, so that whoever guesses cannot push everything else out."""
+SAVE_S = 1.0
+"""Seconds between two saves of a log that changes."""
+_TOGETHER_S = 600.0
+"""Seconds in which failed logins from one address are one event."""
+_STOP_S = 2.0
+
+Kind = Literal[
+    "started",
+    "stopped",
+    "deployed",
+    "evicted",
+    "scaled",
+    "restarted",
+    "killed",
+    "left",
+    "key made",
+    "key revoked",
+    "keys imported",
+    "tier made",
+    "tier changed",
+    "tier deleted",
+    "tier given",
+    "tier withdrawn",
+    "call-backs retried",
+    "expired deleted",
+    "alerts tested",
+    "login",
+    "failed login",
+    "logout",
+    "booking begun",
+    "booking over",
+    "alert opened",
+    "alert resolved",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event: a kind, a subject such as a model, a sentence, and who caused it."""
+
+    at: float
+    """Unix time; of events that are told together, the last one's."""
+    kind: str
+    subject: str
+    text: str
+    by: str
+    count: int = 1
+    """Number of events that are told together."""
+
+
+NoteEvents = Callable[[Sequence[Event]], Awaitable[None]]
+"""Passes events to the process that leads."""
+
+
+class EventLog:
+    """The last events of a server, in the process that leads.
+
+    Owns their number and their order, and has a `SavedState` hand them on to the next process. Nothing
+    follows from an event: a log that cannot be saved stops nothing.
+    """
+
+    def __init__(
+        self, saved: SavedState | None = None, now: Callable[[], float] = time.time
+    ) -> None:
+        """Start empty; without a `saved` state the log ends with its process."""
+        self._saved = saved
+        self._now = now
+        self._events: list[Event] = []
+        self._is_loaded = saved is None
+        self._changed = asyncio.Event()
+
+    def note(self, kind: Kind, subject: str, text: str, by: str) -> None:
+        """Note an event of this moment."""
+        self.add(Event(self._now(), kind, subject, text, by))
+
+    def add(self, event: Event) -> None:
+        """Note an event; one more failed login from an address counts with the last."""
+        if event.kind == "failed login":
+            event = self._joined(event)
+        self._events.append(event)
+        self._events = _bounded(self._events)
+        self._changed.set()
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return the events, the newest first, as JSON."""
+        return [asdict(each) for each in reversed(self._events)]
+
+    async def run(self) -> None:
+        """Take over what a predecessor left, and save what changes, until cancelled."""
+        try:
+            while self._saved is not None:
+                await self._load()
+                await self._save()
+                await asyncio.sleep(SAVE_S)
+                if self._is_loaded:
+                    await self._changed.wait()
+        finally:
+            await self._end()
+
+    async def _end(self) -> None:
+        try:
+            await within(self._load(), _STOP_S)
+            await within(self._save(), _STOP_S)
+        except asyncio.TimeoutError:
+            logger.warning("the last events are not saved: their store does not answer")
+
+    def _joined(self, event: Event) -> Event:
+        for place, other in enumerate(self._events):
+            is_same = (other.kind, other.subject, other.by) == (event.kind, event.subject, event.by)
+            if is_same and event.at - other.at < _TOGETHER_S:
+                del self._events[place]
+                return replace(event, count=other.count + event.count)
+        return event
+
+    async def _load(self) -> None:
+        if self._is_loaded or self._saved is None:
+            return
+        try:
+            state = await self._saved.load()
+        except BrokerError as error:
+            logger.warning("the events of before wait: %s", error)
+            return
+        self._is_loaded = True
+        if state is not None:
+            earlier = [Event(**each) for each in state["events"]]
+            self._events = _bounded([*earlier, *self._events])
+
+    async def _save(self) -> None:
+        """Save the events, if they have changed and those of before are among them."""
+        if self._saved is None or not self._is_loaded or not self._changed.is_set():
+            return
+        self._changed.clear()
+        try:
+            await self._saved.save({"events": [asdict(each) for each in self._events]})
+        except (BrokerError, OSError) as error:
+            self._changed.set()
+            logger.warning("the events are not saved yet: %s", error)
+
+
+def _bounded(events: list[Event]) -> list[Event]:
+    """Return the events without the oldest, where they are too many."""
+    failed = [each for each in events if each.kind == "failed login"]
+    dropped = set(map(id, failed[:-MOST_FAILED])) if len(failed) > MOST_FAILED else set()
+    return [each for each in events if id(each) not in dropped][-MOST:]

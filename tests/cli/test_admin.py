@@ -1,0 +1,50 @@
+"""`ndif admin password`: what it takes, and the variable that it prints."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from argon2 import PasswordHasher
+from click.testing import CliRunner
+from pydantic import ValidationError
+
+from ndif.cli.main import cli
+from ndif.config.settings import Settings
+
+NAME = "NDIF_ADMIN_PASSWORD_HASH"
+
+
+def test_a_password_becomes_a_variable_that_the_server_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = CliRunner().invoke(cli, ["admin", "password"], input="three words nobody knows\n")
+    assert done.exit_code == 0, done.output
+    assert "words" not in done.output
+    name, _, value = done.stdout.strip().removeprefix("export ").partition("=")
+    assert name == NAME
+    assert value[0] == value[-1] == "'"
+    found = value.strip("'")
+    assert PasswordHasher().verify(found, "three words nobody knows")
+    monkeypatch.setenv(NAME, found)
+    assert Settings().admin_password_hash.get_secret_value() == found
+    done = CliRunner().invoke(
+        cli, ["admin", "password", "--json"], input="four words nobody knows\n"
+    )
+    assert PasswordHasher().verify(json.loads(done.stdout)[NAME], "four words nobody knows")
+
+
+@pytest.mark.parametrize("given", ["", "short\n", "x" * 1025 + "\n"])
+def test_a_password_that_is_too_short_or_too_long_is_refused(given: str) -> None:
+    done = CliRunner().invoke(cli, ["admin", "password"], input=given)
+    assert done.exit_code == 1
+    assert "12 to 1024 characters" in done.output
+
+
+@pytest.mark.parametrize("value", ["three words nobody knows", "$2b$12$abc", "=19=65536"])
+def test_a_variable_that_is_no_hash_is_refused_and_not_shown(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(NAME, value)
+    with pytest.raises(ValidationError, match="single quotes"):
+        Settings()

@@ -1,0 +1,44 @@
+"""The events of every operation that changes something."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ndif.control.account_operations import ACCOUNT_OPERATIONS, AccountOperation
+from ndif.control.operations import OPERATIONS, Operation, parse_operation
+from ndif.control.told import events_of
+from ndif.gateway.openapi import example_of
+
+READ = {"status", "queue", "export", "jobs", "trace", "usage", "callbacks", "alerts", "events"}
+READ |= {"keys", "keys/show", "tiers", "users", "users/show"}
+
+
+def told(kind: type[Operation | AccountOperation], **fields: Any) -> list[tuple[str, str, str]]:
+    example = example_of(kind) if kind.model_fields else {}
+    operation = parse_operation(kind, {**example, **fields})
+    events = events_of(operation, example_of(kind.answer), "token", 1.0)
+    assert all((each.at, each.by, each.count) == (1.0, "token", 1) for each in events)
+    return [(each.kind, each.subject, each.text) for each in events]
+
+
+@pytest.mark.parametrize("kind", [*OPERATIONS, *ACCOUNT_OPERATIONS], ids=lambda kind: kind.name)
+def test_what_changes_something_is_told_and_nothing_else(kind: type[Operation]) -> None:
+    fields = {"dry_run": False} if kind.name == "gc" else {}
+    events = told(kind, **fields)
+    assert bool(events) == (kind.name not in READ)
+    for _, subject, text in events:
+        assert subject
+        assert "ndif_" not in subject + text  # no key
+
+
+def test_a_dry_run_changes_nothing() -> None:
+    (collect,) = (kind for kind in OPERATIONS if kind.name == "gc")
+    assert told(collect, dry_run=True) == []
+
+
+def test_models_have_their_names() -> None:
+    named = {kind.name: kind for kind in OPERATIONS}
+    for name in ("deploy", "evict", "scale", "restart"):
+        assert told(named[name])[0][1] == "openai-community/gpt2"

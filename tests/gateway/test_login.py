@@ -1,0 +1,371 @@
+"""An operator's login over real HTTP: proof, cookie, forged requests, lock-out and end."""
+
+from __future__ import annotations
+
+import io
+import logging
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import itsdangerous.timed
+import pytest
+from argon2 import PasswordHasher
+from starlette.requests import Request
+
+from ndif.gateway import login
+from ndif.gateway.sessions import Sessions
+from tests.security.serving import Gateway, gateway
+
+TOKEN = "opens-it"
+PASSWORD = "three words nobody knows"
+# A hash of the usual cost takes half a second.
+HASH = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash(PASSWORD)
+OWN_PAGE = {"Sec-Fetch-Site": "same-origin"}
+
+
+def a_gateway(folder: Path, runtimes: Path, **settings: Any) -> Any:
+    settings = {"admin_password_hash": HASH, **settings}
+    return gateway(folder, runtimes, options={"token": TOKEN}, **settings)
+
+
+@pytest.fixture
+def server(runtimes: Path, tmp_path: Path) -> Iterator[Gateway]:
+    with a_gateway(tmp_path / "results", runtimes) as found:
+        yield found
+
+
+@pytest.fixture
+def http(server: Gateway) -> Iterator[httpx.Client]:
+    with a_browser(server) as found:
+        yield found
+
+
+def a_browser(server: Gateway, **headers: str) -> httpx.Client:
+    return httpx.Client(base_url=server.url, headers=headers, trust_env=False, verify=False)
+
+
+def enter(http: httpx.Client, password: str = PASSWORD, **headers: str) -> httpx.Response:
+    return http.post("/login", json={"password": password}, headers=headers)
+
+
+def refused(answer: httpx.Response, status: int) -> str:
+    assert answer.status_code == status, answer.text
+    assert answer.json().keys() == {"detail"}
+    detail: str = answer.json()["detail"]
+    assert detail.endswith(".")
+    return detail
+
+
+def operator_events(server: Gateway) -> list[tuple[str, str, str, int]]:
+    """The events that an operator reads: kind, subject, by and count, the oldest first."""
+    answer = httpx.get(
+        f"{server.url}/admin/events", headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False
+    )
+    found = [(e["kind"], e["subject"], e["by"], e["count"]) for e in answer.json()["events"]]
+    return found[::-1]
+
+
+# The proof
+
+
+@pytest.mark.parametrize("proof", [PASSWORD, TOKEN], ids=["password", "token"])
+def test_a_login_opens_the_operators_routes(http: httpx.Client, proof: str) -> None:
+    assert http.get("/admin/status").status_code == 401
+    entered = enter(http, proof)
+    assert entered.status_code == 200, entered.text
+    (cookie,) = entered.headers.get_list("Set-Cookie")
+    assert {"httponly", "samesite=strict", "path=/", "max-age=43200"} <= {
+        part.strip().lower() for part in cookie.split(";")
+    }
+    assert "secure" not in cookie.lower()  # it would not come back without TLS
+    assert "domain" not in cookie.lower()
+    assert proof not in cookie
+    assert http.get("/admin/status").json().keys() >= {"models", "nodes"}
+    assert http.get("/session").json() == entered.json()
+    assert entered.json()["operator"] is True
+
+
+def test_a_form_logs_in_as_json_does(http: httpx.Client) -> None:
+    assert http.post("/login", data={"password": PASSWORD}).json()["operator"] is True
+
+
+def test_nobody_is_logged_in_without_a_proof(http: httpx.Client) -> None:
+    nobody = {"operator": False, "until": None, "csrf": None, "has_password": True}
+    assert http.get("/session").json() == nobody
+    assert "password" in refused(enter(http, "guessed"), 401)
+    assert "Set-Cookie" not in enter(http, "guessed again").headers
+    assert http.get("/session").json() == nobody
+
+
+def test_a_server_without_a_password_says_how_to_get_in(runtimes: Path, tmp_path: Path) -> None:
+    with a_gateway(tmp_path, runtimes, admin_password_hash="") as server, a_browser(server) as http:
+        said = refused(enter(http, "guessed"), 401)
+        assert "`ndif admin password`" in said
+        assert "file `token`" in said
+        assert http.get("/session").json()["has_password"] is False
+        assert enter(http, "").status_code == 400
+        assert enter(http, TOKEN).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status"),
+    [
+        (b"", "application/json", 400),
+        (b"{", "application/json", 400),
+        (b"\xff", "application/x-www-form-urlencoded", 400),
+        (b"&".join([b"a=hidden"] * 99), "application/x-www-form-urlencoded", 400),
+        (b'{"password": ["hidden"]}', "application/json", 400),
+        (b'{"password": "hidden", "user": "hidden"}', "application/json", 400),
+        (b'{"password": "' + b"hidden" * 300 + b'"}', "application/json", 400),
+        (b'"hidden"', "", 400),
+        (b"hidden" * 2000, "text/plain", 413),
+    ],
+)
+def test_a_login_that_is_not_valid_is_not_repeated(
+    http: httpx.Client, content: bytes, kind: str, status: int
+) -> None:
+    answer = http.post("/login", content=content, headers={"Content-Type": kind})
+    assert "hidden" not in refused(answer, status)
+
+
+def test_no_proof_is_in_the_log(server: Gateway, http: httpx.Client) -> None:
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.addFilter(lambda record: not record.name.startswith("http"))  # the client's own
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    try:
+        for proof in (PASSWORD, TOKEN, "guessed-by-somebody"):
+            enter(http, proof)
+        cookie = next(iter(http.cookies.jar)).value
+        csrf = http.get("/session").json()["csrf"]
+        http.post("/admin/gc", json={}, headers={**OWN_PAGE, "X-CSRF-Token": csrf})
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+    text = written.getvalue()
+    assert "/login" in text
+    for secret in (PASSWORD, TOKEN, "guessed-by-somebody", HASH, csrf, cookie):
+        assert secret
+        assert secret not in text
+
+
+def test_the_hash_is_hidden_where_settings_are_shown(http: httpx.Client) -> None:
+    enter(http)
+    assert HASH not in http.get("/admin/config").text
+
+
+# Forged requests
+
+
+def test_a_change_needs_the_own_page_and_the_sessions_token(
+    server: Gateway, http: httpx.Client
+) -> None:
+    csrf = enter(http).json()["csrf"]
+    with a_browser(server) as other:
+        others = enter(other).json()["csrf"]
+    assert others != csrf
+
+    def change(**headers: str) -> httpx.Response:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return http.post("/admin/gc", json={"dry_run": True}, headers=named)
+
+    own = {"Sec_Fetch_Site": "same-origin"}
+    assert change(**own, X_CSRF_Token=csrf).status_code == 200
+    assert change(Origin=server.url, X_CSRF_Token=csrf).status_code == 200
+    for headers in (
+        {},
+        {"X_CSRF_Token": csrf},  # no browser: it says where its requests come from
+        {"Sec_Fetch_Site": "same-site", "X_CSRF_Token": csrf},
+        {"Sec_Fetch_Site": "cross-site", "X_CSRF_Token": csrf},
+        {"Sec_Fetch_Site": "none", "X_CSRF_Token": csrf},
+        {"Sec_Fetch_Site": "same-site", "Origin": server.url, "X_CSRF_Token": csrf},
+        {"Origin": "null", "X_CSRF_Token": csrf},
+        {"Origin": "https://evil.example", "X_CSRF_Token": csrf},
+        {"Origin": "http://127.0.0.1:1", "X_CSRF_Token": csrf},
+        own,
+        {**own, "X_CSRF_Token": ""},
+        {**own, "X_CSRF_Token": csrf[:-1]},
+        {**own, "X_CSRF_Token": others},
+    ):
+        refused(change(**headers), 403)
+    # Reading changes nothing, and no other page can read the answer.
+    answer = http.get("/admin/status", headers={"Sec-Fetch-Site": "cross-site"})
+    assert answer.status_code == 200
+    assert answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+def test_a_site_that_may_use_the_server_may_not_operate_it(runtimes: Path, tmp_path: Path) -> None:
+    named = "https://notebook.example.org"
+    with a_gateway(tmp_path, runtimes, cors_origins=named) as server, a_browser(server) as http:
+        csrf = enter(http).json()["csrf"]
+        headers = {"Origin": named, "X-CSRF-Token": csrf}
+        for method, path in (
+            ("POST", "/login"),
+            ("POST", "/logout"),
+            ("GET", "/session"),
+            ("GET", "/admin/status"),
+            ("POST", "/admin/gc"),
+        ):
+            refused(http.request(method, path, headers=headers, json={}), 403)
+
+
+def test_a_page_cannot_log_its_visitor_in(http: httpx.Client) -> None:
+    for headers in (
+        {"Origin": "https://evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ):
+        refused(enter(http, **headers), 403)
+    assert not http.cookies
+
+
+def test_a_cookie_does_not_help_a_wrong_token(http: httpx.Client) -> None:
+    enter(http)
+    answer = http.get("/admin/status", headers={"Authorization": "Bearer wrong"})
+    assert "token" in refused(answer, 401)
+
+
+@pytest.mark.parametrize("value", ["", "x", "a.b.c", "é", '"', "x" * 5000, "W10.aaaaaa.bbbbbb"])
+def test_a_cookie_of_nobody_opens_nothing(http: httpx.Client, value: str) -> None:
+    enter(http)
+    (name,) = (each.name for each in http.cookies.jar)
+    http.cookies.clear()
+    header = f"{name}={value}".encode("latin-1")
+    assert http.get("/admin/status", headers=[(b"Cookie", header)]).status_code == 401
+    assert http.get("/session", headers=[(b"Cookie", header)]).json()["operator"] is False
+
+
+def test_a_cookie_that_is_changed_opens_nothing(http: httpx.Client) -> None:
+    enter(http)
+    (cookie,) = http.cookies.jar
+    whole = str(cookie.value)
+    for place in range(0, len(whole), 7):
+        changed = whole[:place] + ("A" if whole[place] != "A" else "B") + whole[place + 1 :]
+        http.cookies.clear()
+        http.cookies.set(cookie.name, changed)
+        # The last character of a base64 has bits that mean nothing.
+        assert place == len(whole) - 1 or http.get("/admin/queue").status_code == 401
+
+
+def test_behind_tls_the_cookie_stays_there(runtimes: Path, tmp_path: Path) -> None:
+    public = "https://ndif.example.org"
+    with a_gateway(tmp_path, runtimes, public_url=public) as server, a_browser(server) as http:
+        entered = enter(http, **{"X-Forwarded-Proto": "https", "Origin": public})
+        cookie = entered.headers["Set-Cookie"]
+        assert cookie.startswith("__Host-")
+        assert "secure" in cookie.lower()
+        assert "secure" not in enter(http).headers["Set-Cookie"].lower()
+
+
+# The lock-out
+
+
+def test_guesses_are_slowed_and_the_token_is_not(server: Gateway, http: httpx.Client) -> None:
+    said = {refused(enter(http, f"guess {n}"), 401) for n in range(login.FROM_ADDRESS)}
+    assert len(said) == 1
+    locked = enter(http)
+    assert "token" in refused(locked, 429)
+    assert 0 < int(locked.headers["Retry-After"]) <= 60 * login.WINDOW_MIN
+    assert enter(http, TOKEN).status_code == 200
+    (caller,) = {subject for _, subject, _, _ in operator_events(server)}
+    assert operator_events(server) == [
+        ("failed login", caller, "login", login.FROM_ADDRESS + 1),
+        ("login", caller, "login", 1),
+    ]
+
+
+def test_guesses_from_many_addresses_are_slowed_together(
+    runtimes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(login, "IN_ALL", 12)
+    with (
+        a_gateway(tmp_path, runtimes, forwarded_allow_ips="127.0.0.1") as server,
+        a_browser(server) as http,
+    ):
+        for n in range(12):
+            refused(enter(http, "guess", **{"X-Forwarded-For": f"192.0.2.{n}"}), 401)
+        refused(enter(http, **{"X-Forwarded-For": "192.0.2.99"}), 429)
+        # Addresses of one site of IPv6 are one.
+        assert len(operator_events(server)) == 13
+
+
+def test_nobody_guesses_while_nothing_counts(runtimes: Path, tmp_path: Path) -> None:
+    away = "redis://127.0.0.1:1"
+    with a_gateway(tmp_path, runtimes, broker_url=away) as server, a_browser(server) as http:
+        locked = enter(http)
+        assert "counted" in refused(locked, 503)
+        assert "Retry-After" in locked.headers
+        assert enter(http, TOKEN).status_code == 200
+
+
+# The end
+
+
+def test_a_logout_takes_the_cookie_away(server: Gateway, http: httpx.Client) -> None:
+    csrf = enter(http).json()["csrf"]
+    for headers in ({}, OWN_PAGE, {"X-CSRF-Token": csrf}):
+        refused(http.post("/logout", headers=headers), 403)
+    left = http.post("/logout", headers={**OWN_PAGE, "X-CSRF-Token": csrf})
+    assert left.json()["operator"] is False
+    assert not http.cookies
+    assert http.get("/admin/status").status_code == 401
+    assert http.post("/logout").status_code == 200  # there is nothing left to do
+    assert [kind for kind, *_ in operator_events(server)] == ["login", "logout"]
+
+
+def test_operations_are_noted_with_who_asked(server: Gateway, http: httpx.Client) -> None:
+    csrf = enter(http).json()["csrf"]
+    body: dict[str, Any] = {"all": True}
+    page = {**OWN_PAGE, "X-CSRF-Token": csrf}
+    token = {"Authorization": f"Bearer {TOKEN}"}
+    http.post("/admin/callbacks/retry", json=body, headers=page)
+    http.post("/admin/callbacks/retry", json=body, headers=token)
+    commands = {**token, "User-Agent": "ndif-cli/1"}
+    http.post("/admin/callbacks/retry", json=body, headers=commands)
+    http.post("/admin/callbacks/retry", json={}, headers=commands)  # refused: nothing happened
+    http.get("/admin/status", headers=commands)
+    events = [(kind, by) for kind, _, by, _ in operator_events(server)]
+    retried = "call-backs retried"
+    assert events == [
+        ("login", "login"),
+        (retried, "login"),
+        (retried, "token"),
+        (retried, "command line"),
+    ]
+
+
+def request_with(cookie: str) -> Request:
+    headers = [(b"cookie", cookie.encode())]
+    return Request({"type": "http", "method": "GET", "headers": headers, "server": ("a", 80)})
+
+
+def test_a_session_ends_with_its_time_its_password_and_its_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sessions = Sessions(("one-secret",), HASH, 3600)
+    session, value = sessions.begin("password")
+    cookie = request_with(f"{sessions._name}={value}")
+    assert sessions.of(cookie) is not None
+    assert sessions.of(cookie).csrf == session.csrf  # type: ignore[union-attr]
+    # Another process of the server, and one with the next secret as well.
+    assert Sessions(("one-secret",), HASH, 3600).of(cookie) is not None
+    rotated = Sessions(("new-secret", "one-secret"), HASH, 3600)
+    moved = request_with(f"{rotated._name}={value}")
+    assert rotated.of(moved) is not None
+    assert rotated.is_token_of(session, session.csrf)
+    # Another password, and another secret alone.
+    assert Sessions(("one-secret",), f"{HASH}x", 3600).of(cookie) is None
+    assert Sessions(("one-secret",), "", 3600).of(cookie) is None
+    other = Sessions(("new-secret",), HASH, 3600)
+    assert other.of(request_with(f"{other._name}={value}")) is None
+    assert not other.is_token_of(session, session.csrf)
+    later = types.SimpleNamespace(time=lambda: session.until + 1)
+    monkeypatch.setattr(itsdangerous.timed, "time", later)
+    assert sessions.of(cookie) is None

@@ -1,0 +1,127 @@
+"""The log of events: its bounds, and what the next process finds of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ndif.stores import events
+from ndif.stores.broker import BrokerError
+from ndif.stores.broker.signing import Signer
+from ndif.stores.events import MOST, MOST_FAILED, EventLog
+from ndif.stores.leader import SharedCache
+from ndif.stores.redis import connect
+from ndif.stores.saved import EVENTS, SharedState, State, StateFile
+from ndif.tasks import end
+from tests.alerts.test_delivery import until
+from tests.on_loop import on_loop
+from tests.services.redis import RedisServer
+from tests.stores.broker.signers import SIGNER
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "SAVE_S", 0.01)
+
+
+@contextlib.asynccontextmanager
+async def running(log: EventLog) -> AsyncIterator[EventLog]:
+    task = asyncio.create_task(log.run())
+    await asyncio.sleep(0)  # it begins
+    try:
+        yield log
+    finally:
+        await end([task])
+
+
+def subjects(log: EventLog) -> list[str]:
+    return [each["subject"] for each in log.describe()]
+
+
+def test_the_last_events_are_kept_the_newest_first() -> None:
+    log = EventLog()
+    for n in range(MOST + 5):
+        log.note("deployed", f"org/{n}", "", "token")
+    assert subjects(log) == [f"org/{n}" for n in range(MOST + 4, 4, -1)]
+
+
+def test_failed_logins_push_nothing_else_out() -> None:
+    log = EventLog(now=iter(range(10**6)).__next__)
+    log.note("deployed", "org/a", "", "token")
+    for n in range(2 * MOST):
+        log.note("failed login", f"host {n}", "", "login")
+    found = subjects(log)
+    assert len(found) == MOST_FAILED + 1
+    assert found[0] == f"host {2 * MOST - 1}"
+    assert found[-1] == "org/a"
+    log.note("failed login", "host 1999", "", "login")
+    assert log.describe()[0]["count"] == 2
+    # Ten minutes later it is another event.
+    later = EventLog(now=iter((0.0, 1000.0)).__next__)
+    later.note("failed login", "host", "", "login")
+    later.note("failed login", "host", "", "login")
+    assert [each["count"] for each in later.describe()] == [1, 1]
+
+
+@on_loop
+async def test_the_next_process_finds_the_events(tmp_path: Path) -> None:
+    file = tmp_path / "events.json"
+    async with running(EventLog(StateFile(tmp_path, EVENTS))) as log:
+        log.note("deployed", "org/a", "", "token")
+        await until(file.exists)
+        assert file.stat().st_mode & 0o077 == 0
+        log.note("deployed", "org/b", "", "token")  # and ends before it is saved by itself
+    again = EventLog(StateFile(tmp_path, EVENTS))
+    again.note("started", "the server", "", "server")
+    async with running(again):
+        await until(lambda: len(subjects(again)) == 3)
+    assert subjects(again) == ["the server", "org/b", "org/a"]
+    saved = json.loads(file.read_text())["events"]
+    assert [each["subject"] for each in saved] == ["org/a", "org/b", "the server"]
+
+
+@on_loop
+async def test_the_next_leader_finds_them_in_redis(redis: RedisServer) -> None:
+    clients = [connect(redis.url) for _ in range(2)]
+    try:
+        first, second = (SharedState(SharedCache(c, SIGNER), EVENTS) for c in clients)
+        async with running(EventLog(first)) as log:
+            log.note("deployed", "org/a", "", "token")
+        async with running(EventLog(second)) as log:
+            await until(lambda: subjects(log) == ["org/a"])
+        # Of a leader with another secret it takes nothing over.
+        other = SharedCache(clients[1], Signer(["another secret of tests"]))
+        assert await SharedState(other, EVENTS).load() is None
+    finally:
+        for client in clients:
+            await client.aclose()
+
+
+@on_loop
+async def test_a_store_that_is_away_loses_nothing(tmp_path: Path) -> None:
+    class Away(StateFile):
+        is_away = True
+
+        async def load(self) -> State | None:
+            if self.is_away:
+                raise BrokerError("it is away")
+            return await super().load()
+
+        async def save(self, state: State) -> None:
+            if self.is_away:
+                raise OSError("the disk is full")
+            await super().save(state)
+
+    (tmp_path / "events.json").write_text("{")  # it was broken before
+    store = Away(tmp_path, EVENTS)
+    async with running(EventLog(store)) as log:
+        log.note("deployed", "org/a", "", "token")
+        await asyncio.sleep(0.05)
+        assert (tmp_path / "events.json").read_text() == "{"
+        store.is_away = False
+        await until(lambda: "org/a" in (tmp_path / "events.json").read_text())
