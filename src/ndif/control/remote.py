@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.model_files import ModelFilesStorage
-from ndif.cluster.status import client_status, describe
+from ndif.cluster.status import client_status, describe, describe_details
 from ndif.config.units import format_duration
 from ndif.control.control_plane import ControlPlane
 from ndif.control.operations import OPERATIONS, STOPPING, Answer, Operation, Stop
@@ -18,6 +18,7 @@ from ndif.host.request_lifecycle import RUNS
 from ndif.probe.history import Histories
 from ndif.schedule.schedule import Window
 from ndif.schema.deployment import OperationError
+from ndif.schema.model_key import ModelKey
 from ndif.schema.status import Status
 from ndif.stores.broker import LOST, BrokerError
 from ndif.tasks import within
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 UPDATE = "UPDATE"
 """The event that asks for the update of one request."""
+DETAILS = "MODEL_DETAILS"
+"""The event that asks for the structure of one model."""
 STATUS, MODELS, FILES = "status", "models", "files"
 """Names of the published values in the shared cache."""
 
@@ -140,6 +143,24 @@ class RemoteQueue:
         return {"status": Status.ERROR.value, "description": LOST}
 
 
+@dataclass(frozen=True)
+class RemoteDetails:
+    """The gateway's side of facts that the leader has of a model and does not publish."""
+
+    leader: LeaderRpc
+    timeout_s: float
+
+    async def __call__(self, key: ModelKey) -> dict[str, Any]:
+        """Return the leader's `describe_details`; raise OperationError if no process leads."""
+        try:
+            asked = self.leader.ask(DETAILS, {"key": str(key)})
+            found: dict[str, Any] = await within(asked, self.timeout_s)
+        except asyncio.TimeoutError as error:
+            limit = format_duration(self.timeout_s)
+            raise OperationError(504, f"The leader did not answer within {limit}.") from error
+        return found
+
+
 async def perform_event(control: ControlPlane, event: str, arguments: Mapping[str, Any]) -> Answer:
     """Perform the operation that an event asks the leader for; raise OperationError if there is none."""
     if event == UPDATE:
@@ -147,6 +168,8 @@ async def perform_event(control: ControlPlane, event: str, arguments: Mapping[st
         dispatcher = control.dispatcher
         update = dispatcher.update_of(request_id, is_stored=arguments.get("is_stored", True))
         return {"held": dispatcher.holds(request_id), "update": update}
+    if event == DETAILS:
+        return describe_details(control.controller.models, ModelKey.parse(str(arguments["key"])))
     for kind in OPERATIONS:
         if kind.event == event:
             return await kind.model_validate(arguments).perform(control)

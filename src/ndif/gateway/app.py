@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.incoming import Incoming
 from ndif.gateway.jobs import JobRoutes
 from ndif.gateway.metrics import MetricsRoute
+from ndif.gateway.model_pages import ModelRoutes
 from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.openapi import LiveMount
 from ndif.gateway.origin import SameOrigin
@@ -126,7 +128,10 @@ def create_gateway(
         # From any other store clients download their results directly.
         *(ResultRoute(objects).routes() if isinstance(objects, FileStore) else ()),
     ]
-    health = HealthRoutes(catalogue, accounts, runtimes).routes()
+    models = ModelRoutes(
+        catalogue, runtimes, settings.public_url, os.environ.get("HF_ENDPOINT")
+    ).routes()
+    health = [*HealthRoutes(catalogue, accounts, runtimes).routes(), *models]
     stores = {"broker": broker.ping, "objects": objects.ping, "accounts": accounts.ping}
     networks = settings.allowed_metrics_networks
     measured = MetricsRoute(perform, stores, objects.folder, networks, token).routes()

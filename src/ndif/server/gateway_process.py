@@ -17,7 +17,7 @@ import uvloop
 from starlette.applications import Starlette
 
 from ndif.config.settings import Settings
-from ndif.control.remote import RemoteControlPlane, RemoteQueue
+from ndif.control.remote import RemoteControlPlane, RemoteDetails, RemoteQueue
 from ndif.gateway.app import Gateway, create_gateway, uvicorn_config
 from ndif.gateway.catalogue import PublishedCatalogue
 from ndif.gateway.hf_mirror import HfMirror, PublishedHfMirror
@@ -85,7 +85,11 @@ def create(
         objects,
         Responder(broker, objects, callbacks),
         PublishedCatalogue(
-            broker.client, cache, settings.status_request_timeout_s, Repositories.of(settings)
+            broker.client,
+            cache,
+            settings.status_request_timeout_s,
+            Repositories.of(settings),
+            RemoteDetails(leader, settings.status_request_timeout_s),
         ),
         Runtimes(settings.runtimes),
         accounts,
