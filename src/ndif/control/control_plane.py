@@ -11,6 +11,7 @@ from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import ProvisionResult, ReplicaRequest
 from ndif.cluster.models import Model
 from ndif.cluster.replica import DeploymentError
+from ndif.control.overview import Overview
 from ndif.control.reconciler import Reconciler
 from ndif.probe.history import Histories
 from ndif.queue.callbacks.delivery import CallbackDelivery
@@ -53,6 +54,8 @@ class ControlPlane:
     retention_s: float
     """Seconds that the record of a job is kept."""
     callbacks: CallbackDelivery
+    overview: Overview
+    """The state that the dashboard shows."""
     histories: Histories = field(default_factory=Histories)
     """The outcomes of the server's own probes."""
     alerts: Alerts | None = None

@@ -34,13 +34,18 @@ UPDATE = "UPDATE"
 """The event that asks for the update of one request."""
 DETAILS = "MODEL_DETAILS"
 """The event that asks for the structure of one model."""
+OVERVIEW = "OVERVIEW"
+"""The event that asks for the state that the dashboard shows, once it is another."""
 STATUS, MODELS, FILES = "status", "models", "files"
 """Names of the published values in the shared cache."""
 
 _ASK_S = 1.0
+_OVERVIEW_S = 15.0
+"""Seconds after which the leader is not waited for that was asked for the next state."""
 _INTERVAL_S = 0.5
 _WRITES_PER_LIFE = 3
 """Writes of an unchanged value before it would expire."""
+_SILENT = "The process of this server that leads does not answer now."
 _MAX_QUOTED = 100
 """Characters of an unknown event's name that an error repeats."""
 
@@ -161,6 +166,21 @@ class RemoteDetails:
         return found
 
 
+@dataclass(frozen=True)
+class RemoteOverview:
+    """The gateway's side of the dashboard: asks the leader for the next state."""
+
+    leader: LeaderRpc
+
+    async def next(self, seen: str, users: Sequence[str]) -> Answer:
+        """See `Overview.next`; raise an OperationError if the leader does not answer."""
+        asked = self.leader.ask(OVERVIEW, {"seen": seen, "users": list(users)})
+        try:
+            return cast(Answer, await within(asked, _OVERVIEW_S))
+        except asyncio.TimeoutError as error:
+            raise OperationError(504, _SILENT) from error
+
+
 async def perform_event(control: ControlPlane, event: str, arguments: Mapping[str, Any]) -> Answer:
     """Perform the operation that an event asks the leader for; raise OperationError if there is none."""
     if event == UPDATE:
@@ -170,6 +190,8 @@ async def perform_event(control: ControlPlane, event: str, arguments: Mapping[st
         return {"held": dispatcher.holds(request_id), "update": update}
     if event == DETAILS:
         return describe_details(control.controller.models, ModelKey.parse(str(arguments["key"])))
+    if event == OVERVIEW:
+        return await control.overview.next(arguments["seen"], arguments["users"])
     for kind in OPERATIONS:
         if kind.event == event:
             return await kind.model_validate(arguments).perform(control)

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -54,6 +55,16 @@ _STOPPED = (
 )
 
 
+class Pages(Protocol):
+    """Web pages that a gateway serves beside its routes."""
+
+    def routes(self) -> list[BaseRoute]:
+        """Return their routes."""
+
+    def close(self) -> None:
+        """End what they hold open."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gateway:
     """The application and the subscriptions of its connected clients."""
@@ -62,9 +73,11 @@ class Gateway:
     websockets: WebSocketSubscriptions
     socket_io: SocketIoSubscriptions
     incoming: Incoming
+    pages: Pages
 
     async def announce_shutdown(self) -> None:
-        """Send every subscribed client an ERROR that says that the server stops."""
+        """Send every subscribed client an ERROR that says that the server stops; end the pages' streams."""
+        self.pages.close()
         await asyncio.gather(self.websockets.fail_all(_STOPPED), self.socket_io.fail_all(_STOPPED))
 
 
@@ -86,6 +99,7 @@ def create_gateway(
     callbacks: CallbackQueue,
     callback_networks: Sequence[Network],
     callback_secrets: Sequence[str],
+    pages: Pages,
     admin: socket.socket | None = None,
 ) -> Gateway:
     """Return the gateway over these stores and models.
@@ -94,7 +108,7 @@ def create_gateway(
     `perform` performs operations, and `update_of` asks the queue. Without an operator's `token` there are
     no `/admin` routes; with the socket `admin` they are on that one alone. Call-backs reach public
     addresses and `callback_networks`; the first of `callback_secrets` is what their receivers are told
-    of.
+    of. `pages` are on both sockets.
     """
     channels = OpenChannels(settings)
     websockets = WebSocketSubscriptions(broker, accounts, channels, settings)
@@ -131,7 +145,7 @@ def create_gateway(
     models = ModelRoutes(
         catalogue, runtimes, settings.public_url, os.environ.get("HF_ENDPOINT")
     ).routes()
-    health = [*HealthRoutes(catalogue, accounts, runtimes).routes(), *models]
+    health = [*HealthRoutes(catalogue, accounts, runtimes).routes(), *models, *pages.routes()]
     stores = {"broker": broker.ping, "objects": objects.ping, "accounts": accounts.ping}
     networks = settings.allowed_metrics_networks
     measured = MetricsRoute(perform, stores, objects.folder, networks, token).routes()
@@ -147,7 +161,7 @@ def create_gateway(
             create_app([*routes, *health], socket_io, hub, lifespan, settings, host=host),
             {port: _application([*health, *operators], settings, address)},
         )
-    return Gateway(app, websockets, socket_io, incoming)
+    return Gateway(app, websockets, socket_io, incoming, pages)
 
 
 def create_app(

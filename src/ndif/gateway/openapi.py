@@ -136,6 +136,14 @@ class LiveRoute(WebSocketRoute):
         self.channel = channel
 
 
+class EventsRoute(Route):
+    """A stream of server-sent events that says of itself what clients need to know."""
+
+    def __init__(self, path: str, endpoint: Any, channel: Channel) -> None:
+        super().__init__(path, endpoint, methods=["GET"])
+        self.channel = channel
+
+
 class LiveMount(Mount):
     """A live channel that an application of its own serves."""
 
@@ -208,7 +216,9 @@ def _described(routes: Iterable[BaseRoute], prefix: str = "") -> Iterator[tuple[
 
 
 def _channels(routes: Iterable[BaseRoute]) -> Iterator[Channel]:
-    return (each.channel for each in routes if isinstance(each, LiveRoute | LiveMount))
+    return (
+        each.channel for each in routes if isinstance(each, LiveRoute | LiveMount | EventsRoute)
+    )
 
 
 def _models(route: ApiRoute) -> Iterator[type[BaseModel]]:

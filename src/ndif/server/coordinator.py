@@ -17,6 +17,7 @@ from ndif.cluster.replica import Replica
 from ndif.config.settings import Settings
 from ndif.control.control_plane import ControlPlane
 from ndif.control.operations import Deploy, GetStatus
+from ndif.control.overview import Overview
 from ndif.control.probing import watched
 from ndif.control.reconciler import Reconciler
 from ndif.control.status import describe_waits
@@ -131,6 +132,14 @@ class Coordinator:
             self.generations,
             settings.controller_sync_interval_s,
         )
+        self.overview = Overview(
+            self.controller,
+            self.dispatcher,
+            self.reconciler,
+            usage,
+            self.histories,
+            settings.minimum_deployment_time_seconds,
+        )
         self.control_plane = ControlPlane(
             self.controller,
             self.dispatcher,
@@ -141,6 +150,7 @@ class Coordinator:
             responder,
             max(settings.response_ttl_s, settings.result_ttl_s),
             callbacks,
+            self.overview,
             self.histories,
             alerts,
         )

@@ -18,6 +18,7 @@ from ndif.cluster.model_files import ModelFinder
 from ndif.cluster.replica import Replica
 from ndif.cluster.status import client_status
 from ndif.config.settings import Settings
+from ndif.dashboard.dashboard import Dashboard
 from ndif.gateway.app import create_gateway, uvicorn_config
 from ndif.gateway.catalogue import InProcessCatalogue
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
@@ -124,8 +125,6 @@ class Server:
             probe_key=probe_key_of(token) if places and token else "",
         )
         self.bring_up = self._coordinator.bring_up
-        self.farewell = self._coordinator.fail_all
-        """Ends the requests of connected clients as an ERROR, while they are connected."""
         controller = self._coordinator.controller
         catalogue = InProcessCatalogue(
             controller.models,
@@ -133,6 +132,9 @@ class Server:
                 controller, self._coordinator.reconciler.coming(), self._coordinator.histories
             ),
             lambda: places or any(replica.serving for replica in controller.replicas()),
+        )
+        self._dashboard = Dashboard(
+            settings, accounts, runtimes, self._coordinator.overview.next, host=host, places=places
         )
         self._gateway = create_gateway(
             settings,
@@ -151,6 +153,7 @@ class Server:
             callbacks=self._callbacks,
             callback_networks=networks,
             callback_secrets=secrets,
+            pages=self._dashboard,
             admin=admin,
         )
         self.app = self._gateway.app
@@ -171,6 +174,11 @@ class Server:
         gateway = self._gateway
         self._url = local_url(*listening.getsockname()[:2])
         return uvicorn_config(gateway.app, gateway.incoming, self._settings, listening)
+
+    async def farewell(self) -> None:
+        """End the requests of connected clients as an ERROR, while they are connected; and open pages."""
+        self._dashboard.close()
+        await self._coordinator.fail_all()
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:

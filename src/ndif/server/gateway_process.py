@@ -17,7 +17,8 @@ import uvloop
 from starlette.applications import Starlette
 
 from ndif.config.settings import Settings
-from ndif.control.remote import RemoteControlPlane, RemoteDetails, RemoteQueue
+from ndif.control.remote import RemoteControlPlane, RemoteDetails, RemoteOverview, RemoteQueue
+from ndif.dashboard.dashboard import Dashboard
 from ndif.gateway.app import Gateway, create_gateway, uvicorn_config
 from ndif.gateway.catalogue import PublishedCatalogue
 from ndif.gateway.hf_mirror import HfMirror, PublishedHfMirror
@@ -61,6 +62,7 @@ def create(
     cache = SharedCache(broker.client, broker.signer)
     mirror = HfMirror(share_weights=False)
     accounts = AccountsWithProber(open_accounts(settings), config.probe_keys)
+    runtimes = Runtimes(settings.runtimes)
     callbacks = RedisCallbacks(broker.client, broker.signer, max_of_user=settings.max_callbacks)
 
     @contextlib.asynccontextmanager
@@ -91,7 +93,7 @@ def create(
             Repositories.of(settings),
             RemoteDetails(leader, settings.status_request_timeout_s),
         ),
-        Runtimes(settings.runtimes),
+        runtimes,
         accounts,
         mirror,
         lifespan,
@@ -102,6 +104,14 @@ def create(
         callbacks=callbacks,
         callback_networks=settings.allowed_callback_networks,
         callback_secrets=settings.callback_secrets or config.cluster_secrets,
+        pages=Dashboard(
+            settings,
+            accounts,
+            runtimes,
+            RemoteOverview(leader).next,
+            host=config.host,
+            places=True,
+        ),
         admin=admin,
     )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from ndif.config.settings import Settings
 from ndif.stores.accounts import database_url
 from ndif.stores.accounts.choice import default_file
+from ndif.stores.usage.history import Interval as Interval
+from ndif.stores.usage.history import percentile as percentile
 from ndif.stores.usage.journal import JournaledUsage as JournaledUsage
 from ndif.stores.usage.memory import MemoryUsage as MemoryUsage
 from ndif.stores.usage.port import Group as Group

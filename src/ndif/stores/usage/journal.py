@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ndif.schema.job_record import JobRecord
+from ndif.stores.usage.history import Interval
 from ndif.stores.usage.port import Group, Total, UsageAwayError
 from ndif.tasks import end
 
@@ -107,6 +108,11 @@ class JournaledUsage:
         """See `UsageStore.totals`."""
         await self._store()
         return await (await self._tables()).totals(by, since, user)
+
+    async def history(self, since: float, step_s: float) -> list[Interval]:
+        """See `UsageStore.history`."""
+        await self._store()
+        return await (await self._tables()).history(since, step_s)
 
     async def sweep(self, before: float, *, dry: bool = False) -> int:
         """See `UsageStore.sweep`."""

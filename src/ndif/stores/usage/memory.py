@@ -6,6 +6,7 @@ from collections import OrderedDict
 from datetime import date
 
 from ndif.schema.job_record import JobRecord
+from ndif.stores.usage.history import Interval, intervals_of
 from ndif.stores.usage.port import Group, Total, added, day_of, in_order, total_of
 
 _MOST_RECORDS, _MOST_SUMS = 1000, 10_000
@@ -56,6 +57,10 @@ class MemoryUsage:
                 name = {"user": of, "model": model, "day": day.isoformat()}[by]
                 found.setdefault(name, []).append(total)
         return in_order(by, [added(parts, name) for name, parts in found.items()])
+
+    async def history(self, since: float, step_s: float) -> list[Interval]:
+        """See `UsageStore.history`."""
+        return intervals_of(self._records.values(), since, step_s)
 
     async def sweep(self, before: float, *, dry: bool = False) -> int:
         """See `UsageStore.sweep`."""

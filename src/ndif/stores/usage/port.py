@@ -8,6 +8,7 @@ from datetime import date, datetime, timezone
 from typing import Literal, Protocol
 
 from ndif.schema.job_record import JobRecord
+from ndif.stores.usage.history import Interval
 
 Group = Literal["user", "model", "day"]
 
@@ -56,6 +57,12 @@ class UsageStore(Protocol):
         """Return the sums since a day, of a user or of all, the longest execution first, days in order.
 
         Raise a `UsageAwayError` where they cannot be read.
+        """
+
+    async def history(self, since: float, step_s: float) -> list[Interval]:
+        """Return the jobs that ended since a moment, in intervals of `step_s` that had any, in order.
+
+        Intervals begin at multiples of their length. Raise a `UsageAwayError` where they cannot be read.
         """
 
     async def sweep(self, before: float, *, dry: bool = False) -> int:

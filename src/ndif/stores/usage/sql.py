@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
 from datetime import date
 from typing import Any
 
-from sqlalchemy import Row, Table, delete, func, select
+from sqlalchemy import (
+    ColumnElement,
+    Integer,
+    Row,
+    Table,
+    case,
+    cast,
+    delete,
+    func,
+    literal_column,
+    null,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -16,6 +29,7 @@ from ndif.schema.job_record import JobRecord
 from ndif.stores.accounts.port import AccountsAwayError, KeysError
 from ndif.stores.accounts.sql.database import Database
 from ndif.stores.accounts.sql.tables import JOBS, USAGE
+from ndif.stores.usage.history import BOUNDS_S, Interval
 from ndif.stores.usage.port import (
     Group,
     Total,
@@ -88,6 +102,21 @@ class UsageTables:
         ]
         return in_order(by, found)
 
+    async def history(self, since: float, step_s: float) -> list[Interval]:
+        """See `UsageStore.history`."""
+        async with self._reading() as connection:
+            place = _whole(connection, JOBS.c.ended / literal_column(repr(step_s))).label("place")
+            total = _class_of(JOBS.c.ended - JOBS.c.received).label("total")
+            wait = _class_of(JOBS.c.dispatched - JOBS.c.received).label("wait")
+            errors = func.sum(case((JOBS.c.status != "COMPLETED", 1), else_=0))
+            chosen = (
+                select(place, total, wait, func.count(), errors)
+                .where(JOBS.c.ended >= since)
+                .group_by(place, total, wait)
+            )
+            rows = (await connection.execute(chosen)).all()
+        return _intervals(rows, step_s)
+
     async def sweep(self, before: float, *, dry: bool) -> int:
         """See `UsageStore.sweep`."""
         if dry:
@@ -131,6 +160,41 @@ class UsageTables:
 
 def _record(row: Row[Any]) -> JobRecord:
     return JobRecord.of(dict(row._mapping))
+
+
+def _whole(connection: AsyncConnection, number: ColumnElement[Any]) -> ColumnElement[Any]:
+    """Return the whole part of a number that is not negative."""
+    # SQLite mostly has no `floor` and cuts in a cast; PostgreSQL rounds there.
+    is_sqlite = connection.dialect.name == "sqlite"
+    return cast(number if is_sqlite else func.floor(number), Integer)
+
+
+def _class_of(seconds: ColumnElement[Any]) -> ColumnElement[Any]:
+    """Return the class of a duration, as `history.class_of` has it; NULL for NULL."""
+    # Literals: PostgreSQL takes no two parameters for the same expression.
+    classes = [
+        (seconds < literal_column(repr(bound)), literal_column(str(number)))
+        for number, bound in enumerate(BOUNDS_S)
+    ]
+    return case((seconds.is_(None), null()), *classes, else_=literal_column(str(len(BOUNDS_S))))
+
+
+def _intervals(rows: Iterable[Row[Any]], step_s: float) -> list[Interval]:
+    """Return the intervals that rows of place, two classes, jobs and errors make up."""
+    jobs: Counter[int] = Counter()
+    errors: Counter[int] = Counter()
+    totals: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    waits: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    for place, total, wait, number, failed in rows:
+        jobs[place] += number
+        errors[place] += int(failed)
+        totals[place][total] += number
+        if wait is not None:
+            waits[place][wait] += number
+    return [
+        Interval(place * step_s, jobs[place], errors[place], totals[place], waits[place])
+        for place in sorted(jobs)
+    ]
 
 
 def _insert(connection: AsyncConnection, table: Table) -> Any:

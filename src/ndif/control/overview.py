@@ -1,0 +1,318 @@
+"""The state of a server as its dashboard shows it: no user, job or key is named in what everybody sees."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ndif.cluster.controller import Controller
+from ndif.cluster.replica import Replica
+from ndif.cluster.status import client_status
+from ndif.control.reconciler import Reconciler
+from ndif.control.status import describe_jobs, describe_server
+from ndif.placement.replica import DeploymentLevel
+from ndif.probe.history import Histories
+from ndif.queue.dispatcher import Dispatcher
+from ndif.queue.processor import Processor
+from ndif.stores.usage import Interval, UsageAwayError, UsageStore, percentile
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 5.0
+"""Seconds after which whoever waits for another state is told that there is none."""
+_INTERVAL_S = 1.0
+"""Least seconds between two looks at the server."""
+_COST = 50
+"""Seconds between two looks for each second that one takes."""
+_HISTORY_S = 6 * 3600.0
+"""Seconds that the course of jobs goes back."""
+STEP_S = 300.0
+"""Seconds of an interval of that course."""
+_READ_S = 30.0
+"""Seconds between two readings of the record of jobs."""
+_DIGITS = 12
+"""Digits of the name of a state."""
+
+Answer = dict[str, Any]
+
+
+@dataclass(eq=False)
+class Overview:
+    """Looks at a server for those who watch it, once for all of them.
+
+    Nothing is looked at while nobody asks. The controller, the queues and the calendar are read in memory;
+    the record of jobs is read now and then, and only the intervals that may have changed.
+    """
+
+    controller: Controller
+    dispatcher: Dispatcher
+    reconciler: Reconciler
+    usage: UsageStore
+    histories: Histories
+    protected_s: float
+    """Seconds for which a replica that became HOT is not evicted for a model that is not dedicated."""
+    now: Callable[[], float] = time.time
+    _state: Answer = field(default_factory=dict, init=False)
+    _name: str = field(default="", init=False)
+    _jobs: Mapping[str, list[Answer]] | None = field(default=None, init=False)
+    _again: float = field(default=0.0, init=False)
+    _intervals: dict[float, Interval] = field(default_factory=dict, init=False)
+    _read_again: float = field(default=0.0, init=False)
+    _reading: asyncio.Task[None] | None = field(default=None, init=False)
+
+    async def next(self, seen: str = "", users: Sequence[str] = ()) -> Answer:
+        """Return the state and the unfinished jobs of these users, as soon as they are not the `seen` ones.
+
+        After `PATIENCE_S` the answer is their name alone. `seen` is the name in an earlier answer.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + PATIENCE_S
+        while True:
+            self._look()
+            jobs = self._jobs_of(users)
+            name = f"{self._name}-{_name_of(jobs)}"
+            if name != seen:
+                return {"name": name, "state": self._state, "jobs": jobs}
+            left_s = until - loop.time()
+            if left_s <= 0:
+                return {"name": name}
+            await asyncio.sleep(min(left_s, max(0.01, self._again - loop.time())))
+
+    def _look(self) -> None:
+        """Look at the server, unless that was done a moment ago."""
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._again:
+            return
+        began = time.perf_counter()
+        self._read_history()
+        self._state = self._describe()
+        self._name = _name_of(self._state)
+        self._jobs = None
+        took_s = time.perf_counter() - began
+        self._again = loop.time() + max(_INTERVAL_S, _COST * took_s)
+
+    def _jobs_of(self, users: Sequence[str]) -> dict[str, list[Answer]]:
+        """Return the unfinished jobs of each of these users, as of the last look."""
+        if not users:
+            return {}
+        if self._jobs is None:
+            began = time.perf_counter()
+            found: dict[str, list[Answer]] = defaultdict(list)
+            for job in describe_jobs(self.dispatcher, None):
+                start_s = job["expected_start_s"]
+                job["expected_start_s"] = None if start_s is None else _rounded(start_s)
+                found[job.pop("user")].append(job)
+            self._jobs = found
+            self._again += _COST * (time.perf_counter() - began)
+        return {user: self._jobs[user] for user in users if user in self._jobs}
+
+    def _describe(self) -> Answer:
+        now = self.now()
+        coming = self.reconciler.coming()
+        server = describe_server(self.controller, self.dispatcher)
+        entries = client_status(self.controller, coming, self.histories)["deployments"]
+        rows: dict[str, list[Answer]] = defaultdict(list)
+        for row in server["models"]:
+            rows[row["model_key"]].append(row)
+        distinct = {id(entry): entry for entry in entries.values()}
+        processors = {
+            (str(each.model.config.key), each.variant.generation): each
+            for each in self.dispatcher.processors.values()
+        }
+        ends = {w.config.repo_id: w.end.timestamp() for w in coming if w.start.timestamp() <= now}
+        return {
+            "models": [
+                self._model(entry, rows[entry["model_key"]], processors, ends)
+                for entry in distinct.values()
+            ],
+            "nodes": self._nodes(server["nodes"]),
+            "problems": server["problems"],
+            "schedule": [
+                {
+                    "model": window.config.repo_id,
+                    "title": window.event,
+                    "start": window.start.timestamp(),
+                    "end": window.end.timestamp(),
+                }
+                for window in coming
+            ],
+            "history": self._history(now),
+        }
+
+    def _model(
+        self,
+        entry: Answer,
+        rows: Sequence[Answer],
+        processors: Mapping[tuple[str, str], Processor],
+        ends: Mapping[str, float],
+    ) -> dict[str, Any]:
+        """Return one model: what clients are told of it, and its replicas and queues."""
+        hot = [
+            replica["deployed"]
+            for row in rows
+            for replica in row["replicas"]
+            if replica["level"] == DeploymentLevel.HOT.value
+        ]
+        is_dedicated = bool(entry.get("dedicated"))
+        protected = max(hot) + self.protected_s if hot and not is_dedicated else None
+        # A server of one model does not measure it, and reserves nothing.
+        sizes = [row["size_bytes"] for row in rows if (row["size_bytes"] or 0) > 1]
+        variants = [
+            _variant(row, processors.get((row["model_key"], row["generation"])))
+            for row in rows
+            if row["generation"] is not None
+        ]
+        used = [each["last_used"] for each in variants if each["last_used"] is not None]
+        return {
+            "key": entry["model_key"],
+            "repo_id": entry["repo_id"],
+            "revision": entry["revision"],
+            "task": entry["task"],
+            "level": entry["deployment_level"],
+            "state": entry["state"],
+            "dedicated": is_dedicated,
+            "parameters": entry["parameters"],
+            "size_bytes": max(sizes, default=None),
+            "protected_until": ends.get(entry["repo_id"], protected),
+            "last_used": max(used, default=None),
+            "problems": list(dict.fromkeys(row["problem"] for row in rows if row["problem"])),
+            "probes": entry.get("probes", {}),
+            "generations": variants,
+        }
+
+    def _nodes(self, described: Iterable[Answer]) -> list[dict[str, Any]]:
+        """Return the machines with what each replica holds of their memory."""
+        held: dict[str, list[Replica]] = defaultdict(list)
+        for replica in self.controller.replicas():
+            held[replica.placed.node_id].append(replica)
+        return [
+            {
+                "id": node["id"],
+                "name": node["name"],
+                "cpu": {
+                    "bytes": node["cpu"]["bytes"],
+                    "free_bytes": node["cpu"]["free_bytes"],
+                    "held": [
+                        _held(each, each.placed.cpu_bytes)
+                        for each in held[node["id"]]
+                        if each.placed.cpu_bytes
+                    ],
+                },
+                "gpus": [
+                    {
+                        "bytes": gpu["bytes"],
+                        "free_bytes": gpu["free_bytes"],
+                        "withdrawn": gpu["withdrawn"],
+                        "held": [
+                            _held(each, each.placed.gpu_mem_bytes_by_id[index])
+                            for each in held[node["id"]]
+                            if index in each.placed.gpu_mem_bytes_by_id
+                        ],
+                    }
+                    for index, gpu in enumerate(node["gpus"])
+                ],
+            }
+            for node in described
+        ]
+
+    def _history(self, now: float) -> dict[str, Any]:
+        """Return the course of jobs over the last hours; intervals without any are left out."""
+        since = (now - _HISTORY_S) // STEP_S * STEP_S
+        self._intervals = {s: each for s, each in self._intervals.items() if s >= since}
+        return {
+            "since": since,
+            "step_s": STEP_S,
+            "intervals": [_interval(self._intervals[start]) for start in sorted(self._intervals)],
+        }
+
+    def _read_history(self) -> None:
+        """Begin to read the record of jobs, if that is due."""
+        loop = asyncio.get_running_loop()
+        if self._reading is None and loop.time() >= self._read_again:
+            self._read_again = loop.time() + _READ_S
+            self._reading = asyncio.create_task(self._read(), name="course of jobs")
+
+    async def _read(self) -> None:
+        since = (self.now() - _HISTORY_S) // STEP_S * STEP_S
+        if self._intervals:  # a job of the one before the last may be recorded late
+            since = max(since, max(self._intervals) - STEP_S)
+        try:
+            for interval in await self.usage.history(since, STEP_S):
+                self._intervals[interval.start] = interval
+        except UsageAwayError as error:
+            logger.warning("the dashboard has no course of jobs: %s", error)
+        except Exception:
+            logger.exception("the dashboard has no course of jobs")
+        finally:
+            self._reading = None
+
+
+def _variant(row: Answer, processor: Processor | None) -> dict[str, Any]:
+    """Return a model in one generation: its replicas and its queue, without whose jobs they are."""
+    waits_s = processor.expected_wait_s(row["waiting"] + 1) if processor else None
+    oldest = next(iter(processor.queue), None) if processor else None
+    return {
+        "generation": row["generation"],
+        "processor": row["processor"],
+        "desired": row["desired_replicas"],
+        "waiting": row["waiting"],
+        "oldest": None if oldest is None else oldest.item.received,
+        "running": len(processor.replicas.runs) if processor else 0,
+        "wait_s": None if waits_s is None else _rounded(waits_s),
+        "last_used": processor.last_used if processor else None,
+        "replicas": [
+            {
+                "id": replica["replica_id"],
+                "node": replica["node_id"],
+                "level": replica["level"],
+                "state": replica["state"],
+                "busy": replica["request_id"] is not None,
+                "deployed": replica["deployed"],
+                "done": replica["done"],
+                "total": replica["total"],
+            }
+            for replica in row["replicas"]
+        ],
+    }
+
+
+def _held(replica: Replica, held_bytes: int) -> dict[str, Any]:
+    return {
+        "model": replica.model.config.repo_id,
+        "replica": replica.placed.replica_id,
+        "level": replica.placed.level.value,
+        "bytes": held_bytes,
+    }
+
+
+def _interval(interval: Interval) -> dict[str, Any]:
+    return {
+        "start": interval.start,
+        "jobs": interval.jobs,
+        "errors": interval.errors,
+        "total_s": _quartiles(interval.totals),
+        "wait_s": _quartiles(interval.waits),
+    }
+
+
+def _quartiles(classes: Mapping[int, int]) -> list[float] | None:
+    """Return the median and the 95th percentile; None without any job."""
+    found = [percentile(classes, share) for share in (0.5, 0.95)]
+    return [_rounded(each) for each in found if each is not None] or None
+
+
+def _rounded(seconds: float) -> float:
+    """Return a duration with two digits that count: an estimate is no better, and changes less often."""
+    return float(f"{seconds:.2g}")
+
+
+def _name_of(value: Any) -> str:
+    content = json.dumps(value, sort_keys=True).encode()
+    return hashlib.sha256(content).hexdigest()[:_DIGITS]

@@ -1,0 +1,61 @@
+"""The dashboard of one process: its routes, put together."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from ndif.config.settings import Settings
+from ndif.dashboard.access import Access, mode_of
+from ndif.dashboard.events import EventRoutes
+from ndif.dashboard.feed import Feed, Next
+from ndif.dashboard.pages import PAGE, Pages
+from ndif.dashboard.server_facts import ServerFacts
+from ndif.gateway.open_channels import OpenChannels
+from ndif.gateway.openapi import ApiRoute
+from ndif.host.runtimes import Runtimes
+from ndif.stores.accounts import Accounts
+
+
+class Dashboard:
+    """The page at `/`, its files and its live state.
+
+    Owns the feed, which asks for the state while pages are open. Users' jobs, their cancellation and their
+    results are at the routes that every client uses.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        accounts: Accounts,
+        runtimes: Runtimes,
+        next_state: Next,
+        *,
+        host: str,
+        places: bool,
+    ) -> None:
+        """Prepare the dashboard of a server that listens on `host`; nothing runs until a page is open.
+
+        `places`: True for a server of many users, False for one user's own.
+        """
+        mode = mode_of(settings, host, places=places)
+        self.access = Access(mode, accounts)
+        self.pages = Pages()
+        self._feed = Feed(next_state)
+        facts = ServerFacts(runtimes, mode, places and not settings.dev_mode)
+        self._events = EventRoutes(settings, self.access, self._feed, facts, OpenChannels(settings))
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes; none if there is to be no dashboard."""
+        if self.access.mode == "off":
+            return []
+        return [ApiRoute("/", self.index, PAGE), *self._events.routes(), *self.pages.routes()]
+
+    async def index(self, http: Request) -> Response:
+        """Answer with the page, which is the same for everybody and knows nothing by itself."""
+        return self.pages.page("index.html", http, access=self.access.mode)
+
+    def close(self) -> None:
+        """End the streams of open pages."""
+        self._feed.close()

@@ -1,0 +1,149 @@
+"""`GET /dashboard/events` and `GET /dashboard/state`: the state of the server, live and once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute
+from starlette.types import Receive, Scope, Send
+
+from ndif.config.settings import Settings
+from ndif.dashboard.access import Access, Viewer
+from ndif.dashboard.answers import State
+from ndif.dashboard.feed import Feed, Subscriber, event_of
+from ndif.dashboard.server_facts import ServerFacts
+from ndif.gateway.caller import caller_of
+from ndif.gateway.http_error import HttpError
+from ndif.gateway.open_channels import OpenChannels
+from ndif.gateway.openapi import ApiRoute, Channel, Description, EventsRoute, answer
+from ndif.schema.limits import Limits
+from ndif.stores.accounts import AccountsAwayError, NoSuchKeyError, TooManyGuessesError
+from ndif.tasks import end
+
+_BEAT_S = 15.0
+"""Seconds after which a stream that says nothing says that it is there; its viewer is looked up again."""
+_BEAT = b":\n\n"
+_STATE = Description(
+    "the server",
+    "The state that the dashboard shows",
+    {200: answer(State)},
+    "NDIF_DASHBOARD says who may read it: everybody, or users with an API key.",
+    refusals={
+        401: "The API key is missing or unknown.",
+        429: "Too many wrong keys came from this address.",
+        503: "No process of this server leads at the moment.",
+    },
+    needs="key",
+)
+_EVENTS = Channel(
+    "/dashboard/events (the state, live)",
+    "Server-sent events. Each is named for a part of what `GET /dashboard/state` answers with and has that "
+    "part, whole, as its data: all parts first, then those that change. `server` and `me` tell of the "
+    "server and of the holder of the key, `jobs` has the unfinished jobs of that user alone, as "
+    "`GET /requests` has them, and `away` a sentence if nothing is known of the server at the moment.",
+)
+
+
+@dataclass(frozen=True)
+class EventRoutes:
+    """Answers with the state to those who may see it."""
+
+    settings: Settings
+    access: Access
+    feed: Feed
+    facts: ServerFacts
+    channels: OpenChannels
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes."""
+        return [
+            ApiRoute("/dashboard/state", self.state, _STATE),
+            EventsRoute("/dashboard/events", self.events, _EVENTS),
+        ]
+
+    async def state(self, http: Request) -> Response:
+        """Answer with the state as it is now."""
+        await self.access.viewer(http)
+        facts = await self.facts.describe()
+        return JSONResponse({"server": facts, **await self.feed.state()})
+
+    async def events(self, http: Request) -> Response:
+        """Answer with a stream of what changes."""
+        viewer = await self.access.viewer(http)
+        first = event_of("server", await self.facts.describe())
+        first += event_of("me", self._me(viewer))
+        return _EventStream(self, http, viewer, first)
+
+    def _me(self, viewer: Viewer) -> Mapping[str, Any]:
+        account = viewer.account
+        if account is None or viewer.user is None:
+            return {"known": False}
+        return {
+            "known": True,
+            "email": account.email,
+            "tags": account.tags,
+            "limits": Limits.of(self.settings, account.limits).model_dump(),
+        }
+
+
+class _EventStream(Response):
+    """An answer that ends when its client leaves, the server stops or the viewer may see nothing more."""
+
+    def __init__(self, routes: EventRoutes, http: Request, viewer: Viewer, first: bytes) -> None:
+        super().__init__(
+            media_type="text/event-stream",
+            # A proxy that collects an answer before it passes it on would hold up everything.
+            headers={"X-Accel-Buffering": "no"},
+        )
+        del self.headers["Content-Length"]
+        self._routes = routes
+        self._http = http
+        self._viewer = viewer
+        self._first = first
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events until the end."""
+        caller, account = caller_of(self._http), self._viewer.account
+        with (
+            self._routes.channels.one(caller, account),
+            self._routes.feed.subscribe(self._viewer.user) as subscriber,
+        ):
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            leaving = asyncio.create_task(_until_gone(receive, subscriber), name="page")
+            try:
+                await _send_part(send, self._first)
+                while not subscriber.is_closed:
+                    if content := await subscriber.next(_BEAT_S):
+                        await _send_part(send, content)
+                    elif not subscriber.is_closed and await self._may_see():
+                        await _send_part(send, _BEAT)
+                    else:
+                        break
+                await _send_part(send, b"", more=False)
+            finally:
+                await end([leaving])
+
+    async def _may_see(self) -> bool:
+        """Return False if the viewer's key was revoked, or an operator's session is over."""
+        try:
+            viewer = await self._routes.access.viewer(self._http)
+        except AccountsAwayError:
+            return True  # it was right, and may be
+        except (HttpError, NoSuchKeyError, TooManyGuessesError):
+            return False
+        return viewer.user == self._viewer.user
+
+
+async def _until_gone(receive: Receive, subscriber: Subscriber) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    subscriber.close()
+
+
+async def _send_part(send: Send, content: bytes, *, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": content, "more_body": more})

@@ -1,0 +1,173 @@
+"""The live state for the open pages of this process: asked for once for all, sent where it changed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ndif.schema.deployment import OperationError
+from ndif.stores.broker import BrokerError
+from ndif.tasks import end, within
+
+logger = logging.getLogger(__name__)
+
+Next = Callable[[str, Sequence[str]], Awaitable[Mapping[str, Any]]]
+"""Returns the state once it is not the one of this name, and the unfinished jobs of these users.
+
+See `ndif.control.overview.Overview.next`, and `ndif.control.remote.RemoteOverview`.
+"""
+
+JOBS, AWAY = "jobs", "away"
+"""Names of events beside the parts of the state: one's own jobs, and a sentence if there is no state."""
+_RETRY_S = 5.0
+_FRESH_S = 10.0
+"""Seconds for which the last state is shown to a page that opens, until the next one is there."""
+_NO_STATE = "The server failed to describe its state; its log says why."
+
+
+class Subscriber:
+    """One open page: the parts that it has not been sent, each in its last form.
+
+    A page that reads slowly is sent fewer states, and never holds more than one of each part.
+    """
+
+    def __init__(self, user: str | None) -> None:
+        self.user = user
+        self.is_closed = False
+        self._waiting: dict[str, bytes] = {}
+        self._arrived = asyncio.Event()
+
+    def put(self, name: str, event: bytes) -> None:
+        """Have an event sent, in place of one of that name that still waits."""
+        self._waiting[name] = event
+        self._arrived.set()
+
+    def close(self) -> None:
+        """End the page's stream."""
+        self.is_closed = True
+        self._arrived.set()
+
+    async def next(self, within_s: float) -> bytes:
+        """Return the events that wait; nothing if none comes within that time, or the stream is closed."""
+        if not self._waiting and not self.is_closed:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(self._arrived.wait(), within_s)
+        self._arrived.clear()
+        content, self._waiting = b"".join(self._waiting.values()), {}
+        return content
+
+
+class Feed:
+    """Asks for the state while pages are open, and gives each of them the parts that have changed.
+
+    A part is serialised once for all pages. A user's jobs go to that user's pages alone.
+    """
+
+    def __init__(self, next_state: Next) -> None:
+        self._next = next_state
+        self._subscribers: set[Subscriber] = set()
+        self._parts: dict[str, bytes] = {}
+        self._jobs: dict[str, bytes] = {}
+        self._taken_at = float("-inf")
+        self._users_changed = asyncio.Event()
+        self._asking: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @contextlib.contextmanager
+    def subscribe(self, user: str | None) -> Iterator[Subscriber]:
+        """Yield a subscriber who gets the whole state first, and what changes then."""
+        subscriber = Subscriber(user)
+        if self._is_closed:
+            subscriber.close()
+        elif asyncio.get_running_loop().time() - self._taken_at < _FRESH_S:
+            for name, event in self._parts.items():
+                subscriber.put(name, event)
+        if user is not None and user in self._jobs:
+            subscriber.put(JOBS, self._jobs[user])
+        self._subscribers.add(subscriber)
+        if user is not None:
+            self._users_changed.set()
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask_forever(), name="dashboard")
+        try:
+            yield subscriber
+        finally:
+            self._subscribers.discard(subscriber)
+            if not self._subscribers:
+                self._asking.cancel()
+                self._asking = None
+
+    async def state(self) -> Mapping[str, Any]:
+        """Return the state as it is now."""
+        return dict((await self._next("", ()))["state"])
+
+    def close(self) -> None:
+        """End every stream: the server stops."""
+        self._is_closed = True
+        for subscriber in self._subscribers:
+            subscriber.close()
+
+    async def _ask_forever(self) -> None:
+        seen = ""
+        while True:
+            users = sorted({each.user for each in self._subscribers if each.user is not None})
+            self._users_changed.clear()
+            asked = asyncio.ensure_future(self._next(seen, users))
+            changed = asyncio.ensure_future(self._users_changed.wait())
+            try:
+                await asyncio.wait({asked, changed}, return_when=asyncio.FIRST_COMPLETED)
+                if not asked.done():
+                    continue
+                answer = asked.result()
+            except (OperationError, BrokerError) as error:
+                seen = await self._tell_away(str(error))
+            except Exception:
+                logger.exception("the dashboard has no state")
+                seen = await self._tell_away(_NO_STATE)
+            else:
+                seen = answer["name"]
+                self._taken_at = asyncio.get_running_loop().time()
+                if "state" in answer:
+                    self._take(answer["state"], answer["jobs"], users)
+            finally:
+                await end([asked, changed])
+
+    def _take(
+        self,
+        state: Mapping[str, Any],
+        jobs: Mapping[str, Any],
+        users: Sequence[str],
+    ) -> None:
+        for name, part in state.items():
+            event = event_of(name, part)
+            if self._parts.get(name) != event:
+                self._parts[name] = event
+                self._put(name, event)
+        before, self._jobs = (
+            self._jobs,
+            {user: event_of(JOBS, jobs.get(user, [])) for user in users},
+        )
+        for subscriber in self._subscribers:
+            mine = self._jobs.get(subscriber.user or "")
+            if mine is not None and mine != before.get(subscriber.user or ""):
+                subscriber.put(JOBS, mine)
+
+    async def _tell_away(self, sentence: str) -> str:
+        """Tell that there is no state, wait, and return the name of none."""
+        self._put(AWAY, event_of(AWAY, {"detail": sentence}))
+        self._parts, self._jobs = {}, {}
+        await asyncio.sleep(_RETRY_S)
+        return ""
+
+    def _put(self, name: str, event: bytes) -> None:
+        for subscriber in self._subscribers:
+            subscriber.put(name, event)
+
+
+def event_of(name: str, value: Any) -> bytes:
+    """Return an event as it is sent."""
+    return f"event: {name}\ndata: {json.dumps(value, separators=(',', ':'))}\n\n".encode()

@@ -1,0 +1,145 @@
+"""The dashboard's page and its files, which are read once and sent compressed."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from html import escape
+from importlib import resources
+from importlib.abc import Traversable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from ndif.gateway.http_error import HttpError, shown_path
+from ndif.gateway.openapi import Answer, ApiRoute, Content, Description, Parameter, answer
+
+_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+"""Media types of the files that are sent, by the end of their names."""
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+    "trusted-types 'none'"
+)
+"""The page's own files alone are run, and no text becomes markup or a script: the browser refuses both."""
+_FOR_EVER = "public, max-age=31536000, immutable"
+_DIGITS = 16
+_BASE = "{{files}}"
+"""Stands in a page for the address of its files."""
+
+PAGE = Description(
+    "the server",
+    "The dashboard",
+    {200: answer({"type": "string"}, "A page.", media_type="text/html")},
+)
+_FILE = Description(
+    "the server",
+    "A file of the dashboard",
+    {
+        200: Answer(
+            "The file.",
+            {
+                kind.partition(";")[0]: Content({"type": "string"})
+                for end, kind in _TYPES.items()
+                if end != ".html"
+            },
+            {"ETag": "Its name and version."},
+        )
+    },
+    "Its address names its version: what is there never changes.",
+    parameters=(
+        Parameter("version", "path", "The version that the page names.", "0123456789abcdef"),
+        Parameter("name", "path", "The file's name.", "style.css"),
+    ),
+    refusals={404: "There is no such file, or no longer in this version."},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    content: bytes
+    compressed: bytes
+    media_type: str
+    etag: str
+
+
+class Pages:
+    """The files of the folder `static`, at an address that changes whenever one of them does."""
+
+    def __init__(self) -> None:
+        found = dict(_contents(resources.files("ndif.dashboard") / "static"))
+        digest = hashlib.sha256()
+        for name, content in sorted(found.items()):
+            digest.update(f"{name}\n{len(content)}\n".encode() + content)
+        self.version = digest.hexdigest()[:_DIGITS]
+        self._pages = {
+            name: content.decode().replace(_BASE, f"/static/{self.version}")
+            for name, content in found.items()
+            if name.endswith(".html")
+        }
+        self._files: Mapping[str, _File] = {
+            name: _file(content, name) for name, content in found.items() if name not in self._pages
+        }
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the route of the files."""
+        return [ApiRoute("/static/{version}/{name:path}", self.file, _FILE)]
+
+    def page(self, name: str, http: Request, **words: str) -> Response:
+        """Return a page, in which each `{{word}}` is replaced by its text."""
+        content = self._pages[name]
+        for word, text in words.items():
+            content = content.replace(f"{{{{{word}}}}}", escape(text))
+        return _answer(_file(content.encode(), name), http, "no-cache", _POLICY)
+
+    async def file(self, http: Request) -> Response:
+        """Answer with a file."""
+        found = self._files.get(http.path_params["name"])
+        if found is None or http.path_params["version"] != self.version:
+            raise HttpError(
+                404, f"There is no file at {shown_path(http.url.path)}: load the page again."
+            )
+        return _answer(found, http, _FOR_EVER)
+
+
+def _contents(folder: Traversable, place: str = "") -> Iterable[tuple[str, bytes]]:
+    """Yield the files that are sent, with their names from the folder on."""
+    for each in folder.iterdir():
+        name = f"{place}{each.name}"
+        if each.is_dir():
+            yield from _contents(each, f"{name}/")
+        elif name[name.rfind(".") :] in _TYPES:
+            yield name, each.read_bytes()
+
+
+def _file(content: bytes, name: str) -> _File:
+    return _File(
+        content,
+        gzip.compress(content, mtime=0),
+        _TYPES[name[name.rfind(".") :]],
+        f'"{hashlib.sha256(content).hexdigest()[:_DIGITS]}"',
+    )
+
+
+def _answer(file: _File, http: Request, caching: str, policy: str | None = None) -> Response:
+    headers = {"ETag": file.etag, "Cache-Control": caching, "Vary": "Accept-Encoding"}
+    if policy is not None:
+        headers["Content-Security-Policy"] = policy
+    if file.etag in (part.strip() for part in http.headers.get("if-none-match", "").split(",")):
+        return Response(status_code=304, headers=headers)
+    content = file.content
+    codings = {
+        part.partition(";")[0].strip()
+        for part in http.headers.get("accept-encoding", "").split(",")
+    }
+    if "gzip" in codings:
+        content, headers["Content-Encoding"] = file.compressed, "gzip"
+    return Response(content, headers=headers, media_type=file.media_type)

@@ -1,0 +1,47 @@
+// The queue of each model, and how long it takes now.
+
+import { html } from "./vendor/preact.js";
+import { ago, count, duration, plural } from "./format.js";
+import { Card, Empty, useNow } from "./parts.js";
+
+function waitOf(queue) {
+  if (queue.wait_s === null) {
+    const isServed = queue.replicas.some((each) => each.state === "RUNNING");
+    return html`<span class="muted">${isServed ? "no job yet" : "not loaded"}</span>`;
+  }
+  return queue.wait_s < 1 ? "at once" : `about ${duration(queue.wait_s)}`;
+}
+
+export function Queues({ models }) {
+  const moment = useNow(5000);
+  const queues = models.flatMap((model) =>
+    model.generations.filter((each) => each.processor !== null).map((each) => ({ model, ...each })),
+  );
+  queues.sort((a, b) => b.waiting - a.waiting || b.running - a.running
+    || a.model.repo_id.localeCompare(b.model.repo_id));
+  const waiting = queues.reduce((total, each) => total + each.waiting, 0);
+  const most = Math.max(1, ...queues.map((each) => each.waiting));
+  return html`<${Card} title="Queues" id="queues" note=${waiting ? `${plural(waiting, "job")} waiting` : "nothing waits"}>
+    ${queues.length === 0
+      ? html`<${Empty}>No model has had a job since the server started.</${Empty}>`
+      : html`<div class="scroll" tabindex="0" role="region" aria-label="Queues"><table>
+          <caption class="off-screen">Jobs that run and wait, by model</caption>
+          <thead><tr>
+            <th scope="col">Model</th><th scope="col" class="number">Running</th>
+            <th scope="col">Waiting</th><th scope="col">A new job starts</th>
+          </tr></thead>
+          <tbody>${queues.map(
+            (queue) => html`<tr key=${queue.model.key + queue.generation}>
+              <th scope="row"><span class="name">${queue.model.repo_id}</span>
+                <span class="note">nnsight ${queue.generation}</span></th>
+              <td class="number">${count(queue.running)}</td>
+              <td><div class="waiting"><span class="number">${count(queue.waiting)}</span>
+                ${queue.waiting > 0 && html`<span class="track" aria-hidden="true"><span class="fill"
+                  style=${{ width: `${(100 * queue.waiting) / most}%` }}></span></span>`}</div>
+                ${queue.oldest !== null && html`<span class="note">first came ${ago(queue.oldest, moment)}</span>`}</td>
+              <td>${waitOf(queue)}</td>
+            </tr>`,
+          )}</tbody>
+        </table></div>`}
+  </${Card}>`;
+}

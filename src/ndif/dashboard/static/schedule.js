@@ -1,0 +1,64 @@
+// The calendar of the next seven days.
+
+import { html } from "./vendor/preact.js";
+import { clock, dayAndTime, plural } from "./format.js";
+import { Card, Empty, useNow } from "./parts.js";
+
+const DAY_S = 86400;
+const DAYS = 7;
+
+/** Beginnings of the days shown, the first today's; a day may have 23 or 25 hours. */
+function days(moment) {
+  const first = new Date(moment * 1000);
+  first.setHours(0, 0, 0, 0);
+  return Array.from({ length: DAYS + 1 }, (_, index) => {
+    const day = new Date(first);
+    day.setDate(day.getDate() + index);
+    return day.getTime() / 1000;
+  });
+}
+
+function dayName(start) {
+  return new Date(start * 1000).toLocaleDateString([], { weekday: "short", day: "numeric", month: "short" });
+}
+
+function endOf(window) {
+  return window.end - window.start < DAY_S ? clock(window.end) : dayAndTime(window.end);
+}
+
+export function Schedule({ windows }) {
+  const moment = useNow(60000);
+  const starts = days(moment);
+  const [first, last] = [starts[0], starts[DAYS]];
+  const place = (at) => (100 * (Math.min(Math.max(at, first), last) - first)) / (last - first);
+  const models = [...new Set(windows.map((each) => each.model))].sort();
+  return html`<${Card} title="Schedule" id="schedule" note=${windows.length ? "the next seven days, in your time zone" : ""}>
+    ${windows.length === 0
+      ? html`<${Empty}>The calendar has no model dedicated in the next seven days.</${Empty}>`
+      : html`
+        <div class="calendar" aria-hidden="true">
+          <div class="days">${starts.slice(0, DAYS).map((start) => html`<span key=${start}>${dayName(start)}</span>`)}</div>
+          ${models.map((model) => html`<div class="lane" key=${model}>
+            <div class="lane-name">${model}</div>
+            <div class="lane-track">
+              ${windows.filter((each) => each.model === model && each.start < last && each.end > first).map(
+                (each) => html`<span class=${`window${each.start <= moment && moment < each.end ? " open" : ""}`}
+                  key=${each.start} title=${`${each.title}: ${dayAndTime(each.start)} to ${endOf(each)}`}
+                  style=${{ left: `${place(each.start)}%`, width: `${place(each.end) - place(each.start)}%` }}
+                  >${clock(each.start)}–${clock(each.end)}</span>`,
+              )}
+              <span class="present" style=${{ left: `${place(moment)}%` }}></span>
+            </div>
+          </div>`)}
+        </div>
+        <details class="windows"><summary>${plural(windows.length, "window")} as a list</summary>
+          <ul>${windows.map((each) => html`<li key=${each.model + each.start}>
+            <span class="name">${each.model}</span>
+            ${each.start <= moment && moment < each.end && html` <span class="state good">now</span>`}
+            <span class="note">${dayAndTime(each.start)} to ${endOf(each)}${each.title && each.title !== each.model
+              ? ` · ${each.title}`
+              : ""}</span>
+          </li>`)}</ul>
+        </details>`}
+  </${Card}>`;
+}

@@ -1,0 +1,9 @@
+// Runs before the page is painted, so that it never flashes in the other colours.
+const chosen = (() => {
+  try {
+    return localStorage.getItem("ndif-theme");
+  } catch {
+    return null;
+  }
+})();
+if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;

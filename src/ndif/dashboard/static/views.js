@@ -1,0 +1,17 @@
+// The views of the page, in the order of the navigation. A view is shown at #/PATH, with the rest of it as `place`.
+
+import { Connect } from "./connect.js";
+import { Jobs } from "./jobs.js";
+import { Overview } from "./overview.js";
+
+export const views = [
+  { path: "", title: "Overview", component: Overview, needs: "state" },
+  { path: "jobs", title: "My jobs", component: Jobs, needs: "user" },
+  { path: "connect", title: "Connect", component: Connect, needs: "nothing" },
+];
+
+export function viewAt(hash) {
+  const place = decodeURIComponent(hash.replace(/^#\/?/, ""));
+  const [path, ...rest] = place.split("/");
+  return { view: views.find((each) => each.path === path) ?? views[0], place: rest.join("/") };
+}
