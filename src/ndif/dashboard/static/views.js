@@ -2,12 +2,15 @@
 
 import { Connect } from "./connect.js";
 import { Jobs } from "./jobs.js";
+import { Model } from "./model.js";
 import { Overview } from "./overview.js";
 
 export const views = [
   { path: "", title: "Overview", component: Overview, needs: "state" },
   { path: "jobs", title: "My jobs", component: Jobs, needs: "user" },
   { path: "connect", title: "Connect", component: Connect, needs: "nothing" },
+  // `/models/NAME`, which it shows, is as public as `/status`; links lead to it.
+  { path: "model", title: "Model", component: Model, needs: "nothing", isLinked: true },
 ];
 
 export function viewAt(hash) {
