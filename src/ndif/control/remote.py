@@ -40,6 +40,7 @@ STATUS, MODELS, FILES = "status", "models", "files"
 """Names of the published values in the shared cache."""
 
 _ASK_S = 1.0
+_NO_SUCH_EVENT = 400
 _OVERVIEW_S = 15.0
 """Seconds after which the leader is not waited for that was asked for the next state."""
 _INTERVAL_S = 0.5
@@ -163,6 +164,10 @@ class RemoteDetails:
         except asyncio.TimeoutError as error:
             limit = format_duration(self.timeout_s)
             raise OperationError(504, f"The leader did not answer within {limit}.") from error
+        except OperationError as error:
+            if error.status != _NO_SUCH_EVENT:
+                raise
+            return {"structures": {}, "load_s": {}}  # a leader of an older version
         return found
 
 
@@ -195,4 +200,4 @@ async def perform_event(control: ControlPlane, event: str, arguments: Mapping[st
     for kind in OPERATIONS:
         if kind.event == event:
             return await kind.model_validate(arguments).perform(control)
-    raise OperationError(400, f"There is no event {event[:_MAX_QUOTED]!r}.")
+    raise OperationError(_NO_SUCH_EVENT, f"There is no event {event[:_MAX_QUOTED]!r}.")

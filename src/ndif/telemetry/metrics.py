@@ -122,7 +122,7 @@ _ROUTES = frozenset(
     (
         *("request", "requests", "response", "results", "subscribe", "ws", "status", "env", "ping"),
         *("connected", "whoami", "usage", "callbacks", "hub", "admin", "metrics", "docs"),
-        "openapi.json",
+        *("openapi.json", "models"),
     )
 )
 _models: set[str] = set()
