@@ -19,6 +19,7 @@ from rich.console import Console
 from bench.accounts import accounts
 from bench.cluster import cluster
 from bench.control import control
+from bench.dashboard import dashboard
 from bench.fair_queue import fair_queue
 from bench.figures import MB, Figure, table
 from bench.hostile import hostile
@@ -86,6 +87,7 @@ def measure(raw: dict[str, object]) -> Iterator[Figure]:
     yield from control()
     yield from accounts()
     yield from telemetry(folder, environment)
+    yield from dashboard(folder, environment)
     yield from usage(seconds=30)
     yield from simulate()
     yield from cluster(folder, environment)

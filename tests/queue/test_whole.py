@@ -33,6 +33,7 @@ from ndif.control.operations import (
     Restart,
     Scale,
 )
+from ndif.control.overview import Overview
 from ndif.control.reconciler import Reconciler
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.evaluation import Measured
@@ -42,6 +43,7 @@ from ndif.placement.demand import PlacementRules
 from ndif.placement.node import Node
 from ndif.placement.replica import PlacedReplica
 from ndif.placement.resources import Resources
+from ndif.probe.history import Histories
 from ndif.queue.autoscaler import Bounds, Scaling
 from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.queue.dispatcher import Dispatcher
@@ -258,16 +260,27 @@ class World:
             30.0,
             self.now,
         )
+        self.usage = MemoryUsage()
+        self.overview = Overview(
+            self.controller,
+            self.dispatcher,
+            self.reconciler,
+            self.usage,
+            Histories(),
+            minimum_s,
+            lambda: self.now().timestamp(),
+        )
         self.operations = OperationCalls(
             self.controller,
             self.dispatcher,
             self.reconciler,
             lambda: ["0.8", "0.7"],
             lambda: None,
-            MemoryUsage(),
+            self.usage,
             responder,
             7 * 24 * 3600.0,
             cast(CallbackDelivery, None),  # nobody here is called back
+            self.overview,
         )
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -65,6 +65,8 @@ class Overview:
     _again: float = field(default=0.0, init=False)
     _intervals: dict[float, Interval] = field(default_factory=dict, init=False)
     _read_again: float = field(default=0.0, init=False)
+    _wall: float | None = field(default=None, init=False)
+    """Unix time at which the event loop's clock was 0, taken once: what is shown must not drift with it."""
     _reading: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def next(self, seen: str = "", users: Sequence[str] = ()) -> Answer:
@@ -115,6 +117,8 @@ class Overview:
 
     def _describe(self) -> Answer:
         now = self.now()
+        if self._wall is None:
+            self._wall = now - asyncio.get_running_loop().time()
         coming = self.reconciler.coming()
         server = describe_server(self.controller, self.dispatcher)
         entries = client_status(self.controller, coming, self.histories)["deployments"]
@@ -165,7 +169,7 @@ class Overview:
         # A server of one model does not measure it, and reserves nothing.
         sizes = [row["size_bytes"] for row in rows if (row["size_bytes"] or 0) > 1]
         variants = [
-            _variant(row, processors.get((row["model_key"], row["generation"])))
+            _variant(row, processors.get((row["model_key"], row["generation"])), self._wall or 0.0)
             for row in rows
             if row["generation"] is not None
         ]
@@ -254,10 +258,11 @@ class Overview:
             self._reading = None
 
 
-def _variant(row: Answer, processor: Processor | None) -> dict[str, Any]:
+def _variant(row: Answer, processor: Processor | None, wall: float) -> dict[str, Any]:
     """Return a model in one generation: its replicas and its queue, without whose jobs they are."""
     waits_s = processor.expected_wait_s(row["waiting"] + 1) if processor else None
     oldest = next(iter(processor.queue), None) if processor else None
+    used = processor.last_used if processor else None
     return {
         "generation": row["generation"],
         "processor": row["processor"],
@@ -266,7 +271,7 @@ def _variant(row: Answer, processor: Processor | None) -> dict[str, Any]:
         "oldest": None if oldest is None else oldest.item.received,
         "running": len(processor.replicas.runs) if processor else 0,
         "wait_s": None if waits_s is None else _rounded(waits_s),
-        "last_used": processor.last_used if processor else None,
+        "last_used": None if used is None else round(wall + used, 1),
         "replicas": [
             {
                 "id": replica["replica_id"],

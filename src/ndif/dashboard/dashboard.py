@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
@@ -43,8 +45,10 @@ class Dashboard:
         self.access = Access(mode, accounts)
         self.pages = Pages()
         self._feed = Feed(next_state)
-        facts = ServerFacts(runtimes, mode, places and not settings.dev_mode)
-        self._events = EventRoutes(settings, self.access, self._feed, facts, OpenChannels(settings))
+        self._facts = ServerFacts(runtimes, mode, places and not settings.dev_mode)
+        self._events = EventRoutes(
+            settings, self.access, self._feed, self._facts, OpenChannels(settings)
+        )
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes; none if there is to be no dashboard."""
@@ -53,8 +57,9 @@ class Dashboard:
         return [ApiRoute("/", self.index, PAGE), *self._events.routes(), *self.pages.routes()]
 
     async def index(self, http: Request) -> Response:
-        """Answer with the page, which is the same for everybody and knows nothing by itself."""
-        return self.pages.page("index.html", http, access=self.access.mode)
+        """Answer with the page, the same for everybody: it knows no more than clients need."""
+        facts = json.dumps(await self._facts.describe())
+        return self.pages.page("index.html", http, server=facts)
 
     def close(self) -> None:
         """End the streams of open pages."""

@@ -43,8 +43,8 @@ _STATE = Description(
 _EVENTS = Channel(
     "/dashboard/events (the state, live)",
     "Server-sent events. Each is named for a part of what `GET /dashboard/state` answers with and has that "
-    "part, whole, as its data: all parts first, then those that change. `server` and `me` tell of the "
-    "server and of the holder of the key, `jobs` has the unfinished jobs of that user alone, as "
+    "part, whole, as its data: all parts but `server` first, then those that change. `me` tells of the "
+    "holder of the key, `jobs` has the unfinished jobs of that user alone, as "
     "`GET /requests` has them, and `away` a sentence if nothing is known of the server at the moment.",
 )
 
@@ -75,9 +75,7 @@ class EventRoutes:
     async def events(self, http: Request) -> Response:
         """Answer with a stream of what changes."""
         viewer = await self.access.viewer(http)
-        first = event_of("server", await self.facts.describe())
-        first += event_of("me", self._me(viewer))
-        return _EventStream(self, http, viewer, first)
+        return _EventStream(self, http, viewer, event_of("me", self._me(viewer)))
 
     def _me(self, viewer: Viewer) -> Mapping[str, Any]:
         account = viewer.account

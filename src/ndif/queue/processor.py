@@ -92,7 +92,7 @@ class Processor:
         self.queue: FairQueue[Request] = FairQueue(policy.head_start_s, policy.patience)
         self.replicas = Replicas()
         self.last_used: float | None = None
-        """Unix time at which the last request began or ended to run; None before any."""
+        """Seconds of the event loop's clock when a request last began or ended to run; None before any."""
         self._run_times = RunTimes()
         self._arrived = asyncio.Event()
         """Set when a worker should look at the queue."""
@@ -493,8 +493,8 @@ class Processor:
     async def _serve(self, worker: ReplicaWorker, replica_: Replica, entry: Entry[Request]) -> None:
         """Run one request on a replica and deliver its end; raise if the replica is lost before."""
         worker.status = ProcessorStatus.BUSY
-        worker.run = Run(entry, asyncio.get_running_loop().time())
-        self.last_used = time.time()
+        self.last_used = asyncio.get_running_loop().time()
+        worker.run = Run(entry, self.last_used)
         try:
             self._load.running = max(self._load.running, len(self.replicas.runs))
             response = await self._lifecycle.dispatch(entry.item, replica_.actor, worker.id)
@@ -508,7 +508,7 @@ class Processor:
             self._await_client(entry.item)
         finally:
             worker.run, worker.status = None, ProcessorStatus.READY
-            self.last_used = time.time()
+            self.last_used = asyncio.get_running_loop().time()
 
     def _await_client(self, request: Request) -> None:
         """Let a request wait for its client, and then in the queue again."""

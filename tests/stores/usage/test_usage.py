@@ -20,6 +20,7 @@ import pytest
 from ndif.schema.job_record import JobRecord
 from ndif.schema.step import GATEWAY, QUEUE, Step
 from ndif.stores.usage import MemoryUsage, Total, UsageAwayError, UsageStore
+from ndif.stores.usage.history import BOUNDS_S, class_of, intervals_of, percentile
 from ndif.stores.usage.journal import JournaledUsage
 from tests.on_loop import on_loop
 from tests.services.postgres import PostgresServer
@@ -210,6 +211,7 @@ KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from ndif.schema.job_record import JobRecord
+from ndif.stores.usage.history import BOUNDS_S, class_of, intervals_of, percentile
 from ndif.stores.usage.journal import JournaledUsage
 async def main():
     usage = JournaledUsage(["sqlite:////no/such/folder/accounts.sqlite"], Path(sys.argv[1]), 3600)
@@ -277,3 +279,45 @@ async def test_a_folder_that_cannot_be_written_keeps_no_server_from_starting(
         assert "in memory" in caplog.text
         store.note(record())
         assert len(await store.totals("user")) == 1
+
+
+@on_loop
+async def test_the_course_of_jobs_is_the_same_in_each_form(usage: Open) -> None:
+    step_s = 300.0
+    jobs = [
+        record(ended=MIDNIGHT + ended, received=MIDNIGHT + ended - total, **fields)
+        for ended, total, fields in (
+            (-1.0, 1.0, {}),  # before the time that is asked for
+            (0.0, 0.001, {"dispatched": MIDNIGHT - 0.0005}),
+            (299.5, 2.0, {"dispatched": MIDNIGHT + 299.0}),
+            (299.5, 2.5, {"dispatched": None, "status": "ERROR"}),
+            (900.0, 1e6, {"dispatched": MIDNIGHT + 0.0, "status": "ENDED"}),
+        )
+    ]
+    async with usage() as store:
+        for each in jobs:
+            store.note(each)
+        found = await store.history(MIDNIGHT, step_s)
+        assert found == intervals_of(jobs, MIDNIGHT, step_s)
+        first, second = found
+        assert (first.start, first.jobs, first.errors) == (MIDNIGHT, 3, 1)
+        assert (second.start, second.jobs, second.errors) == (MIDNIGHT + 900, 1, 1)
+        assert sum(first.waits.values()) == 2
+        assert await store.history(MIDNIGHT + 1e6, step_s) == []
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.012, 0.5, 3.0, 59.0, 5000.0, 1e9])
+def test_a_percentile_is_as_exact_as_a_class(seconds: float) -> None:
+    found = percentile({class_of(seconds): 5}, 0.5)
+    assert found is not None
+    assert 0.8 * min(seconds, BOUNDS_S[-1]) <= found <= max(1.2 * seconds, BOUNDS_S[0])
+
+
+def test_a_percentile_is_that_of_most_jobs() -> None:
+    classes = {class_of(1.0): 90, class_of(60.0): 10}
+    half, most = percentile(classes, 0.5), percentile(classes, 0.95)
+    assert half is not None
+    assert most is not None
+    assert 0.8 < half < 1.2
+    assert 50 < most < 72
+    assert percentile({}, 0.5) is None

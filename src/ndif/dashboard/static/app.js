@@ -32,7 +32,7 @@ function Theme() {
 function Head({ view, parts }) {
   const leave = () => {
     useKey("");
-    connect();
+    connect({ anew: true });
   };
   return html`<header class="head">
     <div class="inner">
@@ -41,7 +41,7 @@ function Head({ view, parts }) {
       <nav aria-label="Views">${views.filter((each) => !each.isLinked).map((each) => html`<a key=${each.path} href=${`#/${each.path}`}
         aria-current=${each === view ? "page" : undefined}>${each.title}</a>`)}</nav>
       <div class="tools">
-        <span class=${`live ${live.status}`} role="status">${STATUS[live.status]}</span>
+        <span class=${`link is-${live.status}`} role="status">${STATUS[live.status]}</span>
         ${key() && html`<button type="button" onClick=${leave}>Forget key</button>`}
         <${Theme} />
       </div>
@@ -52,7 +52,7 @@ function Head({ view, parts }) {
 function Login({ sentence }) {
   return html`<${Card} title="Log in" id="login">
     <p>This server shows its models, queues and machines to its users. Log in with the API key that its operator gave you.</p>
-    <${KeyForm} onKey=${connect} sentence=${sentence} />
+    <${KeyForm} onKey=${() => connect({ anew: true })} sentence=${sentence} />
   </${Card}>`;
 }
 

@@ -144,7 +144,7 @@ export function Jobs({ parts, sentence }) {
     return html`<${Card} title="My jobs" id="jobs">
       <p>Enter your API key to see your jobs, their timelines and what you have used.</p>
       ${key() && parts.me && html`<p class="problem" role="alert">This server has no API keys, so it cannot tell whose jobs are whose.</p>`}
-      <${KeyForm} onKey=${connect} sentence=${sentence} />
+      <${KeyForm} onKey=${() => connect({ anew: true })} sentence=${sentence} />
     </${Card}>`;
   }
   return html`<${OwnJobs} parts=${parts} /><${Usage} me=${parts.me} jobs=${parts.jobs ?? []} />`;

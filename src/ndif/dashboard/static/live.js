@@ -5,8 +5,11 @@ import { send } from "./session.js";
 const RETRY_MS = [1000, 2000, 5000, 10000];
 const SILENCE_MS = 40000;
 
+/** Facts that the page itself has, for those who may see nothing else. */
+const facts = { server: JSON.parse(document.documentElement.dataset.server) };
+
 export const live = {
-  parts: {},
+  parts: facts,
   status: "connecting", // connecting, live, away, refused
   sentence: "",
   skew: 0, // seconds by which this machine's clock is ahead of the server's
@@ -35,9 +38,14 @@ function become(status, sentence = "") {
   tell();
 }
 
-export function connect() {
+/** Begins to follow the state; `anew` for somebody else, who must not see what was there before. */
+export function connect({ anew = false } = {}) {
   stop();
   clearTimeout(timer);
+  if (anew) {
+    live.parts = facts;
+    become("connecting");
+  }
   const leaving = new AbortController();
   stop = () => leaving.abort();
   follow(leaving).then(
@@ -48,7 +56,7 @@ export function connect() {
 
 function failed(error) {
   if (error.status === 401 || error.status === 429) {
-    live.parts = { server: live.parts.server };
+    live.parts = facts;
     become("refused", error.message);
     if (error.status === 429) again(error.message, "refused");
     return;
@@ -58,7 +66,7 @@ function failed(error) {
 
 function again(sentence, status = "away") {
   become(status, sentence);
-  timer = setTimeout(connect, RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]);
+  timer = setTimeout(() => connect(), RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]);
   failures += 1;
 }
 

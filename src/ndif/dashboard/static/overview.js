@@ -39,7 +39,7 @@ function Tiles({ models, nodes, history }) {
   const weight = sum(timed, (each) => each.jobs);
   const median = weight ? sum(timed, (each) => each.total_s[0] * each.jobs) / weight : null;
   const isGpu = nodes.some((node) => node.gpus.length);
-  return html`<dl class="tiles" aria-label="Figures">
+  return html`<dl class="tiles">
     <${Tile} name="Models serving" value=${count(hot)}
       more=${loading ? `${count(loading)} loading` : plural(replicas, "replica")} />
     <${Tile} name="Jobs running" value=${count(running)} more=${`${count(waiting)} waiting`} />

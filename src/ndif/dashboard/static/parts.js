@@ -81,7 +81,7 @@ export function Copy({ text, label, tabindex }) {
 
 export function Code({ text, label }) {
   return html`<div class="code">
-    <pre tabindex="0" aria-label=${label}><code>${text}</code></pre>
+    <pre tabindex="0" role="group" aria-label=${label}><code>${text}</code></pre>
     <${Copy} text=${text} label=${label} />
   </div>`;
 }

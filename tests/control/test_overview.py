@@ -1,0 +1,137 @@
+"""The state that the dashboard shows: of models, machines, queues and jobs, as they change."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from ndif.control.overview import PATIENCE_S
+from ndif.dashboard.answers import State
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.job_record import JobRecord
+from ndif.simulation.virtual_time import run
+from tests.queue.test_whole import World
+
+FACTS = {"version": "1", "access": "public", "needs_key": True, "generations": []}
+
+
+def models_of(state: dict[str, Any]) -> dict[str, Any]:
+    """The models by name, of a state that is as it is described."""
+    State.model_validate({**state, "server": FACTS})
+    assert json.loads(json.dumps(state)) == state
+    return {model["repo_id"]: model for model in state["models"]}
+
+
+def test_a_job_is_seen_by_all_and_named_to_its_user(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 60, "a/b": 70}, minimum_s=600) as world:
+            first = await world.overview.next()
+            assert models_of(first["state"]) == {}
+            (node,) = first["state"]["nodes"]
+            assert node["gpus"][0]["held"] == []
+            running = await world.send("a/a", run_s=100.0, user="ada")
+            waiting = await world.send("a/a", run_s=1.0, user="bob")
+            await asyncio.sleep(60)
+            seen = await world.overview.next(first["name"], ["ada", "carol"])
+            assert seen["jobs"].keys() == {"ada"}
+            (job,) = seen["jobs"]["ada"]
+            assert (job["id"], job["status"]) == (running, "RUNNING")
+            assert "user" not in job
+            model = models_of(seen["state"])["a/a"]
+            assert (model["level"], model["state"]) == ("HOT", "RUNNING")
+            (queue,) = model["generations"]
+            assert (queue["running"], queue["waiting"]) == (1, 1)
+            assert queue["oldest"] is not None
+            (replica,) = queue["replicas"]
+            assert replica["busy"]
+            assert model["protected_until"] == replica["deployed"] + 600
+            (held,) = seen["state"]["nodes"][0]["gpus"][0]["held"]
+            assert (held["model"], held["level"]) == ("a/a", "HOT")
+            for secret in ("ada", "bob", running, waiting):
+                assert secret not in json.dumps(seen["state"])
+            await world.until_ended(running, waiting)
+            await asyncio.sleep(5)
+            after = await world.overview.next(seen["name"], ["ada", "carol"])
+            assert after["jobs"] == {}
+            model = models_of(after["state"])["a/a"]
+            (queue,) = model["generations"]
+            assert (queue["running"], queue["waiting"]) == (0, 0)
+            assert world.now().timestamp() - 10 < model["last_used"] <= world.now().timestamp()
+
+    run(main())
+
+
+def test_who_has_seen_it_waits_for_a_change(tmp_path: Path) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with World(tmp_path, {"a/a": 60}) as world:
+            seen = await world.overview.next()
+            before = loop.time()
+            assert await world.overview.next(seen["name"]) == {"name": seen["name"]}
+            assert loop.time() - before >= PATIENCE_S
+            before = loop.time()
+            coming = asyncio.create_task(world.overview.next(seen["name"]))
+            await asyncio.sleep(0.5)
+            await world.send("a/a")
+            changed = await coming
+            assert changed["name"] != seen["name"]
+            assert loop.time() - before < PATIENCE_S
+            # All who ask meanwhile are told of the same look.
+            assert await world.overview.next() == changed
+
+    run(main())
+
+
+def test_levels_and_what_the_calendar_has_coming(tmp_path: Path) -> None:
+    async def main() -> None:
+        dedicated = DeploymentConfig("a/b", "a/b", dedicated=True)
+        async with World(tmp_path, {"a/a": 60, "a/b": 70}, configs=(dedicated,)) as world:
+            world.keep_up()
+            await asyncio.sleep(60)
+            state = (await world.overview.next())["state"]
+            model = models_of(state)["a/b"]
+            assert (model["level"], model["dedicated"]) == ("HOT", True)
+            assert model["protected_until"] is None
+            assert model["last_used"] is None
+            assert state["schedule"] == []
+            await world.operations.evict("a/b", None, cold=False)
+            await asyncio.sleep(60)
+            state = (await world.overview.next())["state"]
+            assert models_of(state)["a/b"]["level"] == "WARM"
+            assert [held["level"] for held in state["nodes"][0]["cpu"]["held"]] == ["WARM"]
+
+    run(main())
+
+
+def test_the_course_of_jobs_is_read_while_somebody_looks(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {}) as world:
+            now = world.now().timestamp()
+            for index in range(4):
+                world.usage.note(
+                    JobRecord(
+                        str(index),
+                        "ada",
+                        "k",
+                        "a/a",
+                        "0.8",
+                        "COMPLETED",
+                        now - 2,
+                        now - 1,
+                        now,
+                        1,
+                        1,
+                    )
+                )
+            seen = await world.overview.next()
+            # The first look does not wait for what is read.
+            found = await world.overview.next(seen["name"])
+            (interval,) = found["state"]["history"]["intervals"]
+            assert (interval["jobs"], interval["errors"]) == (4, 0)
+            assert 1.6 < interval["total_s"][0] < 2.4
+            assert 0.8 < interval["wait_s"][0] < 1.2
+            assert "ada" not in json.dumps(found["state"])
+
+    run(main())

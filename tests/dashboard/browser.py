@@ -1,0 +1,49 @@
+"""A real browser that tests drive: Debian's Chromium, by Playwright."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+PATIENCE_MS = 30_000
+DESKTOP = {"width": 1280, "height": 900}
+PHONE = {"width": 390, "height": 844}
+
+
+@contextlib.contextmanager
+def chromium(program: str) -> Iterator[Browser]:
+    """Chromium without a window."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=program, args=["--no-sandbox", "--no-proxy-server"]
+        )
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextlib.contextmanager
+def visiting(
+    browser: Browser, url: str, *, key: str = "", clean: bool = True, **options: Any
+) -> Iterator[Page]:
+    """The page at an address, with an API key if one is given; `clean` if nothing may go wrong in it."""
+    with browser.new_context(**{"viewport": DESKTOP, **options}) as context:
+        context.set_default_timeout(PATIENCE_MS)
+        if key:
+            context.add_init_script(f"sessionStorage.setItem('ndif-api-key', '{key}')")
+        page = context.new_page()
+        wrong: list[str] = []
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on(
+            "console",
+            lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None,
+        )
+        page.on("dialog", lambda dialog: wrong.append(dialog.message))
+        page.goto(url)
+        yield page
+        if clean:
+            assert wrong == []

@@ -1,0 +1,105 @@
+"""The feed: one look for all pages, what changed alone, and nothing of others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from ndif.dashboard.feed import Feed
+from ndif.schema.deployment import OperationError
+from tests.dashboard.sample import RUNNING, USER, WAITING, Laboratory
+from tests.on_loop import on_loop
+
+SOON_S, NOTHING_S = 20.0, 0.3
+
+
+def parts_of(events: bytes) -> dict[str, object]:
+    """The data of events, by their names."""
+    found = {}
+    for event in events.decode().split("\n\n")[:-1]:
+        name, data = event.split("\n")
+        found[name.removeprefix("event: ")] = json.loads(data.removeprefix("data: "))
+    return found
+
+
+@on_loop
+async def test_one_look_is_for_all_and_a_change_alone_is_sent() -> None:
+    laboratory = Laboratory()
+    feed = Feed(laboratory.next)
+    with feed.subscribe(None) as one, feed.subscribe(None) as other:
+        first = parts_of(await one.next(SOON_S))
+        assert first == laboratory.state
+        assert parts_of(await other.next(SOON_S)) == first
+        assert laboratory.asked <= 2
+        laboratory.state["problems"] = ["It fails."]
+        laboratory.change()
+        for each in (one, other):
+            assert parts_of(await each.next(SOON_S)) == {"problems": ["It fails."]}
+        assert await one.next(NOTHING_S) == b""
+
+
+@on_loop
+async def test_a_page_that_does_not_read_holds_each_part_once() -> None:
+    laboratory = Laboratory()
+    feed = Feed(laboratory.next)
+    with feed.subscribe(None) as quick, feed.subscribe(None) as slow:
+        await quick.next(SOON_S)
+        for number in range(5):
+            laboratory.state["problems"] = [str(number)]
+            laboratory.change()
+            assert parts_of(await quick.next(SOON_S)) == {"problems": [str(number)]}
+        missed = parts_of(await slow.next(SOON_S))
+        assert missed == laboratory.state
+        assert await slow.next(NOTHING_S) == b""
+
+
+@on_loop
+async def test_jobs_are_sent_to_their_user_alone() -> None:
+    laboratory = Laboratory()
+    feed = Feed(laboratory.next)
+    with feed.subscribe(None) as anybody:
+        await anybody.next(SOON_S)
+        # Who comes later is not kept waiting until something changes.
+        with feed.subscribe(USER) as ada, feed.subscribe("bob") as bob:
+            found = parts_of(await ada.next(SOON_S))
+            if "jobs" not in found:
+                found = parts_of(await ada.next(SOON_S))
+            jobs = found["jobs"]
+            assert isinstance(jobs, list)
+            assert {job["id"] for job in jobs} == {RUNNING, WAITING}
+            assert not any("user" in job for job in jobs)
+            for each in (anybody, bob):
+                while events := await each.next(NOTHING_S):
+                    assert parts_of(events).get("jobs", []) == []
+                    assert RUNNING.encode() not in events
+
+
+@on_loop
+async def test_nobody_is_looked_for_without_pages() -> None:
+    laboratory = Laboratory()
+    feed = Feed(laboratory.next)
+    with feed.subscribe(None) as page:
+        await page.next(SOON_S)
+    asked = laboratory.asked
+    laboratory.change()
+    await asyncio.sleep(NOTHING_S)
+    assert laboratory.asked == asked
+    # The next page has the last state at once.
+    with feed.subscribe(None) as page:
+        assert parts_of(await page.next(SOON_S)) == laboratory.state
+
+
+@on_loop
+async def test_a_server_without_a_leader_is_told() -> None:
+    async def away(seen: str, users: object) -> dict[str, object]:
+        raise OperationError(503, "No process of this server leads now.")
+
+    feed = Feed(away)
+    with feed.subscribe(None) as page:
+        told = parts_of(await page.next(SOON_S))
+        assert told == {"away": {"detail": "No process of this server leads now."}}
+        feed.close()
+        assert page.is_closed
+        assert await page.next(SOON_S) == b""
+    with feed.subscribe(None) as late:
+        assert late.is_closed

@@ -1,0 +1,260 @@
+"""The page in a real browser: what it shows and what not, to whom, in which colours, and by which keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.dashboard.browser import PHONE, chromium, visiting
+from tests.dashboard.sample import DONE, KEY, RUNNING, Laboratory, served
+from tests.services.packages import need
+
+VIEWS = ("", "jobs", "connect")
+HOSTILE = "<img src=x onerror=alert(1)>"
+MOST_BYTES = 300_000
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium(need("chromium", "chromium")) as found:
+        yield found
+
+
+@pytest.fixture
+def laboratory() -> Laboratory:
+    return Laboratory()
+
+
+@pytest.fixture
+def url(laboratory: Laboratory, tmp_path: Path) -> Iterator[str]:
+    with served(laboratory, tmp_path) as found:
+        yield found
+
+
+MARKUP = (
+    "() => { try { document.body.innerHTML = '<b>x</b>'; } catch (error) { return error.name; } }"
+)
+STYLE = """() => {
+    const style = document.createElement("style");
+    style.textContent = "* { color: red }";
+    document.head.append(style);
+}"""
+
+
+def is_ready(page: Page) -> None:
+    """Wait until the page is live."""
+    expect(page.get_by_role("status").filter(has_text="Live")).to_be_visible()
+    expect(page.locator("main section").first).to_be_visible()
+
+
+def test_everybody_sees_the_state_and_nobodys_jobs(browser: Browser, url: str) -> None:
+    with visiting(browser, url) as page:
+        is_ready(page)
+        for heading in ("Models", "Cluster", "Queues", "Throughput", "Latency", "Schedule"):
+            expect(page.get_by_role("heading", name=heading, exact=True)).to_be_visible()
+        row = page.locator("#models tr", has_text="Llama-3.1-70B")
+        expect(row).to_contain_text("HOT")
+        expect(row).to_contain_text("dedicated")
+        expect(page.locator("#models tr", has_text="gpt2")).to_contain_text("for 35 min")
+        expect(page.locator("#queues tr", has_text="Llama-3.1-70B")).to_contain_text("about 2 min")
+        expect(page.locator("#cluster")).to_contain_text("gpu-2")
+        expect(page.get_by_role("meter").first).to_have_attribute(
+            "aria-valuetext", "75 GiB of 80 GiB"
+        )
+        page.get_by_text("windows as a list").click()
+        expect(page.locator("#schedule li").first).to_contain_text("Reading group")
+        assert "ada@example.org" not in page.content()
+        assert RUNNING not in page.content()
+
+
+def test_a_change_is_shown_and_nothing_is_asked_for(
+    browser: Browser, laboratory: Laboratory, url: str
+) -> None:
+    asked = []
+    with visiting(browser, url) as page:
+        is_ready(page)
+        page.on("request", lambda request: asked.append(request.url))
+        laboratory.state["models"][0]["generations"][0]["waiting"] = 11
+        laboratory.state["problems"] = ["GPU 3 of gpu-1 fails."]
+        laboratory.change()
+        expect(page.locator("#queues tr", has_text="Llama-3.1-70B")).to_contain_text("11")
+        expect(page.get_by_role("region", name="Problems")).to_contain_text("GPU 3 of gpu-1 fails.")
+    assert asked == []
+
+
+def test_names_are_text(browser: Browser, laboratory: Laboratory, url: str) -> None:
+    state = laboratory.state
+    state["models"][0].update(repo_id=HOSTILE, task=HOSTILE, revision=HOSTILE, problems=[HOSTILE])
+    state["nodes"][0]["name"] = HOSTILE
+    state["nodes"][0]["gpus"][0]["held"][0]["model"] = HOSTILE
+    state["problems"] = [HOSTILE]
+    state["schedule"][0].update(model=HOSTILE, title=HOSTILE)
+    for job in laboratory.jobs:
+        job["model"] = HOSTILE
+    with visiting(browser, url, key=KEY) as page:
+        for view in VIEWS:
+            page.goto(f"{url}/#/{view}")
+            is_ready(page)
+            shown = {"": "#models", "jobs": "#jobs tbody", "connect": "#connect option"}[view]
+            expect(page.locator(shown).first).to_contain_text(HOSTILE)
+            assert page.locator("img").count() == 0
+
+
+def test_the_browser_refuses_markup_and_foreign_scripts(browser: Browser, url: str) -> None:
+    """Show that the policy is in force, and that the check of what goes wrong would see it."""
+    with visiting(browser, url, clean=False) as page:
+        is_ready(page)
+        assert page.evaluate(MARKUP) == "TypeError"
+        with page.expect_event("console", lambda said: "Content Security Policy" in said.text):
+            page.evaluate(STYLE)
+
+
+def test_ones_own_jobs_and_how_one_ends(browser: Browser, laboratory: Laboratory, url: str) -> None:
+    with visiting(browser, f"{url}/#/jobs") as page:
+        page.get_by_label("API key").fill(KEY)
+        page.get_by_role("button", name="Use key").click()
+        row = page.locator("#jobs tr", has_text=RUNNING[:8])
+        expect(row).to_contain_text("running")
+        expect(page.locator("#jobs tr", has_text="number 3, starts in 42 s")).to_be_visible()
+        expect(page.locator("#usage")).to_contain_text("meta-llama/Llama-3.1-70B")
+        expect(page.locator("#limits")).to_contain_text("1,000, 2 used")
+        row.get_by_role("button", name="Timeline").click()
+        expect(page.locator(".timeline tr", has_text="execute")).to_contain_text("0.3 s")
+        row.get_by_role("button", name="Cancel").click()
+        assert laboratory.killed == []
+        row.get_by_role("button", name="End the job?").click()
+        expect(row).to_contain_text("error")
+        assert laboratory.killed == [RUNNING]
+        assert KEY not in page.url
+        assert page.evaluate("Object.values(localStorage).join()") == ""
+        # Another visit in this tab has the key; without it nothing of the jobs is left.
+        page.reload()
+        expect(row).to_be_visible()
+        page.get_by_role("button", name="Forget key").click()
+        expect(page.get_by_label("API key")).to_be_visible()
+        assert DONE[:8] not in page.content()
+
+
+def test_a_wrong_key_is_told_so(browser: Browser, url: str) -> None:
+    with visiting(browser, f"{url}/#/jobs", clean=False) as page:
+        page.get_by_label("API key").fill("nobody's")
+        page.get_by_role("button", name="Use key").click()
+        expect(page.get_by_role("alert")).to_contain_text("API key")
+
+
+def test_who_is_not_logged_in_is_told_how(
+    browser: Browser, laboratory: Laboratory, tmp_path: Path
+) -> None:
+    with (
+        served(laboratory, tmp_path, "login") as url,
+        visiting(browser, url, clean=False) as page,
+    ):
+        expect(page.get_by_role("heading", name="Log in")).to_be_visible()
+        page.get_by_role("link", name="Connect").click()
+        expect(page.locator("#connect")).to_contain_text("pip install")
+        assert "Llama" not in page.content()
+        page.get_by_role("link", name="Overview").click()
+        page.get_by_label("API key").fill(KEY)
+        page.get_by_role("button", name="Use key").click()
+        expect(page.locator("#models")).to_contain_text("Llama-3.1-70B")
+
+
+def test_both_colours(browser: Browser, url: str) -> None:
+    with visiting(browser, url, color_scheme="dark") as page:
+        is_ready(page)
+        colour = "getComputedStyle(document.body).backgroundColor"
+        dark = page.evaluate(colour)
+        page.emulate_media(color_scheme="light")
+        light = page.evaluate(colour)
+        assert dark != light
+        toggle = page.get_by_role("button", name="Colours")
+        toggle.click()
+        assert page.evaluate(colour) == dark
+        page.reload()
+        is_ready(page)
+        assert page.evaluate(colour) == dark
+        toggle.click()
+        assert page.evaluate(colour) == light
+        toggle.click()
+        expect(toggle).to_have_accessible_name("Colours: auto")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_phone_scrolls_down_alone(browser: Browser, url: str, view: str) -> None:
+    with visiting(
+        browser, f"{url}/#/{view}", key=KEY, viewport=PHONE, has_touch=True, is_mobile=True
+    ) as page:
+        is_ready(page)
+        if view == "jobs":
+            page.get_by_role("button", name="Timeline").first.click()
+            expect(page.locator(".timeline")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+
+
+REACHABLE = "a[href], button:not([disabled]), input, select, summary, [tabindex='0']"
+FOCUSED = f"[...document.querySelectorAll(`{REACHABLE}`)].indexOf(document.activeElement)"
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_keyboard_reaches_everything(browser: Browser, url: str, view: str) -> None:
+    with visiting(browser, f"{url}/#/{view}", key=KEY) as page:
+        is_ready(page)
+        wanted = page.evaluate(
+            f"""() => [...document.querySelectorAll("{REACHABLE}")].filter(
+                (e) => e.checkVisibility() && !(e.type === "radio" && !e.checked)).length"""
+        )
+        reached = set()
+        for _ in range(3 * wanted):
+            page.keyboard.press("Tab")
+            reached.add(page.evaluate(FOCUSED))
+            if len(reached - {-1}) >= wanted:
+                break
+        assert len(reached - {-1}) == wanted
+        # The first of them skips the head.
+        page.goto(f"{url}/#/{view}")
+        page.reload()
+        is_ready(page)
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "main"
+
+
+def test_the_page_is_small(browser: Browser, url: str) -> None:
+    with browser.new_context() as context:
+        page = context.new_page()
+        loaded: dict[str, int] = {}
+        page.on(
+            "requestfinished",
+            lambda request: loaded.update({request.url: request.sizes()["responseBodySize"]}),
+        )
+        page.goto(url)
+        is_ready(page)
+        page.wait_for_load_state("load")
+        assert sum(loaded.values()) <= MOST_BYTES / 3
+        assert all(each.startswith(url) for each in loaded)
+        decoded = page.evaluate(
+            "performance.getEntriesByType('resource').concat(performance.getEntriesByType('navigation'))"
+            ".reduce((total, each) => total + each.decodedBodySize, 0)"
+        )
+        assert 0 < decoded <= MOST_BYTES
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_nothing_shuts_anybody_out(browser: Browser, url: str, view: str, colours: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    with visiting(browser, f"{url}/#/{view}", key=KEY, color_scheme=colours) as page:
+        is_ready(page)
+        if view == "jobs":
+            page.get_by_role("button", name="Timeline").first.click()
+            expect(page.locator(".timeline")).to_be_visible()
+        found = axe.run(page).response
+    grave = [
+        (each["id"], [node["html"] for node in each["nodes"]][:3])
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
+    assert grave == []
