@@ -13,8 +13,16 @@ export const views = [
   { path: "model", title: "Model", component: Model, needs: "nothing", isLinked: true },
 ];
 
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text; // which somebody has cut
+  }
+}
+
 export function viewAt(hash) {
-  const place = decodeURIComponent(hash.replace(/^#\/?/, ""));
-  const [path, ...rest] = place.split("/");
+  const place = hash.replace(/^#\/?/, "");
+  const [path, ...rest] = decoded(place).split("/");
   return { view: views.find((each) => each.path === path) ?? views[0], place: rest.join("/") };
 }
