@@ -141,6 +141,7 @@ def test_the_page_has_the_tree_the_facts_and_a_trace(browser: Browser, url: str)
 
 def test_a_path_is_copied_also_of_another_block(browser: Browser, url: str) -> None:
     with showing(browser, url, GPT2) as page:
+        page.get_by_role("button", name="Expand all").click()
         row = page.get_by_role("treeitem", name="model.transformer.h[0].mlp, GPT2MLP")
         row.locator("> .module").hover()
         row.get_by_role(

@@ -77,7 +77,7 @@ def _rendered(model: Mapping[str, Any], generation: str | None) -> RenderableTyp
     tree = model["tree"]
     if tree is None:
         return Group(*parts, Text(_UNKNOWN))
-    shown = generation if generation in tree["paths"] else model["generation"]
+    shown = str(generation if generation in tree["paths"] else model["generation"])
     parts.append(Text(f"Modules, as nnsight {shown} names them:"))
     return Group(*parts, _tree(tree, shown))
 
@@ -97,7 +97,7 @@ def _facts(model: Mapping[str, Any]) -> Iterator[str]:
     if about:
         yield ", ".join(about)
     served = [
-        f"{each} ({model['runtimes'].get(each, 'NOT_STARTED')}"
+        f"{each} ({model['runtimes'].get(each, 'not loaded')}"
         + (f", loaded in {duration(model['load_s'][each])})" if each in model["load_s"] else ")")
         for each in model["generations"]
     ]

@@ -1,10 +1,10 @@
 // A model's modules: a tree to search and to walk by keyboard, and the module that is chosen in it.
 
-import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact.js";
+import { html, useLayoutEffect, useMemo, useRef, useState } from "./vendor/preact.js";
 import { count, plural } from "./format.js";
 import { Card, Code, Copy } from "./parts.js";
 
-const AT_FIRST = 40; // rows that are open at first, at most
+const AT_FIRST = 16; // rows that are open at first, at most
 const TYPING_MS = 700;
 
 // A row knows its own step of the path, so that a path can lead through any of several modules that are alike.
@@ -156,7 +156,8 @@ export function ModuleTree({ tree, generation }) {
   const wanted = byKey.get(chosenKey) ?? rows[0];
   const chosen = visible.includes(wanted) ? wanted : visible[0];
 
-  useEffect(() => {
+  // Before the next key comes.
+  useLayoutEffect(() => {
     if (!moves.current) return;
     moves.current = false;
     list.current?.querySelector(`[data-key="${chosen.key}"]`)?.focus();
