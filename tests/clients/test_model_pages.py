@@ -24,7 +24,10 @@ TASKS = {
     "tests/bert": "fill-mask",
     "tests/t5": "feature-extraction",
 }
-SERVED = [("0.8", name) for name in TASKS] + [("0.7", "tests/gpt2"), ("0.7", "tests/llama")]
+SERVED = {
+    "0.8": [*TASKS],
+    "0.7": [name for name, task in TASKS.items() if task == "text-generation"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +71,7 @@ def server(
         "NDIF_RUNTIMES_DIR": str(runtimes),
         "NDIF_SESSION_ROOT": str(folder / "sessions"),
         "NDIF_BROKER_URL": redis.url,
+        "NDIF_CLUSTER_SECRET": "a secret that the processes share",
         "NDIF_AUTOSCALE_MAX_REPLICAS": "1",
     }
     started = StartedServer(
@@ -94,37 +98,29 @@ def page(server: StartedServer, name: str) -> dict[str, object]:
     return found
 
 
-@pytest.fixture(scope="module")
-def clients(
+@pytest.mark.parametrize("generation", SERVED)
+def test_a_client_finds_it_so(
     server: StartedServer,
-    hub: str,
     models: dict[str, Path],
     runtimes: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[tuple[str, str], Client]]:
-    """A client for each model and generation, which are there at once."""
-    started = {}
-    for generation, name in SERVED:
-        environment = {
-            "NDIF_HOST": server.url,
-            "HF_ENDPOINT": f"{server.url}/hub",
-            "HF_HOME": str(tmp_path_factory.mktemp("client")),
-            "NDIF_API_KEY": "",
-        }
-        if generation != "0.8":
-            environment["PYTHONPATH"] = str(runtimes / generation)
-        started[generation, name] = Client("scenarios_model_pages", name, models[name], environment)
-    yield started
-    for client in started.values():
-        client.close()
-
-
-@pytest.mark.parametrize("scenario", scenarios("scenarios_model_pages"))
-@pytest.mark.parametrize(("generation", "name"), SERVED)
-def test_a_client_finds_it_so(
-    clients: dict[tuple[str, str], Client], generation: str, name: str, scenario: str
+    tmp_path: Path,
+    generation: str,
 ) -> None:
-    clients[generation, name].run(scenario)
+    environment = {
+        "NDIF_HOST": server.url,
+        "HF_ENDPOINT": f"{server.url}/hub",
+        "HF_HOME": str(tmp_path),
+        "NDIF_API_KEY": "",
+    }
+    if generation != "0.8":
+        environment["PYTHONPATH"] = str(runtimes / generation)
+    folder = models["tests/gpt2"].parent
+    client = Client("scenarios_model_pages", ",".join(SERVED[generation]), folder, environment)
+    try:
+        for scenario in scenarios("scenarios_model_pages"):
+            client.run(scenario)
+    finally:
+        client.close()
 
 
 def test_facts_are_those_of_the_repository(server: StartedServer, hub: str) -> None:
@@ -141,7 +137,7 @@ def test_no_tree_is_in_what_is_published_all_the_time(
     server: StartedServer, redis: RedisServer
 ) -> None:
     for name in ("status", "models", "files"):
-        published = redis.command("get", name)
+        published = redis.command("--no-raw", "get", name)
         assert "GPT2Block" not in str(published)
         assert "gpt2" in str(published)
 
