@@ -1,4 +1,4 @@
-"""What `GET /models` says of a model, put to the test by a client of any generation."""
+"""Paths and traces of `GET /models`, put to the test by a client of any generation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Context:
 
 
 class Page:
-    """What the server tells of one model."""
+    """Facts that the server tells of one model."""
 
     def __init__(self, name: str, folder: Path, generation: str) -> None:
         address = f"{os.environ['NDIF_HOST']}/models/{name}?generation={generation}"

@@ -156,7 +156,7 @@ class DescribedModel(BaseModel):
     generations: list[str]
     """nnsight generations whose clients may use it, the newest first."""
     adapters: list[str]
-    """Those whose requests may name an adapter (PEFT) for it."""
+    """Generations whose requests may name an adapter (PEFT) for it."""
     load_s: dict[str, float]
     """Seconds that its last load took, by generation; without those not loaded since this server leads."""
     generation: str | None

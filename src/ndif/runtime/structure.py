@@ -84,7 +84,7 @@ class _Tree:
     def __init__(self) -> None:
         self._left = _MAX_MODULES
         self._signatures: dict[int, bytes] = {}
-        """What two nodes have in common that stand for the same structure, by the id of a node."""
+        """Digest of the structure that a node stands for, by the id of the node."""
 
     def node(self, module: Any, name: str, depth: int) -> Node:
         """Return the node of a module and of all below it."""
