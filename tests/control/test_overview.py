@@ -37,7 +37,7 @@ def test_a_job_is_seen_by_all_and_named_to_its_user(tmp_path: Path) -> None:
             seen = await world.overview.next(first["name"], ["ada", "carol"])
             assert seen["jobs"].keys() == {"ada"}
             (job,) = seen["jobs"]["ada"]
-            assert (job["id"], job["status"]) == (running, "RUNNING")
+            assert (job["id"], job["status"]) == (running, "DISPATCHED")
             assert "user" not in job
             model = models_of(seen["state"])["a/a"]
             assert (model["level"], model["state"]) == ("HOT", "RUNNING")

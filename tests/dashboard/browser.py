@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 PATIENCE_MS = 30_000
 DESKTOP = {"width": 1280, "height": 900}
@@ -16,6 +16,7 @@ PHONE = {"width": 390, "height": 844}
 @contextlib.contextmanager
 def chromium(program: str) -> Iterator[Browser]:
     """Chromium without a window."""
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=program, args=["--no-sandbox", "--no-proxy-server"]

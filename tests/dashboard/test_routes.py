@@ -138,7 +138,7 @@ def test_a_file_is_kept_for_ever_and_a_page_is_asked_for_again(url: str) -> None
         assert plain.headers["Cache-Control"] == "public, max-age=31536000, immutable"
         assert plain.headers["X-Content-Type-Options"] == "nosniff"
         assert "frame-ancestors 'none'" in plain.headers["Content-Security-Policy"]
-        assert plain.headers["Vary"] == "Accept-Encoding"
+        assert "Accept-Encoding" in plain.headers["Vary"]
         packed = get(url + place, **{"Accept-Encoding": "gzip"})
         assert packed.headers["Content-Encoding"] == "gzip"
         assert packed.content == plain.content
@@ -148,7 +148,7 @@ def test_a_file_is_kept_for_ever_and_a_page_is_asked_for_again(url: str) -> None
     for missing in (
         places[0].replace(Pages().version, "0" * 16),
         f"/static/{Pages().version}/index.html",
-        f"/static/{Pages().version}/../pages.py",
+        f"/static/{Pages().version}/%2e%2e/pages.py",
         f"/static/{Pages().version}/vendor/preact.LICENSE",
     ):
         assert get(url + missing).status_code == 404

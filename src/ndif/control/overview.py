@@ -35,7 +35,7 @@ _HISTORY_S = 6 * 3600.0
 """Seconds that the course of jobs goes back."""
 STEP_S = 300.0
 """Seconds of an interval of that course."""
-_READ_S = 30.0
+_READ_S = 15.0
 """Seconds between two readings of the record of jobs."""
 _DIGITS = 12
 """Digits of the name of a state."""

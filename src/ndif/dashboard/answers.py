@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict
 
 from ndif.control.answers import PublicProbe
@@ -12,11 +14,11 @@ _SOME_TIME = 1_785_000_000.0
 _REPO = "openai-community/gpt2"
 
 
-def _with(example: object = None) -> ConfigDict:
+def _with(example: Any = None) -> ConfigDict:
     return ConfigDict(
         extra="forbid",
         use_attribute_docstrings=True,
-        json_schema_extra=None if example is None else {"examples": [example]},  # type: ignore[dict-item]
+        json_schema_extra=None if example is None else {"examples": [example]},
     )
 
 

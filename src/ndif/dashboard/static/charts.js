@@ -1,7 +1,7 @@
 // Throughput and latency over the last hours.
 
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact.js";
-import { count, duration, plural } from "./format.js";
+import { clock, count, duration, plural } from "./format.js";
 import { now } from "./live.js";
 import { Card, Empty } from "./parts.js";
 
@@ -47,21 +47,21 @@ function Chart({ data, series, format, summary }) {
         cursor: { drag: { x: false, y: false }, points: { size: 6 } },
         scales: { y: { range: (_, low, high) => [0, Math.max(high * 1.1, Number.EPSILON + (format ? 0.1 : 4))] } },
         series: [
-          { value: (_, moment) => (moment === null ? "–" : clockOf(moment)), label: "Time" },
+          { value: (_, moment) => (moment === null ? "–" : clock(moment)), label: "Time" },
           ...series.map((each) => ({
             label: each.label,
             stroke: colour(each.colour),
             width: 2,
             fill: each.bars ? colour(each.colour) : undefined,
             paths: each.bars ? uPlot.paths.bars({ size: [0.7, 24], radius: 0.15 }) : uPlot.paths.linear(),
-            points: { show: !each.bars, size: 5, fill: colour(each.colour) },
+            points: { show: !each.bars, size: 5, fill: colour(each.colour), filter: alone },
             dash: each.dash,
             spanGaps: false,
             value: (_, value) => (value === null || value === undefined ? "–" : (format ?? count)(value)),
           })),
         ],
         axes: [
-          { ...axis, values: (_, marks) => marks.map(clockOf), space: 60 },
+          { ...axis, values: (_, marks) => marks.map(clock), space: 60, size: 30 },
           {
             ...axis,
             size: format ? 58 : 40,
@@ -88,8 +88,14 @@ function Chart({ data, series, format, summary }) {
   </figure>`;
 }
 
-function clockOf(moment) {
-  return new Date(moment * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+/** Points without a neighbour, of which no line would tell. */
+function alone(plot, series) {
+  const values = plot.data[series];
+  const found = [];
+  values.forEach((value, index) => {
+    if (value !== null && (values[index - 1] ?? null) === null && (values[index + 1] ?? null) === null) found.push(index);
+  });
+  return found;
 }
 
 function columns(history) {
@@ -110,8 +116,8 @@ function columns(history) {
 }
 
 const THROUGHPUT = [
-  { label: "Ended", colour: "--accent", bars: true },
-  { label: "of them errors", colour: "--bad", bars: true },
+  { label: "Jobs", colour: "--accent", bars: true },
+  { label: "Errors", colour: "--bad", bars: true },
 ];
 const LATENCY = [
   { label: "Median", colour: "--accent" },
@@ -130,7 +136,7 @@ export function Charts({ history }) {
       <${Empty}>No job has ended in this time. Throughput and latency are shown here once some have.</${Empty}>
     </${Card}>`;
   }
-  return html`<div class="pair">
+  return html`
     <${Card} title="Throughput" id="throughput" note=${`jobs in ${minutes} minutes`}>
       <${Chart} data=${data.throughput} series=${THROUGHPUT}
         summary=${`${plural(jobs, "job")} ended in six hours, ${plural(errors, "error")}.`} />
@@ -138,6 +144,5 @@ export function Charts({ history }) {
     <${Card} title="Latency" id="latency" note="from arrival to end">
       <${Chart} data=${data.latency} series=${LATENCY} format=${duration}
         summary=${`Last: half of the jobs within ${duration(last.total_s[0])}, 95 % within ${duration(last.total_s[1])}.`} />
-    </${Card}>
-  </div>`;
+    </${Card}>`;
 }

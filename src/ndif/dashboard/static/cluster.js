@@ -10,7 +10,14 @@ function Bar({ name, memory, colours, withdrawn }) {
   const used = memory.bytes - memory.free_bytes;
   const share = (count) => `${(100 * count) / Math.max(1, memory.bytes)}%`;
   const known = memory.held.reduce((total, each) => total + each.bytes, 0);
-  const others = Math.max(0, used - known);
+  const rest = used - known;
+  const others = rest > memory.bytes / 200 ? rest : 0; // less is rounding
+  const groups = new Map();
+  for (const each of memory.held) {
+    const name = `${each.model}\n${each.level}`;
+    const group = groups.get(name) ?? { ...each, bytes: 0, count: 0 };
+    groups.set(name, { ...group, bytes: group.bytes + each.bytes, count: group.count + 1 });
+  }
   const text = `${bytes(used)} of ${bytes(memory.bytes)}`;
   return html`<div class="device">
     <div class="row">
@@ -26,10 +33,10 @@ function Bar({ name, memory, colours, withdrawn }) {
       ${others > 0 && html`<span class="part other" style=${{ width: share(others) }}></span>`}
     </div>
     ${memory.held.length > 0 && html`<ul class="held">
-      ${memory.held.map(
-        (each) => html`<li key=${each.model + each.replica}>
+      ${[...groups].map(
+        ([name, each]) => html`<li key=${name}>
           <span class=${`dot c${colours.get(each.model)}`} aria-hidden="true"></span>
-          <span class="held-name">${each.model}</span>
+          <span class="held-name">${each.model}${each.count > 1 ? html` <span class="note">× ${each.count}</span>` : ""}</span>
           <span class="note">${each.level === "WARM" ? "warm, " : ""}${each.bytes > 1 ? bytes(each.bytes) : "not measured"}</span>
         </li>`,
       )}
@@ -55,7 +62,7 @@ export function Cluster({ nodes }) {
                 (gpu, index) => html`<${Bar} key=${index} name=${`GPU ${index}`} memory=${gpu}
                   withdrawn=${gpu.withdrawn} colours=${colours} />`,
               )}
-              <${Bar} name="CPU memory for models" memory=${node.cpu} colours=${colours} />
+              <${Bar} name="CPU memory" memory=${node.cpu} colours=${colours} />
             </div>
           </section>`,
         )}

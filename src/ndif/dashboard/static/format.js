@@ -31,6 +31,7 @@ export function parameters(number) {
 
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
+  if (seconds === 0) return "0 s";
   if (seconds < 0.0995) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 9.95) return `${seconds.toFixed(1)} s`;
   if (seconds < 59.5) return `${Math.round(seconds)} s`;
@@ -49,7 +50,7 @@ export function ago(moment, now) {
 }
 
 export function clock(moment) {
-  return new Date(moment * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+  return new Date(moment * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 }
 
 export function dayAndTime(moment) {
@@ -59,6 +60,7 @@ export function dayAndTime(moment) {
     month: "short",
     hour: "2-digit",
     minute: "2-digit",
+    hourCycle: "h23",
   });
 }
 

@@ -99,13 +99,13 @@ function Row({ job, moment, open, toggle, tell }) {
   return html`<tr class=${isOpen ? "is-open" : ""}>
       <th scope="row"><code class="id" title=${job.id}>${job.id.slice(0, 8)}</code>
         <span class="note">${ago(job.received, moment)}</span></th>
-      <td data-name="Model"><span class="name">${job.model}</span> <span class="note">nnsight ${job.generation}</span></td>
-      <td data-name="State"><${JobState} state=${job.status} /></td>
+      <td data-name="Model" class="inline"><span class="name">${job.model}</span> <span class="note">nnsight ${job.generation}</span></td>
+      <td data-name="State" class="inline"><${JobState} state=${job.status} /></td>
       <td data-name="Times">${timesOf(job, moment)}</td>
       <td data-name="Result" class="number">${job.result_bytes ? bytes(job.result_bytes) : html`<span class="muted">–</span>`}</td>
       <td class="actions">
         <button type="button" aria-expanded=${isOpen} onClick=${() => toggle(isOpen ? "" : job.id)}>Timeline</button>
-        ${job.ended === null && html`<${Cancel} job=${job} tell=${tell} />`}
+        ${job.ended === null && job.status !== "ENDING" && html`<${Cancel} job=${job} tell=${tell} />`}
         ${job.status === "COMPLETED" && html`<${Download} job=${job} tell=${tell} />`}
       </td>
     </tr>
@@ -118,9 +118,15 @@ function OwnJobs({ parts }) {
   const [ended, sentence] = useEnded(unfinished);
   const [open, toggle] = useState("");
   const [said, tell] = useState("");
+  const seen = useRef(new Map());
   const jobs = useMemo(() => {
     const live = new Set(unfinished.map((job) => job.id));
-    return [...unfinished, ...(ended ?? []).filter((job) => !live.has(job.id))];
+    const told = (ended ?? []).filter((job) => !live.has(job.id));
+    // One that has just ended stays as it was until the server says how.
+    for (const { id } of told) seen.current.delete(id);
+    const ending = [...seen.current.values()].filter((job) => !live.has(job.id));
+    for (const job of unfinished) seen.current.set(job.id, { ...job, status: "ENDING" });
+    return [...unfinished, ...ending, ...told];
   }, [unfinished, ended]);
   const note = unfinished.length ? `${plural(unfinished.length, "job")} not ended` : "";
   return html`<${Card} title="My jobs" id="jobs" note=${note}>

@@ -20,8 +20,10 @@ function replicasOf(model) {
   if (!parts.length) return html`<span class="muted">none</span>`;
   return parts.map(
     (each) => html`<div key=${each.generation}>
-      <span class="number">${each.ready} of ${each.desired}</span>
-      <span class="muted"> nnsight ${each.generation}${each.warm ? `, ${each.warm} warm` : ""}</span>
+      <span class="number">${[each.desired && `${each.ready} of ${each.desired}`, each.warm && `${each.warm} warm`]
+        .filter(Boolean)
+        .join(", ") || "none"}</span>
+      <span class="muted"> nnsight ${each.generation}</span>
       ${each.loading && html`<progress max=${each.loading.total} value=${each.loading.done ?? 0}
         aria-label=${`Loading for nnsight ${each.generation}`}></progress>`}
     </div>`,
@@ -47,12 +49,12 @@ function Row({ model, moment }) {
         .join(" · ")}</span>
       ${model.problems.map((sentence) => html`<span class="problem" key=${sentence}>${sentence}</span>`)}
     </th>
-    <td data-name="Level"><${Level} level=${model.level} /></td>
-    <td data-name="State"><${State} state=${model.state} /></td>
+    <td data-name="Level" class="inline"><${Level} level=${model.level} /></td>
+    <td data-name="State" class="inline"><${State} state=${model.state} /></td>
     <td data-name="Replicas">${replicasOf(model)}</td>
     <td data-name="Size" class="number">${size ?? html`<span class="muted">–</span>`}</td>
-    <td data-name="Protected">${protection(model, moment)}</td>
-    <td data-name="Last used">${model.last_used === null
+    <td data-name="Protected" class="brief">${protection(model, moment)}</td>
+    <td data-name="Last used" class="brief">${model.last_used === null
       ? html`<span class="muted">not yet</span>`
       : ago(model.last_used, moment)}</td>
   </tr>`;

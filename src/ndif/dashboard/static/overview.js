@@ -59,12 +59,12 @@ export function Overview({ parts }) {
       <ul>${parts.problems.map((sentence) => html`<li key=${sentence}>${sentence}</li>`)}</ul>
     </section>`}
     <${Tiles} models=${parts.models} nodes=${parts.nodes} history=${parts.history} />
-    <${Models} models=${parts.models} nodes=${parts.nodes} />
+    <${Models} models=${parts.models} />
+    <${Cluster} nodes=${parts.nodes} />
     <div class="pair">
-      <${Cluster} nodes=${parts.nodes} models=${parts.models} />
       <${Queues} models=${parts.models} />
+      <div class="stack"><${Charts} history=${parts.history} /></div>
     </div>
-    <${Charts} history=${parts.history} />
     <${Schedule} windows=${parts.schedule} />
   `;
 }

@@ -50,6 +50,7 @@ export function State({ state }) {
 }
 
 export function JobState({ state }) {
+  if (state === "ENDING") return html`<span class="state idle">ending</span>`;
   if (state === "RUNNING") return html`<span class="state busy">running</span>`;
   if (state === "DEPLOYING") return html`<span class="state idle">waits: model loads</span>`;
   if (state === "PROVISIONING") return html`<span class="state idle">waits: model is placed</span>`;

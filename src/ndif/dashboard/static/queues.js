@@ -24,7 +24,7 @@ export function Queues({ models }) {
   return html`<${Card} title="Queues" id="queues" note=${waiting ? `${plural(waiting, "job")} waiting` : "nothing waits"}>
     ${queues.length === 0
       ? html`<${Empty}>No model has had a job since the server started.</${Empty}>`
-      : html`<div class="scroll" tabindex="0" role="region" aria-label="Queues"><table>
+      : html`<div class="scroll" tabindex="0" role="region" aria-label="Queues"><table class="stacks">
           <caption class="off-screen">Jobs that run and wait, by model</caption>
           <thead><tr>
             <th scope="col">Model</th><th scope="col" class="number">Running</th>
@@ -34,12 +34,12 @@ export function Queues({ models }) {
             (queue) => html`<tr key=${queue.model.key + queue.generation}>
               <th scope="row"><span class="name">${queue.model.repo_id}</span>
                 <span class="note">nnsight ${queue.generation}</span></th>
-              <td class="number">${count(queue.running)}</td>
-              <td><div class="waiting"><span class="number">${count(queue.waiting)}</span>
+              <td class="number" data-name="Running">${count(queue.running)}</td>
+              <td data-name="Waiting"><div class="waiting"><span class="number">${count(queue.waiting)}</span>
                 ${queue.waiting > 0 && html`<span class="track" aria-hidden="true"><span class="fill"
                   style=${{ width: `${(100 * queue.waiting) / most}%` }}></span></span>`}</div>
                 ${queue.oldest !== null && html`<span class="note">first came ${ago(queue.oldest, moment)}</span>`}</td>
-              <td>${waitOf(queue)}</td>
+              <td data-name="A new job">${waitOf(queue)}</td>
             </tr>`,
           )}</tbody>
         </table></div>`}

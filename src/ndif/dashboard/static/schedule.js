@@ -6,6 +6,7 @@ import { Card, Empty, useNow } from "./parts.js";
 
 const DAY_S = 86400;
 const DAYS = 7;
+const LABELLED = 12; // percent of the width that a window's times need
 
 /** Beginnings of the days shown, the first today's; a day may have 23 or 25 hours. */
 function days(moment) {
@@ -45,7 +46,7 @@ export function Schedule({ windows }) {
                 (each) => html`<span class=${`window${each.start <= moment && moment < each.end ? " open" : ""}`}
                   key=${each.start} title=${`${each.title}: ${dayAndTime(each.start)} to ${endOf(each)}`}
                   style=${{ left: `${place(each.start)}%`, width: `${place(each.end) - place(each.start)}%` }}
-                  >${clock(each.start)}–${clock(each.end)}</span>`,
+                  >${place(each.end) - place(each.start) > LABELLED && `${clock(each.start)}–${endOf(each)}`}</span>`,
               )}
               <span class="present" style=${{ left: `${place(moment)}%` }}></span>
             </div>

@@ -38,8 +38,7 @@ export function Timeline({ job }) {
   const last = Math.max(first + 0.001, ...trace.steps.map((step) => step.end));
   const share = (seconds) => `${(100 * seconds) / (last - first)}%`;
   return html`<div class="timeline">
-    <p class="note">${clock(first)}, ${duration(last - first)} in all${trace.ended === null ? " so far" : ""}. Job
-      <code>${trace.id}</code></p>
+    <p class="note">${clock(first)}, ${duration(last - first)} in all${trace.ended === null ? " so far" : ""}. Job${" "}<code>${trace.id}</code></p>
     <table><caption class="off-screen">Steps of the job</caption>
       <thead><tr><th scope="col">Part</th><th scope="col">Step</th><th scope="col" class="number">Took</th>
         <th scope="col"><span class="off-screen">When</span></th></tr></thead>

@@ -40,14 +40,14 @@ export function Usage({ me, jobs }) {
       </fieldset>
       ${sentence && html`<p class="problem" role="alert">${sentence}</p>`}
       ${rows?.length
-        ? html`<div class="scroll" tabindex="0" role="region" aria-label="My usage"><table>
+        ? html`<div class="scroll" tabindex="0" role="region" aria-label="My usage"><table class="stacks">
             <caption class="off-screen">Jobs that have ended, by ${by}</caption>
             <thead><tr><th scope="col">${by === "day" ? "Day" : "Model"}</th><th scope="col" class="number">Jobs</th>
               <th scope="col" class="number">Errors</th><th scope="col" class="number">Run time</th>
               <th scope="col" class="number">Results</th></tr></thead>
             <tbody>${rows.map((row) => html`<tr key=${row.name}><th scope="row"><span class="name">${row.name}</span></th>
-              <td class="number">${count(row.jobs)}</td><td class="number">${count(row.errors)}</td>
-              <td class="number">${duration(row.execution_s)}</td><td class="number">${bytes(row.result_bytes)}</td></tr>`)}</tbody>
+              <td class="number" data-name="Jobs">${count(row.jobs)}</td><td class="number" data-name="Errors">${count(row.errors)}</td>
+              <td class="number" data-name="Run time">${duration(row.execution_s)}</td><td class="number" data-name="Results">${bytes(row.result_bytes)}</td></tr>`)}</tbody>
           </table></div>`
         : html`<${Empty}>${rows === null ? "Loading…" : "No job of yours has ended yet."}</${Empty}>`}
     </${Card}>

@@ -172,14 +172,14 @@ def _whole(connection: AsyncConnection, number: ColumnElement[Any]) -> ColumnEle
 def _class_of(seconds: ColumnElement[Any]) -> ColumnElement[Any]:
     """Return the class of a duration, as `history.class_of` has it; NULL for NULL."""
     # Literals: PostgreSQL takes no two parameters for the same expression.
-    classes = [
+    classes: list[tuple[Any, Any]] = [
         (seconds < literal_column(repr(bound)), literal_column(str(number)))
         for number, bound in enumerate(BOUNDS_S)
     ]
     return case((seconds.is_(None), null()), *classes, else_=literal_column(str(len(BOUNDS_S))))
 
 
-def _intervals(rows: Iterable[Row[Any]], step_s: float) -> list[Interval]:
+def _intervals(rows: Iterable[Any], step_s: float) -> list[Interval]:
     """Return the intervals that rows of place, two classes, jobs and errors make up."""
     jobs: Counter[int] = Counter()
     errors: Counter[int] = Counter()

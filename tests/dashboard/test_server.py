@@ -1,0 +1,109 @@
+"""The page over real servers of each size, while a real client's jobs run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.cli.test_start import free_port
+from tests.clients.harness import Client, LocalServer, StartedServer, until
+from tests.conftest import NAME, client_environment
+from tests.dashboard.browser import chromium, visiting
+from tests.services.packages import need
+
+KEYS = {"ada": "the-key-of-ada", "bob": "the-key-of-bob"}
+SIZES = ("one process", "many")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium(need("chromium", "chromium")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def started(
+    request: pytest.FixtureRequest,
+    server_environment: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[StartedServer]:
+    """`ndif start` with two users, who log in: one process, or two gateways with a broker."""
+    folder = tmp_path_factory.mktemp("dashboard")
+    keys = folder / "keys.yaml"
+    lines = (f"- {{key: {key}, user: {user}}}\n" for user, key in KEYS.items())
+    keys.write_text(f"keys:\n{''.join(lines)}")
+    keys.chmod(0o600)
+    broker = {}
+    if request.param == "many":
+        need("redis-server", "redis-server")
+        url = f"redis://:secret@127.0.0.1:{free_port()}/0"  # which `ndif start` starts
+        broker = {"NDIF_BROKER_URL": url, "NDIF_API_WORKERS": "2"}
+    server = StartedServer(
+        NAME,
+        environment={
+            **server_environment,
+            **broker,
+            "NDIF_SESSION_ROOT": str(folder / "session"),
+            "NDIF_API_KEYS": str(keys),
+            "NDIF_DASHBOARD": "login",
+        },
+    )
+    try:
+        server.ready()
+        until(lambda: server.get(f"/hub/api/models/{NAME}")[0] == 200)
+        yield server
+    finally:
+        server.stop()
+
+
+def test_a_job_is_seen_as_it_runs_and_is_ended_on_the_page(
+    browser: Browser, started: StartedServer, tiny_gpt2: Path, tmp_path: Path
+) -> None:
+    environment = {**client_environment(started, tmp_path, None), "NDIF_API_KEY": KEYS["ada"]}
+    client = Client("scenarios_dashboard", NAME, tiny_gpt2, environment)
+    with (
+        visiting(browser, started.url, clean=False) as page,
+        visiting(browser, f"{started.url}/#/jobs", key=KEYS["bob"]) as others,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        page.get_by_label("API key").fill(KEYS["ada"])
+        page.get_by_role("button", name="Use key").click()
+        expect(page.locator("#models tr", has_text=NAME)).to_contain_text("serving")
+        client.run("scenario_a_result_is_left")
+        running = pool.submit(client.run, "scenario_a_job_runs_until_somebody_ends_it")
+        queue = page.locator("#queues tr", has_text=NAME)
+        expect(queue.locator("td").first).to_have_text("1")
+        page.get_by_role("link", name="My jobs").click()
+        live = page.locator("#jobs tr:not(.below)", has_text="running")
+        live.get_by_role("button", name="Timeline").click()
+        expect(page.locator(".timeline")).to_contain_text("queued")
+        job = live.locator("code").inner_text()
+        live.get_by_role("button", name="Cancel").click()
+        live.get_by_role("button", name="End the job?").click()
+        expect(page.locator(".said")).to_have_text(f"The job {job} is ended.")
+        running.result()
+        expect(page.locator("#jobs tr", has_text=job).first).to_contain_text("error")
+        done = page.locator("#jobs tr", has_text="completed")
+        with page.expect_download() as download:
+            done.get_by_role("button", name="Download").click()
+        assert download.value.path().stat().st_size > 0
+        expect(page.locator("#usage tbody tr")).to_contain_text(NAME)
+        expect(others.locator("#jobs")).to_contain_text("You have no jobs here yet")
+        # The course of jobs is read now and then.
+        page.get_by_role("link", name="Overview").click()
+        expect(page.locator("#throughput")).to_contain_text("2 jobs ended", timeout=60_000)
+    client.close()
+    assert not any("Traceback" in line for line in started.output), [*started.output]
+
+
+def test_a_local_server_shows_itself_to_its_owner(browser: Browser, server: LocalServer) -> None:
+    with visiting(browser, server.url) as page:
+        expect(page.locator("#models tr", has_text=NAME)).to_contain_text("serving")
+        page.get_by_role("link", name="My jobs").click()
+        expect(page.locator("#limits")).to_contain_text("Jobs that wait or run at once")
+        page.get_by_role("link", name="Connect").click()
+        expect(page.locator("#connect")).to_contain_text(f"export NDIF_HOST={server.url}")
