@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -83,6 +83,7 @@ class ModelRoutes:
     """Address of the server for its clients; empty where that is the one that they ask at."""
     hub: str | None
     """Address of the hub from which models come; None for the public one."""
+    _looked: tuple[float, asyncio.Task[Sequence[str]]] | None = None
     _asked: dict[ModelKey, tuple[float, asyncio.Task[_Details]]] = field(default_factory=dict)
 
     def routes(self) -> list[BaseRoute]:
@@ -100,10 +101,24 @@ class ModelRoutes:
         is_known = entry is not None or (details.structures and found and not found.gated)
         if not is_known:
             raise HttpError(404, _unknown(repo_id, revision))
-        installed = await asyncio.to_thread(self.runtimes.installed)
+        installed = await self._generations()
         url = self.public_url or str(http.base_url).rstrip("/")
         chosen = http.query_params.get("generation") or None
-        return JSONResponse(self._describe(found, entry, details, [*installed], url, chosen))
+        return JSONResponse(self._describe(found, entry, details, installed, url, chosen))
+
+    async def _generations(self) -> Sequence[str]:
+        """Return the nnsight generations that are installed, the newest first, at most some seconds old."""
+        now = time.monotonic()
+        if self._looked is None or now - self._looked[0] >= _FRESH_S:
+            self._looked = now, asyncio.create_task(self._look(), name="runtimes")
+        try:
+            return await asyncio.shield(self._looked[1])
+        except Exception:
+            self._looked = None
+            raise
+
+    async def _look(self) -> Sequence[str]:
+        return [*await asyncio.to_thread(self.runtimes.installed)]
 
     async def _details(self, key: ModelKey) -> _Details:
         """Return the details of a model, at most some seconds old; those who ask at once ask once."""
