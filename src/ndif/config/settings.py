@@ -258,7 +258,7 @@ class Settings(BaseSettings):
     """Lowest level that is logged. With debug it has the steps of each job, and what the processes of
     models print while blocks run."""
     dashboard: Literal["public", "login", "off"] | None = None
-    """Who sees the dashboard, the page at /. public: whoever reaches the server sees its models, machines
+    """Viewers of the dashboard, the page at /. public: whoever reaches the server sees its models, machines
     and queues. login: users with an API key. off: nobody, there is none. Default: public on loopback, and
     login on a server that other machines reach."""
     probe_interval_s: Duration = Field(default=0, ge=0)

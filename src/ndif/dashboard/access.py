@@ -1,4 +1,4 @@
-"""Who may see the dashboard, and whose jobs they see there."""
+"""The right to see the dashboard, and the user whose jobs are shown there."""
 
 from __future__ import annotations
 

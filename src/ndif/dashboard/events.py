@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
+from ndif.config.reference import name_of
 from ndif.config.settings import Settings
 from ndif.dashboard.access import Access, Viewer
 from ndif.dashboard.answers import State
@@ -32,7 +33,7 @@ _STATE = Description(
     "the server",
     "The state that the dashboard shows",
     {200: answer(State)},
-    "NDIF_DASHBOARD says who may read it: everybody, or users with an API key.",
+    f"{name_of('dashboard')} says who may read it: everybody, or users with an API key.",
     refusals={
         401: "The API key is missing or unknown.",
         429: "Too many wrong keys came from this address.",

@@ -42,7 +42,7 @@ class Subscriber:
         self._arrived = asyncio.Event()
 
     def put(self, name: str, event: bytes) -> None:
-        """Have an event sent, in place of one of that name that still waits."""
+        """Send an event, in place of one of that name that still waits."""
         self._waiting[name] = event
         self._arrived.set()
 
