@@ -232,6 +232,8 @@ def wait_for_lines(log: io.StringIO, name: str, count: int = 1) -> list[str]:
         ("POST", "/request", 400),
         ("GET", "/admin/status", 401),
         ("GET", "/subscribe", 404),
+        ("GET", "/models/no/model", 404),
+        ("GET", "/models/", 404),
     ],
 )
 def test_a_refusal_of_a_route(server: Gateway, method: str, path: str, status: int) -> None:

@@ -236,6 +236,9 @@ def test_the_answers_of_a_server_are_as_they_are_described(
         (real,) = status["deployments"].values()
         (given,) = example(described, "/status")["deployments"].values()
         assert real.keys() == given.keys()
+        model = holds(described, "/models/{repo_id}", http.get(f"/models/{NAME}"))
+        assert model.keys() == example(described, "/models/{repo_id}").keys()
+        assert model["tree"].keys() == example(described, "/models/{repo_id}")["tree"].keys()
         key = json.dumps({"repo_id": NAME, "revision": None, "task": "text-generation"})
         model_key = f"nnsight.modeling.transformers.TransformersModel:{key}"
         submitted = http.post(
@@ -293,6 +296,7 @@ def test_the_answers_of_a_server_are_as_they_are_described(
             "/requests/{id}": http.get("/requests/0d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21"),
             "/request": http.post("/request"),
             "/env": http.get("/env?generation=0.1"),
+            "/models/{repo_id}": http.get("/models/no/model"),
         }
         for path, answer in refusals.items():
             assert answer.is_client_error

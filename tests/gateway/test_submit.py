@@ -207,7 +207,7 @@ def test_a_status_that_is_not_there_is_not_waited_for_without_end() -> None:
             return None
 
     catalogue = PublishedCatalogue(
-        cast(Any, None), cast(Any, NothingPublished()), 0.01, Repositories()
+        cast(Any, None), cast(Any, NothingPublished()), 0.01, Repositories(), cast(Any, None)
     )
     with pytest.raises(HttpError, match="No process of this server has come up"):
         asyncio.run(catalogue.status())

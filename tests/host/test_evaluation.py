@@ -109,6 +109,10 @@ async def test_sizes_are_those_of_loaded_models(name: str, tmp_path: Path) -> No
         for (dtype, expected), found in zip(truth.items(), answers, strict=True):
             assert (found.size_bytes, found.parameters) == expected, dtype
             assert (found.task, found.repo_id) == (task, None)
+            assert found.structure is not None
+            told = found.structure.bytes, found.structure.tree.count
+            assert told == expected, "its structure tells of the same model"
+            assert found.structure.tokenizer
         # Without a task: what the architecture is for.
         assert (await evaluate(a_config(folder), HERE)).task == task
         assert processes() == []
@@ -303,7 +307,12 @@ async def test_a_repository(
 
 
 @pytest.mark.parametrize(
-    ("said", "is_gated"), [({}, False), ({"gated": "manual"}, True), ({"private": True}, True)]
+    ("said", "is_gated"),
+    [
+        ({}, False),
+        ({"gated": "manual", "tags": ["transformers", "license:llama3.1"]}, True),
+        ({"private": True}, True),
+    ],
 )
 @on_loop
 async def test_a_repository_that_the_hub_gives_to_some(
@@ -332,6 +341,9 @@ async def test_a_repository_that_the_hub_gives_to_some(
             # Whoever loads it says the same, for a leader that has not measured it.
             loaded_from = await download(ModelSpec(NAME, "0.8"), HERE, lambda _, __: None)
     assert found.gated is loaded_from.gated is is_gated
+    assert found.structure is not None
+    assert found.structure.license == ("llama3.1" if "tags" in said else None)
+    assert found.structure.tokenizer, "which is not in what was measured"
     assert found.size_bytes > 0
 
 

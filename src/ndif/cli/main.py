@@ -30,6 +30,7 @@ _COMMANDS = {
     "kill": "End a waiting or running request.",
     "local": "Serve one model to yourself, without queue or accounts.",
     "logs": "Show the server's log.",
+    "model": "Show a model's modules, as a trace names them, and facts about it.",
     "probe": "Send a small trace to each model, as its users do, and check the value.",
     "queue": "Show running and waiting requests.",
     "restart": "Restart the server, a service, or the replicas of one model.",

@@ -39,6 +39,7 @@ from ndif.placement.demand import DEFAULT_RULES, Device, PlacementRules
 from ndif.placement.refusal import explain_refusal
 from ndif.placement.replica import DeploymentLevel, PlacedReplica, ReplicaKey
 from ndif.schema.model_key import Variant
+from ndif.schema.structure import read_structure
 from ndif.tasks import end, within
 from ndif.telemetry import metrics
 
@@ -266,6 +267,9 @@ class Controller:
             measured.parameters,
             gated=measured.gated,
         )
+        if measured.structure is not None:
+            # A replica has described what was loaded, and this only follows from a config.
+            asked.model.structures.setdefault(asked.generation, measured.structure)
         if not self._of(asked.model):
             self.models.unite(asked.model)
         if asked.model.same_as is None:
@@ -390,6 +394,8 @@ class Controller:
             took_s = time.monotonic() - began
             label = replica.model.config.key.label
             metrics.model_loaded(label, replica.generation, source, took_s)
+            if source == "disk":
+                replica.model.load_s[replica.generation] = took_s
             self._came_up(replica)
         except ActorError as error:
             if isinstance(error, DeviceError):
@@ -417,6 +423,8 @@ class Controller:
         facts = map(replica.actor.model.get, ("repo_id", "task", "parameters", "config"))
         gated = replica.actor.model.get("gated") is True
         self.models.learn(replica.model, *facts, gated=gated)
+        if (structure := read_structure(replica.actor.model.get("structure"))) is not None:
+            replica.model.structures[replica.generation] = structure
 
     async def _fail(self, replica: Replica, why: str) -> None:
         sentence = _not_loaded(replica.model, replica.generation, why)

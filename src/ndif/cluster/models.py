@@ -11,6 +11,7 @@ from typing import Any
 from ndif.schema.deployment import DeploymentConfig, explain_mismatch
 from ndif.schema.model_key import ModelKey
 from ndif.schema.repositories import GATED, Repositories
+from ndif.schema.structure import ModelStructure
 
 _REPO_ID = re.compile(r"[\w\-][\w.\-]{0,95}(/[\w\-][\w.\-]{0,95})?", re.ASCII)
 _MOST_NAMED = 20
@@ -19,6 +20,11 @@ _NO_HOTSWAPPING = (
     "Having a model loaded on demand takes the right `hotswapping`, which you do not have: ask the "
     "server's operator for it."
 )
+
+
+def is_repo_id(name: str) -> bool:
+    """Return True if a name is that of a repository, and not of a folder of this machine."""
+    return _REPO_ID.fullmatch(name) is not None and not Path(name).exists()
 
 
 class NotServedError(Exception):
@@ -55,6 +61,10 @@ class Model:
     """Number of parameters, once it was measured or loaded."""
     architecture: Mapping[str, Any] | None = None
     """Content of the checkpoint's `config.json`, once it was loaded."""
+    structures: dict[str, ModelStructure] = field(default_factory=dict)
+    """The model's tree of modules by generation, once it was measured or loaded."""
+    load_s: dict[str, float] = field(default_factory=dict)
+    """Seconds that its last load from the disk took, by generation."""
     same_as: Model | None = None
     """Model that it turned out to be, and that is served in its place."""
 
@@ -220,7 +230,7 @@ class Models:
             raise NotServedError(why)
         if model is not None:
             return model
-        if not _REPO_ID.fullmatch(key.repo_id) or Path(key.repo_id).exists():
+        if not is_repo_id(key.repo_id):
             raise NotServedError(
                 f"{key.repo_id[:200]!r} names no repository. Make the model with the id that it has on "
                 "the Hugging Face Hub, like openai-community/gpt2."

@@ -156,6 +156,18 @@ def describe_replica(replica: Replica) -> dict[str, Any]:
     }
 
 
+def describe_details(models: Models, key: ModelKey) -> dict[str, Any]:
+    """Return facts of one model that are too large for `client_status`, or asked for too rarely.
+
+    `structures` and `load_s` are empty for a model that is not known any more, or was never measured.
+    """
+    model = next((each for each in models if each.key == key), None)
+    if model is None:
+        return {"structures": {}, "load_s": {}}
+    structures = {each: structure.dump() for each, structure in model.structures.items()}
+    return {"structures": structures, "load_s": dict(model.load_s)}
+
+
 def describe(models: Iterable[Model]) -> list[dict[str, Any]]:
     """Return models as JSON-serialisable dicts; `read` is the inverse."""
     return [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.model_files import ModelFilesStorage
-from ndif.cluster.status import client_status, describe
+from ndif.cluster.status import client_status, describe, describe_details
 from ndif.config.units import format_duration
 from ndif.control.control_plane import ControlPlane
 from ndif.control.operations import OPERATIONS, STOPPING, Answer, Operation, Stop
@@ -18,6 +18,7 @@ from ndif.host.request_lifecycle import RUNS
 from ndif.probe.history import Histories
 from ndif.schedule.schedule import Window
 from ndif.schema.deployment import OperationError
+from ndif.schema.model_key import ModelKey
 from ndif.schema.status import Status
 from ndif.stores.broker import LOST, BrokerError
 from ndif.stores.events import Event
@@ -32,12 +33,15 @@ logger = logging.getLogger(__name__)
 
 UPDATE, NOTE = "UPDATE", "NOTE"
 """The calls that ask for the update of one request, and that have events noted for operators."""
+DETAILS = "MODEL_DETAILS"
+"""The event that asks for the structure of one model."""
 OVERVIEW = "OVERVIEW"
 """The event that asks for the state that the dashboard shows, once it is another."""
 STATUS, MODELS, FILES = "status", "models", "files"
 """Names of the published values in the shared cache."""
 
 _ASK_S = 1.0
+_NO_SUCH_EVENT = 400
 _OVERVIEW_S = 15.0
 """Seconds after which the leader is not waited for that was asked for the next state."""
 _INTERVAL_S = 0.5
@@ -165,6 +169,27 @@ class RemoteEvents:
                 )
 
 
+class RemoteDetails:
+    """The gateway's side of facts that the leader has of a model and does not publish."""
+
+    leader: LeaderRpc
+    timeout_s: float
+
+    async def __call__(self, key: ModelKey) -> dict[str, Any]:
+        """Return the leader's `describe_details`; raise OperationError if no process leads."""
+        try:
+            asked = self.leader.ask(DETAILS, {"key": str(key)})
+            found: dict[str, Any] = await within(asked, self.timeout_s)
+        except asyncio.TimeoutError as error:
+            limit = format_duration(self.timeout_s)
+            raise OperationError(504, f"The leader did not answer within {limit}.") from error
+        except OperationError as error:
+            if error.status != _NO_SUCH_EVENT:
+                raise
+            return {"structures": {}, "load_s": {}}  # a leader of an older version
+        return found
+
+
 @dataclass(frozen=True)
 class RemoteOverview:
     """The gateway's side of the dashboard: asks the leader for the next state."""
@@ -191,9 +216,11 @@ async def perform_event(control: ControlPlane, event: str, arguments: Mapping[st
         for each in arguments["events"]:
             control.events.add(Event(**each))
         return {}
+    if event == DETAILS:
+        return describe_details(control.controller.models, ModelKey.parse(str(arguments["key"])))
     if event == OVERVIEW:
         return await control.overview.next(arguments["seen"], arguments["users"])
     for kind in OPERATIONS:
         if kind.event == event:
             return await kind.model_validate(arguments).perform(control)
-    raise OperationError(400, f"There is no event {event[:_MAX_QUOTED]!r}.")
+    raise OperationError(_NO_SUCH_EVENT, f"There is no event {event[:_MAX_QUOTED]!r}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from ndif.gateway.incoming import Incoming
 from ndif.gateway.jobs import JobRoutes
 from ndif.gateway.login import LoginRoutes
 from ndif.gateway.metrics import MetricsRoute
+from ndif.gateway.model_pages import ModelRoutes
 from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.openapi import LiveMount
 from ndif.gateway.operator import Operators
@@ -152,7 +154,10 @@ def create_gateway(
         # From any other store clients download their results directly.
         *(ResultRoute(objects).routes() if isinstance(objects, FileStore) else ()),
     ]
-    health = [*HealthRoutes(catalogue, accounts, runtimes).routes(), *pages.routes()]
+    models = ModelRoutes(
+        catalogue, runtimes, settings.public_url, os.environ.get("HF_ENDPOINT")
+    ).routes()
+    health = [*HealthRoutes(catalogue, accounts, runtimes).routes(), *models, *pages.routes()]
     stores = {"broker": broker.ping, "objects": objects.ping, "accounts": accounts.ping}
     networks = settings.allowed_metrics_networks
     measured = MetricsRoute(perform, stores, objects.folder, networks, token).routes()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ndif.cluster.models import Models
-from ndif.cluster.status import read
+from ndif.cluster.status import describe_details, read
 from ndif.control.remote import MODELS, STATUS
 from ndif.gateway.http_error import RETRY_SOON, HttpError
+from ndif.schema.model_key import ModelKey
 from ndif.schema.repositories import Repositories
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ class Catalogue(Protocol):
     async def status(self) -> dict[str, Any]:
         """Return the answer of `GET /status`."""
 
+    async def details(self, key: ModelKey) -> dict[str, Any]:
+        """Return `structures` and `load_s` of a model, by generation."""
+
     async def connected(self) -> bool:
         """Return True if the server can run a request that arrives now."""
 
@@ -54,6 +58,10 @@ class InProcessCatalogue:
         """See `Catalogue.status`."""
         return self._status()
 
+    async def details(self, key: ModelKey) -> dict[str, Any]:
+        """See `Catalogue.details`."""
+        return describe_details(self._models, key)
+
     async def connected(self) -> bool:
         """See `Catalogue.connected`."""
         return self._connected()
@@ -68,11 +76,14 @@ class PublishedCatalogue:
         cache: SharedCache,
         status_timeout_s: float,
         repositories: Repositories,
+        details: Callable[[ModelKey], Awaitable[dict[str, Any]]],
     ) -> None:
         """Take what reads Redis, and the seconds to wait for a status that is not there yet.
 
-        Users may have the models of `repositories` loaded.
+        Users may have the models of `repositories` loaded. `details` asks the leader for what is not
+        published.
         """
+        self._details = details
         self._client = client
         self._cache = cache
         self._status_timeout_s = status_timeout_s
@@ -99,6 +110,10 @@ class PublishedCatalogue:
             await asyncio.sleep(_POLL_S)
         found: dict[str, Any] = status
         return found
+
+    async def details(self, key: ModelKey) -> dict[str, Any]:
+        """See `Catalogue.details`."""
+        return await self._details(key)
 
     async def connected(self) -> bool:
         """See `Catalogue.connected`."""

@@ -53,7 +53,7 @@ def _no_route(request: Request, error: HTTPException) -> HttpError:
         detail = (
             f"There is nothing at {path}. nnsight uses /request, /response/ID, /results/ID, /subscribe, "
             "/ws/socket.io, /status, /env, /ping and /connected; one's own jobs are at /requests and "
-            "/usage."
+            "/usage, and a model's modules at /models/NAME."
         )
     else:
         detail = f"{request.method} is not possible at {path}."

@@ -23,6 +23,7 @@ from ndif.host.turns import Turns
 from ndif.runtime.spec import ModelSpec
 from ndif.sandbox.confinement.confinement import Mode
 from ndif.schema.deployment import DeploymentConfig, task_of
+from ndif.schema.structure import ModelStructure, read_structure
 from ndif.tasks import end, within
 
 _OUTLINE, _MEASURE = "ndif.runtime.weights.outline", "ndif.runtime.measure"
@@ -33,7 +34,7 @@ _REFUSED_S = 600.0
 _REFUSED_FOR_TIME_S = 60.0
 """The same where it took too long: another look may find this machine less busy."""
 _MOST_REFUSALS = 1000
-_LONGEST_ANSWER = 1 << 16
+_LONGEST_ANSWER = 1 << 18
 
 
 class EvaluationError(ActorError):
@@ -53,6 +54,8 @@ class Measured:
     parameters: int = 0
     gated: bool = False
     """The hub gives its files to those alone who were permitted: it is gated, or private."""
+    structure: ModelStructure | None = None
+    """The model's tree of modules; None if it could not be described."""
     cuda: bool | None = None
     """True if the runtime's torch finds a GPU; None if it was not asked."""
 
@@ -162,7 +165,14 @@ class Evaluator:
                     self._remember_refusal(spec, commit, error)
                 raise
         found = _measured(answer, spec, task, outline["repo_id"])
-        return replace(found, gated=bool(outline["gated"]))
+        structure = found.structure
+        if structure is not None and "tokenizer" in outline:
+            known = {
+                "license": outline["license"] or structure.license,
+                "tokenizer": outline["tokenizer"],
+            }
+            structure = structure.model_copy(update=known)
+        return replace(found, gated=bool(outline["gated"]), structure=structure)
 
     def _raise_if_refused(self, spec: ModelSpec, commit: str) -> None:
         until, why = self._refused.get((spec, commit), (-math.inf, ""))
@@ -252,6 +262,7 @@ def _measured(
                 task or task_of(named),
                 repo_id,
                 parameters,
+                structure=read_structure(answer.get("structure")),
                 cuda=None if cuda is None else bool(cuda),
             )
     raise EvaluationError(f"the size of {spec.checkpoint!r} is not known")

@@ -26,6 +26,7 @@ from ndif.host.runtimes import Runtime
 from ndif.host.shared_weights import SharedWeights
 from ndif.runtime.frames import Header
 from ndif.runtime.spec import ModelSpec
+from ndif.schema.structure import read_structure
 from ndif.tasks import end, timeout, within
 
 logger = logging.getLogger(__name__)
@@ -229,6 +230,9 @@ class ModelProcess:
                     self.weights.fill(self._own(header["name"]), usable=bool(header["usable"]))
                 case "ready":
                     self.model, self.load_s = dict(header["model"]), float(header["load_s"])
+                    if (structure := read_structure(bytes(body))) is not None:
+                        # As JSON, for it may travel to another machine.
+                        self.model = {**self.model, "structure": structure.dump()}
                     self.loaded_at = float(header["loaded_at"])
                     self.exposes_weights = bool(header["exposed"])
                     return

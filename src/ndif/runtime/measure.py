@@ -34,6 +34,7 @@ from transformers.pipelines import check_task
 from ndif.runtime.process import cuda
 from ndif.runtime.process.children import end_with_parent
 from ndif.runtime.spec import ModelSpec
+from ndif.runtime.structure import structure_or_none
 from ndif.runtime.tracebacks import UserFacingError, sentence
 from ndif.runtime.weights.fetch import explain_unavailable, require_readable
 from ndif.runtime.weights.repository import Weights, is_pickled, require_harmless, weights
@@ -123,7 +124,7 @@ def _confine(connection: socket.socket, folder: Path, mode: Mode) -> socket.sock
 
 
 def evaluate(spec: ModelSpec, folder: Path) -> dict[str, Any]:
-    """Return the bytes of a model's parameters and buffers, and the names of its architectures."""
+    """Return the bytes of a model's parameters and buffers, its architectures' names and its structure."""
     require_readable(spec)
     require_harmless(folder, remote_code=spec.trust_remote_code, pickled=spec.pickled)
     try:
@@ -139,6 +140,9 @@ def evaluate(spec: ModelSpec, folder: Path) -> dict[str, Any]:
     model = _build(spec, config, dtype)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     size = sum(count * dtype.itemsize for count, dtype in _tensors(model))
+    structure = structure_or_none(model, folder)
+    if structure is not None:
+        structure["bytes"] = size  # some parts may be loaded in another dtype
     if files.are_there:
         # Packed weights have other sizes than the parameters that they become.
         is_packed = _is_quantized(config.to_dict())
@@ -146,7 +150,12 @@ def evaluate(spec: ModelSpec, folder: Path) -> dict[str, Any]:
         if not is_packed:
             size += max(0, files.elements - 2 * parameters - _HEADS) * dtype.itemsize
     named = [name for name in config.architectures or () if isinstance(name, str)]
-    return {"bytes": size, "parameters": parameters, "architectures": named[:_MOST_NAMES]}
+    return {
+        "bytes": size,
+        "parameters": parameters,
+        "architectures": named[:_MOST_NAMES],
+        "structure": structure,
+    }
 
 
 def _is_quantized(config: Mapping[str, Any]) -> bool:

@@ -17,7 +17,13 @@ import uvloop
 from starlette.applications import Starlette
 
 from ndif.config.settings import Settings
-from ndif.control.remote import RemoteControlPlane, RemoteEvents, RemoteOverview, RemoteQueue
+from ndif.control.remote import (
+    RemoteControlPlane,
+    RemoteDetails,
+    RemoteEvents,
+    RemoteOverview,
+    RemoteQueue,
+)
 from ndif.dashboard.dashboard import Dashboard
 from ndif.gateway.app import Gateway, create_gateway, uvicorn_config
 from ndif.gateway.catalogue import PublishedCatalogue
@@ -87,7 +93,11 @@ def create(
         objects,
         Responder(broker, objects, callbacks),
         PublishedCatalogue(
-            broker.client, cache, settings.status_request_timeout_s, Repositories.of(settings)
+            broker.client,
+            cache,
+            settings.status_request_timeout_s,
+            Repositories.of(settings),
+            RemoteDetails(leader, settings.status_request_timeout_s),
         ),
         runtimes,
         accounts,

@@ -122,7 +122,7 @@ _ROUTES = frozenset(
     (
         *("request", "requests", "response", "results", "subscribe", "ws", "status", "env", "ping"),
         *("connected", "whoami", "usage", "callbacks", "hub", "admin", "metrics", "docs"),
-        *("login", "logout", "session", "openapi.json"),
+        *("login", "logout", "session", "models", "openapi.json"),
     )
 )
 _models: set[str] = set()

@@ -38,7 +38,7 @@ function Head({ view, parts }) {
     <div class="inner">
       <a class="brand" href="#/"><span class="mark" aria-hidden="true"><i></i><i></i><i></i></span>ndif
         <span class="host">${location.host}</span></a>
-      <nav aria-label="Views">${views.map((each) => html`<a key=${each.path} href=${`#/${each.path}`}
+      <nav aria-label="Views">${views.filter((each) => !each.isLinked).map((each) => html`<a key=${each.path} href=${`#/${each.path}`}
         aria-current=${each === view ? "page" : undefined}>${each.title}</a>`)}</nav>
       <div class="tools">
         <span class=${`link is-${live.status}`} role="status">${STATUS[live.status]}</span>

@@ -2,6 +2,7 @@
 
 import { html } from "./vendor/preact.js";
 import { ago, bytes, dayAndTime, duration, parameters, plural } from "./format.js";
+import { addressOf } from "./model.js";
 import { Card, Empty, Level, State, useNow } from "./parts.js";
 
 const ORDER = ["HOT", "WARM", "COLD"];
@@ -42,7 +43,7 @@ function Row({ model, moment }) {
   const size = model.size_bytes === null ? null : bytes(model.size_bytes);
   return html`<tr>
     <th scope="row">
-      <span class="name">${model.repo_id}</span>
+      <a class="name" href=${addressOf(model.repo_id, model.revision)}>${model.repo_id}</a>
       <span class="note">${[model.revision && `@${model.revision}`, model.task, parameters(model.parameters)]
         .filter(Boolean)
         .join(" · ")}</span>

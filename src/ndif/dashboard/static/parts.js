@@ -57,7 +57,7 @@ export function JobState({ state }) {
   return html`<${State} state=${state} />`;
 }
 
-export function Copy({ text, label }) {
+export function Copy({ text, label, tabindex }) {
   const [copied, setCopied] = useState(false);
   const copy = async () => {
     try {
@@ -75,7 +75,7 @@ export function Copy({ text, label }) {
     setCopied(true);
     setTimeout(() => setCopied(false), 2000);
   };
-  return html`<button type="button" class="copy" onClick=${copy} aria-label=${`Copy ${label}`}>
+  return html`<button type="button" class="copy" onClick=${copy} tabindex=${tabindex} aria-label=${`Copy ${label}`}>
     <span aria-live="polite">${copied ? "Copied" : "Copy"}</span>
   </button>`;
 }

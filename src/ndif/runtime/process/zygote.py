@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import signal
 import socket
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from ndif.runtime.process.isolation import Isolation
     from ndif.runtime.process.warmup_request import WarmupRequest
     from ndif.runtime.process.weight_owner import WeightOwnerClient
+    from ndif.runtime.weights.weights import Placement
 
 
 def main(fd: int, driver: Cuda | None = None) -> None:
@@ -92,6 +94,8 @@ class Zygote:
         self._isolation: Isolation | None = None
         self._warmup_request: WarmupRequest | None = None
         self._pages: Pages | None = None
+        self._structure = b""
+        """The model's structure as JSON; empty if it could not be described."""
         self._first_to_be_killed: FirstToBeKilled | None = None
         """Set where this process is confined, and its forks can no longer name themselves."""
         # Before anything else asks torch for its devices.
@@ -100,7 +104,8 @@ class Zygote:
         self._generation = create_generation(spec.generation)
         ready = self._load() if self._driver is None else self._load_in_owner(self._driver)
         self._settle(Path(ready["model"]["folder"]))
-        control.send({"kind": "ready", "exposed": self._weight_owner is not None, **ready})
+        ready = {"kind": "ready", "exposed": self._weight_owner is not None, **ready}
+        control.send(ready, self._structure)
 
     def _settle(self, folder: Path) -> None:
         """Arrange this process's memory for its forks, with all that each of them would import."""
@@ -160,7 +165,18 @@ class Zygote:
 
     def _read(self) -> dict[str, Any]:
         self._generation.load(self._spec)
+        self._structure = self._describe()
         return self._generation.describe(self._spec)
+
+    def _read_without_weights(self, placement: Placement) -> None:
+        self._generation.load_meta(self._spec, placement)
+        self._structure = self._describe()
+
+    def _describe(self) -> bytes:
+        from ndif.runtime.structure import structure_or_none
+
+        found = structure_or_none(self._generation.model._module, self._spec.files)
+        return b"" if found is None else json.dumps(found).encode()
 
     def _load_in_owner(self, driver: Cuda) -> dict[str, Any]:
         """Load the weights in another process, and build the model without them here."""
@@ -174,7 +190,7 @@ class Zygote:
         )
         owned, loaded_at = self._weight_owner.exported, time.time()
         report_progress(None)
-        read_confined(self._spec, lambda: self._generation.load_meta(self._spec, owned.placement))
+        read_confined(self._spec, lambda: self._read_without_weights(owned.placement))
         check(self._generation.model._module, owned.weights.names)
         if reached := driver.find_early_start():
             raise RuntimeError(reached)

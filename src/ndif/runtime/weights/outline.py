@@ -37,6 +37,7 @@ from huggingface_hub.utils._http import hf_raise_for_status
 from ndif.runtime.process.children import end_with_parent
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import UserFacingError
+from ndif.runtime.weights.card import has_tokenizer, license_of
 from ndif.runtime.weights.fetch import (
     HUB_TIMEOUT_S,
     code_of_others,
@@ -123,6 +124,8 @@ def find(spec: ModelSpec, empty: Path) -> dict[str, Any]:
     }
     if known is None:
         return {**facts, "folder": str(snapshot)}
+    # The folder that is measured may have neither the card nor the tokenizer.
+    facts["license"], facts["tokenizer"] = license_of(known.tags), has_tokenizer(sizes)
     names = weights_of(sizes)
     if not names and not spec.trust_remote_code:
         raise OutlineError(

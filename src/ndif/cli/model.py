@@ -1,0 +1,150 @@
+"""`ndif model`: a model's tree of modules as nnsight sees it, and facts about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+import click
+
+from ndif.cli.main import complete_models
+from ndif.cli.output import console, duration, show_json
+from ndif.cli.server_client import ServerClient, with_server
+from ndif.sizes import format_size
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+    from rich.tree import Tree
+
+_FACTS = (
+    ("hidden size", "hidden_size"),
+    ("layers", "layers"),
+    ("heads", "heads"),
+    ("vocabulary", "vocabulary"),
+    ("context", "context_length"),
+)
+_UNKNOWN = "The tree of its modules is known once the model was measured or loaded."
+
+
+@click.command("model")
+@click.argument("name", shell_complete=complete_models)
+@click.option("--revision", metavar="REVISION", help="Branch, tag or commit.")
+@click.option(
+    "--generation",
+    metavar="GENERATION",
+    help="nnsight generation whose paths are shown; default: the newest.",
+)
+@click.option("--trace", "as_trace", is_flag=True, help="Print a trace to paste, and nothing else.")
+@with_server
+def command(
+    server: ServerClient,
+    as_json: bool,
+    name: str,
+    revision: str | None,
+    generation: str | None,
+    as_trace: bool,
+) -> None:
+    """Show a model's modules by the paths that a trace has for them, and facts about it."""
+    given = {"revision": revision, "generation": generation}
+    query = urlencode({each: value for each, value in given.items() if value is not None})
+    model = server.get(f"/models/{quote(name)}?{query}")
+    if as_json:
+        show_json(model)
+        return
+    if as_trace:
+        click.echo(_trace(model, generation), nl=False)
+        return
+    console().print(_rendered(model, generation))
+
+
+def _trace(model: Mapping[str, Any], generation: str | None) -> str:
+    snippets = model["snippets"]
+    wanted = generation or next(iter(snippets), None)
+    if wanted not in snippets:
+        known = f" There are some for {', '.join(snippets)}." if snippets else ""
+        of = f" for nnsight {generation}" if generation else ""
+        raise click.ClickException(f"There is no trace of {model['repo_id']}{of}.{known}")
+    return str(snippets[wanted])
+
+
+def _rendered(model: Mapping[str, Any], generation: str | None) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(line) for line in _facts(model)]
+    tree = model["tree"]
+    if tree is None:
+        return Group(*parts, Text(_UNKNOWN))
+    shown = str(generation if generation in tree["paths"] else model["generation"])
+    parts.append(Text(f"Modules, as nnsight {shown} names them:"))
+    return Group(*parts, _tree(tree, shown))
+
+
+def _facts(model: Mapping[str, Any]) -> Iterator[str]:
+    revision = f" ({model['revision']})" if model["revision"] else ""
+    yield f"{model['repo_id']}{revision}: {model['task'] or 'task unknown'}, {model['state']}"
+    if model["parameters"] is not None:
+        size = f", {format_size(model['bytes'])} in {model['dtype']}" if model["bytes"] else ""
+        yield f"{model['parameters']:,} parameters{size}"
+    known = [f"{name} {model[key]:,}" for name, key in _FACTS if model[key] is not None]
+    if known:
+        yield ", ".join(known)
+    about = [f"licence {model['license']}"] if model["license"] else []
+    about += ["gated"] if model["gated"] else []
+    about += [model["card"]] if model["card"] else []
+    if about:
+        yield ", ".join(about)
+    served = [
+        f"{each} ({model['runtimes'].get(each, 'not loaded')}"
+        + (f", loaded in {duration(model['load_s'][each])})" if each in model["load_s"] else ")")
+        for each in model["generations"]
+    ]
+    yield f"nnsight {', '.join(served) or 'none'}"
+
+
+def _tree(node: Mapping[str, Any], generation: str) -> Tree:
+    from rich.text import Text
+    from rich.tree import Tree
+
+    root = Tree(_label(node, generation))
+    waiting = [(root, node)]
+    while waiting:
+        branch, module = waiting.pop()
+        below = module["children"]
+        waiting += [(branch.add(_label(child, generation)), child) for child in below]
+        if module["omitted"]:
+            branch.add(Text(f"{module['omitted']:,} more", style="dim"))
+    return root
+
+
+def _label(node: Mapping[str, Any], generation: str) -> Text:
+    """Return one line: the path, the class, the parameters. Text is never markup."""
+    from rich.text import Text
+
+    path = node["paths"][generation]
+    label = Text(_printable(path), style="bold")
+    if node["number"] > 1:
+        label.append(f" … {node['number']:,} alike: {_runs(node['indices'])}", style="cyan")
+    label.append(f"  {_printable(node['class'])}", style="green")
+    if node["count"]:
+        label.append(f"  {node['count']:,}", style="dim")
+    own = [
+        f"{_printable(each['name'])} {'x'.join(map(str, each['shape'])) or 'scalar'}"
+        for each in node["parameters"]
+    ]
+    if own:
+        label.append(f"  {', '.join(own)}", style="dim")
+    for value, name in node["renamed"].get(generation, {}).items():
+        label.append(f"  .{value} is .{name}", style="yellow")
+    return label
+
+
+def _runs(indices: list[list[int]]) -> str:
+    return ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in indices)
+
+
+def _printable(text: str) -> str:
+    """Return a repository's text without what would move a terminal's cursor, or turn its text around."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode()

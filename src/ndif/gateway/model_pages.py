@@ -1,0 +1,307 @@
+"""`GET /models/{repo_id}`: a model's tree of modules, facts about it, and traces to paste."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from packaging.version import Version
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute
+
+from ndif.cluster.models import Model, is_repo_id
+from ndif.gateway.catalogue import Catalogue
+from ndif.gateway.http_error import HttpError
+from ndif.gateway.model_answers import DescribedModel
+from ndif.gateway.module_paths import ROOT, Place
+from ndif.gateway.openapi import ApiRoute, Description, Parameter, answer
+from ndif.gateway.snippets import snippet, suits
+from ndif.host.runtimes import Runtimes
+from ndif.schema.model_key import ModelKey
+from ndif.schema.structure import ModelStructure, read_structure
+
+_HUB = "https://huggingface.co"
+_MAX_QUOTED = 200
+"""Characters of a client's text that an answer repeats."""
+_FRESH_S = 5.0
+"""Seconds for which the leader is not asked again of one model, however many look at it."""
+_ADAPTERS = frozenset({"0.8"})
+"""Generations whose requests may name an adapter."""
+_DESCRIPTION = Description(
+    "the server",
+    "A model: its tree of modules, facts, and traces to paste",
+    {200: answer(DescribedModel)},
+    "Of the models that `/status` shows, and those that were measured here. Nothing is measured for who "
+    "asks. Modules of one container with the same structure stand once. Names are those that the "
+    "repository's author chose: show them as text.",
+    parameters=(
+        Parameter("repo_id", "path", "The repository, with its owner.", "openai-community/gpt2"),
+        Parameter(
+            "revision", "query", "Branch, tag or commit; else the one that is served.", "main"
+        ),
+        Parameter(
+            "generation",
+            "query",
+            "The nnsight that told the tree, where several load different ones; else the newest.",
+            "0.8",
+        ),
+    ),
+    refusals={
+        404: "The server does not know the model.",
+        503: "No process of this server leads at the moment.",
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Details:
+    """Facts of one model that are asked for, and not published."""
+
+    structures: Mapping[str, ModelStructure] = field(default_factory=dict)
+    load_s: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, described: Mapping[str, Any]) -> _Details:
+        """Return the details that a catalogue describes."""
+        read = {each: read_structure(found) for each, found in described["structures"].items()}
+        structures = {each: found for each, found in read.items() if found is not None}
+        return cls(structures, described["load_s"])
+
+
+@dataclass(eq=False)
+class ModelRoutes:
+    """Answers with what the server knows of one model, from its catalogue alone."""
+
+    catalogue: Catalogue
+    runtimes: Runtimes
+    public_url: str
+    """Address of the server for its clients; empty where that is the one that they ask at."""
+    hub: str | None
+    """Address of the hub from which models come; None for the public one."""
+    _looked: tuple[float, asyncio.Task[Sequence[str]]] | None = None
+    _asked: dict[ModelKey, tuple[float, asyncio.Task[_Details]]] = field(default_factory=dict)
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the route."""
+        return [ApiRoute("/models/{repo_id:path}", self.model, _DESCRIPTION)]
+
+    async def model(self, http: Request) -> Response:
+        """Answer with one model."""
+        repo_id = http.path_params["repo_id"]
+        revision = http.query_params.get("revision") or None
+        models = await self.catalogue.models()
+        found = _find(models, repo_id, revision)
+        entry = _entry(await self.catalogue.status(), found, repo_id, revision)
+        details = await self._details(found.key) if found is not None else _Details()
+        is_known = entry is not None or (details.structures and found and not found.gated)
+        if not is_known:
+            raise HttpError(404, _unknown(repo_id, revision))
+        installed = await self._generations()
+        url = self.public_url or str(http.base_url).rstrip("/")
+        chosen = http.query_params.get("generation") or None
+        return JSONResponse(self._describe(found, entry, details, installed, url, chosen))
+
+    async def _generations(self) -> Sequence[str]:
+        """Return the nnsight generations that are installed, the newest first, at most some seconds old."""
+        now = time.monotonic()
+        if self._looked is None or now - self._looked[0] >= _FRESH_S:
+            self._looked = now, asyncio.create_task(self._look(), name="runtimes")
+        try:
+            return await asyncio.shield(self._looked[1])
+        except Exception:
+            self._looked = None
+            raise
+
+    async def _look(self) -> Sequence[str]:
+        return [*await asyncio.to_thread(self.runtimes.installed)]
+
+    async def _details(self, key: ModelKey) -> _Details:
+        """Return the details of a model, at most some seconds old; those who ask at once ask once."""
+        now = time.monotonic()
+        self._asked = {
+            each: asked for each, asked in self._asked.items() if now - asked[0] < _FRESH_S
+        }
+        if key not in self._asked:
+            self._asked[key] = now, asyncio.create_task(self._ask(key), name="details of a model")
+        task = self._asked[key][1]
+        try:
+            return await asyncio.shield(task)
+        except Exception:
+            self._asked.pop(key, None)
+            raise
+
+    async def _ask(self, key: ModelKey) -> _Details:
+        return _Details.read(await self.catalogue.details(key))
+
+    def _describe(
+        self,
+        model: Model | None,
+        entry: Mapping[str, Any] | None,
+        details: _Details,
+        installed: Iterable[str],
+        url: str,
+        chosen: str | None,
+    ) -> dict[str, Any]:
+        """Return the answer; `installed` are the nnsight generations of the server."""
+        status = entry or _NOT_LOADED
+        key = model.config.key if model is not None else ModelKey.parse(status["model_key"])
+        only = model.deployment.runtime if model is not None else None
+        generations = [each for each in installed if only in (None, each)]
+        structures = _by_generation(details.structures, generations)
+        if chosen not in structures:
+            chosen = next(iter(structures), None)
+        structure = structures.get(chosen or "")
+        task = key.task or status["task"]
+        snippets = {
+            each: snippet(each, url, key.repo_id, key.revision, task, structures[each])
+            for each in structures
+            if each in generations
+        }
+        return {
+            "repo_id": key.repo_id,
+            "revision": key.revision,
+            "task": task,
+            "dedicated": bool(status.get("dedicated")),
+            "gated": model is not None and model.gated,
+            "card": self._card(key, model),
+            "deployment_level": status["deployment_level"],
+            "state": status["state"],
+            "runtimes": status["runtimes"],
+            "replicas": status["replicas"],
+            "generations": generations,
+            "adapters": [each for each in generations if each in _ADAPTERS],
+            "load_s": dict(details.load_s),
+            "generation": chosen,
+            "parameters": status["parameters"] if structure is None else structure.tree.count,
+            "license": _fact(structure, "license"),
+            **{name: _fact(structure, name) for name in _FACTS},
+            "snippets": {each: text for each, text in snippets.items() if text is not None},
+            "tree": None if structure is None else _tree(structure, structures),
+        }
+
+    def _card(self, key: ModelKey, model: Model | None) -> str | None:
+        """Return the address of a model's card at the hub that it comes from."""
+        checkpoint = key.repo_id if model is None else model.config.checkpoint
+        if not is_repo_id(checkpoint):
+            return None
+        revision = f"/tree/{quote(key.revision, safe='')}" if key.revision else ""
+        return f"{_shown_address(self.hub) or _HUB}/{key.repo_id}{revision}"
+
+
+_NOT_LOADED: Mapping[str, Any] = {
+    "deployment_level": "COLD",
+    "state": "NOT_STARTED",
+    "runtimes": {},
+    "replicas": {},
+    "parameters": None,
+    "task": None,
+}
+"""Status of a model that is known, and not listed."""
+_FACTS = (
+    *("dtype", "bytes", "hidden_size", "layers", "heads", "vocabulary", "context_length"),
+    "tokenizer",
+)
+
+
+def _find(models: Iterable[Model], repo_id: str, revision: str | None) -> Model | None:
+    """Return the model of that name, of several the one that most would mean."""
+    wanted = None if revision in (None, "main") else revision
+    named = [
+        model
+        for model in models
+        if model.called(repo_id) and (revision is None or model.config.key.revision == wanted)
+    ]
+    return min(
+        named,
+        key=lambda model: (model.config.key.revision is not None, not model.dedicated),
+        default=None,
+    )
+
+
+def _entry(
+    status: Mapping[str, Any], model: Model | None, repo_id: str, revision: str | None
+) -> Mapping[str, Any] | None:
+    """Return the entry of a model in the answer of `/status`; None if it has none."""
+    entries: Mapping[str, Mapping[str, Any]] = status["deployments"]
+    if model is not None:
+        return entries.get(str(model.config.key))
+    # The calendar alone names it.
+    wanted = None if revision == "main" else revision
+    for entry in entries.values():
+        is_named = entry["repo_id"].lower() == repo_id.lower()
+        if is_named and (revision is None or entry["revision"] == wanted):
+            return entry
+    return None
+
+
+def _unknown(repo_id: str, revision: str | None) -> str:
+    of = f" at revision {revision[:_MAX_QUOTED]!r}" if revision else ""
+    return (
+        f"This server does not know {repo_id[:_MAX_QUOTED]!r}{of}: `/status` shows its models. Another is "
+        "known once the server's operator deploys it, or a user who may have it loaded sends a job for it."
+    )
+
+
+def _by_generation(
+    told: Mapping[str, ModelStructure], generations: Iterable[str]
+) -> dict[str, ModelStructure]:
+    """Return the structure that each generation would load, the newest first.
+
+    A generation that has neither measured nor loaded the model has the structure that another told of, if
+    it loads models of that kind.
+    """
+    known = sorted(told, key=Version, reverse=True)
+    found: dict[str, ModelStructure] = {}
+    for each in generations:
+        suiting = (other for other in (each, *known) if other in told)
+        fitting = (told[other] for other in suiting if other == each or suits(each, told[other]))
+        if (structure := next(fitting, None)) is not None:
+            found[each] = structure
+    if not found:  # a generation that is not installed any more
+        return {each: told[each] for each in known}
+    return dict(sorted(found.items(), key=lambda one: Version(one[0]), reverse=True))
+
+
+def _fact(structure: ModelStructure | None, name: str) -> Any:
+    return None if structure is None else getattr(structure, name)
+
+
+def _tree(structure: ModelStructure, of: Mapping[str, ModelStructure]) -> dict[str, Any]:
+    """Return the tree of a structure, with its paths in every generation that has the same."""
+    same = [each for each, other in of.items() if other.tree == structure.tree]
+    return _module([Place(ROOT, structure.tree, each) for each in same])
+
+
+def _module(places: list[Place]) -> dict[str, Any]:
+    """Return a module whose places in some generations these are."""
+    node = places[0].node
+    below = zip(*(place.children() for place in places), strict=True)
+    return {
+        "name": node.name,
+        "class": node.class_name,
+        "paths": {place.generation: place.path for place in places},
+        "renamed": {place.generation: dict(place.renamed) for place in places if place.renamed},
+        "parameters": [each.model_dump(mode="json") for each in node.parameters],
+        "count": node.count,
+        "number": node.number,
+        "indices": node.indices,
+        "omitted": node.omitted,
+        "children": [_module(list(each)) for each in below],
+    }
+
+
+def _shown_address(endpoint: str | None) -> str | None:
+    """Return a hub's address without the password that it may have; None if it is no web address."""
+    try:
+        parts = urlsplit(endpoint or "")
+    except ValueError:
+        return None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return None
+    place = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, place, parts.path.rstrip("/"), "", ""))

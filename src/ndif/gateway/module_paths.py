@@ -1,0 +1,92 @@
+"""Paths of modules as one writes them in a trace, by nnsight generation.
+
+nnsight mirrors a model's modules by their own names, except where it serves a value of that name on every
+module: there 0.8 moves the module (`E_output`), and 0.7 and 0.6 move the value (`nns_output`).
+`tests/clients/test_model_pages.py` resolves such paths with the clients themselves.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ndif.schema.structure import ModuleNode
+
+ROOT = "model"
+"""The name of a model in a trace."""
+MOVED_MODULES = frozenset(
+    ("device", "devices", "input", "inputs", "iter", "output", "parent", "root", "source")
+)
+"""Names of modules that nnsight 0.8 serves under another name."""
+_PREFIX_OF_MODULES, _PREFIX_OF_VALUES = "E_", "nns_"
+VALUES = ("output", "input", "inputs", "source")
+"""Names of values of every module."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A module of a structure, and its path in one generation."""
+
+    path: str
+    node: ModuleNode
+    generation: str
+
+    def children(self) -> Iterator[Place]:
+        """Yield the places of the modules right below, in order."""
+        counted = is_counted(self.node)
+        for child in self.node.children:
+            step = _step(child.name, self.generation, counted=counted)
+            yield Place(self.path + step, child, self.generation)
+
+    def value(self, name: str) -> str:
+        """Return the name by which the trace reads one of `VALUES` of the module."""
+        return self.renamed.get(name, name)
+
+    @property
+    def renamed(self) -> Mapping[str, str]:
+        """The names of values that are not their usual ones."""
+        if _moves_modules(self.generation):
+            return {}
+        below = {child.name for child in self.node.children}
+        return {name: f"{_PREFIX_OF_VALUES}{name}" for name in VALUES if name in below}
+
+    def at(self, index: int) -> Place:
+        """Return the place of another module that the node stands for."""
+        head, bracket, _ = self.path.rpartition("[")
+        return Place(f"{head}{bracket}{index}]", self.node, self.generation) if bracket else self
+
+
+def is_counted(node: ModuleNode) -> bool:
+    """Return True if a module's children are numbered from 0 without a gap, as clients count them."""
+    runs = sorted(run for child in node.children for run in child.indices or ((-1, -1),))
+    if node.omitted or not runs:
+        return False
+    expected = 0
+    for first, last in runs:
+        if first != expected:
+            return False
+        expected = last + 1
+    return True
+
+
+def _step(name: str, generation: str, *, counted: bool) -> str:
+    """Return what follows the path of a module's parent."""
+    if counted:
+        return f"[{name}]"
+    if name in MOVED_MODULES and _moves_modules(generation):
+        name = f"{_PREFIX_OF_MODULES}{name}"
+    if name.isidentifier() and not keyword.iskeyword(name):
+        return f".{name}"
+    return f".get({literal(name)})"
+
+
+def _moves_modules(generation: str) -> bool:
+    return generation not in ("0.6", "0.7")
+
+
+def literal(text: str) -> str:
+    """Return Python that stands for a text, on one line and with nothing in it that is not seen."""
+    found = repr(text)
+    # As researchers write it, where that is the same.
+    return f'"{found[1:-1]}"' if found[0] == "'" and '"' not in found else found

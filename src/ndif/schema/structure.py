@@ -1,0 +1,89 @@
+"""The structure of a model, as a process that reads its repository describes it.
+
+`ndif.runtime.structure` writes it. The repository's author chose its texts; they are shown as text alone.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+_MAX_BYTES = 1 << 17
+_MAX_NAME = 128
+_Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+_Name = Annotated[str, Field(max_length=_MAX_NAME)]
+
+
+class TensorShape(BaseModel):
+    """A parameter of one module."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    name: _Name
+    shape: Annotated[list[_Count], Field(max_length=8)]
+    dtype: _Name
+
+
+class ModuleNode(BaseModel):
+    """A module, or several of one container that have the same structure."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, populate_by_name=True
+    )
+
+    name: _Name
+    """Name in its parent; empty for the model itself."""
+    class_name: _Name = Field(alias="class")
+    parameters: Annotated[list[TensorShape], Field(max_length=32)]
+    """Parameters of its own, without those of modules below it."""
+    count: _Count
+    """Number of parameters, with those of modules below it; of one module, if it stands for several."""
+    indices: Annotated[list[tuple[_Count, _Count]], Field(max_length=256)] | None = None
+    """First and last index of each run of modules that it stands for; None for a module with a name."""
+    omitted: _Count = 0
+    """Number of its children that are not described."""
+    children: Annotated[list[ModuleNode], Field(max_length=256)] = []
+
+    @property
+    def number(self) -> int:
+        """Return the number of modules that it stands for."""
+        return sum(last - first + 1 for first, last in self.indices or ((0, 0),))
+
+
+class ModelStructure(BaseModel):
+    """A model's tree of modules, and facts of its config and its repository."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    tree: ModuleNode
+    dtype: _Name | None
+    bytes: _Count
+    """Bytes of parameters and buffers."""
+    hidden_size: _Count | None
+    layers: _Count | None
+    heads: _Count | None
+    vocabulary: _Count | None
+    context_length: _Count | None
+    """Most tokens of one input, by the config."""
+    encoder_decoder: bool
+    tokenizer: bool
+    """True if the repository has a tokenizer."""
+    license: _Name | None
+    """Licence by the repository's card."""
+
+    def dump(self) -> dict[str, Any]:
+        """Return the structure as a JSON-serialisable dict; `read_structure` is the inverse."""
+        return self.model_dump(mode="json", by_alias=True)
+
+
+def read_structure(content: bytes | str | Any) -> ModelStructure | None:
+    """Return the structure in JSON, or in what JSON was read to; None if there is none of that form."""
+    try:
+        if isinstance(content, bytes | str):
+            return (
+                ModelStructure.model_validate_json(content) if len(content) <= _MAX_BYTES else None
+            )
+        return ModelStructure.model_validate(content)
+    except ValidationError:
+        return None

@@ -1,0 +1,103 @@
+"""Paths and traces of `GET /models`, put to the test by a client of any generation."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nnsight
+import torch
+from nnsight import CONFIG
+
+
+class Context:
+    """Where the models are: names for a server, separated by commas, and folders in one."""
+
+    def __init__(self, names: str, folder: str) -> None:
+        CONFIG.APP.REMOTE_LOGGING = False
+        if CONFIG.API.APIKEY is None:  # which 0.7 cannot poll with
+            CONFIG.API.APIKEY = ""
+        major, minor = nnsight.__version__.split(".")[:2]
+        self.generation = f"{major}.{minor}"
+        self.pages = [
+            Page(name, Path(folder) / name.partition("/")[2], self.generation)
+            for name in names.split(",")
+        ]
+
+
+class Page:
+    """Facts that the server tells of one model."""
+
+    def __init__(self, name: str, folder: Path, generation: str) -> None:
+        address = f"{os.environ['NDIF_HOST']}/models/{name}?generation={generation}"
+        with urllib.request.urlopen(address) as answer:
+            self.told = json.load(answer)
+        self.folder = folder
+
+    @property
+    def local(self) -> Any:
+        """The same model in this process."""
+        if hasattr(nnsight, "TransformersModel"):
+            return nnsight.TransformersModel(
+                str(self.folder), task=self.told["task"], dispatch=True
+            )
+        return nnsight.LanguageModel(str(self.folder), dispatch=True)
+
+
+def modules(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield tree
+    for child in tree["children"]:
+        yield from modules(child)
+
+
+def scenario_every_path_leads_to_its_module(context: Context) -> None:
+    for page in context.pages:
+        follow_every_path(page, context.generation)
+
+
+def follow_every_path(page: Page, generation: str) -> None:
+    model = page.local
+    found = set()
+    for node in modules(page.told["tree"]):
+        path = node["paths"][generation]
+        places = [path]
+        for start, end in node["indices"] or ():
+            parent, _, _ = path.rpartition("[")
+            places += [f"{parent}[{index}]" for index in range(start, end + 1)]
+        for place in places:
+            module = eval(place, {"model": model})._module
+            assert type(module).__name__ == node["class"], (place, type(module))
+            assert sum(each.numel() for each in module.parameters()) == node["count"], place
+            own = {
+                name: (list(each.shape), f"{each.dtype}".removeprefix("torch."))
+                for name, each in module.named_parameters(recurse=False)
+            }
+            told = {each["name"]: (each["shape"], each["dtype"]) for each in node["parameters"]}
+            assert own == told, place
+            found |= {id(each) for each in module.modules()}
+    assert found == {id(each) for each in model._module.modules()}, "the tree leaves modules out"
+
+
+def scenario_the_traces_run_as_they_are(context: Context) -> None:
+    for page in context.pages:
+        run_as_it_is(page, context.generation)
+
+
+def run_as_it_is(page: Page, generation: str) -> None:
+    text = page.told["snippets"][generation]
+    assert f'"{os.environ["NDIF_HOST"]}"' in text
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "pasted.py"
+        script.write_text(text)
+        hidden = runpy.run_path(str(script), run_name="__main__")["hidden"]
+    if isinstance(hidden, tuple):
+        hidden = hidden[0]
+    assert isinstance(hidden, torch.Tensor), page.told["repo_id"]
+    assert hidden.shape[-1] == page.told["hidden_size"], page.told["repo_id"]
+    assert hidden.isfinite().all(), page.told["repo_id"]
