@@ -19,31 +19,30 @@ for all.
 """
 
 
-def every(group: click.Group, name: str) -> Iterator[tuple[click.Context, click.Command]]:
-    """Yield a group's commands, those of groups below it after these, each with a context of its name."""
-    context = click.Context(group, info_name=name, **group.context_settings)
-    yield context, group
-    for word in group.list_commands(context):
-        command = group.get_command(context, word)
-        assert command is not None
-        if isinstance(command, click.Group):
-            yield from every(command, f"{name} {word}")
-        else:
-            settings = {**group.context_settings, **command.context_settings}
-            yield click.Context(command, info_name=f"{name} {word}", **settings), command
+def every(
+    command: click.Command, name: str, above: click.Context | None = None
+) -> Iterator[click.Context]:
+    """Yield the context of a command, and of each one below it."""
+    context = click.Context(command, above, name, **command.context_settings)
+    yield context
+    if isinstance(command, click.Group):
+        for word in command.list_commands(context):
+            if (below := command.get_command(context, word)) is not None:
+                yield from every(below, word, context)
 
 
 def page() -> str:
     """Return the page."""
-    return _HEAD + "".join(_section(context, command) for context, command in every(cli, "ndif"))
+    return _HEAD + "".join(map(_section, every(cli, "ndif")))
 
 
-def _section(context: click.Context, command: click.Command) -> str:
-    usage = " ".join([str(context.info_name), *command.collect_usage_pieces(context)])
-    level = "#" * (1 + len(str(context.info_name).split()))
+def _section(context: click.Context) -> str:
+    command, name = context.command, context.command_path
+    usage = " ".join([name, *command.collect_usage_pieces(context)])
+    level = "#" * (1 + len(name.split()))
     # Click folds paragraphs; `\\b` marks one that it leaves.
     help_text = inspect.cleandoc(command.help or "").replace("\b\n", "")
-    parts = [f"{level} {context.info_name}\n", f"```text\n{usage}\n```\n", f"{help_text}\n"]
+    parts = [f"{level} {name}\n", f"```text\n{usage}\n```\n", f"{help_text}\n"]
     records = [
         record
         for parameter in command.get_params(context)
@@ -55,15 +54,11 @@ def _section(context: click.Context, command: click.Command) -> str:
         rows = "".join(f"| {code(names)} | {cell(text)} |\n" for names, text in records)
         parts.append(f"| option | |\n| --- | --- |\n{rows}")
     if isinstance(command, click.Group):
+        below = (command.get_command(context, word) for word in command.list_commands(context))
         rows = "".join(
-            f"| {code(word)} | {cell(_first_line(command, context, word))} |\n"
-            for word in command.list_commands(context)
+            f"| {code(each.name or '')} | {cell(each.get_short_help_str(limit=200))} |\n"
+            for each in below
+            if each is not None
         )
         parts.append(f"| command | |\n| --- | --- |\n{rows}")
     return "\n".join(parts) + "\n"
-
-
-def _first_line(group: click.Group, context: click.Context, word: str) -> str:
-    command = group.get_command(context, word)
-    assert command is not None
-    return command.get_short_help_str(limit=200)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.make import commands, diagrams, metrics, notebook, routes, variables
-from docs.make.links import PLACES, on_the_site
+from docs.make.links import PLACES, moved_to_the_site
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -57,12 +57,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if files.get_file_from_path(_DIAGRAMS) is None:
         # Without the library the theme would load one from another host.
         markdown = markdown.replace("```mermaid", "```text")
-    return on_the_site(markdown, document, place)
+    return moved_to_the_site(markdown, document, place)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
     """Give pages with diagrams the library that draws them."""
     if _DRAWN not in output:
         return output
-    source = posixpath.relpath(_DIAGRAMS, page.url or ".")
-    return output.replace("</body>", f'<script src="{source}"></script></body>', 1)
+    source = posixpath.relpath(_DIAGRAMS, posixpath.dirname(page.url) or ".")
+    # Before the theme's own script, which loads the library from another host if there is none yet.
+    return output.replace("</head>", f'<script src="{source}"></script></head>', 1)

@@ -27,7 +27,7 @@ def targets(markdown: str) -> Iterator[str]:
         yield from (found["target"] for found in _LINK.finditer(text))
 
 
-def on_the_site(markdown: str, document: str, page: str) -> str:
+def moved_to_the_site(markdown: str, document: str, page: str) -> str:
     """Return a document as a page: links lead to pages, and notes for tests are left out.
 
     `document` is its path in the repository, `page` on the site.

@@ -49,7 +49,8 @@ def _page(described: Mapping[str, Any]) -> Iterator[str]:
     yield "A running server describes itself at `/docs` and, for programs, at `/openapi.json`.\n"
     for tag in described["tags"]:
         yield f"## {tag['name']}\n"
-        yield f"{tag.get('description', '')}\n"
+        if text := tag.get("description"):
+            yield f"{text}\n"
         for path, methods in described["paths"].items():
             for method, operation in methods.items():
                 if tag["name"] in operation["tags"]:
@@ -63,7 +64,8 @@ def _page(described: Mapping[str, Any]) -> Iterator[str]:
 def _operation(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[str]:
     yield f"### {method.upper()} {path}\n"
     yield f"{operation['summary']}.\n"
-    yield f"{operation.get('description', '')}\n"
+    if text := operation.get("description"):
+        yield f"{text}\n"
     if needs := [_NEEDS[name] for each in operation.get("security", []) for name in each]:
         yield f"Needs {needs[0]}.\n"
     if parameters := operation.get("parameters"):
@@ -96,7 +98,7 @@ def _contents(title: str, by_type: Mapping[str, Any]) -> Iterator[str]:
         yield f"{title}: `{media_type}`{link}\n"
         if "example" in content:
             yield _json(content["example"])
-        elif not name:
+        elif not name and content["schema"]:
             yield _json(content["schema"])
 
 
