@@ -35,7 +35,7 @@ class Block:
 
     @property
     def place(self) -> str:
-        """Its document and line."""
+        """Document and line of the block."""
         return f"{name_of(self.document)}:{self.line}"
 
 

@@ -18,7 +18,7 @@ LOADS = {"script": "src", "img": "src", "iframe": "src", "link": "href", "source
 
 
 class Page(HTMLParser):
-    """What a page loads, its ids and its links."""
+    """The ids and links of a page, and the files that it loads."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
