@@ -7,7 +7,7 @@ BIN := .venv/bin
 # Those that pyproject.toml names.
 PYTHONS := $(shell sed -n 's/.*Python :: \(3\.[0-9]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-fast check resolve format bench gpu gpu-kit clean
+.PHONY: demo test test-fast check resolve format docs bench gpu gpu-kit clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo
@@ -45,6 +45,11 @@ format: .venv/dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The site of the documents, in build/site; `make docs DOCS=serve` shows it as it is written.
+DOCS ?= build
+docs: .venv/dev
+	$(BIN)/python -m mkdocs $(DOCS) --strict
+
 bench: .venv/dev
 	$(BIN)/python -m bench
 
@@ -65,7 +70,7 @@ gpu-kit: .venv/dev
 	@touch $@
 
 .venv/dev: .venv/made pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,science,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,science,dev,docs]'
 	@touch $@ .venv/demo
 
 clean:

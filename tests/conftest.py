@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +64,19 @@ def runtimes() -> Path:
         for generation in OLDER:
             if not (folder / generation).is_dir():
                 subprocess.run([NDIF, "runtime", "add", generation], check=True, env=environment)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of the demo's model, a real one; made once and kept between runs."""
+    folder = CACHE / "smollm2-135m"
+    CACHE.mkdir(exist_ok=True)
+    with (CACHE / "smollm2.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            prepare = Path(__file__).parent.parent / "examples" / "prepare_model.py"
+            subprocess.run([sys.executable, prepare, folder], check=True)
     return folder
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted(SOURCE.rglob("*.py"))
 BESIDE = sorted(
     file
-    for room in ("tests", "bench", "deploy", "examples")
+    for room in ("tests", "bench", "deploy", "examples", "docs")
     for file in (ROOT / room).rglob("*.py")
 )
 FORBIDDEN_FIRST_WORDS = frozenset(

@@ -9,8 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_the_demo_says_paris(runtimes: Path) -> None:
+def test_the_demo_says_paris(runtimes: Path, smollm2: Path) -> None:
     assert (runtimes / "0.7").is_dir()
+    assert (smollm2 / "config.json").is_file()
     run = subprocess.run(
         [sys.executable, ROOT / "examples" / "demo.py"],
         capture_output=True,

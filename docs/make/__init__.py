@@ -1,0 +1,1 @@
+"""The site of the documents: its generated pages, and what is done to those that are written."""

@@ -1,0 +1,149 @@
+"""Commands and variables that documents name: each exists, with the options that it is given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import pytest
+
+from ndif.cli.main import cli
+from ndif.config.reference import name_of as variable_of
+from ndif.config.settings import Settings
+from tests.docs.documents import (
+    DOCUMENTS,
+    SHELL,
+    blocks_of,
+    commands_of,
+    name_of,
+    prose_of,
+)
+
+OF_CLIENTS = {"NDIF_HOST", "NDIF_API_KEY"}
+VARIABLES = {variable_of(field) for field in Settings.model_fields} | OF_CLIENTS
+
+
+def found(words: Sequence[str]) -> tuple[click.Command, click.Context, list[str]]:
+    """Return the command that words name, and the words after its name."""
+    command: click.Command = cli
+    context = click.Context(cli, info_name="ndif")
+    rest = [*words]
+    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+        following = command.get_command(context, rest[0])
+        if following is None:
+            raise click.UsageError(f"{context.info_name} has no command {rest[0]!r}")
+        command, context = following, click.Context(following, info_name=rest.pop(0))
+    return command, context, rest
+
+
+def problem(words: Sequence[str]) -> str | None:
+    """Return what click says against a command line; None if it can be run."""
+    try:
+        command, context, rest = found(words)
+        if isinstance(command, click.Group):
+            is_help = rest and set(rest) <= {"--help", "-h"}
+            return None if is_help else f"{context.info_name} needs a command"
+        values, _, _ = command.make_parser(context).parse_args(rest)
+        for parameter in command.params:
+            value = values.get(parameter.name or "")
+            if isinstance(parameter.type, click.Choice) and isinstance(value, str):
+                parameter.type.convert(value, parameter, context)
+            # Click marks an argument that is not given by an object of its own.
+            is_given = isinstance(value, str | list | tuple) and bool(value)
+            if isinstance(parameter, click.Argument) and parameter.required and not is_given:
+                return f"{context.info_name} needs {parameter.name}"
+    except click.UsageError as error:
+        return error.format_message()
+    return None
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_command_lines_in_blocks_can_be_run(document: Path) -> None:
+    problems = []
+    for block in blocks_of(document):
+        if block.language in SHELL:
+            lines = commands_of(block.text)
+        elif not block.language:  # maybe a terminal, with what a command prints
+            typed = re.findall(r"^(?:\$ )?(ndif .*)$", block.text, re.MULTILINE)
+            lines = commands_of("\n".join(typed))
+        else:
+            continue
+        problems += [
+            f"{block.place}: {' '.join(words)}: {why}"
+            for words in lines
+            if Path(words[0]).name == "ndif" and (why := problem(words[1:]))
+        ]
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_commands_in_sentences_are_there(document: Path) -> None:
+    problems = []
+    for text in re.findall(r"`ndif ([a-z][^`]*)`", prose_of(document)):
+        # `keys list|show KEY [--json]`: the name ends where a form begins.
+        name = re.match(r"[a-z]+(?:[ -][a-z]+(?:\\?\|[a-z]+)*)*", text)
+        assert name is not None
+        for words in alternatives(name[0].split(" ")):
+            try:
+                command, context, _ = found(words)
+            except click.UsageError as error:
+                problems.append(f"`ndif {text}`: {error.format_message()}")
+                continue
+            known = {
+                option
+                for parameter in command.get_params(context)
+                for option in (*parameter.opts, *parameter.secondary_opts)
+            }
+            if lacking := set(re.findall(r"(?<!\S)\[?(--[a-z][a-z-]*)", text)) - known:
+                problems.append(f"`ndif {text}`: no {', '.join(sorted(lacking))}")
+    assert not problems, "\n".join(problems)
+
+
+def alternatives(words: list[str]) -> list[list[str]]:
+    """Return the command lines that `a b|c` stands for."""
+    lines: list[list[str]] = [[]]
+    for word in words:
+        lines = [[*line, each] for line in lines for each in re.split(r"\\?\|", word)]
+    return lines
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_variables_that_a_document_names_are_read(document: Path) -> None:
+    named = set(re.findall(r"\bNDIF_[A-Z0-9_]*[A-Z0-9]\b", document.read_text()))
+    assert not named - VARIABLES
+
+
+def test_the_limits_of_the_users_page_are_the_defaults() -> None:
+    from ndif.config.reference import as_text, variables
+
+    (page,) = (each for each in DOCUMENTS if name_of(each) == "docs/users/limits.md")
+    defaults = {
+        each.name: as_text(each.default, each.unit) or "none"
+        for each in variables(Settings.model_construct())
+    }
+    rows = re.findall(r"^\| [^|]+ \| ([^|]+) \| ([^|]+) \|$", page.read_text(), re.MULTILINE)
+    checked = 0
+    for shown, names in rows:
+        for name in re.findall(r"`(NDIF_\w+)`", names):
+            if name != "NDIF_MAX_LOG_LINES_PER_S":
+                default = "1GiB" if name == "NDIF_MAX_RESULT_BYTES" else defaults[name]
+                assert shown.split(",")[0] == default, name
+                checked += 1
+    assert checked > 12
+
+
+def test_lines_are_read_as_a_shell_reads_them() -> None:
+    script = "A=b ndif start --detach && ndif status > file  # why\nexport C='d\ne'\nx \\\n  y | z"
+    assert [*commands_of(script)] == [
+        ["ndif", "start", "--detach"],
+        ["ndif", "status"],
+        ["x", "y"],
+        ["z"],
+    ]
+    assert problem(["statuz"]) == "ndif has no command 'statuz'"
+    assert problem(["status", "--wach", "2s"]) == "No such option '--wach'. Did you mean '--watch'?"
+    assert problem(["keys"]) == "keys needs a command"
+    assert problem(["kill"]) == "kill needs request_id"
+    assert problem(["logs", "nowhere"]) is not None

@@ -1,0 +1,89 @@
+"""Links in the repository's documents: each leads to a file, and to a heading that is there."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from docs.make.hooks import REFERENCES
+from docs.make.links import moved_to_the_site, targets
+
+from tests.docs.documents import DOCUMENTS, ROOT, name_of, prose_of
+
+SITE_ALONE = {f"docs/{place}" for place in REFERENCES}
+"""Pages that exist on the site and not in the repository: the front page of the site links to them."""
+
+
+@cache
+def anchors(document: Path) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub and the site make them."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.+?)\s*$", prose_of(document), re.MULTILINE):
+        text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+        number = 0
+        while (anchor := f"{slug}-{number}" if number else slug) in found:
+            number += 1
+        found.add(anchor)
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_link_leads_somewhere(document: Path) -> None:
+    broken = []
+    for target in targets(document.read_text()):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (document.parent / path).resolve() if path else document
+        name = file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else str(file)
+        if name in SITE_ALONE and document.name == "index.md":
+            continue
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    assert not broken
+
+
+def test_every_decision_is_in_their_list() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = [*targets((folder / "README.md").read_text())]
+    assert listed == sorted(file.name for file in folder.glob("[0-9]*.md"))
+
+
+def test_links_to_other_hosts_are_encrypted() -> None:
+    outside = {
+        target
+        for document in DOCUMENTS
+        for target in targets(document.read_text())
+        if "://" in target
+    }
+    assert outside
+    assert not {target for target in outside if not target.startswith("https://")}
+
+
+@pytest.mark.parametrize(
+    ("document", "page", "link", "becomes"),
+    [
+        ("README.md", "overview.md", "[a](docs/gpu.md#memory)", "[a](gpu.md#memory)"),
+        ("README.md", "overview.md", "[a](docs/decisions)", "[a](decisions/README.md)"),
+        ("README.md", "overview.md", "[`a`](examples/demo.py)", "`a`"),
+        ("docs/objects.md", "objects.md", "[a](../README.md#install)", "[a](overview.md#install)"),
+        ("docs/objects.md", "objects.md", "[a](../.env.example)", "[a](reference/variables.md)"),
+        ("docs/users/a.md", "users/a.md", "[a](../../CHANGELOG.md)", "[a](../changelog.md)"),
+        ("docs/users/a.md", "users/a.md", "[a](notebook.ipynb)", "[a](notebook.md)"),
+        (
+            "docs/users/a.md",
+            "users/a.md",
+            "[a](#b) [c](https://d.e/f)",
+            "[a](#b) [c](https://d.e/f)",
+        ),
+        ("docs/gpu.md", "gpu.md", "```sh\n[a](../LICENSE)\n```\n", "```sh\n[a](../LICENSE)\n```\n"),
+        ("docs/gpu.md", "gpu.md", "<!-- not run: b -->\n```sh\nc\n```\n", "```sh\nc\n```\n"),
+    ],
+)
+def test_a_link_leads_to_the_same_on_the_site(
+    document: str, page: str, link: str, becomes: str
+) -> None:
+    assert moved_to_the_site(link, document, page) == becomes

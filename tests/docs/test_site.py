@@ -1,0 +1,139 @@
+"""The site: it is built without a warning, has every page, and asks no other host for anything."""
+
+from __future__ import annotations
+
+import logging
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from docs.make.links import PLACES
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+
+from tests.docs.documents import DOCUMENTS, ROOT, name_of
+
+LOADS = {"script": "src", "img": "src", "iframe": "src", "link": "href", "source": "src"}
+
+
+class Page(HTMLParser):
+    """The ids and links of a page, and the files that it loads."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.comments: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        if (loaded := found.get(LOADS.get(tag, ""))) and found.get("rel") != "canonical":
+            self.loads.append(loaded)
+        if identifier := found.get("id"):
+            self.ids.add(identifier)
+        if tag == "a" and (link := found.get("href")):
+            self.links.append(link)
+
+    def handle_comment(self, data: str) -> None:
+        self.comments.append(data)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site in a folder; what is warned of while it is built is a failure."""
+    folder = tmp_path_factory.mktemp("site")
+    warned: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            warned.append(record.getMessage())
+
+    collector = Collector(logging.WARNING)
+    logging.getLogger("mkdocs").addHandler(collector)
+    try:
+        config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True)
+        config.extra["diagrams"] = False
+        build(config)
+    except BaseException as error:
+        raise AssertionError("\n".join(warned) or str(error)) from error
+    finally:
+        logging.getLogger("mkdocs").removeHandler(collector)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[str, Page]:
+    return {
+        file.relative_to(site).as_posix(): Page(file.read_text()) for file in site.rglob("*.html")
+    }
+
+
+def test_every_document_is_a_page(pages: dict[str, Page]) -> None:
+    for document in DOCUMENTS:
+        name = name_of(document)
+        place = PLACES.get(name, name.removeprefix("docs/"))
+        place = re.sub(r"(^|/)README\.md$", r"\1index.md", place)
+        assert place.replace(".md", ".html") in pages
+    for name in ("variables", "commands", "http", "metrics"):
+        assert f"reference/{name}.html" in pages
+
+
+def test_a_page_loads_nothing_from_another_host(pages: dict[str, Page]) -> None:
+    outside = {
+        (name, loaded)
+        for name, page in pages.items()
+        for loaded in page.loads
+        if "//" in loaded and not loaded.startswith("data:")
+    }
+    assert not outside
+
+
+def test_links_and_anchors_of_every_page_lead_somewhere(pages: dict[str, Page], site: Path) -> None:
+    broken = []
+    for name, page in pages.items():
+        if name == "404.html":  # whose links begin at the root of a host
+            continue
+        for link in page.links:
+            path, _, anchor = link.partition("#")
+            if "://" in link or link.startswith("mailto:"):
+                continue
+            target = (site / name).parent / path if path else site / name
+            there = target.resolve().relative_to(site.resolve()).as_posix()
+            if there == ".":
+                there = "index.html"
+            if not (site / there).exists() or (
+                anchor and there in pages and anchor not in pages[there].ids
+            ):
+                broken.append((name, link))
+    assert not broken
+
+
+def test_marks_for_tests_are_not_shown(pages: dict[str, Page]) -> None:
+    assert not [name for name, page in pages.items() if "not run" in "".join(page.comments)]
+
+
+def test_the_notebook_has_its_plots(pages: dict[str, Page], site: Path) -> None:
+    plots = [each for each in pages["users/notebook.html"].loads if each.endswith(".png")]
+    assert len(plots) >= 5
+    for plot in plots:
+        assert (site / "users" / plot).read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_anchor_that_is_not_there_fails_the_build(tmp_path: Path) -> None:
+    """The settings of `mkdocs.yml` on a page whose link is broken."""
+    documents = tmp_path / "docs"
+    documents.mkdir()
+    (documents / "index.md").write_text("[a](#nowhere)\n")
+    config = load_config(
+        str(ROOT / "mkdocs.yml"),
+        docs_dir=str(documents),
+        site_dir=str(tmp_path / "site"),
+        strict=True,
+        nav=["index.md"],
+        hooks=[],
+    )
+    with pytest.raises(BaseException, match=r"[Aa]borted|warnings"):
+        build(config)
