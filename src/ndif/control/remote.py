@@ -169,6 +169,7 @@ class RemoteEvents:
                 )
 
 
+@dataclass(frozen=True)
 class RemoteDetails:
     """The gateway's side of facts that the leader has of a model and does not publish."""
 
