@@ -18,7 +18,8 @@ test: .venv/dev
 
 # While working: what starts neither a model process nor a cluster.
 FAST := config control dashboard launch placement queue schedule schema simulation stores telemetry sandbox/protector gateway \
-	cluster cli/test_commands.py cli/test_light.py cli/test_every_command.py test_imports.py test_prose.py
+	cluster cli/test_commands.py cli/test_light.py cli/test_every_command.py test_imports.py test_prose.py \
+	docs/test_links.py docs/test_commands.py docs/test_messages.py docs/test_references.py
 SLOW := sandbox/protector/test_generations.py gateway/test_bad_input.py gateway/test_hf_mirror.py \
 	gateway/test_openapi.py gateway/test_schemathesis.py gateway/test_browser.py \
 	dashboard/test_page.py dashboard/test_server.py \
