@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import re
 import shutil
 import site
 import socket
@@ -194,6 +195,10 @@ def test_both_sizes_serve_without_root(
             client = Client("scenarios_08", NAME, tiny_gpt2, environment)
             client.run(READS)
             client.close()
+            status, page = server.get("/")
+            assert status == 200
+            (style,) = re.findall(r'href="(/static/\w+/style.css)"', page.decode())
+            assert server.get(style)[0] == 200
 
         with ThreadPoolExecutor(len(sizes)) as pool:
             list(pool.map(trace, sizes))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
@@ -98,6 +99,18 @@ def test_a_job_is_seen_as_it_runs_and_is_ended_on_the_page(
         expect(page.locator("#throughput")).to_contain_text("2 jobs ended", timeout=60_000)
     client.close()
     assert not any("Traceback" in line for line in started.output), [*started.output]
+
+
+def test_an_open_page_does_not_hold_up_the_end(started: StartedServer) -> None:
+    headers = {"ndif-api-key": KEYS["ada"]}
+    url = f"{started.url}/dashboard/events"
+    with httpx.stream("GET", url, headers=headers, verify=False) as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == "event: me"
+        assert started.stop() == 0
+        # The stream is ended, and not cut off.
+        assert [*lines][-1] == ""
+    assert not any("timeout" in line for line in started.output), [*started.output]
 
 
 def test_a_local_server_shows_itself_to_its_owner(browser: Browser, server: LocalServer) -> None:
