@@ -70,6 +70,11 @@ def read() -> Settings:
         # An alias is the variable's own name.
         variable = name_of(field) if field in Settings.model_fields else field
         raise VariableError(f"The variable {variable} is not valid: {first.reason}.") from error
+    except OSError as error:
+        file = error.filename or name_of("secrets_dir")
+        raise VariableError(
+            f"A variable cannot be read from {file}: {error.strerror or error}."
+        ) from error
 
 
 def unread(environ: Iterable[str]) -> list[str]:
