@@ -7,7 +7,7 @@ BIN := .venv/bin
 # Those that pyproject.toml names.
 PYTHONS := $(shell sed -n 's/.*Python :: \(3\.[0-9]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-fast check resolve format bench gpu gpu-kit clean
+.PHONY: demo test test-fast check resolve format bench gpu gpu-kit clean build up down ta
 .DELETE_ON_ERROR:
 
 demo: .venv/demo
@@ -66,6 +66,26 @@ gpu-kit: .venv/dev
 .venv/dev: .venv/made pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,science,dev]'
 	@touch $@ .venv/demo
+
+# A server in containers (docs/deploy.md). PROFILE: cpu or gpu. TORCH_INDEX names the build of torch.
+PROFILE ?= cpu
+export TORCH_INDEX ?= https://download.pytorch.org/whl/$(if $(filter gpu,$(PROFILE)),cu130,cpu)
+export NDIF_IMAGE ?= ndif-server:$(if $(filter gpu,$(PROFILE)),cuda,cpu)
+COMPOSE := docker compose -f deploy/docker/docker-compose.yml $(if $(wildcard .env),--env-file .env)
+
+# Both profiles run one image, which one service builds.
+build:
+	$(COMPOSE) --profile $(PROFILE) build --pull api
+
+up:
+	sh deploy/docker/make-secrets.sh
+	$(COMPOSE) --profile $(PROFILE) up --detach --wait --no-build
+
+# Volumes stay: accounts, results, models.
+down:
+	$(COMPOSE) --profile cpu --profile gpu down --remove-orphans
+
+ta: down build up
 
 clean:
 	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache bench/results build
