@@ -64,8 +64,9 @@ def ray_head(options: Settings, *, may_start: bool, leads: bool = False) -> Serv
         authentication(options, starts=False)
         if not leads or scheme == _CLIENT or is_local(host) or _has_node():
             return None
+        own = _address_towards(host, port)
         return _service(
-            options, host, port, None, (_joins(host, port),), is_head=False, offers=False
+            options, host, port, own, (_joins(host, port),), is_head=False, offers=False
         )
     nothing = f"Nothing answers at {address} ({_VARIABLE})."
     if scheme == _CLIENT or not is_local(host):
@@ -101,6 +102,16 @@ def ray_worker(options: Settings) -> Service:
 
 def _joins(host: str, port: int) -> str:
     return f"--address={_ip(host)}:{port}"
+
+
+def _address_towards(host: str, port: int) -> str | None:
+    """Return this machine's address in the network of another; None if Ray has to find one out."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port))  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
 
 
 def _has_node() -> bool:
