@@ -10,6 +10,8 @@ from tests.deploy.dockerfile import ROOT
 from tests.services.packages import go_without, need
 
 UNITS = ROOT / "deploy" / "systemd"
+YOUNGER = frozenset({"futex_requeue", "futex_wait", "futex_wake", "futex_waitv", "fchmodat2"})
+"""Calls that are younger than some engines and systemds: who is refused one uses the older."""
 _PACKAGE = "golang-github-docker-docker-dev"
 _FILE = "usr/share/gocode/src/github.com/docker/docker/profiles/seccomp/default.json"
 

@@ -192,7 +192,7 @@ def test_the_broker_starts_with_its_password_and_is_found_healthy(
 ) -> None:
     need("redis-server", "redis-server")
     service, port = SERVICES["message_broker"], free_port()
-    script = inside(service["command"][0], secrets, tmp_path) + f" --port {port}"
+    script = f"{inside(service['command'][0], secrets, tmp_path).rstrip()} --port {port}"
     check = inside(service["healthcheck"]["test"][1], secrets, tmp_path)
     check = check.replace("redis-cli ping", f"redis-cli -p {port} ping")
 
@@ -201,8 +201,8 @@ def test_the_broker_starts_with_its_password_and_is_found_healthy(
 
     log = tmp_path / "log"
     process = Process([*service["entrypoint"], script], log, is_healthy, cwd=tmp_path)
-    process.start()
     try:
+        process.start()
         assert process.pid is not None
         shown = Path(f"/proc/{process.pid}/cmdline").read_text()
         assert (secrets / "redis_password").read_text() not in shown

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from ndif.sandbox.confinement import seccomp
-from tests.deploy.profiles import docker_profile
+from tests.deploy.profiles import YOUNGER, docker_profile
 
 _NEEDED = """landlock_create_ruleset landlock_add_rule landlock_restrict_self seccomp prctl capset capget
     setrlimit prlimit64 clone fork memfd_create pidfd_open pidfd_send_signal socketpair setsid
@@ -15,8 +15,6 @@ NEEDED = frozenset(_NEEDED.split())
 """Calls without which nothing is confined, or no runner is made."""
 DISPENSABLE = frozenset({"get_mempolicy"})
 """Calls that a runner may make and that no container without CAP_SYS_NICE may: libraries ask, and go on."""
-YOUNGER = frozenset({"futex_requeue", "futex_wait", "futex_wake", "futex_waitv", "fchmodat2"})
-"""Calls that are younger than this Docker: who is refused one uses the older."""
 
 
 def test_the_oldest_docker_profile_leaves_the_sandbox_what_it_needs(tmp_path: Path) -> None:
