@@ -112,13 +112,14 @@ def test_a_server_leads_a_cluster_whose_head_is_elsewhere(
         **head.environment,
         "NDIF_SESSION_ROOT": str(root),
         "NDIF_RAY_TEMP_DIR": str(folder),
+        "NDIF_DEV_MODE": "true",
     }
     program = shutil.which("ndif", path=f"{Path(sys.executable).parent}")
     assert program is not None
-    log = tmp_path / "log"
+    log, where = tmp_path / "log", ("--host", network.there, "--port", str(port))
     with log.open("w") as output:
         process = subprocess.Popen(
-            [*machine, program, "start", "api", "--host", network.there, "--port", str(port)],
+            [*machine, program, "start", "api", "--insecure", *where],
             env=environment,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -130,8 +131,12 @@ def test_a_server_leads_a_cluster_whose_head_is_elsewhere(
             assert process.poll() is None, log.read_text()
             return subprocess.run(ask, capture_output=True, text=True).stdout
 
-        status = until(state, log.read_text)
-        assert '"deployments"' in status
+        until(state, log.read_text)
+        token = f"@{root / 'current' / 'token'}"
+        url = f"http://{network.there}:{port}"
+        status = head.read("status", "--url", url, "--token", token)
+        # The node of that machine offers nothing.
+        assert len(status["nodes"]) == 1
         logs = "".join(file.read_text() for file in root.glob("*/logs/*/output.log"))
         assert "cannot be reached" not in logs
     finally:
