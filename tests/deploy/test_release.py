@@ -58,7 +58,7 @@ def test_a_job_may_do_no_more_than_its_own_part() -> None:
 def test_the_image_is_built_with_arguments_that_it_has() -> None:
     [build] = [step for step in jobs()["image"]["steps"] if "build-push" in step.get("uses", "")]
     assert ROOT / build["with"]["file"] == DOCKERFILE
-    named = {line.partition("=")[0] for line in build["with"]["build-args"].split()}
+    named = {line.partition("=")[0] for line in build["with"]["build-args"].splitlines()}
     assert named == {"TORCH_INDEX", "VERSION", "REVISION"}
     assert named <= set(re.findall(r"^ARG (\w+)", DOCKERFILE.read_text(), re.MULTILINE))
 
