@@ -18,10 +18,11 @@ test: .venv/dev
 
 # While working: what starts neither a model process nor a cluster.
 FAST := config control launch placement queue schedule schema simulation stores telemetry sandbox/protector gateway \
-	cluster cli/test_commands.py cli/test_light.py cli/test_every_command.py test_imports.py test_prose.py
+	cluster deploy cli/test_commands.py cli/test_light.py cli/test_every_command.py test_imports.py test_prose.py
 SLOW := sandbox/protector/test_generations.py gateway/test_bad_input.py gateway/test_hf_mirror.py \
 	gateway/test_openapi.py gateway/test_schemathesis.py gateway/test_browser.py \
-	cluster/ray stores/objects/test_s3.py telemetry/test_dashboards.py
+	cluster/ray stores/objects/test_s3.py telemetry/test_dashboards.py \
+	deploy/test_image.py deploy/test_release.py deploy/test_two_machines.py
 
 test-fast: .venv/dev
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(addprefix --ignore=tests/,$(SLOW)) \

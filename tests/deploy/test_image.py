@@ -33,12 +33,14 @@ from tests.conftest import NAME
 from tests.deploy.container import Root, allow_list_filter, engine_filter, inside, may_make
 from tests.deploy.dockerfile import DOCKER, ROOT, Instruction, only, stages
 from tests.deploy.profiles import docker_profile, unit_calls
+from tests.deploy.test_docker_files import SERVICES
 from tests.services.packages import go_without, need
 from tests.test_wheel import PACKAGES, VERSION, interpreter, link, required
 
 INDEX = "https://pypi.org/simple"
 """Index of torch: the machines of tests reach no other."""
 MODEL = "/models/tiny"
+WRITABLE = {"state": "/var/lib/ndif", "cache": "/var/cache/ndif"}
 READS = "scenario_reads_of_layers_and_logits"
 OUTSIDE = re.compile(r"SSL_CERT_|PIP_CERT|REQUESTS_CA_BUNDLE|\w+_proxy", re.IGNORECASE)
 """Variables by which this machine reaches registries, as an engine passes its own on to a build."""
@@ -343,3 +345,47 @@ def test_no_secret_and_no_source_is_in_the_image(image: Image) -> None:
     assert not any("secret" in name.lower() for name in image.root.environment if "DIR" not in name)
     text = shlex.join([*image.entry, *image.command]) + (DOCKER / "Dockerfile").read_text()
     assert "PASSWORD" not in text
+
+
+def test_the_head_of_a_cluster_runs_in_it_as_compose_has_it(image: Image, tmp_path: Path) -> None:
+    folders = {tmp_path / name: target for name, target in WRITABLE.items()}
+    number = int(image.user.partition(":")[0])
+    for folder in folders:
+        folder.mkdir()
+        os.chown(folder, number, number)
+    secrets = tmp_path / "secrets"
+    subprocess.run(["sh", DOCKER / "make-secrets.sh", secrets], check=True)
+    # A file is mounted, so that nobody has to reach its folder.
+    mounts = {secrets / name: f"/run/secrets/{name}" for name in SERVICES["ray"]["secrets"]}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    variables = {
+        name: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", str(value))
+        for name, value in SERVICES["ray"]["environment"].items()
+    }
+    variables |= {"NDIF_RAY_ADDRESS": address, "NDIF_NODE_CPU_MEMORY": "1GiB"}
+    process = image.root.popen(
+        [*image.entry, *SERVICES["ray"]["command"]],
+        user=image.user,
+        mounts={**folders, **mounts},
+        variables=variables,
+        read_only=True,
+        filters=image.filters,
+    )
+
+    def is_healthy() -> bool:
+        assert process.poll() is None, process.communicate()[0]
+        if not children(process.pid):
+            return False
+        check = inside(children(process.pid)[0], image.root, image.health, image.user)
+        return check.returncode == 0
+
+    try:
+        until(is_healthy)
+        os.kill(children(process.pid)[0], signal.SIGTERM)
+        said, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()

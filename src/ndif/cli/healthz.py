@@ -10,7 +10,7 @@ from ndif.cli.output import show_json
 from ndif.cli.server_client import CommandError, json_option, run_folders
 
 if TYPE_CHECKING:
-    from ndif.launch.run_folder import RunRecord
+    from ndif.launch.run_folder import RunFolder, RunRecord
 
 
 @click.command("healthz")
@@ -45,20 +45,23 @@ def _checks(ready: bool) -> dict[str, bool]:
     if running is not None:
         record = running[1]
         if record.node_type == "worker":
-            found["worker"] = _has_node(record)
+            found["worker"] = _has_node(*running)
         else:
             found["server"] = _server_answers(record, ready)
     for name in STANDALONE:
         alone = folders.of_service(name).running()
         if alone is not None:
-            found[name] = accepts_connections(alone[1].host, alone[1].port)
+            folder, record = alone
+            is_up = accepts_connections(record.host, record.port)
+            found[name] = is_up and (name != "ray" or _has_node(folder, record))
     return found
 
 
-def _has_node(record: RunRecord) -> bool:
+def _has_node(folder: RunFolder, record: RunRecord) -> bool:
     from ndif.launch.services.processes import processes_of
+    from ndif.launch.services.ray import has_started
 
-    return bool(processes_of(record.pid, "ray"))
+    return has_started(folder) and bool(processes_of(record.pid, "ray"))
 
 
 def _server_answers(record: RunRecord, ready: bool) -> bool:

@@ -232,14 +232,15 @@ def _service(
         host,
         port,
         make,
-        _has_started,
+        has_started,
         start_timeout_s=90,
         stop_grace_s=_STOP_GRACE_S,
         joins=not is_head,
     )
 
 
-def _has_started(session: RunFolder) -> bool:
+def has_started(session: RunFolder) -> bool:
+    """Return True once the node that a run started is part of its cluster."""
     try:
         return _READY_LINE in session.log(NAME).read_text(errors="replace")
     except OSError:
