@@ -7,7 +7,7 @@ BIN := .venv/bin
 # Those that pyproject.toml names.
 PYTHONS := $(shell sed -n 's/.*Python :: \(3\.[0-9]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-fast check resolve format docs bench gpu gpu-kit clean
+.PHONY: demo test test-fast check resolve format docs bench gpu gpu-kit clean build up down ta
 .DELETE_ON_ERROR:
 
 demo: .venv/demo
@@ -18,12 +18,13 @@ test: .venv/dev
 
 # While working: what starts neither a model process nor a cluster.
 FAST := config control dashboard launch placement queue schedule schema simulation stores telemetry sandbox/protector gateway \
-	cluster cli/test_commands.py cli/test_light.py cli/test_every_command.py test_imports.py test_prose.py \
+	cluster deploy cli/test_commands.py cli/test_light.py cli/test_every_command.py test_imports.py test_prose.py \
 	docs/test_links.py docs/test_commands.py docs/test_messages.py docs/test_references.py
 SLOW := sandbox/protector/test_generations.py gateway/test_bad_input.py gateway/test_hf_mirror.py \
 	gateway/test_openapi.py gateway/test_schemathesis.py gateway/test_browser.py \
 	dashboard/test_page.py dashboard/test_server.py \
-	cluster/ray stores/objects/test_s3.py telemetry/test_dashboards.py
+	cluster/ray stores/objects/test_s3.py telemetry/test_dashboards.py \
+	deploy/test_image.py deploy/test_release.py deploy/test_two_machines.py
 
 test-fast: .venv/dev
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(addprefix --ignore=tests/,$(SLOW)) \
@@ -73,6 +74,26 @@ gpu-kit: .venv/dev
 .venv/dev: .venv/made pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,science,dev,docs]'
 	@touch $@ .venv/demo
+
+# A server in containers (docs/deploy.md). PROFILE: cpu or gpu. TORCH_INDEX names the build of torch.
+PROFILE ?= cpu
+export TORCH_INDEX ?= https://download.pytorch.org/whl/$(if $(filter gpu,$(PROFILE)),cu130,cpu)
+export NDIF_IMAGE ?= ndif-server:$(if $(filter gpu,$(PROFILE)),cuda,cpu)
+COMPOSE := docker compose -f deploy/docker/docker-compose.yml $(if $(wildcard .env),--env-file .env)
+
+# Both profiles run one image, which one service builds.
+build:
+	$(COMPOSE) --profile $(PROFILE) build --pull api
+
+up:
+	sh deploy/docker/make-secrets.sh
+	$(COMPOSE) --profile $(PROFILE) up --detach --wait --no-build
+
+# Volumes stay: accounts, results, models.
+down:
+	$(COMPOSE) --profile cpu --profile gpu down --remove-orphans
+
+ta: down build up
 
 clean:
 	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache bench/results build

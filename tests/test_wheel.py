@@ -34,10 +34,10 @@ NOBODY = "nobody"
 READS = "scenario_reads_of_layers_and_logits"
 
 
-def required() -> set[str]:
-    """Return the names of all distributions that the wheel requires, without its extras."""
+def required(*extras_of_ours: str) -> set[str]:
+    """Return the names of all distributions that the wheel requires, with these extras of it."""
     found: set[str] = set()
-    coming: list[tuple[str, frozenset[str]]] = [(DISTRIBUTION, frozenset())]
+    coming: list[tuple[str, frozenset[str]]] = [(DISTRIBUTION, frozenset(extras_of_ours))]
     while coming:
         name, extras = coming.pop()
         for line in metadata.requires(name) or []:

@@ -173,3 +173,30 @@ def test_commands_that_read_variables_say_so(
         assert "NDIF_SANBOX is not read: did you mean NDIF_SANDBOX?" in said.stderr, said
         assert "NDIF_SANBOX" not in said.stdout
     settings.cache_clear()
+
+
+def test_a_secret_is_read_from_its_file_unless_a_variable_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NDIF_SECRETS_DIR", str(tmp_path))
+    (tmp_path / "ndif_cluster_secret").write_text("sixteen letters and more\n")
+    (tmp_path / "POSTGRES_PASSWORD").write_text("of the file")
+    monkeypatch.setenv("POSTGRES_PASSWORD", "of the environment")
+    options = Settings()
+    assert options.cluster_secret.get_secret_value() == "sixteen letters and more"
+    assert options.postgres_password.get_secret_value() == "of the environment"
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", None])
+def test_a_folder_of_secrets_that_cannot_be_read_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+) -> None:
+    folder = tmp_path / "secrets"
+    if content is not None:
+        folder.mkdir()
+        (folder / "ndif_cluster_secret").write_bytes(content)
+    monkeypatch.setenv("NDIF_SECRETS_DIR", str(folder))
+    settings.cache_clear()
+    with pytest.raises(VariableError, match="NDIF_SECRETS_DIR"):
+        read()
+    settings.cache_clear()

@@ -24,6 +24,7 @@ _COMMANDS = {
     "evict": "Remove a model, a replica of it, or all models from their devices.",
     "export": "Print a deployment file of the models deployed now.",
     "gc": "Delete results, responses and records whose time is over.",
+    "healthz": "Tell by the exit code whether this machine's server answers.",
     "info": "Show the server of this machine and its configuration.",
     "jobs": "List, cancel and download one's own jobs, with an API key.",
     "keys": "Make, list and revoke API keys.",

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_settings import SettingsError
 
 from ndif.config.settings import Settings, settings
 from ndif.config.units import Unit, format_exactly
@@ -70,6 +71,12 @@ def read() -> Settings:
         # An alias is the variable's own name.
         variable = name_of(field) if field in Settings.model_fields else field
         raise VariableError(f"The variable {variable} is not valid: {first.reason}.") from error
+    except (OSError, SettingsError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        folder = name_of("secrets_dir")
+        raise VariableError(
+            f"A variable cannot be read from its file in {folder} ({error}): {reason}."
+        ) from error
 
 
 def unread(environ: Iterable[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -12,6 +13,7 @@ from urllib.parse import urlsplit
 from packaging.version import InvalidVersion, Version
 from pydantic import (
     BeforeValidator,
+    DirectoryPath,
     Field,
     FilePath,
     SecretStr,
@@ -19,7 +21,12 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SecretsSettingsSource,
+    SettingsConfigDict,
+)
 
 from ndif.config.mail_template import split_template
 from ndif.config.units import Unit, parse_gpus, read_duration, read_size
@@ -32,6 +39,9 @@ _PASSWORD_HASH = re.compile(r"\$argon2id\$v=\d+\$m=\d+,t=\d+,p=\d+\$[\w+/]+\$[\w
 
 _ORIGIN_HOST = re.compile(r"[\w-]+(\.[\w-]+)*|[0-9a-f:.]*:[0-9a-f:.]*", re.ASCII)
 _PORTS = {"http": 80, "https": 443}
+
+_SECRETS_DIR = "NDIF_SECRETS_DIR"
+"""Variable that says where to read the others: its own field only describes and checks it."""
 
 MiB = 1024**2
 GiB = 1024**3
@@ -57,6 +67,24 @@ class Settings(BaseSettings):
         env_prefix="NDIF_", extra="ignore", use_attribute_docstrings=True
     )
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """See `BaseSettings`. A variable of the environment comes before its file in `secrets_dir`."""
+        folder = os.environ.get(_SECRETS_DIR, "")
+        if not Path(folder).is_dir() or not folder:  # the field says so
+            return init_settings, env_settings
+        return init_settings, env_settings, SecretsSettingsSource(settings_cls, folder)
+
+    secrets_dir: DirectoryPath | None = None
+    """Folder of files that have the names of variables and hold their values, such as /run/secrets of a
+    container: for secrets that should not be in the environment, where a variable comes first."""
     session_root: Path = Path("~/.ndif")
     """Folder of sessions, runtimes, adapters and results."""
     runtimes_dir: Path | None = None

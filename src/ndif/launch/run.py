@@ -177,6 +177,12 @@ class ServerRun(Run):
         """Return the address that the server listens on."""
         return f"http://{for_url(self.prepared.server.host)}:{self.prepared.port}"
 
+    @property
+    def _starts_head(self) -> bool:
+        """Return True if the head of the Ray cluster starts with this run."""
+        services = self.prepared.services
+        return any(service.name == "ray" and not service.joins for service in services)
+
     def answers(self) -> bool:
         """See `Run.answers`."""
         return answers(self.prepared.server.host, self.prepared.port)
@@ -202,7 +208,7 @@ class ServerRun(Run):
                 broker_url=url_with_password(options),
                 cluster_secrets=ensure_cluster_secrets(options),
                 ray_variables=await asyncio.to_thread(
-                    authentication, options, starts="ray" in self._started
+                    authentication, options, starts=self._starts_head
                 ),
             )
         else:

@@ -40,7 +40,7 @@ def plan_services(options: Settings, role: Role) -> tuple[tuple[Service, ...], l
             lambda: object_store(options, may_start=may_start),
         ]
     if role in ("all", "api"):
-        checks.append(lambda: ray_head(options, may_start=may_start))
+        checks.append(lambda: ray_head(options, may_start=may_start, leads=True))
     elif role != "worker":
         checks.append(lambda: _standalone(options, role))
     elif options.ray_address:

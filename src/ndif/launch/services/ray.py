@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -45,8 +47,12 @@ _MODE, _TOKENS = "RAY_AUTH_MODE", ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _PROBE_S = 30.0
 
 
-def ray_head(options: Settings, *, may_start: bool) -> Service | None:
-    """Return the head of a cluster to start; None if one answers already or none is configured."""
+def ray_head(options: Settings, *, may_start: bool, leads: bool = False) -> Service | None:
+    """Return the head of a cluster to start; None if one answers already or none is configured.
+
+    Ray connects a process that leads to a node of its own machine only. With `leads`, a machine without one
+    that uses a head elsewhere gets a node that offers nothing to models.
+    """
     address = options.ray_address
     if not address:
         return None
@@ -56,7 +62,12 @@ def ray_head(options: Settings, *, may_start: bool) -> Service | None:
     scheme, host, port = _parts(address)
     if accepts_connections(host, port):
         authentication(options, starts=False)
-        return None
+        if not leads or scheme == _CLIENT or is_local(host) or _has_node():
+            return None
+        own = _address_towards(host, port)
+        return _service(
+            options, host, port, own, (_joins(host, port),), is_head=False, offers=False
+        )
     nothing = f"Nothing answers at {address} ({_VARIABLE})."
     if scheme == _CLIENT or not is_local(host):
         raise ServiceError(f"{nothing} Start the cluster's head there, or name another.")
@@ -65,7 +76,7 @@ def ray_head(options: Settings, *, may_start: bool) -> Service | None:
             f"{nothing} `ndif start ray` starts a head there, and so does `ndif start`."
         )
     arguments = (f"--port={port}", "--include-dashboard=false")
-    return _service(options, host, port, _ip(host), ("--head", *arguments), is_head=True)
+    return _service(options, host, port, _own_ip(host), ("--head", *arguments), is_head=True)
 
 
 def ray_worker(options: Settings) -> Service:
@@ -86,7 +97,30 @@ def ray_worker(options: Settings) -> Service:
     authentication(options, starts=False)
     # Unless the cluster is this machine alone, Ray finds out which of its addresses the others reach.
     own = _ip(host) if is_loopback(host) else None
-    return _service(options, host, port, own, (f"--address={_ip(host)}:{port}",), is_head=False)
+    return _service(options, host, port, own, (_joins(host, port),), is_head=False)
+
+
+def _joins(host: str, port: int) -> str:
+    return f"--address={_ip(host)}:{port}"
+
+
+def _address_towards(host: str, port: int) -> str | None:
+    """Return this machine's address in the network of another; None if Ray has to find one out."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port))  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def _has_node() -> bool:
+    """Return True if a node of a Ray cluster runs on this machine."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if Path((folder / "cmdline").read_text().partition("\0")[0]).name == "raylet":
+                return True
+    return False
 
 
 def authentication(options: Settings, *, starts: bool) -> Mapping[str, str]:
@@ -161,6 +195,7 @@ def _service(
     arguments: Sequence[str],
     *,
     is_head: bool,
+    offers: bool = True,
 ) -> Service:
     folder = _checked_folder(options)
 
@@ -169,11 +204,13 @@ def _service(
         from ndif.cluster.ray.cluster import HEAD, declaration
         from ndif.host.gpus import Driver
 
-        driver = Driver()
-        looked = await inspect_machine(options, driver)
-        await driver.close()
+        resources: dict[str, int] = dict(HEAD) if is_head else {}
+        if offers:
+            driver = Driver()
+            looked = await inspect_machine(options, driver)
+            await driver.close()
+            resources |= declaration(looked.node.resources)
         variables = authentication(options, starts=is_head)
-        resources = {**declaration(looked.node.resources), **(HEAD if is_head else {})}
         return Program(
             [
                 *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
@@ -195,13 +232,15 @@ def _service(
         host,
         port,
         make,
-        _has_started,
+        has_started,
         start_timeout_s=90,
         stop_grace_s=_STOP_GRACE_S,
+        joins=not is_head,
     )
 
 
-def _has_started(session: RunFolder) -> bool:
+def has_started(session: RunFolder) -> bool:
+    """Return True once the node that a run started is part of its cluster."""
     try:
         return _READY_LINE in session.log(NAME).read_text(errors="replace")
     except OSError:
@@ -223,6 +262,14 @@ def _parts(address: str) -> tuple[str, str, int]:
 
 def _ip(host: str) -> str:
     return "127.0.0.1" if host == "localhost" else host
+
+
+def _own_ip(host: str) -> str:
+    """Return the address that a name has: Ray takes no name for a node of its own."""
+    try:
+        return _ip(host) if is_loopback(host) else socket.gethostbyname(host)
+    except OSError:
+        return host
 
 
 def _checked_folder(options: Settings) -> Path:

@@ -80,6 +80,8 @@ class Service:
     start_timeout_s: float = 60
     stop_grace_s: float = 20
     """Seconds between SIGTERM and SIGKILL of the program."""
+    joins: bool = False
+    """True for a node that joins others' cluster."""
 
     async def start(self, supervisor: Supervisor, run_folder: RunFolder) -> None:
         """Start the service and return once it answers; a ServiceError has the end of its log."""

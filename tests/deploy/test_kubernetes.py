@@ -1,0 +1,148 @@
+"""The manifests for Kubernetes: its published schemas, its strictest profile, and this server's names."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from ray.autoscaler._private.kuberay.autoscaling_config import (
+    _derive_autoscaling_config_from_ray_cr,
+)
+
+from ndif.config.reference import unread
+from tests.deploy.dockerfile import DOCKER, ROOT
+from tests.deploy.test_docker_files import OURS, SERVICES
+
+FOLDER = ROOT / "deploy" / "kubernetes"
+VERSION = "1.33"
+FILES = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())["resources"]
+OBJECTS: list[dict[str, Any]] = [
+    found for file in FILES for found in yaml.safe_load_all((FOLDER / file).read_text())
+]
+
+
+def of_kind(*kinds: str) -> list[dict[str, Any]]:
+    return [each for each in OBJECTS if each["kind"] in kinds]
+
+
+def templates() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the template of every pod."""
+    for each in of_kind("Deployment", "StatefulSet"):
+        yield each["metadata"]["name"], each["spec"]["template"]
+    [cluster] = of_kind("RayCluster")
+    yield "ray-head", cluster["spec"]["headGroupSpec"]["template"]
+    for group in cluster["spec"]["workerGroupSpecs"]:
+        yield f"ray-{group['groupName']}", group["template"]
+
+
+PODS = dict(templates())
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [each for each in OBJECTS if each["kind"] != "RayCluster"],
+    ids=lambda each: f"{each['kind']}-{each['metadata']['name']}",
+)
+def test_a_manifest_is_what_kubernetes_takes(manifest: dict[str, Any]) -> None:
+    kubernetes_validate.validate(manifest, VERSION, strict=True)
+    assert manifest["metadata"].get("namespace", "ndif") == "ndif"
+
+
+@pytest.mark.parametrize("name", sorted(PODS))
+def test_a_pod_of_ray_is_what_kubernetes_takes(name: str) -> None:
+    [deployment] = of_kind("Deployment")
+    around = copy.deepcopy(deployment)
+    around["spec"]["template"] = PODS[name]
+    kubernetes_validate.validate(around, VERSION, strict=True)
+
+
+def test_ray_understands_its_cluster() -> None:
+    [cluster] = of_kind("RayCluster")
+    assert cluster["apiVersion"] == "ray.io/v1"
+    read = _derive_autoscaling_config_from_ray_cr(cluster)
+    workers = read["available_node_types"]["gpu"]
+    assert workers["resources"]["GPU"] == 1
+    assert (workers["min_workers"], workers["max_workers"]) == (1, 8)
+    import ray
+
+    assert cluster["spec"]["rayVersion"] == ray.__version__
+
+
+@pytest.mark.parametrize("name", sorted(PODS))
+def test_a_pod_meets_the_restricted_profile(name: str) -> None:
+    pod = PODS[name]["spec"]
+    whole = pod["securityContext"]
+    assert whole["runAsNonRoot"] is True
+    assert whole["runAsUser"] > 0
+    assert whole["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    for container in pod["containers"]:
+        context = container["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["readOnlyRootFilesystem"] is True
+        assert container["readinessProbe"]
+        assert container["livenessProbe"]
+        assert container["resources"]["limits"]["memory"]
+    kinds = {kind for volume in pod["volumes"] for kind in volume.keys() - {"name"}}
+    assert kinds <= {"emptyDir", "persistentVolumeClaim", "secret"}
+
+
+@pytest.mark.parametrize("name", sorted(PODS))
+def test_a_pod_has_the_secrets_that_it_needs_by_reference_alone(name: str, tmp_path: Path) -> None:
+    subprocess.run(["sh", DOCKER / "make-secrets.sh", tmp_path], check=True)
+    made = {file.name for file in tmp_path.iterdir()}
+    pod = PODS[name]["spec"]
+    mounted = {
+        item["key"]
+        for volume in pod["volumes"]
+        if "secret" in volume
+        for item in volume["secret"]["items"]
+    }
+    assert mounted <= made
+    [container] = pod["containers"]
+    environment = {each["name"]: each.get("value", "") for each in container.get("env", [])}
+    assert unread(environment) == []
+    text = yaml.safe_dump(container)
+    for key in (
+        mounted - {each for each in mounted if each.startswith("ndif_")} - {"postgres_password"}
+    ):
+        assert f"/run/secrets/{key}" in text
+    # Who runs blocks has not what decides.
+    if name.startswith("ray"):
+        assert not mounted & {"ndif_cluster_secret", "postgres_password"}
+
+
+def test_the_stores_are_those_of_compose() -> None:
+    images = {SERVICES[each]["image"] for each in SERVICES.keys() - OURS}
+    for each in of_kind("StatefulSet"):
+        [container] = each["spec"]["template"]["spec"]["containers"]
+        assert container["image"] in images
+
+
+def test_every_policy_selects_pods_that_there_are() -> None:
+    labels = {pod["metadata"]["labels"]["app.kubernetes.io/name"] for pod in PODS.values()}
+    ports = {
+        port["name"]
+        for pod in PODS.values()
+        for container in pod["spec"]["containers"]
+        for port in container.get("ports", [])
+    }
+    policies = {each["metadata"]["name"]: each["spec"] for each in of_kind("NetworkPolicy")}
+    assert policies["nothing"]["podSelector"] == {}
+    selected: set[str] = set()
+    for policy in policies.values():
+        selector = policy["podSelector"]
+        selected |= set(selector.get("matchLabels", {}).values())
+        for expression in selector.get("matchExpressions", []):
+            selected |= set(expression["values"])
+        for rule in policy.get("ingress", []):
+            assert {each["port"] for each in rule.get("ports", [])} <= ports
+    assert selected == labels

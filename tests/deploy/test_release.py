@@ -1,0 +1,112 @@
+"""The workflow that releases: its schema, what it trusts, and its commands that can run here."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ndif import __version__
+from ndif.distribution import NAME as DISTRIBUTION
+from tests.deploy.dockerfile import DOCKERFILE, ROOT
+from tests.deploy.test_image import INDEX, link_environment
+
+WORKFLOW = ROOT / ".github" / "workflows" / "release.yml"
+BIN = Path(sys.executable).parent
+COMMIT = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}")
+
+
+def jobs() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(WORKFLOW.read_text())["jobs"]
+    return found
+
+
+def test_the_workflow_is_what_github_takes() -> None:
+    checker = [BIN / "check-jsonschema", "--builtin-schema", "vendor.github-workflows"]
+    done = subprocess.run([*checker, WORKFLOW], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_action_is_named_by_its_commit_and_version() -> None:
+    used = re.findall(r"uses: (.*)", WORKFLOW.read_text())
+    assert used
+    for line in used:
+        action, _, version = line.partition(" # ")
+        assert COMMIT.fullmatch(action), line
+        assert re.fullmatch(r"v\d+\.\d+\.\d+", version), line
+
+
+def test_a_job_may_do_no_more_than_its_own_part() -> None:
+    assert yaml.safe_load(WORKFLOW.read_text())["permissions"] == {}
+    rights = {name: job["permissions"] for name, job in jobs().items()}
+    assert rights == {
+        "wheel": {"contents": "read"},
+        "image": {"contents": "read", "packages": "write"},
+        "publish": {"id-token": "write"},
+    }
+    # What comes from outside, as a tag's name, is never a part of a command.
+    for job in jobs().values():
+        assert not any("${{" in step.get("run", "") for step in job["steps"])
+
+
+def test_the_image_is_built_with_arguments_that_it_has() -> None:
+    [build] = [step for step in jobs()["image"]["steps"] if "build-push" in step.get("uses", "")]
+    assert ROOT / build["with"]["file"] == DOCKERFILE
+    named = {line.partition("=")[0] for line in build["with"]["build-args"].splitlines()}
+    assert named == {"TORCH_INDEX", "VERSION", "REVISION"}
+    assert named <= set(re.findall(r"^ARG (\w+)", DOCKERFILE.read_text(), re.MULTILINE))
+
+
+def test_the_wheel_is_built_checked_and_installed_as_the_workflow_does(tmp_path: Path) -> None:
+    steps = {step["name"]: step["run"] for step in jobs()["wheel"]["steps"] if "run" in step}
+    environment = {
+        **os.environ,
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "RUNNER_TEMP": str(tmp_path),
+        "GITHUB_REF_NAME": f"v{__version__}",
+        "TORCH_INDEX": INDEX,
+        "UV_PYTHON": sys.executable,
+    }
+
+    def run(name: str) -> str:
+        command = (
+            steps[name]
+            .replace("dist/", f"{tmp_path}/dist/")
+            .replace("--out-dir dist", f"--out-dir {tmp_path}/dist")
+            .replace('"dist', f'"{tmp_path}/dist')
+        )
+        done = subprocess.run(
+            ["bash", "-eo", "pipefail", "-c", command],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, f"{name}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    for name in ("Build", "Compare the tag with the version", "Check the description"):
+        run(name)
+    run("Make an empty environment")
+    # What uv would download, so that it only checks it.
+    link_environment(tmp_path / "empty")
+    run("Install the wheel in it")
+    assert f"{DISTRIBUTION} {__version__}" in run("Run it")
+    assert {*steps} - {"Install the installer"} <= {
+        *("Build", "Compare the tag with the version", "Check the description"),
+        *("Make an empty environment", "Install the wheel in it", "Run it"),
+    }
+
+
+@pytest.mark.parametrize("name", ["wheel", "image"])
+def test_a_checkout_leaves_no_credentials(name: str) -> None:
+    [checkout] = [
+        step for step in jobs()[name]["steps"] if "actions/checkout" in step.get("uses", "")
+    ]
+    assert checkout["with"]["persist-credentials"] is False

@@ -1,0 +1,29 @@
+"""The calls of the sandbox, beside those that Docker's default profile allows a container."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ndif.sandbox.confinement import seccomp
+from tests.deploy.profiles import YOUNGER, docker_profile
+
+_NEEDED = """landlock_create_ruleset landlock_add_rule landlock_restrict_self seccomp prctl capset capget
+    setrlimit prlimit64 clone fork memfd_create pidfd_open pidfd_send_signal socketpair setsid
+    close_range"""
+NEEDED = frozenset(_NEEDED.split())
+"""Calls without which nothing is confined, or no runner is made."""
+DISPENSABLE = frozenset({"get_mempolicy"})
+"""Calls that a runner may make and that no container without CAP_SYS_NICE may: libraries ask, and go on."""
+
+
+def test_the_oldest_docker_profile_leaves_the_sandbox_what_it_needs(tmp_path: Path) -> None:
+    profile = json.loads(docker_profile(tmp_path).read_text())
+    allowed = {
+        name
+        for rule in profile["syscalls"]
+        if rule["action"] == "SCMP_ACT_ALLOW" and not (rule.get("includes") or {}).get("caps")
+        for name in rule.get("names") or [rule["name"]]
+    }
+    assert NEEDED - allowed == set()
+    assert {*seccomp._ALLOWED, *seccomp._FORKING.split()} - allowed <= DISPENSABLE | YOUNGER
