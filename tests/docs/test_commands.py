@@ -22,7 +22,8 @@ from tests.docs.documents import (
 )
 
 OF_CLIENTS = {"NDIF_HOST", "NDIF_API_KEY"}
-VARIABLES = {variable_of(field) for field in Settings.model_fields} | OF_CLIENTS
+OF_MAKE = {"NDIF_IMAGE"}
+VARIABLES = {variable_of(field) for field in Settings.model_fields} | OF_CLIENTS | OF_MAKE
 
 
 def found(words: Sequence[str]) -> tuple[click.Command, click.Context, list[str]]:
