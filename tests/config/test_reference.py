@@ -200,3 +200,10 @@ def test_a_folder_of_secrets_that_cannot_be_read_is_a_sentence(
     with pytest.raises(VariableError, match="NDIF_SECRETS_DIR"):
         read()
     settings.cache_clear()
+
+
+def test_an_invalid_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NDIF_CLUSTER_SECRET", "sh0rt-secret")
+    with pytest.raises(VariableError, match=r"must have at least 16 characters\.$") as caught:
+        read()
+    assert "sh0rt" not in str(caught.value)

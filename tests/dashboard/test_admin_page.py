@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from argon2 import PasswordHasher
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -166,7 +167,7 @@ def confirm(page: Page, verb: str) -> None:
 
 
 def check_axe(page: Page) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    axe = Axe()
     found = axe.run(page).response["violations"]
     serious = [each for each in found if each["impact"] in ("serious", "critical")]
     assert not serious, [

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import pytest
 import torch
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 from starlette.applications import Starlette
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, XmodConfig
@@ -239,7 +240,7 @@ def test_what_is_not_known_is_said(browser: Browser, url: str) -> None:
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
 def test_the_page_shuts_nobody_out(browser: Browser, url: str, colours: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    axe = Axe()
     for viewport in (DESKTOP, PHONE):
         options = {"viewport": viewport, "color_scheme": colours}
         with showing(browser, url, GPT2, **options) as page:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from tests.dashboard.browser import PHONE, chromium, visiting
@@ -245,7 +246,7 @@ def test_the_page_is_small(browser: Browser, url: str) -> None:
 @pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("view", VIEWS)
 def test_nothing_shuts_anybody_out(browser: Browser, url: str, view: str, colours: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    axe = Axe()
     with visiting(browser, f"{url}/#/{view}", key=KEY, color_scheme=colours) as page:
         is_ready(page)
         if view == "jobs":

@@ -65,6 +65,8 @@ def read() -> Settings:
         return settings()
     except ValidationError as error:
         first = problems(error)[0]
+        if first.location and _is_secret(str(first.location[0])):
+            first = problems(error, show_values=False)[0]
         if not first.location:
             raise VariableError(f"Two variables contradict each other: {first.sentence}") from error
         field = str(first.location[0])
@@ -77,6 +79,16 @@ def read() -> Settings:
         raise VariableError(
             f"A variable cannot be read from its file in {folder} ({error}): {reason}."
         ) from error
+
+
+def _is_secret(field: str) -> bool:
+    """Return True for a field whose value is shown nowhere."""
+    info = Settings.model_fields.get(field)
+    return info is not None and _hides(info)
+
+
+def _hides(info: FieldInfo) -> bool:
+    return "SecretStr" in repr(info.annotation)
 
 
 def unread(environ: Iterable[str]) -> list[str]:
@@ -163,7 +175,7 @@ def as_text(value: Any, unit: str | None = None) -> str:
 
 
 def _shown(info: FieldInfo, value: Any) -> Any:
-    if value and "SecretStr" in repr(info.annotation):
+    if value and _hides(info):
         return _HIDDEN
     if isinstance(value, float) and value.is_integer():
         return int(value)

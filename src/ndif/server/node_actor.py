@@ -90,7 +90,7 @@ def _settings() -> Settings:
         settings = Settings()
     except ValidationError as error:
         raise ActorError(
-            f"the node's settings are not valid: {problems(error)[0].sentence}"
+            f"the node's settings are not valid: {problems(error, show_values=False)[0].sentence}"
         ) from error
     if not settings.broker_url or not settings.object_store_url:
         raise ActorError(
