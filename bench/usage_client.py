@@ -51,8 +51,8 @@ def sent(*, blocking: bool, runs_s: float = 0.0, fails: bool = False, numbers: i
     told["sent"] += 1
     try:
         with model.trace(PROMPT, backend=backend):
-            model.model.layers[5].output.save()
-            torch.rand(numbers).save()
+            hidden = model.model.layers[5].output.save()  # noqa: F841 - what has a name comes back
+            noise = torch.rand(numbers).save()  # noqa: F841
             time.sleep(runs_s)
             if fails:
                 [][1]
