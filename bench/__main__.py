@@ -31,6 +31,7 @@ from bench.processes import (
     client,
     held_weights,
     instant,
+    older_runtime,
     resident,
     server,
 )
@@ -72,9 +73,7 @@ def help_seconds() -> float:
 def measure(raw: dict[str, object]) -> Iterator[Figure]:
     """Measure every figure; put the numbers behind them into `raw`."""
     folder = prepare(CACHE / "smollm2-135m")
-    environment = {**os.environ, "NDIF_RUNTIMES_DIR": str(CACHE / "runtimes")}
-    if not (CACHE / "runtimes" / "0.7").is_dir():
-        subprocess.run([NDIF, "runtime", "add", "0.7"], check=True, env=environment)
+    environment = {**os.environ, **older_runtime()}
     yield Figure("ndif --help", help_seconds(), 0.4, "s", how="median of 7")
     yield from one_server(folder, environment, raw)
     yield from sandbox(folder, environment)

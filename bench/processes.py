@@ -141,6 +141,15 @@ def proportional(pid: int) -> int:
     return total
 
 
+def older_runtime() -> dict[str, str]:
+    """Install nnsight 0.7 if it is not there; return the variable by which a server finds it."""
+    variables = {"NDIF_RUNTIMES_DIR": str(CACHE / "runtimes")}
+    if not (CACHE / "runtimes" / "0.7").is_dir():
+        command = [NDIF, "runtime", "add", "0.7"]
+        subprocess.run(command, check=True, env={**os.environ, **variables})
+    return variables
+
+
 def client(
     script: str, generation: str, url: str, *arguments: str, runs: str = NAME
 ) -> subprocess.CompletedProcess[str]:

@@ -25,7 +25,7 @@ import httpx
 from rich.console import Console
 
 from bench.figures import Figure, table
-from bench.processes import CACHE, NDIF, client
+from bench.processes import CACHE, NDIF, client, older_runtime
 from ndif.stores.accounts import Tier
 from ndif.stores.accounts.sql.database import Database
 from ndif.stores.accounts.sql.registry import SqlRegistry
@@ -139,7 +139,7 @@ def usage(seconds: float) -> Iterator[Figure]:
             **os.environ,
             "NDIF_SESSION_ROOT": str(root),
             "NDIF_DATABASE_URL": database,
-            "NDIF_RUNTIMES_DIR": str(CACHE / "runtimes"),
+            **older_runtime(),
         }
         with _server(root, environment) as url:
             told = _told(url, users, seconds)
