@@ -82,11 +82,11 @@ class Settings(BaseSettings):
             return init_settings, env_settings
         return init_settings, env_settings, SecretsSettingsSource(settings_cls, folder)
 
+    session_root: Path = Path("~/.ndif")
+    """Folder of sessions, runtimes, adapters and results."""
     secrets_dir: DirectoryPath | None = None
     """Folder of files that have the names of variables and hold their values, such as /run/secrets of a
     container: for secrets that should not be in the environment, where a variable comes first."""
-    session_root: Path = Path("~/.ndif")
-    """Folder of sessions, runtimes, adapters and results."""
     runtimes_dir: Path | None = None
     """Folder of installed nnsight generations. Default: runtimes in NDIF_SESSION_ROOT."""
     max_request_bytes: Size = Field(default=1 * GiB, gt=0)
