@@ -22,8 +22,8 @@ from tests.docs.documents import (
 )
 
 OF_CLIENTS = {"NDIF_HOST", "NDIF_API_KEY"}
-OF_MAKE = {"NDIF_IMAGE"}
-VARIABLES = {variable_of(field) for field in Settings.model_fields} | OF_CLIENTS | OF_MAKE
+OF_COMPOSE = {"NDIF_IMAGE", "NDIF_SUBNET"}
+VARIABLES = {variable_of(field) for field in Settings.model_fields} | OF_CLIENTS | OF_COMPOSE
 
 
 def found(words: Sequence[str]) -> tuple[click.Command, click.Context, list[str]]:

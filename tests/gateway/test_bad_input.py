@@ -328,7 +328,7 @@ def test_an_older_clients_wrong_model_key_is_refused(
 @pytest.mark.parametrize(
     ("method", "path", "status", "said"),
     [
-        ("GET", "/", 404, "There is nothing at /."),
+        ("GET", "/nothing", 404, "There is nothing at /nothing."),
         ("GET", "/requestz", 404, "nnsight uses /request,"),
         ("POST", "/v1/completions", 404, "There is nothing at /v1/completions."),
         ("GET", "/response", 404, "There is nothing at"),
