@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 PATIENCE_MS = 30_000
@@ -48,3 +49,12 @@ def visiting(
         yield page
         if clean:
             assert wrong == []
+
+
+def check_access(page: Page) -> None:
+    """Assert that axe finds nothing serious that would shut somebody out of the page as it is now."""
+    found = Axe().run(page).response["violations"]
+    grave = [each for each in found if each["impact"] in ("serious", "critical")]
+    assert not grave, [
+        (each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in grave
+    ]

@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 from argon2 import PasswordHasher
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -21,7 +20,7 @@ from starlette.routing import Route
 from ndif.gateway import login
 from tests.cli.test_start import Place, a_place
 from tests.conftest import NAME
-from tests.dashboard.browser import PHONE, chromium, visiting
+from tests.dashboard.browser import PHONE, check_access, chromium, visiting
 from tests.security.serving import Gateway, gateway
 from tests.services.packages import need
 from tests.serving import serving
@@ -166,15 +165,6 @@ def confirm(page: Page, verb: str) -> None:
     page.get_by_role("dialog").get_by_role("button", name=verb, exact=True).click()
 
 
-def check_axe(page: Page) -> None:
-    axe = Axe()
-    found = axe.run(page).response["violations"]
-    serious = [each for each in found if each["impact"] in ("serious", "critical")]
-    assert not serious, [
-        (each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in serious
-    ]
-
-
 def test_a_model_is_deployed_and_evicted_while_one_looks(operated: Page) -> None:
     page = operated
     expect(page.get_by_text("No model is deployed.")).to_be_visible()
@@ -184,7 +174,7 @@ def test_a_model_is_deployed_and_evicted_while_one_looks(operated: Page) -> None
     row = page.get_by_role("row").filter(has_text=NAME).first
     expect(row).to_contain_text("HOT", timeout=PATIENCE_MS)
     expect(row).to_contain_text("serving", timeout=PATIENCE_MS)
-    check_axe(page)
+    check_access(page)
     # Nothing happens to who does not confirm.
     page.get_by_role("button", name=f"Evict {NAME} from memory").click()
     confirm(page, "Cancel")
@@ -192,7 +182,7 @@ def test_a_model_is_deployed_and_evicted_while_one_looks(operated: Page) -> None
     expect(row).to_contain_text("HOT")
     page.get_by_role("button", name=f"Evict {NAME} from memory").click()
     expect(page.get_by_role("dialog")).to_contain_text(NAME)
-    check_axe(page)
+    check_access(page)
     confirm(page, "Evict")
     expect(row).to_contain_text("COLD", timeout=PATIENCE_MS)
     expect(page.get_by_text(f"{NAME} is evicted.")).to_be_visible()
@@ -200,7 +190,7 @@ def test_a_model_is_deployed_and_evicted_while_one_looks(operated: Page) -> None
     for kind in ("deployed", "evicted"):
         event = page.get_by_role("row").filter(has_text=kind).filter(has_text=NAME)
         expect(event.first).to_contain_text("login")
-    check_axe(page)
+    check_access(page)
 
 
 def test_a_key_is_made_used_and_revoked(operated: Page, url: str) -> None:
@@ -222,7 +212,7 @@ def test_a_key_is_made_used_and_revoked(operated: Page, url: str) -> None:
 
     assert answered() == 200
     assert page.locator("img").count() == 0  # the name is text
-    check_axe(page)
+    check_access(page)
     page.get_by_role("button", name="Done").click()
     assert key not in page.content()
     page.reload()
@@ -246,6 +236,6 @@ def test_every_view_can_be_used_by_everybody(operated: Page, scheme: Any) -> Non
     for view in ("Models and jobs", "Keys and tiers", "Usage", "Events", "Call-backs", "Calendar"):
         page.get_by_role("link", name=view).click()
         expect(page.get_by_text("Loading…")).to_have_count(0)
-        check_axe(page)
+        check_access(page)
         width = page.evaluate("document.documentElement.scrollWidth")
         assert width <= PHONE["width"], view
