@@ -78,11 +78,9 @@ def client(tiny_gpt2: Path) -> TransformersModel:
 def site(
     tiny_gpt2: Path, client: TransformersModel, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
-    """A replica whose users may do what the kernel lets them."""
+    """A replica whose users may do what the kernel lets them. The process of one key waits."""
     folder = tmp_path_factory.mktemp("session")
-    settings = Settings(
-        session_root=folder, sandbox="require", protector="off", runner_scope="user"
-    )
+    settings = Settings(session_root=folder, sandbox="require", protector="off", runner_users=1)
     started = Site(tiny_gpt2, client, settings)
     yield started
     started.close()
@@ -475,6 +473,24 @@ def test_one_process_serves_one_key(site: Site) -> None:
     assert site.says(PID, "ada") not in (ada[0], bob[0])
 
 
+def test_the_processes_of_some_keys_wait_side_by_side(
+    tiny_gpt2: Path, client: TransformersModel, tmp_path: Path
+) -> None:
+    settings = Settings(session_root=tmp_path, protector="off", runner_users=2)
+    site = Site(tiny_gpt2, client, settings)
+    ada, bob = site.says(PID, "ada"), site.says(PID, "bob")
+    assert site.stays()
+    assert {*waiting(site.served)} == {ada, bob}
+    assert (site.says(PID, "ada"), site.says(PID, "bob")) == (ada, bob)
+    # A third one has the process of whoever was away for longest ended, and then begins.
+    eve = site.says(PID, "eve")
+    assert not alive(ada)
+    assert (site.says(PID, "bob"), site.says(PID, "eve")) == (bob, eve)
+    assert site.says(PID, "ada") not in (ada, bob, eve)
+    assert site.says(PID, "") not in (ada, bob, eve)
+    site.close()
+
+
 def test_without_a_key_each_request_has_a_process(site: Site) -> None:
     assert len({site.says(PID, "") for _ in range(4)}) == 4
     assert not site.stays()
@@ -590,11 +606,10 @@ def test_under_the_policy_a_runner_is_kept_too(
     site.close()
 
 
-@pytest.mark.parametrize("scope", ["auto", "request"])
-def test_on_a_cpu_nothing_is_kept_unless_it_is_asked_for(
-    tiny_gpt2: Path, client: TransformersModel, tmp_path: Path, scope: Any
+def test_nothing_is_kept_where_each_request_has_a_process(
+    tiny_gpt2: Path, client: TransformersModel, tmp_path: Path
 ) -> None:
-    settings = Settings(session_root=tmp_path, protector="off", runner_scope=scope)
+    settings = Settings(session_root=tmp_path, protector="off", runner_scope="request")
     site = Site(tiny_gpt2, client, settings)
     assert len({site.says(PID, "ada") for _ in range(3)}) == 3
     site.close()
