@@ -78,9 +78,9 @@ gpu-kit: .venv/dev
 
 # A server in containers (docs/deploy.md). PROFILE: cpu or gpu. TORCH_INDEX names the build of torch.
 PROFILE ?= cpu
-export TORCH_INDEX ?= https://download.pytorch.org/whl/$(if $(filter gpu,$(PROFILE)),cu130,cpu)
-export NDIF_IMAGE ?= ndif-server:$(if $(filter gpu,$(PROFILE)),cuda,cpu)
-COMPOSE := docker compose -f deploy/docker/docker-compose.yml $(if $(wildcard .env),--env-file .env)
+TORCH_INDEX ?= https://download.pytorch.org/whl/$(if $(filter gpu,$(PROFILE)),cu130,cpu)
+NDIF_IMAGE ?= ndif-server:$(if $(filter gpu,$(PROFILE)),cuda,cpu)
+COMPOSE = TORCH_INDEX=$(TORCH_INDEX) NDIF_IMAGE=$(NDIF_IMAGE) docker compose -f deploy/docker/docker-compose.yml $(if $(wildcard .env),--env-file .env)
 
 # Both profiles run one image, which one service builds.
 build:

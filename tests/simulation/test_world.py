@@ -100,7 +100,7 @@ def test_what_is_left_out_is_as_a_server_has_it() -> None:
 
 def test_the_example_of_the_documentation_is_one() -> None:
     text = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
-    examples = re.findall(r"```(?:yaml)?\n(.*?)```", text, re.DOTALL)
+    examples = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     (day,) = (example for example in examples if example.startswith("{"))
     (cluster,) = (example for example in examples if example.startswith("nodes:"))
     assert len(read_trace(day.splitlines(), "day.jsonl")) == 2

@@ -15,7 +15,6 @@ from ndif.telemetry.request_id import (
     name,
     name_requests,
     named,
-    of,
 )
 from tests.on_loop import on_loop
 
@@ -60,7 +59,7 @@ def test_a_line_names_its_request(log: tuple[logging.Logger, io.StringIO]) -> No
         assert current().text == "mine"
         logger.warning("during")
     logger.warning("after")
-    logger.warning("elsewhere", extra={"request": of(RequestId(["theirs"]))})
+    logger.warning("elsewhere", extra={"request_id": "theirs"})
     lines = [line.partition("WARNING ")[2] for line in written.getvalue().splitlines()]
     assert lines == [
         "of-a-test: before",

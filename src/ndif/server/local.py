@@ -73,6 +73,8 @@ class Local:
         level = logging.INFO if self.verbose else logging.WARNING
         logs.configure("server", options, handlers, None if options.log_level == "debug" else level)
         config = self.deployment()
+        # Its users have no keys for which a process could wait.
+        options = options.model_copy(update={"runner_scope": "request"})
         if options.allow_pickled_weights is None:
             options = options.model_copy(update={"allow_pickled_weights": True})
         if self.sandbox:
