@@ -13,9 +13,9 @@ PYTHONS := $(shell sed -n 's/.*Python :: \(3\.[0-9]*\)".*/\1/p' pyproject.toml)
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
 
-# A test that hangs fails after a quarter of an hour, and says where it was.
+# A test that hangs fails after half an hour, and says where it was.
 test: .venv/dev
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --timeout 900 $(PYTEST)
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --timeout 1800 $(PYTEST)
 
 # While working: what starts neither a model process nor a cluster.
 FAST := config control dashboard launch placement queue schedule schema simulation stores telemetry sandbox/protector gateway \
