@@ -247,9 +247,11 @@ def test_make_builds_starts_and_stops_it() -> None:
         text=True,
     )
     down, build, secrets, up = done.stdout.splitlines()
-    file = "docker compose -f deploy/docker/docker-compose.yml"
     for line in (down, build, up):
-        assert line.startswith(file)
+        assert " docker compose -f deploy/docker/docker-compose.yml " in line
+        assert line.startswith(
+            "TORCH_INDEX=https://download.pytorch.org/whl/cu130 NDIF_IMAGE=ndif-server:cuda "
+        )
         assert "--profile gpu" in line
     assert " down " in down
     assert "--volumes" not in down

@@ -118,7 +118,7 @@ def test_every_measurement_is_shown() -> None:
         for measurement in re.findall(r'FROM "(\w+)"', target["query"])
     }
     assert shown == measurements().keys()
-    assert len(shown) == 6
+    assert len(shown) == 7
 
 
 def measurements() -> dict[str, set[str]]:

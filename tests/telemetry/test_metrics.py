@@ -87,7 +87,7 @@ def values(text: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 
 
 def test_a_job_that_has_ended_is_counted() -> None:
-    model = "org/counted"
+    model = "org/ended"
     for record, peak in (
         (a_record(model), 1 << 20),
         (a_record(model, status="ERROR", dispatched=None, execution_s=0.0), 0),
