@@ -17,7 +17,7 @@ from ndif.config.settings import Settings
 from ndif.control.account_operations import ACCOUNT_OPERATIONS, AccountOperation, perform_on
 from ndif.control.operations import OPERATIONS, Operation, Perform, parse_operation
 from ndif.control.told import events_of
-from ndif.gateway.http_error import CLOSE, HttpError
+from ndif.gateway.incoming import read_body
 from ndif.gateway.openapi import (
     JSON,
     ApiRoute,
@@ -215,9 +215,4 @@ class AdminRoutes:
 
 
 async def _body(http: Request) -> bytes:
-    content = bytearray()
-    async for chunk in http.stream():
-        content += chunk
-        if len(content) > _MAX_BODY_BYTES:
-            raise HttpError(413, "The request is larger than 4 MiB.", CLOSE)
-    return bytes(content)
+    return await read_body(http, _MAX_BODY_BYTES, "The request is larger than 4 MiB.")

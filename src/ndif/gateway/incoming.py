@@ -27,6 +27,16 @@ _STEP = 256 << 10
 """Bytes that a body must bring within the idle time, and that are counted before they come."""
 
 
+async def read_body(http: HttpRequest, most_bytes: int, refusal: str) -> bytes:
+    """Return a small body; raise an HttpError (413) that says `refusal` if it is larger than it may be."""
+    content = bytearray()
+    async for chunk in http.stream():
+        content += chunk
+        if len(content) > most_bytes:
+            raise HttpError(413, refusal, CLOSE)
+    return bytes(content)
+
+
 class IncomingFullError(Exception):
     """Too much is unfinished; `of_address` is true if all of that came from the sender's address."""
 

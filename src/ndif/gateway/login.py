@@ -19,7 +19,8 @@ from ndif.config.reference import name_of
 from ndif.config.units import format_duration
 from ndif.errors import problems
 from ndif.gateway.caller import caller_of
-from ndif.gateway.http_error import CLOSE, RETRY_SOON, HttpError
+from ndif.gateway.http_error import RETRY_SOON, HttpError
+from ndif.gateway.incoming import read_body
 from ndif.gateway.openapi import JSON, ApiRoute, Content, Description, answer
 from ndif.gateway.operator import CSRF_HEADER, Operators, is_own_page
 from ndif.gateway.sessions import Session
@@ -243,17 +244,13 @@ def _matches(password_hash: str, given: str) -> bool:
 
 async def _read(http: Request) -> Login:
     """Return the body of a login; raise an HttpError that never repeats any of it."""
-    content = bytearray()
-    async for chunk in http.stream():
-        content += chunk
-        if len(content) > _MAX_BODY_BYTES:
-            raise HttpError(413, "A login is at most 8 KiB.", CLOSE)
+    content = await read_body(http, _MAX_BODY_BYTES, "A login is at most 8 KiB.")
     kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         if kind == _FORM:
             fields = dict(parse_qsl(content.decode(), keep_blank_values=True, max_num_fields=8))
             return Login.model_validate(fields)
-        return Login.model_validate_json(bytes(content))
+        return Login.model_validate_json(content)
     except ValidationError as error:
         first = problems(error)[0]
         where = str(first.location[0]) if first.location else "the body"
