@@ -190,6 +190,15 @@ def test_a_model_is_deployed_and_evicted_while_one_looks(operated: Page) -> None
     for kind in ("deployed", "evicted"):
         event = page.get_by_role("row").filter(has_text=kind).filter(has_text=NAME)
         expect(event.first).to_contain_text("login")
+    page.get_by_label("Kind").select_option("evicted")
+    expect(page.get_by_role("row").filter(has_text="deployed")).to_have_count(0)
+    expect(page.get_by_role("row").filter(has_text="evicted").first).to_be_visible()
+    page.get_by_role("link", name="Usage").click()
+    page.get_by_label("By", exact=True).select_option("day")
+    expect(page.get_by_label("By", exact=True)).to_have_value("day")
+    page.get_by_role("link", name="Models and jobs").click()
+    page.get_by_label("nnsight", exact=True).select_option("0.8")
+    expect(page.get_by_label("nnsight", exact=True)).to_have_value("0.8")
     check_access(page)
 
 

@@ -65,7 +65,7 @@ function KeyTiers({ row, tiers, actions }) {
     ${row.tiers.map((tier) => html`<button key=${tier} class="small" disabled=${actions.busy}
       aria-label=${`Take the tier ${tier} from key ${row.id}`} onClick=${() => withdraw(tier)}>${tier} ×</button>`)}
     ${row.state === "VALID" && others.length > 0 && html`<select aria-label=${`Give key ${row.id} a tier`} onChange=${assign} disabled=${actions.busy}>
-      <option value="">add…</option>${others.map((each) => html`<option key=${each}>${each}</option>`)}
+      <option value="">add…</option>${others.map((each) => html`<option key=${each} value=${each}>${each}</option>`)}
     </select>`}
   </div>`;
 }

@@ -1,7 +1,7 @@
 // Models for their operator: deploy, scale, restart and evict them, and end jobs.
 
 import { html, useState } from "../vendor/preact.js";
-import { duration, bytes } from "../format.js";
+import { bytes, duration, plural } from "../format.js";
 import { Card, Level, State } from "../parts.js";
 import { Field, Table, Tick, Told, useActions, useQuestion, useReading } from "./acting.js";
 
@@ -26,7 +26,7 @@ function DeployForm({ generations, actions }) {
     const body = deployment(form);
     const { repo_id: name } = body.deployments[0];
     const answer = await actions.act("/admin/deploy", body, `${name} is being deployed.`);
-    if (answer !== null) form.reset();
+    if (answer !== null && !answer.models?.some((each) => each.problem)) form.reset();
   }
   return html`<${Card} title="Deploy a model" id="deploy"><form aria-labelledby="deploy-title" onSubmit=${submit}>
     <div class="fields">
@@ -37,7 +37,7 @@ function DeployForm({ generations, actions }) {
         <label for="field-generation">nnsight</label>
         <select id="field-generation" name="generation">
           <option value="">newest</option>
-          ${generations.map((each) => html`<option>${each}</option>`)}
+          ${generations.map((each) => html`<option key=${each} value=${each}>${each}</option>`)}
         </select>
       </div>
       <div class="field"><${Tick} name="dedicated" label="Dedicated: never evicted for another" /></div>
@@ -75,10 +75,10 @@ function Buttons({ model, actions, confirm }) {
   async function scale(event) {
     event.preventDefault();
     if (wanted < model.desired_replicas &&
-      !(await confirm(`Scale ${name} down?`, `It has ${model.desired_replicas} replicas, and is to have ${wanted}. ` +
+      !(await confirm(`Scale ${name} down?`, `It has ${plural(model.desired_replicas, "replica")}, and is to have ${wanted}. ` +
         "A replica that goes finishes its job or gives it back.", "Scale down"))) return;
     const body = { model: model.model_key, replicas: wanted, generation: model.generation };
-    await actions.act("/admin/scale", body, `${name} is to have ${wanted} replicas.`);
+    await actions.act("/admin/scale", body, `${name} is to have ${plural(wanted, "replica")}.`);
     setCount(null);
   }
   async function restart() {

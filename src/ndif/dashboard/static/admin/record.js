@@ -20,7 +20,7 @@ export function Events() {
     <${Problem} reading=${events} />
     <p><label for="event-kind">Kind </label>
       <select id="event-kind" value=${kind} onChange=${(event) => setKind(event.currentTarget.value)}>
-        <option value="">all</option>${kinds.map((each) => html`<option key=${each}>${each}</option>`)}
+        <option value="">all</option>${kinds.map((each) => html`<option key=${each} value=${each}>${each}</option>`)}
       </select></p>
     <${Table} caption="The last events, the newest first" headings=${["Time", "Event", "Subject", "By", "Details"]}
       empty=${events.answer ? "Nothing has happened yet." : "Loading…"}
@@ -41,7 +41,7 @@ export function Usage() {
     <p class="buttons">
       <label for="usage-by">By</label>
       <select id="usage-by" value=${by} onChange=${(event) => setBy(event.currentTarget.value)}>
-        <option>user</option><option>model</option><option>day</option>
+        <option value="user">user</option><option value="model">model</option><option value="day">day</option>
       </select>
       <label for="usage-since">Since</label>
       <input id="usage-since" type="date" value=${since} onChange=${(event) => setSince(event.currentTarget.value)} />
