@@ -68,7 +68,7 @@ const stateOf = (model) => model.replicas.find((each) => each.level === "HOT")?.
 const levelOf = (model) => model.replicas.map((each) => each.level).find((each) => each === "HOT") ?? model.replicas[0]?.level ?? "COLD";
 
 /** One model in one generation, and what may be done with it. */
-function Buttons({ model, actions, confirm }) {
+function Buttons({ model, isOneOfSeveral, actions, confirm }) {
   const [count, setCount] = useState(null);
   const name = nameOf(model);
   const wanted = count ?? model.desired_replicas;
@@ -81,13 +81,14 @@ function Buttons({ model, actions, confirm }) {
     await actions.act("/admin/scale", body, `${name} is to have ${plural(wanted, "replica")}.`);
     setCount(null);
   }
+  const all = isOneOfSeveral ? " That goes for every nnsight that it is deployed for." : "";
   async function restart() {
-    if (await confirm(`Restart ${name}?`, "Its replicas are replaced by new ones. Jobs that run start again.", "Restart"))
+    if (await confirm(`Restart ${name}?`, `Its replicas are replaced by new ones. Jobs that run start again.${all}`, "Restart"))
       await actions.act("/admin/restart", { model: model.model_key }, `${name} starts again.`);
   }
   async function evict(cold) {
     const where = cold ? "its devices and the host's memory" : "its devices; it stays in the host's memory";
-    if (await confirm(`Evict ${name}?`, `It leaves ${where}. Jobs that wait for it end as an ERROR.`, "Evict"))
+    if (await confirm(`Evict ${name}?`, `It leaves ${where}. Jobs that wait for it end as an ERROR.${all}`, "Evict"))
       await actions.act("/admin/evict", { model: model.model_key, cold }, `${name} is evicted.`);
   }
   const off = actions.busy;
@@ -145,7 +146,8 @@ export function Models({ changed, generations }) {
       html`<span class="number">${bytes(model.size_bytes)}</span>`,
       model.waiting,
       html`<${Replicas} model=${model} nodes=${nodes} actions=${actions} confirm=${confirm} />`,
-      html`<${Buttons} model=${model} actions=${actions} confirm=${confirm} />`,
+      html`<${Buttons} model=${model} isOneOfSeveral=${models.filter((each) => each.model_key === model.model_key).length > 1}
+        actions=${actions} confirm=${confirm} />`,
     ],
   }));
   return html`<div class="views">
