@@ -116,9 +116,14 @@ def _show_warning(
     print(f"{category.__name__}: {message}", file=sys.stderr)
 
 
-def _seed() -> None:
+def _seed(*, devices: bool) -> None:
     """Give the request random numbers of its own: every fork begins with the numbers of its zygote."""
-    torch.manual_seed(secrets.randbits(64))
+    seed = secrets.randbits(64)
+    if devices:
+        torch.manual_seed(seed)
+    else:
+        # For devices that this process never has torch would keep the seed, and format the stack.
+        torch.default_generator.manual_seed(seed)
     numpy.random.seed(secrets.randbits(32))
 
 
@@ -220,7 +225,7 @@ class Runner:
     def _run(self, header: Mapping[str, Any], payload: bytes) -> None:
         # An earlier block may have ended inside a `no_grad`.
         torch.set_grad_enabled(True)
-        _seed()
+        _seed(devices=self._driver is not None)
         self._channel.send({"kind": "running"})
         self._reset_peak()
         started = time.perf_counter()
