@@ -214,7 +214,9 @@ class ServerRun(Run):
         else:
             # A second of imports, of which a start that is refused or supervises others has no need.
             from ndif.server.embedded import Server
+            from ndif.server.heap import return_free_memory
 
+            return_free_memory()
             http: Http
             server = Server(
                 self.options,
