@@ -1600,6 +1600,43 @@ def test_a_replica_that_did_not_load_is_not_said_to_be_there(tmp_path: Path) -> 
     run(main())
 
 
+@pytest.mark.parametrize("cold", [False, True])
+def test_a_model_that_did_not_load_is_forgotten_when_it_is_evicted(
+    tmp_path: Path, cold: bool
+) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a")
+        async with World(tmp_path, {"a/a": 40}, broken=frozenset({"a/a"})) as world:
+            world.keep_up()
+            await world.operations.deploy([config], None, wait=True, sync=False)
+            assert len((await world.operations.status())["problems"]) == 1
+            (gone,) = await world.operations.evict("a/a", None, cold=cold)
+            assert gone["replica_id"] is None
+            assert (await world.operations.status())["problems"] == []
+            await asyncio.sleep(60)
+            assert (await world.operations.status())["models"] == []
+            with pytest.raises(OperationError, match="a/a"):
+                await world.operations.evict("a/a", None, cold=cold)
+            # It was no ban.
+            (told,) = await world.operations.deploy([config], None, wait=True, sync=False)
+            assert "it is broken" in told["problem"]
+
+    run(main())
+
+
+def test_a_model_that_did_not_load_has_no_problem_once_it_is_scaled_to_nothing(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a")
+        async with World(tmp_path, {"a/a": 40}, broken=frozenset({"a/a"})) as world:
+            await world.operations.deploy([config], None, wait=True, sync=False)
+            await world.operations.scale("a/a", 0, None)
+            assert (await world.operations.status())["problems"] == []
+
+    run(main())
+
+
 def test_what_is_evicted_while_it_loads_is_not_what_returns(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:

@@ -18,6 +18,7 @@ from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor
 from ndif.schema.deployment import OperationError
+from ndif.schema.model_key import Variant
 from ndif.stores.events import EventLog
 from ndif.stores.responder import Responder
 from ndif.stores.usage import UsageStore
@@ -138,6 +139,11 @@ class ControlPlane:
             if await processor.fail_waiting(_EVICTED.format(model.config.repo_id)):
                 unplaced.add(str(processor.variant))
         variants = [processor.variant for processor in processors]
+        if not any(replica.model is model for replica in self.controller.replicas()):
+            # Nothing is left of a model that could not be loaded: it is forgotten with the reason.
+            unplaced |= {str(Variant(model.key, generation)) for generation in model.problems}
+            model.on_demand = model.on_demand or bool(model.problems)
+        model.problems.clear()
         evicted = self.controller.evict(variants, cold=cold)
         unplaced -= {model_key for model_key, _ in evicted}
         return [*evicted, *((model_key, None) for model_key in sorted(unplaced))]

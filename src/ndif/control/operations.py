@@ -271,7 +271,8 @@ class Evict(Operation):
         else:
             evicted = self._evict_replica(control, models, replica_id)
         if not evicted:
-            raise OperationError(404, f"{self.model!r} has no replica to evict.")
+            names = ", ".join(sorted({model.config.repo_id for model in models}))
+            raise OperationError(404, f"{names!r} has no replica to evict.")
         return {"evicted": [_key_fields(key) for key in evicted]}
 
     async def _evict_all(self, control: ControlPlane) -> Answer:
@@ -338,6 +339,7 @@ class Scale(Operation):
                 if self.replicas:
                     requests.append(request)
                 else:
+                    model.problems.pop(generation, None)
                     removed.append(outcome_fields(request, ProvisionResult(), evicted))
         return {"models": removed or await control.provide(requests, wait=False)}
 
