@@ -7,7 +7,7 @@ BIN := .venv/bin
 # Those that pyproject.toml names.
 PYTHONS := $(shell sed -n 's/.*Python :: \(3\.[0-9]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-fast check resolve format docs bench gpu gpu-kit clean build up down ta
+.PHONY: demo test test-fast check resolve format docs bench bench-full gpu gpu-kit clean build up down ta
 .DELETE_ON_ERROR:
 
 demo: .venv/demo
@@ -18,7 +18,7 @@ test: .venv/dev
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --timeout 1800 $(PYTEST)
 
 # While working: what starts neither a model process nor a cluster.
-FAST := config control dashboard launch placement queue schedule schema simulation stores telemetry sandbox/protector gateway \
+FAST := config control dashboard launch placement queue schedule schema simulation stores telemetry sandbox/protector gateway bench \
 	cluster deploy cli/test_commands.py cli/test_light.py cli/test_every_command.py test_imports.py test_prose.py \
 	docs/test_links.py docs/test_commands.py docs/test_messages.py docs/test_references.py
 SLOW := sandbox/protector/test_generations.py gateway/test_bad_input.py gateway/test_hf_mirror.py \
@@ -53,8 +53,12 @@ DOCS ?= build
 docs: .venv/dev
 	$(BIN)/python -m mkdocs $(DOCS) --strict
 
+# Each figure beside its limit (docs/performance.md), in ten minutes; bench-full also has what takes longer.
 bench: .venv/dev
 	$(BIN)/python -m bench
+
+bench-full: .venv/dev
+	$(BIN)/python -m bench --full
 
 # An unpacked kit has wheels, and makes its environment of them (docs/gpu.md). STAGES: probe tests benchmark
 gpu: $(if $(wildcard wheels),,.venv/dev)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rich.markup import escape
 from rich.table import Table
+
+from bench.sampling import quartiles
 
 MB = 1 << 20
 
@@ -22,6 +25,22 @@ class Figure:
     unit: str
     at_most: bool = True
     how: str = ""
+    samples: list[float] = field(default_factory=list)
+    """A value of each round, of which the figure is the median; none if it was measured once."""
+    scenario: str = ""
+
+    @staticmethod
+    def of(
+        name: str,
+        samples: Sequence[float],
+        limit: float | None,
+        unit: str,
+        *,
+        at_most: bool = True,
+        how: str = "",
+    ) -> Figure:
+        """Return the median of samples, with them."""
+        return Figure(name, statistics.median(samples), limit, unit, at_most, how, [*samples])
 
     @property
     def holds(self) -> bool:
@@ -36,7 +55,11 @@ class Figure:
         if self.limit is not None:
             limit = f"{'≤' if self.at_most else '≥'} {self.limit:g} {self.unit}"
             verdict = "holds" if self.holds else "does not hold"
-        return self.name, f"{self.value:.2f} {self.unit}", limit, verdict, self.how
+        measured = f"{self.value:.2f} {self.unit}"
+        if self.samples:
+            first, third = quartiles(self.samples)
+            measured += f" ({first:.2f} to {third:.2f})"
+        return self.name, measured, limit, verdict, self.how
 
 
 def columns_of_ends(ends: Collection[Mapping[str, int]]) -> list[str]:

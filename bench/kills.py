@@ -31,11 +31,13 @@ from rich.console import Console
 from rich.table import Table
 from tests.clients.harness import children, model_processes
 
+from bench.clients.user import User
 from bench.figures import columns_of_ends
-from bench.processes import CACHE, NAME, NDIF, client
-from bench.user import User
+from bench.servers.processes import CACHE, NAME, NDIF, client
 from ndif.runtime.process.fork_server import OPTION
-from prepare_model import prepare  # an example; `bench.processes` puts its folder on the path
+from prepare_model import (
+    prepare,
+)  # an example; `bench.servers.processes` puts its folder on the path
 
 _POLLED, _LIVE = 12, 6
 _BOUND_S = 150.0
@@ -206,7 +208,7 @@ async def measure(kinds: list[str], times: int) -> dict[str, Tally]:
         }
         server = Server(folder, port, environment)
         await server.start()
-        sent = json.loads(client("payload.py", "0.8", server.url).stdout.splitlines()[-1])
+        sent = json.loads(client("payload", "0.8", server.url).stdout.splitlines()[-1])
         payload = base64.b64decode(sent["payload"])
         for kind in kinds:
             tally = found[kind] = Tally()

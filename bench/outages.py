@@ -33,10 +33,10 @@ from tests.services.process import HOST
 from tests.services.ray import RayServer
 from tests.services.redis import RedisServer
 
+from bench.clients.user import KEY, User
 from bench.figures import columns_of_ends
 from bench.noop.host import TOKEN
-from bench.services import NoopHost, noop_host, stores
-from bench.user import KEY, User
+from bench.servers.services import NoopHost, noop_host, stores
 from ndif.cluster.ray.cluster import declaration
 
 _POLLED, _LIVE = 12, 6

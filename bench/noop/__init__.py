@@ -23,9 +23,9 @@ def noop_runtime(folder: Path, generation: str = "0.8", size_bytes: int = 1 << 3
 class NoopRuntimes(Runtimes):
     """A set of one runtime, whose models do nothing."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, size_bytes: int = 1 << 30) -> None:
         super().__init__(folder)
-        self._runtime = noop_runtime(folder)
+        self._runtime = noop_runtime(folder, size_bytes=size_bytes)
 
     def installed(self) -> dict[str, Runtime]:
         """Return the one runtime."""

@@ -1,5 +1,6 @@
-"""The throughput of Ray alone: `python -m bench.noop.calls ADDRESS` prints its calls a second.
+"""The throughput of Ray alone: calls a second.
 
+Usage: python -m bench.noop.calls ADDRESS; prints a number for each line that it reads.
 Two actors answer small calls; each gets the next call once it has answered.
 """
 
@@ -9,12 +10,14 @@ import asyncio
 import logging
 import sys
 import time
+from collections.abc import Sequence
 
 import ray
 import uvloop
+from ray.actor import ActorHandle
 
 _ACTORS = 2
-_WARM_UP, _CALLS = 200, 2000
+_CALLS = 1000
 _QUESTION = bytes(700)
 
 
@@ -26,22 +29,26 @@ class Echo:
         return {"status": "COMPLETED", "description": "", "delivered": True}
 
 
-async def rate(address: str) -> float:
+async def rate(actors: Sequence[ActorHandle]) -> float:
     """Return the calls a second."""
+
+    async def ask(actor: ActorHandle) -> None:
+        for _ in range(_CALLS // len(actors)):
+            await actor.run.remote(_QUESTION)
+
+    began = time.perf_counter()
+    await asyncio.gather(*map(ask, actors))
+    return _CALLS / (time.perf_counter() - began)
+
+
+async def serve(address: str) -> None:
+    """Measure once for each line of the input."""
     ray.init(address, log_to_driver=False, configure_logging=False, logging_level=logging.ERROR)
     kind = ray.remote(Echo).options(num_cpus=0, max_concurrency=100)
     actors = [kind.remote() for _ in range(_ACTORS)]
-
-    async def ask(actor: ray.actor.ActorHandle, times: int) -> None:
-        for _ in range(times):
-            await actor.run.remote(_QUESTION)
-
-    for times in (_WARM_UP, _CALLS):
-        began = time.perf_counter()
-        await asyncio.gather(*(ask(actor, times // _ACTORS) for actor in actors))
-        took = time.perf_counter() - began
-    return _CALLS / took
+    while await asyncio.to_thread(sys.stdin.readline):
+        print(await rate(actors), flush=True)
 
 
 if __name__ == "__main__":
-    print(uvloop.run(rate(sys.argv[1])))
+    uvloop.run(serve(sys.argv[1]))

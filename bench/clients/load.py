@@ -1,0 +1,53 @@
+"""Clients of one server that send their jobs at once, each its next when its last has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from bench.servers.processes import cpu_s
+
+
+class Client(Protocol):
+    """A client, such as `bench.clients.user.User`."""
+
+    async def connect(self) -> None:
+        """Open its connections."""
+
+    async def run(self, payload: bytes) -> None:
+        """Send a job, and wait for its result."""
+
+    def close(self) -> None:
+        """Close its connections."""
+
+
+@dataclass
+class Load:
+    """Clients, and what they send each time."""
+
+    users: Sequence[Client]
+    payload: bytes
+    jobs: int
+    pid: int
+    cpu_s: list[float] = field(default_factory=list)
+    """Seconds of the server's processes a job, a value each time."""
+
+    async def run(self) -> float:
+        """Send the jobs; return the seconds."""
+        left = iter(range(self.jobs))
+
+        async def send(user: Client) -> None:
+            for _ in left:
+                await user.run(self.payload)
+
+        await asyncio.gather(*(user.connect() for user in self.users))
+        before, began = cpu_s(self.pid), time.perf_counter()
+        await asyncio.gather(*map(send, self.users))
+        took = time.perf_counter() - began
+        self.cpu_s.append((cpu_s(self.pid) - before) / self.jobs)
+        for user in self.users:
+            user.close()
+        return took

@@ -1,0 +1,36 @@
+"""A trace that reads all thirty layers and edits ten of them: what confinement adds to each access.
+
+A trusted job ends the sandboxed processes that wait beside it, so each user has a server; the two are the
+same and are used in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import truediv
+
+from bench.figures import Figure
+from bench.scenario import Site
+from bench.servers.machine import TRUSTED, machine
+from bench.servers.processes import NAME
+from bench.traces import sample
+
+SANDBOXED = "sandboxed"
+_ROUNDS = 30
+
+
+def measure(site: Site) -> Iterator[Figure]:
+    """Measure a trusted and a sandboxed user."""
+    models = {NAME: site.folder}
+    with machine(models, site.environment) as one, machine(models, site.environment) as other:
+        ways = {
+            TRUSTED: {"url": one.url, "key": one.keys[TRUSTED]},
+            SANDBOXED: {"url": other.url, "key": other.key},
+        }
+        samples = sample("every_layer", one.url, ways, rounds=_ROUNDS)
+    how = (
+        f"{samples.median(SANDBOXED) * 1e3:.1f} / {samples.median(TRUSTED) * 1e3:.1f} ms; "
+        f"{samples.said}"
+    )
+    ratios = samples.each(truediv, SANDBOXED, TRUSTED)
+    yield Figure.of("30 reads and 10 edits, sandboxed / trusted", ratios, 1.03, "x", how=how)

@@ -1,0 +1,90 @@
+"""Jobs a second of eight clients at once, and the processor time of each job.
+
+Clients that take little time themselves send what nnsight 0.8 has serialized: as the holders of one trusted
+key to one server, of one sandboxed key and of eight to another (beside a trusted job no sandboxed process
+waits for its user's next).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import statistics
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvloop
+from tests.tiny_models import make_gpt2
+
+from bench.clients.load import Load
+from bench.clients.user import User
+from bench.figures import Figure
+from bench.sampling import Samples, in_turn
+from bench.scenario import Site
+from bench.servers.machine import TRUSTED, Machine, machine
+from bench.servers.processes import NAME, client
+
+_CLIENTS, _ROUNDS = 8, 7
+_ONE, _EIGHT = "one user", "eight users"
+
+
+def measure(site: Site) -> Iterator[Figure]:
+    """Measure the demo model, and a tiny one whose forward pass takes a few milliseconds."""
+    with tempfile.TemporaryDirectory() as scratch:
+        tiny = make_gpt2(Path(scratch))
+        models = {NAME: site.folder, "bench/tiny": tiny}
+        with machine(models, site.environment) as one, machine(models, site.environment) as other:
+            for kind, name, block, jobs, limits in (
+                ("", NAME, "small", 16, (0.9, 0.75, 1.2)),
+                (" of a tiny model", "bench/tiny", "tiny", 64, (0.85, 0.45, None)),
+            ):
+                yield from _figures(kind, _sample(one, other, name, block, jobs), limits, jobs)
+
+
+def _sample(trusting: Machine, one: Machine, name: str, block: str, jobs: int) -> Samples:
+    said = json.loads(client("payload", "0.8", one.url, block, runs=name).stdout)
+    sandboxed = [key for user, key in one.keys.items() if user != TRUSTED]
+    ways = {
+        TRUSTED: (trusting, [trusting.keys[TRUSTED]] * _CLIENTS),
+        _ONE: (one, sandboxed[:1] * _CLIENTS),
+        _EIGHT: (one, sandboxed),
+    }
+    loads = {
+        way: Load(
+            [User(at.port, said["key"], key) for key in keys],
+            base64.b64decode(said["payload"]),
+            jobs,
+            at.pid,
+        )
+        for way, (at, keys) in ways.items()
+    }
+    loop = uvloop.new_event_loop()
+    samples = in_turn(
+        {way: lambda load=load: loop.run_until_complete(load.run()) for way, load in loads.items()},
+        rounds=_ROUNDS,
+        warm_up=1,
+        pause_s=0.5,
+    )
+    loop.close()
+    samples.more = {way: load.cpu_s[1:] for way, load in loads.items()}
+    return samples
+
+
+def _figures(
+    kind: str, samples: Samples, limits: tuple[float, float, float | None], jobs: int
+) -> Iterator[Figure]:
+    said = {way: f"{jobs / samples.median(way):.1f}" for way in samples.seconds}
+    for way, limit in ((_ONE, limits[0]), (_EIGHT, limits[1])):
+        ratio = samples.each(lambda trusted, own: trusted / own, TRUSTED, way)
+        how = f"{said[way]}, trusted {said[TRUSTED]} jobs/s; {_CLIENTS} clients; {samples.said}"
+        name = f"jobs a second{kind}, {way} / trusted"
+        yield Figure.of(name, ratio, limit, "x", at_most=False, how=how)
+        used, least = samples.more[way], samples.more[TRUSTED]
+        ratio = [own / trusted for own, trusted in zip(used, least, strict=True)]
+        how = (
+            f"{1e3 * statistics.median(used):.0f} ms, trusted {1e3 * statistics.median(least):.0f}"
+        )
+        yield Figure.of(
+            f"processor time of a job{kind}, {way} / trusted", ratio, limits[2], "x", how=how
+        )

@@ -1,0 +1,68 @@
+"""Large results: the rate at which a client has what its block has made.
+
+The peer is the same client that fetches the same bytes, ready-made, from a server that answers at once, and
+loads them; no server can be faster. The block's own time is taken off: the time of the same block on the
+same model in the client's process, in the same round. What the server's process takes longer for the block
+than the client's is therefore counted against the server.
+
+Compressed is what the client asks for. On the server's own machine it has a zstd frame that hardly is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from bench.figures import MB, Figure
+from bench.sampling import Samples
+from bench.scenario import Site
+from bench.servers.machine import machine
+from bench.servers.processes import NAME, server
+from bench.traces import HERE, INSTANT, sample
+
+_ROUNDS = 5
+_SANDBOXED, _LOCAL = "one machine, sandboxed", "local mode"
+_LARGE = 256
+
+
+def measure(site: Site) -> Iterator[Figure]:
+    """Measure 256 MB on one machine; in full also smaller results, and local mode."""
+    with contextlib.ExitStack() as servers:
+        one = servers.enter_context(machine({NAME: site.folder}, site.environment))
+        ways = {_SANDBOXED: {"url": one.url, "key": one.key}, HERE: {"folder": str(site.folder)}}
+        ways |= {peer.name: {"url": peer.url, "key": peer.key} for peer in site.peers}
+        if site.full:
+            local, _, _ = servers.enter_context(server(site.folder, site.environment))
+            ways[_LOCAL] = {"url": local}
+        for size in (1, 64, _LARGE) if site.full else (_LARGE,):
+            for generation in ("0.8", "0.7"):
+                for compress in (True, False):
+                    samples = sample(
+                        f"large-{size}",
+                        one.url,
+                        ways,
+                        generation=generation,
+                        with_instant=True,
+                        compress=compress,
+                        rounds=_ROUNDS,
+                        warm_up=1,
+                        pause_s=0.3,
+                    )
+                    form = "compressed" if compress else "not compressed"
+                    name = f"{size} MB bfloat16, {form}, {generation}"
+                    for way in ways.keys() - {HERE}:
+                        yield _rate(name, size, samples, way)
+
+
+def _rate(name: str, size: int, samples: Samples, way: str) -> Figure:
+    """Compare the rates at which the client has a result that is made, and a ready-made one."""
+    took = samples.each(lambda there, here: there - here, way, HERE)
+    ratios = [floor / net for floor, net in zip(samples.seconds[INSTANT], took, strict=True)]
+    how = (
+        f"{samples.median(way):.2f} s, {samples.median(HERE):.2f} s of it to make it; "
+        f"ready-made {samples.median(INSTANT):.2f} s; "
+        f"{samples.more['result_bytes'] / MB:.0f} MB sent; {samples.said}"
+    )
+    limit = 0.8 if size == _LARGE and way in (_SANDBOXED, _LOCAL) else None
+    name = f"rate of {name}, {way} / ready-made"
+    return Figure.of(name, ratios, limit, "x", at_most=False, how=how)

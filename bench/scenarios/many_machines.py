@@ -1,0 +1,40 @@
+"""A small trace at a server of many machines, as it is by default: through Redis, S3 and a node of Ray.
+
+All of them are on this machine. See `small_trace` for what is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from bench.figures import Figure
+from bench.scenario import Site
+from bench.scenarios.small_trace import added
+from bench.servers.machine import machine
+from bench.servers.processes import NAME
+from bench.servers.services import services
+from bench.traces import HERE, sample
+
+_ROUNDS = 40
+_ONE, _MANY = "one machine, sandboxed", "many machines"
+
+
+def measure(site: Site) -> Iterator[Figure]:
+    """Measure it beside one machine, both with keys and a sandbox."""
+    models = {NAME: site.folder}
+    with contextlib.ExitStack() as servers:
+        one = servers.enter_context(machine(models, site.environment))
+        settings, _ = servers.enter_context(services(site.environment, accounts={}))
+        many = servers.enter_context(machine(models, settings))
+        ways = {
+            HERE: {"folder": str(site.folder)},
+            _ONE: {"url": one.url, "key": one.key},
+            _MANY: {"url": many.url, "key": many.key},
+        }
+        for generation in ("0.8", "0.7"):
+            samples = sample(
+                "small", one.url, ways, generation=generation, rounds=_ROUNDS, with_instant=True
+            )
+            for way in (_ONE, _MANY):
+                yield from added(samples, way, generation)

@@ -1,0 +1,59 @@
+"""The throughput of a second replica, each with one thread.
+
+Clients that take little time themselves send what nnsight 0.8 has serialized, so that the cores are
+the models'.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+
+import uvloop
+
+from bench.clients.load import Load
+from bench.clients.user import User
+from bench.figures import Figure
+from bench.sampling import in_turn
+from bench.scenario import Site
+from bench.servers.processes import client, server
+
+_CLIENTS, _JOBS, _ROUNDS = 8, 8, 3
+_ONE, _TWO = "one", "two replicas of one thread"
+
+
+def measure(site: Site) -> Iterator[Figure]:
+    """Measure generations on one replica and on two."""
+    threads = ("--threads", "1")
+    with (
+        server(site.folder, site.environment, *threads) as (one, one_pid, _),
+        server(site.folder, site.environment, *threads, "--replicas", "2") as (two, two_pid, _),
+    ):
+        said = json.loads(client("payload", "0.8", one, "generation").stdout)
+        payload = base64.b64decode(said["payload"])
+        loads = {
+            way: Load(
+                [User(int(url.rpartition(":")[2]), said["key"]) for _ in range(_CLIENTS)],
+                payload,
+                _JOBS,
+                pid,
+            )
+            for way, url, pid in ((_ONE, one, one_pid), (_TWO, two, two_pid))
+        }
+        loop = uvloop.new_event_loop()
+        samples = in_turn(
+            {
+                way: lambda load=load: loop.run_until_complete(load.run())
+                for way, load in loads.items()
+            },
+            rounds=_ROUNDS,
+            warm_up=1,
+        )
+        loop.close()
+    ratio = samples.each(lambda one, two: one / two, _ONE, _TWO)
+    how = (
+        f"{_JOBS} generations of {_CLIENTS} clients: {samples.median(_TWO):.1f} and "
+        f"{samples.median(_ONE):.1f} s; {samples.said}"
+    )
+    yield Figure.of(f"{_TWO} / {_ONE}", ratio, 1.8, "x", at_most=False, how=how)

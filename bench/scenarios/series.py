@@ -1,0 +1,49 @@
+"""Longer work of one client: twenty traces one after the other, twenty in one session, 64 tokens.
+
+A trusted job ends the sandboxed processes that wait beside it, so each user has a server; the two are the
+same and are used in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import truediv
+
+from bench.figures import Figure
+from bench.sampling import Samples
+from bench.scenario import Site
+from bench.scenarios.every_layer import SANDBOXED
+from bench.servers.machine import TRUSTED, machine
+from bench.servers.processes import NAME
+from bench.traces import HERE, sample
+
+_ROUNDS = 10
+_LIMITS = {"20 traces in a row": 1.1}
+
+
+def measure(site: Site) -> Iterator[Figure]:
+    """Measure a trusted and a sandboxed user; for the generation, also the client's own process."""
+    models = {NAME: site.folder}
+    with machine(models, site.environment) as one, machine(models, site.environment) as other:
+        ways = {
+            TRUSTED: {"url": one.url, "key": one.keys[TRUSTED]},
+            SANDBOXED: {"url": other.url, "key": other.key},
+        }
+        here = {HERE: {"folder": str(site.folder)}}
+        for block, what, taken in (
+            ("series", "20 traces in a row", ways),
+            ("session", "a session of 20 traces", ways),
+            ("generation", "64 tokens", ways | here),
+        ):
+            samples = sample(block, one.url, taken, rounds=_ROUNDS, warm_up=1)
+            yield _ratio(what, samples, SANDBOXED, TRUSTED, _LIMITS.get(what))
+            if HERE in taken:
+                yield _ratio(what, samples, SANDBOXED, HERE)
+                yield _ratio(what, samples, TRUSTED, HERE)
+
+
+def _ratio(what: str, samples: Samples, own: str, peer: str, limit: float | None = None) -> Figure:
+    how = f"{samples.median(own):.2f} / {samples.median(peer):.2f} s; {samples.said}"
+    return Figure.of(
+        f"{what}, {own} / {peer}", samples.each(truediv, own, peer), limit, "x", how=how
+    )

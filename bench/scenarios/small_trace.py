@@ -1,0 +1,67 @@
+"""A small trace: one layer and the last logits, on one machine, by client and by how much is confined.
+
+The limit is the same block in the client's process, after the same pause, with the client's own time
+against a server that answers at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from bench.figures import Figure
+from bench.sampling import Samples, quantile
+from bench.scenario import Site
+from bench.servers.machine import machine
+from bench.servers.processes import NAME, server
+from bench.traces import HERE, INSTANT, sample
+
+_ROUNDS = 40
+
+
+def measure(site: Site) -> Iterator[Figure]:
+    """Measure local mode and one machine with its keys, trusted and sandboxed, and peers."""
+    with contextlib.ExitStack() as servers:
+        local, _, _ = servers.enter_context(server(site.folder, site.environment))
+        one = servers.enter_context(machine({NAME: site.folder}, site.environment))
+        ways = {
+            HERE: {"folder": str(site.folder)},
+            "local mode": {"url": local},
+            "one machine, sandboxed": {"url": one.url, "key": one.key},
+            **{peer.name: {"url": peer.url, "key": peer.key} for peer in site.peers},
+        }
+        for generation in ("0.8", "0.7"):
+            samples = sample(
+                "small", local, ways, generation=generation, rounds=_ROUNDS, with_instant=True
+            )
+            for way in [way for way in ways if way != HERE]:
+                yield from added(samples, way, generation)
+            for peer in site.peers:
+                name = f"small trace, {generation}: {peer.name} / local mode"
+                yield Figure.of(
+                    name,
+                    samples.each(lambda a, b: a / b, peer.name, "local mode"),
+                    3,
+                    "x",
+                    at_most=False,
+                )
+
+
+LIMITS_MS = {"local mode": 5.0, "one machine, sandboxed": 8.0, "many machines": 20.0}
+
+
+def added(samples: Samples, way: str, generation: str) -> Iterator[Figure]:
+    """Compare a way with the process' own trace and the client's floor."""
+    extra = samples.each(lambda a, here, floor: 1e3 * (a - here - floor), way, HERE, INSTANT)
+    name = f"small trace, {generation}: {way}"
+    how = (
+        f"{samples.median(way) * 1e3:.1f} - in process {samples.median(HERE) * 1e3:.1f} "
+        f"- client's floor {samples.median(INSTANT) * 1e3:.1f} ms; {samples.said}"
+    )
+    yield Figure.of(name, extra, LIMITS_MS.get(way), "ms more", how=how)
+    if way == "local mode":
+        limit = samples.each(lambda here, floor: here + floor, HERE, INSTANT)
+        p95 = quantile(samples.seconds[way], 0.95) - quantile(limit, 0.95)
+        yield Figure(
+            f"{name}, p95", p95 * 1e3, 10, "ms more", how="between the two 95th percentiles"
+        )

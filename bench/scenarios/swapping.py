@@ -1,0 +1,92 @@
+"""Six models where two fit: a job on a model that has to be brought back, beside one that is HOT.
+
+One server declares two GPUs, each for one model: the others wait in memory (WARM). Another declares memory
+for two on the CPU: the others are on the disk only (COLD). No GPU is needed, since models on declared ones
+run on the CPU. The client takes little time itself, and its key may have models brought back.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import statistics
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from operator import truediv
+from pathlib import Path
+
+import httpx
+import uvloop
+from tests.tiny_models import make_gpt2
+
+from bench.clients.user import User
+from bench.figures import Figure
+from bench.sampling import in_turn
+from bench.scenario import Site
+from bench.servers.machine import Machine, machine
+from bench.servers.processes import client
+from ndif.stores.accounts import Tier
+
+_MODELS, _ROUNDS = 6, 12
+_ROOM = {
+    "WARM": {"NDIF_NODE_GPUS": "2x1.5MB", "NDIF_GPU_CONTEXT_BYTES": "0"},
+    "COLD": {"NDIF_NODE_CPU_MEMORY": "2.8MB"},
+}
+"""Room for two of these models, each of 1.1 MB with its padding, by the level of the others."""
+_HOT = "HOT"
+
+
+def measure(site: Site) -> Iterator[Figure]:
+    """Measure both servers, one after the other."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = [make_gpt2(Path(scratch, str(seed)), seed) for seed in range(_MODELS)]
+        for level, room in _ROOM.items():
+            environment = {
+                **site.environment,
+                **room,
+                "NDIF_MINIMUM_DEPLOYMENT_TIME_SECONDS": "0",
+            }
+            users = {"user-0": Tier("swapping", hotswapping=True)}
+            with machine({}, environment, users=users) as one:
+                yield _brought_back(one, level, folders)
+
+
+def _brought_back(one: Machine, level: str, folders: Sequence[Path]) -> Figure:
+    names = [f"bench/tiny-{number}" for number in range(len(folders))]
+    for name, folder in zip(names, folders, strict=True):
+        one.deploy(name, folder)
+    # The last is HOT, so that a client can read its files; a block is the same for all of them.
+    said = json.loads(client("payload", "0.8", one.url, "tiny", runs=names[-1]).stdout)
+    payload = base64.b64decode(said["payload"])
+    users = [User(one.port, said["key"].replace(names[-1], name), one.key) for name in names]
+    turns = itertools.cycle(users)
+    last = users[-1]
+    loop = uvloop.new_event_loop()
+
+    def run(user: User) -> None:
+        loop.run_until_complete(user.run(payload))
+
+    def run_next() -> None:
+        nonlocal last
+        last = next(turns)
+        run(last)
+
+    for user in users:
+        loop.run_until_complete(user.connect())
+    samples = in_turn({level: run_next, _HOT: lambda: run(last)}, rounds=_ROUNDS, warm_up=_MODELS)
+    for user in users:
+        user.close()
+    loop.close()
+    models = [httpx.get(f"{one.url}/models/{name}").json() for name in names]
+    levels = Counter(model["deployment_level"] for model in models)
+    if levels != {_HOT: 2, level: len(names) - 2}:
+        raise RuntimeError(f"Two models were to be HOT and the others {level}: {levels}.")
+    loads = [model["load_s"]["0.8"] for model in models]
+    how = (
+        f"{samples.median(level) * 1e3:.0f} / {samples.median(_HOT) * 1e3:.0f} ms; "
+        f"a load takes {statistics.median(loads) * 1e3:.0f} ms; {samples.said}"
+    )
+    name = f"job on one of {len(names)} models where two fit, {level} / {_HOT}"
+    return Figure.of(name, samples.each(truediv, level, _HOT), None, "x", how=how)

@@ -1,0 +1,113 @@
+"""The cost of telemetry: all of it on beside none, and `/metrics` of many models and jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from bench.figures import Figure
+from bench.scenario import Site
+from bench.servers.processes import server
+from bench.traces import sample
+from ndif.schema.job_record import JobRecord
+from ndif.schema.step import QUEUE, Step
+from ndif.telemetry import metrics
+from ndif.telemetry.exposition import exposition
+from ndif.telemetry.state import families
+
+_ALL, _NONE = "all telemetry", "none"
+_TRACES, _SERIES = 40, 8
+_MODELS, _JOBS, _ANSWERS = 200, 10_000, 20
+
+
+class _Sink(BaseHTTPRequestHandler):
+    """A store that takes everything at once."""
+
+    def do_POST(self) -> None:
+        """Read a batch, and answer that it was taken."""
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+@contextlib.contextmanager
+def _sink() -> Iterator[str]:
+    """Run a store of metrics, logs and traces; the value is its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Sink) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.server_address[1]}"
+        listening.shutdown()
+
+
+def measure(site: Site) -> Iterator[Figure]:
+    """Measure a server that logs, measures and traces all beside one that does not."""
+    with _sink() as url:
+        stores = {f"NDIF_{name}_URL": url for name in ("LOKI", "OTLP")}
+        told = {**stores, "NDIF_INFLUXDB_URL": f"{url}/ndif", "NDIF_LOG_FORMAT": "json"}
+        with (
+            server(site.folder, {**site.environment, **told}, "--verbose") as (all_, _, _),
+            server(site.folder, site.environment) as (none, _, _),
+        ):
+            ways = {_ALL: {"url": all_}, _NONE: {"url": none}}
+            traces = sample("small", none, ways, rounds=_TRACES)
+            series = sample("series", none, ways, rounds=_SERIES, warm_up=1)
+    how = f"{traces.median(_ALL) * 1e3:.1f} - {traces.median(_NONE) * 1e3:.1f} ms; {traces.said}"
+    added = traces.each(lambda measured, least: 1e3 * (measured - least), _ALL, _NONE)
+    yield Figure.of(f"small trace, {_ALL} - {_NONE}", added, 1, "ms more", how=how)
+    rates = series.each(lambda measured, least: least / measured, _ALL, _NONE)
+    how = f"{series.median(_ALL):.2f}, {series.median(_NONE):.2f} s for 20 in a row; {series.said}"
+    name = f"jobs a second, {_ALL} / {_NONE}"
+    yield Figure.of(name, rates, 0.97, "x", at_most=False, how=how)
+    yield from _answers()
+
+
+def _answers() -> Iterator[Figure]:
+    for number in range(_JOBS):
+        metrics.job_ended(_job(number), 1 << 20)
+    status = {"nodes": [], "problems": [], "models": [_model(each) for each in range(_MODELS)]}
+    took = []
+    for _ in range(_ANSWERS):
+        began = time.perf_counter()
+        text, _ = exposition("", families(status))
+        took.append(time.perf_counter() - began)
+    how = f"{_MODELS} models, {_JOBS} jobs of as many users; median of {_ANSWERS}"
+    yield Figure("/metrics", statistics.median(took) * 1e3, 50, "ms", how=how)
+    yield Figure("size of /metrics", len(text) / 1e6, None, "MB", how="does not grow with users")
+
+
+def _job(number: int) -> JobRecord:
+    steps = tuple(Step(name, QUEUE, 10.0, 10.1) for name in ("received", "queued", "running"))
+    return JobRecord(
+        id=str(number),
+        user=f"user {number}",
+        key="",
+        model=f"org/model-{number % _MODELS}",
+        generation="0.8",
+        status="COMPLETED",
+        received=10.0,
+        dispatched=10.1,
+        ended=11.0,
+        execution_s=0.1,
+        result_bytes=1000,
+        steps=steps,
+    )
+
+
+def _model(number: int) -> dict[str, Any]:
+    replica = {"state": "RUNNING", "request_id": None, "gpu_mem_bytes_by_id": {"0": 1 << 30}}
+    return {
+        "repo_id": f"org/model-{number}",
+        "revision": None,
+        "generation": "0.8",
+        "waiting": 1,
+        "desired_replicas": 1,
+        "replicas": [replica],
+    }

@@ -1,0 +1,37 @@
+"""The time from WARM to HOT beside that of a load from the disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from bench.figures import Figure
+from bench.sampling import in_turn
+from bench.scenario import Site
+from bench.servers.machine import Machine, machine
+from bench.servers.processes import NAME
+
+_ROUNDS = 5
+_WARM, _COLD = "WARM to HOT", "COLD to HOT"
+_SETTLED_S = 1.0
+
+
+def measure(site: Site) -> Iterator[Figure]:
+    """Measure both in turn, on the CPU."""
+    with machine({}, site.environment) as one:
+        one.deploy(NAME, site.folder)  # and know its size
+        samples = in_turn(
+            {_WARM: lambda: _returned(one, site), _COLD: lambda: _returned(one, site, cold=True)},
+            rounds=_ROUNDS,
+            warm_up=1,
+        )
+    percent = samples.each(lambda warm, cold: 100 * warm / cold, _WARM, _COLD)
+    how = f"{samples.median(_WARM) * 1e3:.0f} ms / {samples.median(_COLD):.2f} s; {samples.said}"
+    yield Figure.of(f"{_WARM} / {_COLD}", percent, 5, "%", how=how)
+
+
+def _returned(one: Machine, site: Site, *, cold: bool = False) -> float:
+    """Evict the model; return the seconds until it serves again."""
+    one.evict(NAME, cold=cold)
+    time.sleep(_SETTLED_S)
+    return one.deploy(NAME, site.folder)

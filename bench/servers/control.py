@@ -1,0 +1,49 @@
+"""A server as `ndif start` runs it on one machine, but for its models, which do nothing.
+
+Usage: python -m bench.servers.control FOLDER PORT [MODELS]; the variables of a server configure it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import uvloop
+
+from bench.noop import NoopRuntimes
+from ndif.config.settings import Settings
+from ndif.net import Http, listen
+from ndif.schema.deployment import DeploymentConfig
+from ndif.server.embedded import Server
+from ndif.telemetry import logs
+
+_HOST = "127.0.0.1"
+_SIZE = 1 << 20
+
+
+async def serve(folder: Path, port: int, models: int) -> None:
+    """Serve until a signal."""
+    settings = Settings()
+    logs.configure("server", settings, [logging.FileHandler(folder / "server.log")])
+    checkpoint = folder / "checkpoint"  # of its own: the server's folder holds its secrets
+    checkpoint.mkdir()
+    # The first is the one of `bench.clients.user.KEY`.
+    names = ["bench/nothing", *(f"bench/nothing-{number}" for number in range(1, models))]
+    server = Server(
+        settings,
+        [DeploymentConfig(name, str(checkpoint), dedicated=True) for name in names],
+        folder / "results",
+        host=_HOST,
+        places=True,
+        token="a token",
+        secret="a secret",
+        runtimes=NoopRuntimes(folder, _SIZE),
+    )
+    with listen(_HOST, port) as listening:
+        http = Http(server.uvicorn_config(listening), farewell=server.farewell)
+        await http.serve(sockets=[listening])
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(Path(sys.argv[1]), int(sys.argv[2]), int("".join(sys.argv[3:]) or 1)))

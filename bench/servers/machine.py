@@ -1,0 +1,153 @@
+"""`ndif start` on this machine, as it is by default, with keys."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench.profiles import drawn
+from bench.servers.processes import NDIF
+from ndif.stores.accounts import Tier
+from ndif.stores.accounts.sql.database import Database
+from ndif.stores.accounts.sql.registry import SqlRegistry
+
+_READY_S = 180.0
+TRUSTED = "trusted"
+USERS: Mapping[str, Tier | None] = {
+    TRUSTED: Tier(TRUSTED, trusted=True),
+    **{f"user-{number}": None for number in range(8)},
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A server that runs."""
+
+    url: str
+    pid: int
+    keys: Mapping[str, str]
+    """A key of each user."""
+    folder: Path
+    """The session root."""
+
+    @property
+    def key(self) -> str:
+        """Return the key of a sandboxed user."""
+        return self.keys["user-0"]
+
+    @property
+    def port(self) -> int:
+        """Return the port."""
+        return int(self.url.rpartition(":")[2])
+
+    def deploy(self, name: str, folder: Path) -> float:
+        """Deploy a model; return the seconds until it serves.
+
+        Raises:
+            RuntimeError: If it does not; the message is the server's.
+        """
+        deployment = {"repo_id": name, "checkpoint": str(folder)}
+        began = time.perf_counter()
+        answer = self._operate("deploy", {"deployments": [deployment], "wait": True})
+        took = time.perf_counter() - began
+        if problem := answer["models"][0]["problem"]:
+            raise RuntimeError(problem)
+        return took
+
+    def evict(self, name: str, *, cold: bool = False) -> None:
+        """Take a model off its device, and with `cold` out of memory."""
+        self._operate("evict", {"model": name, "cold": cold})
+
+    def _operate(self, operation: str, said: Mapping[str, Any]) -> Any:
+        token = (self.folder / "current" / "token").read_text().strip()
+        answer = httpx.post(
+            f"{self.url}/admin/{operation}",
+            json=said,
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=_READY_S,
+        )
+        return answer.raise_for_status().json()
+
+
+@contextlib.contextmanager
+def machine(
+    models: Mapping[str, Path | str],
+    environment: Mapping[str, str],
+    *options: str,
+    users: Mapping[str, Tier | None] = USERS,
+) -> Iterator[Machine]:
+    """Run `ndif start` with a replica of each model; the value is there once they are loaded.
+
+    Each user has a key; without a tier it is sandboxed.
+
+    Raises:
+        RuntimeError: If they are not; the message is the server's output.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryDirectory(prefix="bench-") as root:
+        database = f"sqlite:///{root}/accounts.sqlite"
+        keys = asyncio.run(_made_keys(database, users))
+        log = Path(root, "server.log")
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                [
+                    *(NDIF, "start", "--port", str(port)),
+                    *(f"{name}={checkpoint}" for name, checkpoint in models.items()),
+                    *options,
+                ],
+                env={
+                    **os.environ,
+                    "NDIF_SESSION_ROOT": root,
+                    "NDIF_DATABASE_URL": database,
+                    "NDIF_AUTOSCALE_MAX_REPLICAS": "1",
+                    **environment,
+                },
+                stdout=output,
+                stderr=output,
+            )
+        try:
+            deadline = time.monotonic() + _READY_S
+            while not _serves(url, len(models)):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(log.read_text())
+                time.sleep(0.1)
+            with drawn(process.pid):
+                yield Machine(url, process.pid, keys, Path(root))
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(30)
+
+
+def _serves(url: str, models: int) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        if models:
+            return httpx.get(f"{url}/status").text.count('"RUNNING"') >= models
+        return httpx.get(f"{url}/ping").is_success
+    return False
+
+
+async def _made_keys(database: str, users: Mapping[str, Tier | None]) -> dict[str, str]:
+    registry = SqlRegistry(Database(database))
+    try:
+        for tier in filter(None, users.values()):
+            await registry.create_tier(tier)
+        return {
+            user: (await registry.create_key(user, tiers=[tier.name] if tier else []))[0]
+            for user, tier in users.items()
+        }
+    finally:
+        await registry.close()

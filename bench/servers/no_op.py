@@ -1,0 +1,122 @@
+"""Servers that do nothing for a job, on this machine: ours, an empty route, and Ray Serve's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import httpx
+from tests.services.process import free_port
+
+from bench.profiles import drawn
+from bench.servers.machine import Machine
+from bench.servers.processes import ROOT
+from ndif.stores.accounts import Tier
+from ndif.stores.accounts.sql.database import Database
+from ndif.stores.accounts.sql.registry import SqlRegistry
+
+_READY_S = 120.0
+_USERS = 10
+# Each is counted as by default, and reached by none of the loads.
+_LIMITS = {
+    "requests_per_minute": 10**8,
+    "unfinished_jobs": 10**6,
+    "queue_depth": 10**6,
+    "channels": 10**5,
+}
+
+
+@contextlib.contextmanager
+def no_op_machine(environment: Mapping[str, str], models: int = 1) -> Iterator[Machine]:
+    """Run `bench.servers.control`; the value is there once its models are loaded."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as root:
+        database = f"sqlite:///{root}/accounts.sqlite"
+        keys = asyncio.run(_made_keys(database))
+        port = free_port()
+        variables = {
+            **environment,
+            "NDIF_SESSION_ROOT": root,
+            "NDIF_DATABASE_URL": database,
+            "NDIF_AUTOSCALE_MAX_REPLICAS": "1",
+            "NDIF_MAX_CHANNELS_PER_ADDRESS": "100000",
+        }
+        command = ["bench.servers.control", root, str(port), str(models)]
+        is_ready = partial(_runs, port, models)
+        with _running(command, variables, is_ready) as process, drawn(process.pid):
+            yield Machine(f"http://127.0.0.1:{port}", process.pid, keys, Path(root))
+
+
+@contextlib.contextmanager
+def empty_route() -> Iterator[tuple[int, int]]:
+    """Run `bench.servers.empty`; the value is its port and its process."""
+    port = free_port()
+    with _running(["bench.servers.empty", str(port)], {}, lambda: _answers(port)) as process:
+        yield port, process.pid
+
+
+@contextlib.contextmanager
+def ray_serve() -> Iterator[tuple[int, int]]:
+    """Run `bench.servers.ray_serve`; the value is its port and its process."""
+    # Sockets' names are short.
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        port = free_port()
+        command = ["bench.servers.ray_serve", folder, str(port)]
+        with _running(command, {}, lambda: _answers(port)) as process:
+            yield port, process.pid
+
+
+@contextlib.contextmanager
+def _running(
+    command: list[str], variables: Mapping[str, str], is_ready: Callable[[], bool]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a module until the block ends; its output is in the error if it ends before it is ready."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command],
+            cwd=ROOT,
+            env={**os.environ, **variables},
+            stdout=output,
+            stderr=output,
+        )
+        try:
+            deadline = time.monotonic() + _READY_S
+            while not is_ready():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    output.seek(0)
+                    raise RuntimeError(f"{command[0]} does not serve:\n{output.read().decode()}")
+                time.sleep(0.1)
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.post(f"http://127.0.0.1:{port}/").is_success
+    return False
+
+
+def _runs(port: int, models: int) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"http://127.0.0.1:{port}/status").text.count('"RUNNING"') >= models
+    return False
+
+
+async def _made_keys(database: str) -> dict[str, str]:
+    registry = SqlRegistry(Database(database))
+    try:
+        await registry.create_tier(Tier("limited", limits=_LIMITS))
+        users = [f"user-{number}" for number in range(_USERS)]
+        return {user: (await registry.create_key(user, tiers=["limited"]))[0] for user in users}
+    finally:
+        await registry.close()

@@ -1,0 +1,182 @@
+"""Servers and clients as processes, and measurements of their memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.profiles import drawn
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "examples"))
+
+from prepare_model import NAME  # noqa: E402 - an example, not a package
+
+CACHE = ROOT / ".cache"
+NDIF = str(Path(sys.executable).with_name("ndif"))
+_SAMPLE_S = 0.005
+
+
+@contextlib.contextmanager
+def server(
+    folder: Path, environment: dict[str, str], *options: str
+) -> Iterator[tuple[str, int, str]]:
+    """Run `ndif local start` on the demo model; the value is its address, process id and output."""
+    process = subprocess.Popen(
+        [NDIF, "local", "start", str(folder), "--name", NAME, *options],
+        env={**environment, "COLUMNS": "200", "NO_COLOR": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    said = ""
+    try:
+        for line in process.stderr:
+            said += line
+            if found := re.search(r"Serving at (http://\S+?)\. ", line):
+                threading.Thread(target=process.stderr.read, daemon=True).start()
+                with drawn(process.pid):
+                    yield found[1], process.pid, said
+                return
+        raise RuntimeError(f"the server ended:\n{said}")
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(20)
+
+
+@contextlib.contextmanager
+def instant(ready: Path) -> Iterator[str]:
+    """Run the instant server; the value is its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench.servers.instant", str(ready)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Watch:
+    """The peak of the anonymous memory of each of a server's processes, above its start."""
+
+    def __init__(self, pid: int) -> None:
+        self.start = {p: anonymous(p) for p in descendants(pid)}
+        self.peak = dict(self.start)
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._sample, args=(pid,), daemon=True)
+        self._thread.start()
+
+    def _sample(self, pid: int) -> None:
+        while not self._done.wait(_SAMPLE_S):
+            for process in descendants(pid):
+                now = anonymous(process)
+                self.start.setdefault(process, now)
+                self.peak[process] = max(self.peak.get(process, 0), now)
+
+    def stop(self) -> int:
+        """Stop sampling; return the largest growth of any process, in bytes."""
+        self._done.set()
+        self._thread.join()
+        return max(self.peak[p] - self.start[p] for p in self.peak)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return `pid` and the ids of all its descendants."""
+    found = [pid]
+    with contextlib.suppress(OSError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            found += descendants(int(child))
+    return found
+
+
+def anonymous(pid: int) -> int:
+    """Return the bytes of a process's anonymous memory."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(("RssAnon:",)):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def resident(pid: int) -> int:
+    """Return the bytes of a process's resident memory."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+)", text)[1]) * 1024  # type: ignore[index]
+
+
+def held_weights(pid: int, size: int) -> float:
+    """Return the copies of `size` bytes of weights in a process tree: shared, and the largest private."""
+    memories, own = set(), 0
+    for process in descendants(pid):
+        mine, inside = 0, False
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{process}/smaps").read_text().splitlines():
+                words = line.split()
+                if not words[0].endswith(":"):
+                    inside = "model.safetensors" in line or "memfd:weights" in line
+                    if inside:
+                        memories.add(words[4])
+                elif inside and line.startswith("Private_Dirty"):
+                    mine += int(words[1]) * 1024
+        own = max(own, mine)
+    return len(memories) + own / size
+
+
+def proportional(pid: int) -> int:
+    """Return the proportional set size (PSS), in bytes, of a process and its descendants."""
+    total = 0
+    for process in descendants(pid):
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{process}/smaps_rollup").read_text()
+            total += int(re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE)[1]) * 1024  # type: ignore[index]
+    return total
+
+
+def older_runtime() -> dict[str, str]:
+    """Install nnsight 0.7 if it is not there; return the variable by which a server finds it."""
+    variables = {"NDIF_RUNTIMES_DIR": str(CACHE / "runtimes")}
+    if not (CACHE / "runtimes" / "0.7").is_dir():
+        command = [NDIF, "runtime", "add", "0.7"]
+        subprocess.run(command, check=True, env={**os.environ, **variables})
+    return variables
+
+
+def client(
+    program: str, generation: str, url: str, *arguments: str, runs: str = NAME
+) -> subprocess.CompletedProcess[str]:
+    """Run a program of `bench.clients` as a client of one generation, configured with the server alone."""
+    overlay = {} if generation == "0.8" else {"PYTHONPATH": str(CACHE / "runtimes" / generation)}
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": f"{url}/hub",
+        "HF_HOME": str(CACHE / "client"),
+        "NDIF_HOST": url,
+        **overlay,
+    }
+    command = [sys.executable, "-m", f"bench.clients.{program}", runs, *arguments]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"bench.clients.{program} ended:\n{done.stdout}{done.stderr}")
+    return done
+
+
+def cpu_s(pid: int) -> float:
+    """Return the processor time of a process and its descendants, those that have ended included."""
+    ticks = 0
+    for process in descendants(pid):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")

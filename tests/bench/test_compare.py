@@ -1,0 +1,150 @@
+"""Two reports: what has changed beyond noise, which way, and what is said of reports that compare badly."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from bench.compare import Change, compared, main
+from bench.figures import Figure
+from bench.report import Report
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.bench.reports import once, report, sampled
+
+SAMPLES = st.lists(st.floats(0.5, 2.0), min_size=1, max_size=30)
+
+
+def around(median: float, spread: float, seed: int, count: int = 20) -> list[float]:
+    dice = random.Random(seed)
+    return [median * dice.uniform(1 - spread, 1 + spread) for _ in range(count)]
+
+
+@given(SAMPLES)
+def test_nothing_has_changed_from_a_report_to_itself(samples: list[float]) -> None:
+    assert Change(sampled(samples), sampled(samples)).said == "same"
+
+
+@given(SAMPLES, SAMPLES, st.booleans())
+def test_what_is_better_one_way_is_worse_the_other_way(
+    a: list[float], b: list[float], at_most: bool
+) -> None:
+    there = Change(sampled(a, at_most=at_most), sampled(b, at_most=at_most))
+    back = Change(there.b, there.a)
+    if there.is_tested and there.is_beyond_noise and back.is_beyond_noise:
+        assert there.is_worse != back.is_worse
+    assert not (there.part == 0 and there.is_beyond_noise)
+
+
+@given(st.lists(st.floats(1.0, 1.4), min_size=5, max_size=30), st.booleans())
+def test_samples_that_are_all_larger_are_a_change(samples: list[float], at_most: bool) -> None:
+    larger = [value * 1.5 for value in samples]
+    change = Change(sampled(samples, at_most=at_most), sampled(larger, at_most=at_most))
+    assert change.said == ("worse" if at_most else "better")
+    assert Change(change.b, change.a).said == ("better" if at_most else "worse")
+
+
+def test_medians_apart_within_the_samples_spread_are_no_change() -> None:
+    change = Change(sampled(around(1.0, 0.5, 1, 12)), sampled(around(1.0, 0.5, 2, 12)))
+    assert abs(change.part) > 0.02
+    assert change.said == "same"
+
+
+def test_a_change_that_is_sure_and_small_is_no_change() -> None:
+    change = Change(sampled(around(1.0, 0.001, 1)), sampled(around(1.015, 0.001, 2)))
+    assert change.is_tested
+    assert change.said == "same"
+    assert Change(change.a, sampled(around(1.03, 0.001, 2))).said == "worse"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "said"),
+    [
+        (once(1.0), once(1.09), "same"),
+        (once(1.0), once(1.11), "worse (one sample)"),
+        (once(1.0), once(0.89), "better (one sample)"),
+        (once(1.0, at_most=False), once(0.89, at_most=False), "worse (one sample)"),
+        (once(0.0), once(0.0), "same"),
+        (once(0.0), once(1.0), "worse (one sample)"),
+        (once(-1.0), once(-0.5), "worse (one sample)"),
+        # Four and four cannot be told apart by the test, whatever they are.
+        (sampled([1.0] * 4), sampled([1.5] * 4), "worse (4 samples)"),
+        (sampled([1.0] * 4), sampled([1.05] * 4), "same"),
+    ],
+)
+def test_figures_with_too_few_samples_change_by_a_tenth(a: Figure, b: Figure, said: str) -> None:
+    assert Change(a, b).said == said
+
+
+def test_figures_are_the_same_by_scenario_name_and_unit() -> None:
+    other = once(1.0, "renamed")
+    elsewhere = Figure("c", 1.0, 10.0, "s", scenario="warm")
+    in_ms = Figure("c", 1.0, 10.0, "ms", scenario="jobs")
+    both, only_a, only_b = compared(
+        report(once(1.0), sampled([1.0, 2.0])), report(sampled([1.0, 2.0]), other, elsewhere, in_ms)
+    )
+    assert [change.a.name for change in both] == ["a / b"]
+    assert [figure.name for figure in only_a] == ["c"]
+    assert only_b == [other, elsewhere, in_ms]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    return [str(tmp_path / name) for name in ("a.json", "b.json")]
+
+
+def told(
+    files: list[str], a: Report, b: Report, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str]:
+    for file, each in zip(files, (a, b), strict=True):
+        each.write(Path(file))
+    code = main(files)
+    return code, capsys.readouterr().out
+
+
+def test_the_exit_code_is_1_if_anything_is_worse(
+    files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow, fast = report(sampled(around(1.5, 0.1, 1))), report(sampled(around(1.0, 0.1, 2)))
+    code, said = told(files, fast, slow, capsys)
+    assert code == 1
+    assert "worse" in said
+    assert "1 of 1 figures are worse beyond noise." in said
+    code, said = told(files, slow, fast, capsys)
+    assert code == 0
+    assert "better" in said
+
+
+def test_reports_of_other_machines_are_named(
+    files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, said = told(files, report(once(1.0)), report(once(1.0), cpus=16), capsys)
+    assert "different machines: 2 x a processor, 16 GiB, and 16 x a processor, 16 GiB." in said
+    _, said = told(files, report(once(1.0)), report(once(1.0), loop_seconds=0.24), capsys)
+    assert "took 0.20 s in the first report, 0.24 s in the second" in said
+    assert "different machines" not in said
+    _, said = told(files, report(once(1.0)), report(once(1.0), loop_seconds=0.22), capsys)
+    assert "loop" not in said
+
+
+def test_figures_of_one_report_alone_are_named(
+    files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = told(files, report(once(1.0)), report(once(1.0, "d")), capsys)
+    assert code == 0
+    assert f"Only {files[0]} has: jobs: c." in said
+    assert f"Only {files[1]} has: jobs: d." in said
+    assert "no figure in common" in said
+
+
+def test_a_file_that_is_no_report_is_refused(
+    files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    report().write(Path(files[0]))
+    Path(files[1]).write_text("{}")
+    with pytest.raises(SystemExit) as refused:
+        main(files)
+    assert refused.value.code == 2
+    assert f"{files[1]} is not a report" in capsys.readouterr().err

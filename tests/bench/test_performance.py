@@ -1,0 +1,43 @@
+"""The page of figures: what is written into it, and that what is in it belongs to it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from bench.performance import BEGIN, END, IMAGES, PAGE, part_of, written
+
+from tests.bench.reports import once, report, sampled
+
+
+def test_the_part_between_the_marks_is_replaced_and_nothing_else() -> None:
+    page = f"before\n\n{BEGIN}\nold\n{END}\n\nafter\n"
+    once_written = written(page, "new")
+    assert once_written == f"before\n\n{BEGIN}\n\nnew\n\n{END}\n\nafter\n"
+    assert written(once_written, "new") == once_written
+    for broken in ("", BEGIN, END, f"{END}{BEGIN}"):
+        with pytest.raises(ValueError, match="no part between"):
+            written(broken, "new")
+
+
+def test_a_table_has_a_row_of_each_figure_with_quartiles_limit_and_verdict() -> None:
+    part = part_of(
+        report(sampled([1.0, 2.0, 3.0, 4.0, 5.0], "a | b"), once(1.0)),
+        {"jobs": Path("performance-jobs.svg")},
+    )
+    assert "| a \\| b | 3.00 x (2.00 to 4.00) | ≤ 2 x | does not hold |  |" in part
+    assert "| c | 1.00 s | ≤ 10 s | holds |  |" in part
+    assert "1 of 2 figures hold." in part
+    assert "2 x a processor, 16 GiB" in part
+    assert "commit 0123456789ab with changes" in part
+    assert "ray" not in part
+    assert "(images/performance-jobs.svg)" in part
+
+
+def test_the_page_has_its_marks_and_the_plots_that_are_there() -> None:
+    page = PAGE.read_text()
+    assert written(page, "x") != page
+    shown = set(re.findall(r"\(images/(performance-[\w-]+\.svg)\)", page))
+    assert shown
+    assert shown == {file.name for file in IMAGES.glob("performance-*.svg")}

@@ -1,0 +1,51 @@
+"""Reports as files, and the machine in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from bench.machine_state import machine_state, said_of
+from bench.report import Report
+
+from tests.bench.reports import MACHINE, once, report, sampled
+
+
+def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    written = report(sampled([1.0, 3.0, 2.0]), once(20.0))
+    written.write(file)
+    assert Report.read(file) == written
+    assert [each["holds"] for each in json.loads(file.read_text())["figures"]] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{}", "is not a report"),
+        ("[1]", "is not a report"),
+        ("no JSON", "is not a report"),
+        ('{"machine": {}, "figures": [{"name": "a"}]}', "is not a report"),
+        ('{"machine": {"cpus": 2}, "began": 1, "seconds": 1, "figures": []}', "is not a report"),
+        (None, "cannot be read: No such file"),
+    ],
+)
+def test_another_file_is_refused_with_a_sentence(
+    tmp_path: Path, text: str | None, said: str
+) -> None:
+    file = tmp_path / "report.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ValueError, match=said) as refused:
+        Report.read(file)
+    assert str(file) in str(refused.value)
+
+
+def test_the_state_of_this_machine_is_json_with_all_that_a_report_needs() -> None:
+    state = machine_state()
+    assert state.keys() == MACHINE.keys()
+    assert json.loads(json.dumps(state))["cpus"] == state["cpus"]
+    assert 0.01 < state["loop_seconds"] < 60
+    assert state["versions"]["nnsight"].startswith("0.8")
+    assert f"{state['cpus']} x " in said_of(state)

@@ -1,0 +1,137 @@
+"""Samples in turn, and the work of other programs beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from bench.sampling import MARK, Neighbours, Samples, in_turn, quantile, timed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.bench.rounds import BUSY_ROUNDS, ROUNDS
+
+ROOT = Path(__file__).parents[2]
+SPINS = "while True: pass"
+SPINS_IN_A_CHILD = (
+    f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SPINS!r}], env={{}})"
+)
+
+
+OWN_MARK = f"A_MARK_OF_{os.getpid()}"  # a benchmark may run beside the tests
+
+
+@contextlib.contextmanager
+def spinning(program: str, *marks: str) -> Iterator[psutil.Process]:
+    """Run a program; the value is the process that uses a core, the last of its line."""
+    environment = {name: value for name, value in os.environ.items() if name != MARK}
+    environment |= dict.fromkeys(marks, "1")
+    with subprocess.Popen([sys.executable, "-c", program], env=environment) as process:
+        line = [psutil.Process(process.pid)]
+        try:
+            while not line[-1].cpu_times().user > 0.1:
+                line += line[-1].children()
+                time.sleep(0.01)
+            yield line[-1]
+        finally:
+            for each in reversed(line):
+                each.kill()
+
+
+def seen_of(process: psutil.Process) -> float:
+    """Return the part of a process's work that `Neighbours` counts as others'.
+
+    Whatever else runs, those who look for another mark count all of its work.
+    """
+    ours, nobodys = Neighbours(OWN_MARK), Neighbours(f"{OWN_MARK}_OF_NOBODY")
+    before = sum(process.cpu_times()[:2])
+    while sum(process.cpu_times()[:2]) - before < 0.4:
+        time.sleep(0.02)
+    others_s, all_s = ours.used_s(), nobodys.used_s()
+    assert all_s >= 0.35
+    return 1 - (all_s - others_s) / (sum(process.cpu_times()[:2]) - before)
+
+
+@pytest.mark.parametrize(
+    ("program", "marks", "part"),
+    [(SPINS, (), 1.0), (SPINS, (OWN_MARK,), 0.0), (SPINS_IN_A_CHILD, (OWN_MARK,), 0.0)],
+    ids=["another program", "a marked one", "a child of a marked one, without the mark"],
+)
+def test_work_of_others_is_what_no_marked_process_has_done(
+    program: str, marks: tuple[str, ...], part: float
+) -> None:
+    with spinning(program, *marks) as process:
+        # Another test's process may end between the two looks.
+        parts = [seen_of(process) for _ in range(3)]
+    assert statistics.median(parts) == pytest.approx(part, abs=0.3)
+
+
+def test_rounds_beside_other_programs_are_left_out() -> None:
+    with spinning(SPINS) as other:
+        other.suspend()
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.bench.rounds", str(other.pid)],
+            cwd=ROOT,
+            env={**os.environ, MARK: "1"},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    samples = Samples.of_json(json.loads(done.stdout))
+    kept = samples.seconds["a way"]
+    assert samples.busy >= len(BUSY_ROUNDS)
+    # Where other tests leave too few quiet rounds, the busy ones come last.
+    quiet = kept[: len(kept) - samples.busy] if samples.is_busy_machine else kept
+    assert not {*quiet} & {*BUSY_ROUNDS}
+    assert len(quiet) <= ROUNDS
+    assert "busy" in samples.said or "other programs" in samples.said
+
+
+def test_every_round_begins_with_another_way() -> None:
+    ran: list[str] = []
+    ways = {name: lambda name=name: ran.append(name) for name in "abc"}
+    in_turn(ways, rounds=2, warm_up=1, pause_s=0.0)
+    rounds = ["".join(ran[start : start + 3]) for start in range(0, len(ran), 3)]
+    assert len(rounds) >= 3
+    assert rounds == [("abc", "bca", "cab")[number % 3] for number in range(len(rounds))]
+
+
+def test_each_way_has_a_pause_before_it() -> None:
+    began: list[float] = []
+    ways = {name: lambda: began.append(time.perf_counter()) for name in "ab"}
+    in_turn(ways, rounds=2, warm_up=0, pause_s=0.05)
+    assert all(later - earlier >= 0.05 for earlier, later in itertools.pairwise(began))
+
+
+def test_a_way_says_what_it_measured_or_is_timed() -> None:
+    assert timed(lambda: 12.5) == 12.5
+    assert timed(lambda: time.sleep(0.02)) >= 0.02
+    assert timed(lambda: 0.0) == 0.0
+
+
+def test_samples_are_the_same_after_a_way_through_json() -> None:
+    samples = Samples({"a": [3.0, 1.0, 2.0], "b": [1.0, 2.0, 4.0]}, 2, False, {"bytes": 5})
+    assert Samples.of_json(json.loads(json.dumps(samples.to_json()))) == samples
+    assert samples.median("a") == 2.0
+    assert samples.each(lambda a, b: a / b, "a", "b") == [3.0, 0.5, 0.5]
+    assert samples.said == "3 rounds, 2 busy ones left out"
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6), min_size=1),
+    st.floats(0, 1),
+)
+def test_that_part_of_all_is_at_most_a_quantile(values: list[float], part: float) -> None:
+    found = quantile(values, part)
+    assert found in values
+    assert sum(value <= found for value in values) >= part * len(values)
