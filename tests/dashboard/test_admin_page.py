@@ -231,6 +231,8 @@ def test_a_key_is_made_used_and_revoked(operated: Page, url: str) -> None:
     row.get_by_role("button", name="Revoke").click()
     confirm(page, "Revoke")
     expect(row).to_contain_text("REVOKED")
+    expect(row).to_contain_text("lab")
+    expect(row.get_by_role("button")).to_have_count(0)
     deadline = time.monotonic() + 20
     while answered() != 401:
         assert time.monotonic() < deadline

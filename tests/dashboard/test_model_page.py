@@ -139,6 +139,16 @@ def test_the_page_has_the_tree_the_facts_and_a_trace(browser: Browser, url: str)
         assert card.get_attribute("href") == f"https://huggingface.co/{GPT2}"
 
 
+def test_the_figures_fill_a_phone(browser: Browser, url: str) -> None:
+    with showing(browser, url, GPT2, viewport=PHONE) as page:
+        tiles = page.get_by_label("Figures").locator(".tile").all()
+        boxes = [box for tile in tiles if (box := tile.bounding_box())]
+        assert len(boxes) == 6
+        rows = {box["y"] for box in boxes}
+        widths = [sum(box["width"] for box in boxes if box["y"] == row) for row in rows]
+        assert max(widths) - min(widths) <= 2
+
+
 def test_a_path_is_copied_also_of_another_block(browser: Browser, url: str) -> None:
     with showing(browser, url, GPT2) as page:
         page.get_by_role("button", name="Expand all").click()

@@ -10,7 +10,7 @@ import pytest
 
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
-from ndif.schema.step import GATEWAY, QUEUE, REPLICA, Step, steps_from
+from ndif.schema.step import GATEWAY, QUEUE, REPLICA, RUNNER, Step, in_order, steps_from
 from ndif.telemetry.logs import STEPS
 from ndif.telemetry.steps import Steps, current, recording, step
 from tests.on_loop import on_loop
@@ -92,3 +92,13 @@ def test_there_is_no_event_where_none_is_wanted(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.WARNING, STEPS):
         Steps(a_request(), GATEWAY).add("receive", 1.0, 1.25)
     assert not caplog.records
+
+
+def test_steps_that_begin_at_once_are_in_the_order_of_a_job() -> None:
+    steps = [
+        Step("execute", RUNNER, 1.0, 3.0),
+        Step("later", QUEUE, 1.0, 2.0),
+        Step("prepare", RUNNER, 1.0, 1.0),
+        Step("receive", GATEWAY, 2.0, 2.1),
+    ]
+    assert [step.name for step in in_order(steps)] == ["prepare", "execute", "later", "receive"]

@@ -20,7 +20,7 @@ from ndif.schema.job_record import JobRecord
 from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
 from ndif.schema.status import Status
-from ndif.schema.step import Step
+from ndif.schema.step import Step, in_order
 
 
 def describe_server(
@@ -211,5 +211,4 @@ def trace_of_record(record: JobRecord) -> dict[str, Any]:
 
 
 def _trace(*, steps: Iterable[Step], **fields: Any) -> dict[str, Any]:
-    in_order = sorted(steps, key=lambda step: (step.start, -step.end))
-    return {**fields, "steps": [step._asdict() for step in in_order]}
+    return {**fields, "steps": [step._asdict() for step in in_order(steps)]}

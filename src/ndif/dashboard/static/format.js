@@ -31,7 +31,7 @@ export function parameters(number) {
 
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
-  if (seconds === 0) return "0 s";
+  if (seconds < 0.0005) return "0 s";
   if (seconds < 0.0995) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 9.95) return `${seconds.toFixed(1)} s`;
   if (seconds < 59.5) return `${Math.round(seconds)} s`;
@@ -49,19 +49,26 @@ export function ago(moment, now) {
   return seconds < 5 ? "now" : `${duration(seconds)} ago`;
 }
 
-export function clock(moment) {
-  return new Date(moment * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+function two(number) {
+  return String(number).padStart(2, "0");
 }
 
+/** The time of a day, as 22:43. */
+export function clock(moment) {
+  const at = new Date(moment * 1000);
+  return `${two(at.getHours())}:${two(at.getMinutes())}`;
+}
+
+/** A day, as Thu 2026-11-26. */
+export function day(moment) {
+  const at = new Date(moment * 1000);
+  const name = at.toLocaleDateString("en", { weekday: "short" });
+  return `${name} ${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
+}
+
+/** A moment, as Thu 2026-11-26 22:43. */
 export function dayAndTime(moment) {
-  return new Date(moment * 1000).toLocaleString([], {
-    weekday: "short",
-    day: "numeric",
-    month: "short",
-    hour: "2-digit",
-    minute: "2-digit",
-    hourCycle: "h23",
-  });
+  return `${day(moment)} ${clock(moment)}`;
 }
 
 export function plural(number, one, many = `${one}s`) {

@@ -28,14 +28,14 @@ export function Queues({ models }) {
           <caption class="off-screen">Jobs that run and wait, by model</caption>
           <thead><tr>
             <th scope="col">Model</th><th scope="col" class="number">Running</th>
-            <th scope="col">Waiting</th><th scope="col">A new job starts</th>
+            <th scope="col" class="number">Waiting</th><th scope="col">A new job starts</th>
           </tr></thead>
           <tbody>${queues.map(
             (queue) => html`<tr key=${queue.model.key + queue.generation}>
               <th scope="row"><span class="name">${queue.model.repo_id}</span>
                 <span class="note">nnsight ${queue.generation}</span></th>
               <td class="number" data-name="Running">${count(queue.running)}</td>
-              <td data-name="Waiting"><div class="waiting"><span class="number">${count(queue.waiting)}</span>
+              <td class="number" data-name="Waiting"><div class="waiting"><span class="number">${count(queue.waiting)}</span>
                 ${queue.waiting > 0 && html`<span class="track" aria-hidden="true"><span class="fill"
                   style=${{ width: `${(100 * queue.waiting) / most}%` }}></span></span>`}</div>
                 ${queue.oldest !== null && html`<span class="note">first came ${ago(queue.oldest, moment)}</span>`}</td>

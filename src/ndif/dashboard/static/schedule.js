@@ -1,7 +1,7 @@
 // The calendar of the next seven days.
 
 import { html } from "./vendor/preact.js";
-import { clock, dayAndTime, plural } from "./format.js";
+import { clock, day, dayAndTime, plural } from "./format.js";
 import { Card, Empty, useNow } from "./parts.js";
 
 const DAY_S = 86400;
@@ -13,14 +13,10 @@ function days(moment) {
   const first = new Date(moment * 1000);
   first.setHours(0, 0, 0, 0);
   return Array.from({ length: DAYS + 1 }, (_, index) => {
-    const day = new Date(first);
-    day.setDate(day.getDate() + index);
-    return day.getTime() / 1000;
+    const start = new Date(first);
+    start.setDate(start.getDate() + index);
+    return start.getTime() / 1000;
   });
-}
-
-function dayName(start) {
-  return new Date(start * 1000).toLocaleDateString([], { weekday: "short", day: "numeric", month: "short" });
 }
 
 function endOf(window) {
@@ -38,7 +34,7 @@ export function Schedule({ windows }) {
       ? html`<${Empty}>The calendar has no model dedicated in the next seven days.</${Empty}>`
       : html`
         <div class="calendar" aria-hidden="true">
-          <div class="days">${starts.slice(0, DAYS).map((start) => html`<span key=${start}>${dayName(start)}</span>`)}</div>
+          <div class="days">${starts.slice(0, DAYS).map((start) => html`<span key=${start}>${day(start)}</span>`)}</div>
           ${models.map((model) => html`<div class="lane" key=${model}>
             <div class="lane-name">${model}</div>
             <div class="lane-track">

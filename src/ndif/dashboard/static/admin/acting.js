@@ -1,6 +1,7 @@
 // The parts that the operator's views share: reading a route, acting with a word about it, asking before.
 
 import { html, useCallback, useEffect, useRef, useState } from "../vendor/preact.js";
+import { dayAndTime } from "../format.js";
 import { ask } from "../login.js";
 import { Empty } from "../parts.js";
 
@@ -133,5 +134,5 @@ export function Tick({ name, label, ...more }) {
 }
 
 export function time(moment) {
-  return moment === null || moment === undefined ? "–" : new Date(moment * 1000).toLocaleString();
+  return moment === null || moment === undefined ? "–" : dayAndTime(moment);
 }

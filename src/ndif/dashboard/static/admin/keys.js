@@ -62,7 +62,7 @@ function KeyTiers({ row, tiers, actions }) {
   };
   const withdraw = (tier) => actions.act("/admin/tiers/withdraw", { tier, key: row.id }, `The key has the tier ${tier} no more.`);
   return html`<div class="buttons">
-    ${row.tiers.map((tier) => html`<button key=${tier} class="small" disabled=${actions.busy}
+    ${row.tiers.map((tier) => row.state !== "VALID" ? html`<span key=${tier} class="note">${tier}</span>` : html`<button key=${tier} class="small" disabled=${actions.busy}
       aria-label=${`Take the tier ${tier} from key ${row.id}`} onClick=${() => withdraw(tier)}>${tier} ×</button>`)}
     ${row.state === "VALID" && others.length > 0 && html`<select aria-label=${`Give key ${row.id} a tier`} onChange=${assign} disabled=${actions.busy}>
       <option value="">add…</option>${others.map((each) => html`<option key=${each} value=${each}>${each}</option>`)}

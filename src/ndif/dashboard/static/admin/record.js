@@ -1,7 +1,7 @@
 // The record for an operator: events, usage, alerts, call-backs and the calendar.
 
 import { html, useState } from "../vendor/preact.js";
-import { duration, bytes } from "../format.js";
+import { bytes, count, duration } from "../format.js";
 import { Card } from "../parts.js";
 import { Table, Told, time, useActions, useQuestion, useReading } from "./acting.js";
 
@@ -50,7 +50,7 @@ export function Usage() {
       empty=${usage.answer ? "No job has ended." : "Loading…"}
       rows=${(usage.answer?.usage ?? []).map((each) => ({
         key: each.name,
-        cells: [each.name || "–", each.jobs.toLocaleString(), each.errors.toLocaleString(), duration(each.execution_s), bytes(each.result_bytes)],
+        cells: [each.name || "–", count(each.jobs), count(each.errors), duration(each.execution_s), bytes(each.result_bytes)],
       }))} />
   </${Card}>`;
 }
@@ -115,12 +115,12 @@ export function Calendar() {
     ${schedule && html`<p>${schedule.source
       ? html`Read from <code>${schedule.source}</code>, where bookings are made and changed.`
       : html`This server follows no calendar: the variable <code>NDIF_SCHEDULE</code> names one.`}
-      ${schedule.next_change && ` The next change is at ${new Date(schedule.next_change).toLocaleString()}.`}</p>
+      ${schedule.next_change && ` The next change is at ${time(Date.parse(schedule.next_change) / 1000)}.`}</p>
       ${schedule.problems.length > 0 && html`<ul class="problem">${schedule.problems.map((each) => html`<li>${each}</li>`)}</ul>`}
       <${Table} caption="Models that are booked now" headings=${["Model", "From", "Until"]} empty="No model is booked now."
         rows=${schedule.windows.map((each) => ({
           key: `${each.model} ${each.start}`,
-          cells: [each.model, new Date(each.start).toLocaleString(), new Date(each.end).toLocaleString()],
+          cells: [each.model, time(Date.parse(each.start) / 1000), time(Date.parse(each.end) / 1000)],
         }))} />`}
   </${Card}>`;
 }
