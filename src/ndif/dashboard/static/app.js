@@ -49,9 +49,11 @@ function Head({ view, parts }) {
   </header>`;
 }
 
-function Login({ sentence }) {
+function Login({ sentence, isPublic }) {
   return html`<${Card} title="Log in" id="login">
-    <p>This server shows its models, queues and machines to its users. Log in with the API key that its operator gave you.</p>
+    <p>${isPublic
+      ? "The server does not answer this page now."
+      : "This server shows its models, queues and machines to its users. Log in with the API key that its operator gave you."}</p>
     <${KeyForm} onKey=${() => connect({ anew: true })} sentence=${sentence} />
   </${Card}>`;
 }
@@ -83,9 +85,10 @@ function App() {
     <main id="main" tabindex="-1" ref=${main}>
       <h1 class="off-screen">${view.title}</h1>
       ${live.status === "away" && html`<p class="banner" role="alert">${live.sentence} What is shown may be old; the page tries again by itself.</p>`}
+      ${live.keyProblem && !isShut && view.path !== "jobs" && html`<p class="banner" role="alert">${live.keyProblem}</p>`}
       ${isShut
-        ? html`<${Login} sentence=${live.sentence} />`
-        : html`<${view.component} parts=${live.parts} place=${place} sentence=${live.sentence} />`}
+        ? html`<${Login} sentence=${live.keyProblem || (key() && live.sentence)} isPublic=${live.parts.server.access === "public"} />`
+        : html`<${view.component} parts=${live.parts} place=${place} sentence=${live.keyProblem} />`}
     </main>
     <footer class="foot"><p>ndif ${live.parts.server?.version ?? ""} · <a href="/docs">routes</a></p></footer>`;
 }

@@ -1,6 +1,6 @@
 // The state of the server, as its events tell it. EventSource sends no headers, so the stream is read by hand.
 
-import { send } from "./session.js";
+import { key, send, useKey } from "./session.js";
 
 const RETRY_MS = [1000, 2000, 5000, 10000];
 const SILENCE_MS = 40000;
@@ -12,6 +12,7 @@ export const live = {
   parts: facts,
   status: "connecting", // connecting, live, away, refused
   sentence: "",
+  keyProblem: "", // why the last key that was entered is not used
   skew: 0, // seconds by which this machine's clock is ahead of the server's
 };
 const listeners = new Set();
@@ -38,12 +39,16 @@ function become(status, sentence = "") {
   tell();
 }
 
-/** Begins to follow the state; `anew` for somebody else, who must not see what was there before. */
-export function connect({ anew = false } = {}) {
+/**
+ * Begins to follow the state; `anew` for somebody else, who must not see what was there before.
+ * `keyProblem` says why this somebody's key is not used.
+ */
+export function connect({ anew = false, keyProblem = "" } = {}) {
   stop();
   clearTimeout(timer);
   if (anew) {
     live.parts = facts;
+    live.keyProblem = keyProblem;
     become("connecting");
   }
   const leaving = new AbortController();
@@ -55,6 +60,12 @@ export function connect({ anew = false } = {}) {
 }
 
 function failed(error) {
+  if (error.status === 401 && key()) {
+    // A wrong key shuts nobody out of what is to be seen without one.
+    useKey("");
+    connect({ anew: true, keyProblem: error.message });
+    return;
+  }
   if (error.status === 401 || error.status === 429) {
     live.parts = facts;
     become("refused", error.message);

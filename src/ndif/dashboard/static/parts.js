@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
 import { now } from "./live.js";
-import { key, useKey } from "./session.js";
+import { useKey } from "./session.js";
 
 export function useNow(everyMs) {
   const [moment, tick] = useState(now());
@@ -37,6 +37,7 @@ const STATES = {
   NOT_STARTED: ["not loaded", "idle"],
   COMPLETED: ["completed", "good"],
   ERROR: ["error", "bad"],
+  CANCELLED: ["cancelled", "idle"],
   ENDED: ["ended", "bad"],
 };
 const MOVING = ["RECEIVED", "QUEUED", "DISPATCHED", "PROVISIONING"];
@@ -109,6 +110,6 @@ export function KeyForm({ onKey, sentence }) {
       <button type="submit" class="primary">Use key</button>
     </div>
     <p class="note" id="api-key-note">The key stays in this tab until it is closed. It is sent to this server alone.</p>
-    ${sentence && key() && html`<p class="problem" role="alert">${sentence}</p>`}
+    ${sentence && html`<p class="problem" role="alert">${sentence}</p>`}
   </form>`;
 }
