@@ -305,6 +305,22 @@ def test_the_page_is_small(browser: Browser, url: str) -> None:
         assert 0 < decoded <= MOST_BYTES
 
 
+SLOW_PAINT = """
+window.requestAnimationFrame = () => 0;
+const later = window.setTimeout;
+window.setTimeout = (run, delay, ...given) => later(run, delay > 0 && delay < 500 ? 2000 : delay, ...given);
+"""
+"""A page that is painted long after the state of the server has come."""
+
+
+def test_a_state_that_comes_before_the_page_is_painted_is_shown(browser: Browser, url: str) -> None:
+    with browser.new_context() as context:
+        context.add_init_script(SLOW_PAINT)
+        page = context.new_page()
+        page.goto(url)
+        is_ready(page)
+
+
 @pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("view", VIEWS)
 def test_nothing_shuts_anybody_out(browser: Browser, url: str, view: str, colours: str) -> None:

@@ -1,6 +1,6 @@
 // The page: its head, its views, and what it says while there is nothing to show.
 
-import { html, render, useEffect, useRef, useState } from "./vendor/preact.js";
+import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./vendor/preact.js";
 import { connect, listen, live } from "./live.js";
 import { Card, KeyForm } from "./parts.js";
 import { key, useKey } from "./session.js";
@@ -62,8 +62,9 @@ function App() {
   const [, changed] = useState(0);
   const [hash, setHash] = useState(location.hash);
   const main = useRef(null);
-  useEffect(() => listen(() => changed((before) => before + 1)), []);
-  useEffect(() => {
+  // Before the page is painted: a state that comes sooner than its listener is never shown if no other follows.
+  useLayoutEffect(() => listen(() => changed((before) => before + 1)), []);
+  useLayoutEffect(() => {
     const moved = () => {
       setHash(location.hash);
       main.current?.focus({ preventScroll: true });
