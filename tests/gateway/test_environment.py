@@ -24,3 +24,15 @@ def test_packages_that_only_the_server_needs_are_left_out(
     packages = environment.__wrapped__(None)["packages"]
     assert {"nnsight", "torch"} <= packages.keys()
     assert not {"redis", "uvicorn", "ndif"} & packages.keys()
+
+
+def test_a_name_that_several_packages_share_has_no_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, imported in (("one", "shared"), ("another", "shared"), ("third", "alone")):
+        described = tmp_path / f"{name}-1.0.dist-info"
+        described.mkdir()
+        (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (described / "top_level.txt").write_text(f"{imported}\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert environment.__wrapped__(None)["packages"] == {"alone": "1.0"}

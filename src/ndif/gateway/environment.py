@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib.metadata import Distribution, distributions
+from itertools import chain
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -24,7 +26,8 @@ _EXTRA = "server"
 def environment(runtime: Runtime | None) -> dict[str, Any]:
     """Return Python's and the packages' versions of a runtime; of this process without one.
 
-    Packages that the server alone needs are left out: no client has to have them.
+    Packages that the server alone needs are left out: no client has to have them. So are names that several
+    packages share.
     """
     overlay = [str(folder) for folder in runtime.path] if runtime is not None else []
     found: dict[str, Distribution] = {}
@@ -32,10 +35,16 @@ def environment(runtime: Runtime | None) -> dict[str, Any]:
         # The first one on the path is the one that is imported.
         found.setdefault(canonicalize_name(distribution.metadata["Name"]), distribution)
     unused = _required([NAME], found, _EXTRA) - _required(_FOR_BLOCKS, found)
-    packages: dict[str, str] = {}
-    for name, distribution in found.items():
-        if name not in unused:
-            packages |= dict.fromkeys(_import_names(distribution), distribution.version)
+    names = {name: _import_names(distribution) for name, distribution in found.items()}
+    # Several distributions share a namespace such as `google`: it has no version.
+    times = Counter(chain.from_iterable(names.values()))
+    packages = {
+        imported: distribution.version
+        for name, distribution in found.items()
+        if name not in unused
+        for imported in names[name]
+        if times[imported] == 1
+    }
     return {"python_version": sys.version, "packages": dict(sorted(packages.items()))}
 
 
