@@ -42,3 +42,18 @@ def test_models_have_their_names() -> None:
     named = {kind.name: kind for kind in OPERATIONS}
     for name in ("deploy", "evict", "scale", "restart"):
         assert told(named[name])[0][1] == "openai-community/gpt2"
+
+
+def test_what_failed_is_not_told_as_if_it_had_worked() -> None:
+    named = {kind.name: kind for kind in OPERATIONS}
+    outcome = {"repo_id": "a/b", "generation": "0.8", "replicas": [], "evicted": []}
+    deploy = parse_operation(named["deploy"], {"deployments": [{"repo_id": "a/b"}]})
+    answer = {"models": [{**outcome, "problem": "It is broken."}]}
+    (event,) = events_of(deploy, answer, "token", 1.0)
+    assert event.text == "Failed for nnsight 0.8: It is broken."
+    evict = parse_operation(named["evict"], {"model": "a/b"})
+    gone = {"model_key": "a/b", "replica_id": None}
+    (event,) = events_of(evict, {"evicted": [gone]}, "token", 1.0)
+    assert event.text == "No replica of it was there."
+    (event,) = events_of(evict, {"evicted": [gone, {**gone, "replica_id": "r1"}]}, "token", 1.0)
+    assert event.text == "1 replica off the devices."

@@ -165,6 +165,18 @@ def confirm(page: Page, verb: str) -> None:
     page.get_by_role("dialog").get_by_role("button", name=verb, exact=True).click()
 
 
+def test_whoever_deploys_reads_that_the_server_is_at_it(operated: Page) -> None:
+    page, held = operated, []
+    page.route("**/admin/deploy", lambda route: held.append(route))
+    page.get_by_label("Model", exact=True).fill("org/far-away")
+    page.get_by_role("button", name="Deploy").click()
+    at_it = page.get_by_text("Looking for org/far-away")
+    expect(at_it).to_be_visible()
+    held[0].fulfill(json={"models": [{"problem": "It is broken."}]})
+    expect(page.get_by_text("It is broken.")).to_be_visible()
+    expect(at_it).to_be_hidden()
+
+
 def test_a_model_is_deployed_and_evicted_while_one_looks(operated: Page) -> None:
     page = operated
     expect(page.get_by_text("No model is deployed.")).to_be_visible()

@@ -65,9 +65,10 @@ def _told_of(operation: Operation, answer: Answer) -> _Told:
             by_model: dict[str, int] = {}
             for each in answer["evicted"]:
                 name = _name(each["model_key"])
-                by_model[name] = by_model.get(name, 0) + 1
+                by_model[name] = by_model.get(name, 0) + (each["replica_id"] is not None)
             for name, count in by_model.items():
-                yield "evicted", name, f"{_replicas(count)} {to}."
+                text = f"{_replicas(count)} {to}." if count else "No replica of it was there."
+                yield "evicted", name, text
         case Kill():
             yield "killed", str(answer.get("request_id", operation.request_id)), "The job is ended."
         case KillKey(account=account):
@@ -105,8 +106,12 @@ def _told_of_keys(operation: AccountOperation, answer: Answer) -> _Told:
 
 def _outcomes(kind: Kind, answer: Answer) -> _Told:
     for each in answer["models"]:
-        text = f"{_replicas(len(each['replicas']))} for nnsight {each['generation']}."
-        yield kind, each["repo_id"], f"{text} {each['problem']}" if each["problem"] else text
+        if each["problem"] and not each["replicas"]:
+            text = f"Failed for nnsight {each['generation']}: {each['problem']}"
+        else:
+            text = f"{_replicas(len(each['replicas']))} for nnsight {each['generation']}."
+            text = f"{text} {each['problem']}" if each["problem"] else text
+        yield kind, each["repo_id"], text
         for name in dict.fromkeys(other["model"] for other in each["evicted"]):
             yield "evicted", _name(name), f"{each['repo_id']} took the place."
 

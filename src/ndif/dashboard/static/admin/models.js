@@ -20,12 +20,15 @@ function deployment(form) {
 }
 
 function DeployForm({ generations, actions }) {
+  const [asked, setAsked] = useState("");
   async function submit(event) {
     event.preventDefault();
     const form = event.currentTarget;
     const body = deployment(form);
     const { repo_id: name } = body.deployments[0];
+    setAsked(name);
     const answer = await actions.act("/admin/deploy", body, `${name} is being deployed.`);
+    setAsked("");
     if (answer !== null && !answer.models?.some((each) => each.problem)) form.reset();
   }
   return html`<${Card} title="Deploy a model" id="deploy"><form aria-labelledby="deploy-title" onSubmit=${submit}>
@@ -59,7 +62,8 @@ function DeployForm({ generations, actions }) {
         <div class="field"><${Tick} name="trust_remote_code" label="Run the repository's own code" /></div>
       </div>
     </details>
-    <p><button class="primary" disabled=${actions.busy}>Deploy</button></p>
+    <p><button class="primary" disabled=${actions.busy}>Deploy</button>
+      <span role="status">${asked && ` Looking for ${asked}, and how large it is…`}</span></p>
   </form></${Card}>`;
 }
 
