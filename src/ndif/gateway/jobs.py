@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeVar
 
 from pydantic import ValidationError
@@ -34,8 +34,6 @@ _MAX_QUOTED = 100
 """Characters of a client's text that an answer repeats."""
 _AT_ONCE = 16
 """Stored responses that are read at once."""
-_MOST_ENDS = 10_000
-"""Completed jobs of which it is remembered if they were polled for."""
 _PIECE = 1 << 20
 """Bytes of a result that are in memory at once."""
 
@@ -120,15 +118,13 @@ _CANCEL = Description(
 T = TypeVar("T", bound=Operation)
 
 
-@dataclass
+@dataclass(frozen=True)
 class JobRoutes:
     """Answers with the jobs of the caller alone and their results, and ends one of them."""
 
     accounts: Accounts
     perform: Perform
     store: ObjectStore
-    _ends: dict[str, bool] = field(default_factory=dict, init=False)
-    """Jobs that have completed, the latest asked for last, and if they were polled for: that is final."""
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -212,17 +208,14 @@ class JobRoutes:
 
     async def _stored(self, ids: Sequence[str]) -> set[str] | None:
         """Return those of the completed jobs that were polled for; None while the store is away."""
-        unknown = [each for each in ids if each not in self._ends]
-        for start in range(0, len(unknown), _AT_ONCE):
-            some = unknown[start : start + _AT_ONCE]
+        found: set[str] = set()
+        for start in range(0, len(ids), _AT_ONCE):
+            some = ids[start : start + _AT_ONCE]
             try:
                 ends = await asyncio.gather(*(self.store.get(end_key(each)) for each in some))
             except ObjectStoreError:
                 return None
-            self._ends.update((each, bool(end)) for each, end in zip(some, ends, strict=True))
-        found = {each for each in ids if self._ends[each]}
-        for oldest in list(self._ends)[: max(0, len(self._ends) - _MOST_ENDS)]:
-            del self._ends[oldest]
+            found.update(each for each, end in zip(some, ends, strict=True) if end)
         return found
 
     async def _known(self, http: Request) -> Account:
