@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import zstandard
-
 from ndif.config.settings import Settings
 from ndif.control.operations import Answer, GetJobs, GetTrace, GetUsage, Kill, Operation
 from ndif.dashboard.dashboard import Dashboard
@@ -26,23 +24,12 @@ from ndif.host.runtimes import Runtimes
 from ndif.schema.deployment import OperationError
 from ndif.stores.accounts import FileAccounts
 from ndif.stores.broker import MemoryBroker
-from ndif.stores.objects import FileStore
-from ndif.stores.objects.port import end_key, result_key
-from ndif.stores.responder import StoredResponse
 from tests.serving import serving
 
 GIB = 1024**3
 KEY = "the-key-of-ada"
 USER = "ada@example.org"
-RUNNING, WAITING, DONE, FETCHED, FAILED = (
-    f"{n}d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21" for n in range(1, 6)
-)
-RESULT = b"PK\x03\x04" + bytes(3_000_000)
-"""The result of `DONE`, as `torch.save` may have written it."""
-ERROR = """Traceback (most recent call last):
-  File "trace.py", line 4, in <module>
-    first = model.transformer.h[12].output.save()
-IndexError: <b>12</b> is not the index of a block"""
+RUNNING, WAITING, DONE = (f"{n}d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21" for n in (1, 2, 3))
 _STEP_S = 300.0
 
 
@@ -311,7 +298,7 @@ def own_jobs(now: float) -> list[dict[str, Any]]:
         jobs.append(
             {
                 **shared,
-                "id": DONE if index == 0 else FETCHED,
+                "id": DONE if index == 0 else f"4{DONE[1:]}",
                 "model": name,
                 "status": "COMPLETED",
                 "received": received,
@@ -321,7 +308,7 @@ def own_jobs(now: float) -> list[dict[str, Any]]:
                 "result_bytes": size,
             }
         )
-    jobs.append({**jobs[-1], "id": FAILED, "status": "ERROR", "result_bytes": 0})
+    jobs.append({**jobs[-1], "id": f"5{DONE[1:]}", "status": "ERROR", "result_bytes": 0})
     return jobs
 
 
@@ -337,7 +324,6 @@ def trace_of(job: dict[str, Any]) -> Answer:
         ("running", "replica", 1.24, 1.6),
         ("load", "runner", 1.25, 1.3),
         ("execute", "runner", 1.3, 1.55),
-        ("pack", "runner", 1.55, 1.5501),
         ("store", "replica", 1.55, 1.6),
         ("deliver", "queue", 1.6, 1.63),
     )
@@ -410,28 +396,11 @@ class Laboratory:
                 (job,) = (job for job in self.jobs if job["id"] == request_id)
                 if job["ended"] is not None:
                     raise OperationError(404, "No such job of yours waits or runs here.")
-                job.update(
-                    status="CANCELLED", ended=time.time(), position=None, expected_start_s=None
-                )
+                job.update(status="ERROR", ended=time.time(), position=None, expected_start_s=None)
                 self.killed.append(request_id)
                 self.change()
                 return {"killed": True, "request_id": request_id}
         raise AssertionError(operation)
-
-
-def stored(folder: Path) -> FileStore:
-    """A store of what one job that completed, and one that failed, left for their user."""
-    store = FileStore(folder / "stored", 3600)
-    ends = {
-        DONE: {"id": DONE, "status": "COMPLETED", "description": "", "data": "https://elsewhere/"},
-        FAILED: {"id": FAILED, "status": "ERROR", "description": ERROR},
-    }
-    contents = {end_key(each): StoredResponse(end, USER).encode() for each, end in ends.items()}
-    contents[result_key(DONE)] = zstandard.ZstdCompressor().compress(RESULT)
-    for key, content in contents.items():
-        store.path(key).parent.mkdir(exist_ok=True)
-        store.path(key).write_bytes(content)
-    return store
 
 
 @contextlib.contextmanager
@@ -446,7 +415,7 @@ def served(server: Laboratory, folder: Path, mode: str = "public") -> Iterator[s
         settings, accounts, Runtimes(folder), server.next, host="127.0.0.1", places=True
     )
     app = create_app(
-        [*dashboard.routes(), *JobRoutes(accounts, server.perform, stored(folder)).routes()],
+        [*dashboard.routes(), *JobRoutes(accounts, server.perform).routes()],
         SocketIoSubscriptions(MemoryBroker(), OpenChannels(settings), settings),
         HfMirror(share_weights=False),
         None,  # type: ignore[arg-type]

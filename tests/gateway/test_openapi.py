@@ -107,7 +107,6 @@ def test_every_route_is_described_and_nothing_else_is(
     assert {
         ("GET", "/requests"),
         ("GET", "/requests/{id}"),
-        ("GET", "/requests/{id}/result"),
         ("GET", "/usage"),
         ("DELETE", "/request/{id}"),
     } < there
@@ -267,10 +266,6 @@ def test_the_answers_of_a_server_are_as_they_are_described(
         jobs = holds(described, "/requests", http.get("/requests?limit=1"))["requests"]
         assert [job["id"] for job in jobs] == [received["id"]]
         assert jobs[0].keys() == example(described, "/requests")["requests"][1].keys()
-        assert jobs[0]["stored"] is True
-        plain = http.get(f"/requests/{received['id']}/result")
-        assert plain.status_code == 200
-        holds(described, "/requests/{id}/result", plain)
         trace = holds(
             described, "/requests/{id}", http.get(f"/requests/{received['id']}", headers={})
         )
@@ -299,9 +294,6 @@ def test_the_answers_of_a_server_are_as_they_are_described(
             "/response/{id}": http.get("/response/nobody"),
             "/results/{id}": http.get(f"/results/{received['id']}"),
             "/requests/{id}": http.get("/requests/0d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21"),
-            "/requests/{id}/result": http.get(
-                "/requests/0d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21/result"
-            ),
             "/request": http.post("/request"),
             "/env": http.get("/env?generation=0.1"),
             "/models/{repo_id}": http.get("/models/no/model"),

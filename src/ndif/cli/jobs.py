@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -93,7 +92,10 @@ def cancel(server: ServerClient, as_json: bool, job_id: str) -> None:
 )
 @as_user
 def result(server: ServerClient, as_json: bool, job_id: str, output: Path) -> None:
-    """Download the result of a job that was sent with blocking=False, as a file that `torch.load` reads."""
+    """Download the result of a job that was sent with blocking=False.
+
+    The file is what nnsight's client downloads: `torch.load` reads it, after zstd if it is compressed.
+    """
     found = whole_id(server, job_id)
     response = server.get(f"/response/{found}")
     if response["status"] != "COMPLETED":
@@ -123,33 +125,20 @@ def whole_id(server: ServerClient, job_id: str) -> str:
 
 
 def _download(url: str, output: Path) -> int:
-    """Write the result at an address to a file, decompressed, whole or not at all; return its size."""
+    """Write what is at an address to a file, whole or not at all; return its size."""
     import httpx
-    import zstandard
-
-    from ndif.schema.plain_result import is_compressed
 
     part = output.with_name(f"{output.name}.part")
     try:
         with httpx.stream("GET", url, timeout=60) as answer, part.open("wb") as file:
             if answer.is_error:
                 raise CommandError(f"The result cannot be fetched (HTTP {answer.status_code}).")
-            pieces = answer.iter_raw(_CHUNK)
-            first = next(pieces, b"")
-            # Results are mostly compressed.
-            target = (
-                zstandard.ZstdDecompressor().stream_writer(file, closefd=False)
-                if is_compressed(first)
-                else file
-            )
-            for piece in itertools.chain([first], pieces):
-                target.write(piece)
+            for chunk in answer.iter_raw(_CHUNK):
+                file.write(chunk)
         size = part.stat().st_size
         part.replace(output)
     except httpx.HTTPError as error:
         raise NoServerError(f"The result cannot be fetched from {url}: {error}.") from error
-    except zstandard.ZstdError as error:
-        raise CommandError(f"The result is damaged: {error}.") from error
     except OSError as error:
         raise CommandError(f"{output} cannot be written: {error.strerror}.") from error
     finally:

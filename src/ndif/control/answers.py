@@ -399,8 +399,8 @@ class OwnJob(BaseModel):
     model: str
     """Repository, and the revision behind an `@` where one was named."""
     generation: str
-    status: Status | Literal["CANCELLED", "ENDED"]
-    """CANCELLED: its user has ended it. ENDED: the process that ran it is gone."""
+    status: Status | Literal["ENDED"]
+    """ENDED: the process that ran it is gone."""
     received: float | None
     dispatched: float | None
     """Unix time at which it was sent to a replica; null if it never was."""
@@ -480,15 +480,15 @@ class OwnTrace(BaseModel):
     model: str
     """Repository, and the revision behind an `@` where one was named."""
     generation: str
-    status: Status | Literal["CANCELLED", "ENDED"]
-    """CANCELLED: its user has ended it. ENDED: the process that ran it is gone."""
+    status: Status | Literal["ENDED"]
+    """ENDED: the process that ran it is gone."""
     received: float
     ended: float | None
     """Null for a job that waits or runs."""
     traceparent: str
     """The trace of which the client's request was a part, as W3C Trace Context has it; empty for none."""
     steps: list[TraceStep]
-    """In the order of their beginning; those that began at once in the order in which a job takes them."""
+    """In the order of their beginning."""
 
 
 OWN_TRACE: dict[str, Any] = {

@@ -40,7 +40,7 @@ from ndif.placement.replica import DeploymentLevel
 from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.schema.deployment import DeploymentConfig, Generation, OperationError
 from ndif.schema.deployment_file import AsInFile, DeploymentFileError, from_value, to_entry
-from ndif.schema.job_record import BY_USER, JobRecord
+from ndif.schema.job_record import JobRecord
 from ndif.schema.model_key import Variant
 from ndif.stores.broker import BrokerError
 from ndif.stores.objects import ObjectStoreError
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from ndif.alerts.watch import Alerts
 
 _KILLED = "The server's operator has ended this job."
+_CANCELLED = "You have ended this job."
 _STILL_COME_S = 600.0
 """Seconds in which a request of a revoked key may still come: a gateway knows the key for some of them."""
 _REVOKED = "This job is ended: its API key was revoked. Ask the server's operator for another."
@@ -424,7 +425,7 @@ class Kill(Operation):
             raise OperationError(
                 404, f"No job {self.request_id[:_MAX_QUOTED]!r} of yours waits or runs here."
             )
-        reason = _KILLED if self.user is None else BY_USER
+        reason = _KILLED if self.user is None else _CANCELLED
         if not await control.dispatcher.cancel(request_id, reason):
             if request_id in held:
                 raise OperationError(404, f"Request {request_id} has ended by itself before that.")

@@ -53,30 +53,18 @@ class JobUpdate(BaseModel):
     """With COMPLETED, what the run cost: `execution_time` in seconds, `peak_memory` in bytes."""
 
 
-class ListedJob(OwnJob):
-    """A job of the caller."""
-
-    stored: bool | None = None
-    """True for an ended job whose result can be downloaded; null while the store cannot be reached."""
-
-
 class OwnJobs(BaseModel):
     """The caller's unfinished jobs, the newest first, and those that ended last."""
 
-    model_config = _with(
-        {"requests": [job if job["ended"] is None else {**job, "stored": True} for job in OWN_JOBS]}
-    )
+    model_config = _with({"requests": OWN_JOBS})
 
-    requests: list[ListedJob]
+    requests: list[OwnJob]
 
 
 class OwnTraceAnswer(OwnTrace):
     """The steps of a job of the caller."""
 
-    model_config = _with({**OWN_TRACE, "error": None})
-
-    error: str | None
-    """Error of a failed job that was polled for, with its traceback; null for others."""
+    model_config = _with(OWN_TRACE)
 
 
 class Cancelled(BaseModel):

@@ -1,41 +1,29 @@
-"""A user's own jobs, their steps, errors and results, their end, and what they add up to."""
+"""A user's own jobs: `GET /requests`, `GET /requests/{id}`, `DELETE /request/{id}` and `GET /usage`."""
 
 from __future__ import annotations
 
-import asyncio
 import re
-import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
-from ndif.config.units import format_duration
 from ndif.control.answers import Usage
 from ndif.control.operations import GetJobs, GetTrace, GetUsage, Kill, Operation, Perform
 from ndif.errors import problems
 from ndif.gateway.answers import JOB_ID, Cancelled, OwnJobs, OwnTraceAnswer
 from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
-from ndif.gateway.openapi import BYTES, Answer, ApiRoute, Content, Description, Parameter, answer
+from ndif.gateway.openapi import ApiRoute, Description, Parameter, answer
 from ndif.gateway.results import job_id_of
-from ndif.schema.plain_result import plain
-from ndif.schema.status import Status
 from ndif.stores.accounts import Account, Accounts
-from ndif.stores.objects import ObjectStore, ObjectStoreError
-from ndif.stores.objects.port import end_key, result_key
-from ndif.stores.responder import StoredResponse, last_response
 
 _MAX_QUOTED = 100
 """Characters of a client's text that an answer repeats."""
-_AT_ONCE = 16
-"""Stored responses that are read at once."""
-_PIECE = 1 << 20
-"""Bytes of a result that are in memory at once."""
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _REFUSALS = {
@@ -92,16 +80,6 @@ _TRACE = Description(
     refusals={**_REFUSALS, 404: "The caller has no such job, or its record is no longer kept."},
     needs="key",
 )
-_RESULT = Description(
-    "jobs",
-    "Download the result of a job of one's own",
-    {200: Answer("The result, as `torch.save` wrote it.", {BYTES: Content({})})},
-    "Results of jobs that were sent with `blocking=False` are stored. Other than at the address that comes "
-    "with COMPLETED, the bytes are never compressed: `torch.load` reads them.",
-    parameters=(Parameter("id", "path", "The job's id.", JOB_ID),),
-    refusals={**_REFUSALS, 404: "The caller has no such job, or its result is not stored."},
-    needs="key",
-)
 _CANCEL = Description(
     "jobs",
     "End a job of one's own",
@@ -120,18 +98,16 @@ T = TypeVar("T", bound=Operation)
 
 @dataclass(frozen=True)
 class JobRoutes:
-    """Answers with the jobs of the caller alone and their results, and ends one of them."""
+    """Answers with the jobs of the caller alone, and ends one of them."""
 
     accounts: Accounts
     perform: Perform
-    store: ObjectStore
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
         return [
             ApiRoute("/requests", self.requests, _REQUESTS),
             ApiRoute("/requests/{id}", self.trace, _TRACE),
-            ApiRoute("/requests/{id}/result", self.result, _RESULT),
             ApiRoute("/usage", self.usage, _USAGE),
             ApiRoute("/request/{id}", self.cancel, _CANCEL, "DELETE"),
         ]
@@ -146,41 +122,14 @@ class JobRoutes:
         jobs = [
             {name: value for name, value in job.items() if name != "user"} for job in answer["jobs"]
         ]
-        stored = await self._stored(
-            [job["id"] for job in jobs if _may_be_stored(job, self.store.ttl_s, time.time())]
-        )
-        for job in jobs:
-            if job["ended"] is not None:
-                job["stored"] = None if stored is None else job["id"] in stored
         return JSONResponse({"requests": jobs})
 
     async def trace(self, http: Request) -> Response:
-        """Answer with the steps of one of the caller's jobs, and with the error of one that failed."""
-        found = await self._own(http)
-        kept = await self._last_response(found)
-        found["error"] = None
-        if kept is not None and kept.status is Status.ERROR:
-            found["error"] = kept.fields["description"]
+        """Answer with the steps of one of the caller's jobs."""
+        account = await self._known(http)
+        found = await self.perform(GetTrace(job_id=job_id_of(http), user=account.user))
         del found["user"]
         return JSONResponse(found)
-
-    async def result(self, http: Request) -> Response:
-        """Answer with the result of one of the caller's jobs, which may take any time and little memory."""
-        found = await self._own(http)
-        kept = await self._last_response(found)
-        file = None
-        if kept is not None and kept.status is Status.COMPLETED:
-            file = await self.store.open(result_key(found["id"]))
-        if file is None:
-            raise HttpError(
-                404,
-                f"The result of this job is not stored: those of jobs sent with blocking=False are, for "
-                f"{format_duration(self.store.ttl_s)}.",
-            )
-        name = f'attachment; filename="{found["id"]}.pt"'
-        return StreamingResponse(
-            _pieces(file), media_type=BYTES, headers={"Content-Disposition": name}
-        )
 
     async def usage(self, http: Request) -> Response:
         """Answer with the sums of the caller's jobs that have ended, by model or by day."""
@@ -195,29 +144,6 @@ class JobRoutes:
         await self.perform(Kill(request_id=job_id_of(http), user=account.user))
         return JSONResponse({"cancelled": True, "id": job_id_of(http)})
 
-    async def _own(self, http: Request) -> dict[str, Any]:
-        """Return the trace of the job in the path, which has to be the caller's."""
-        account = await self._known(http)
-        return await self.perform(GetTrace(job_id=job_id_of(http), user=account.user))
-
-    async def _last_response(self, trace: Mapping[str, Any]) -> StoredResponse | None:
-        """Return what is stored for the client of a job, if that polls and the job is its user's."""
-        kept = await last_response(self.store, trace["id"])
-        # A job of a user without a key has none with its response.
-        return kept if kept is not None and kept.user in ("", trace["user"]) else None
-
-    async def _stored(self, ids: Sequence[str]) -> set[str] | None:
-        """Return those of the completed jobs that were polled for; None while the store is away."""
-        found: set[str] = set()
-        for start in range(0, len(ids), _AT_ONCE):
-            some = ids[start : start + _AT_ONCE]
-            try:
-                ends = await asyncio.gather(*(self.store.get(end_key(each)) for each in some))
-            except ObjectStoreError:
-                return None
-            found.update(each for each, end in zip(some, ends, strict=True) if end)
-        return found
-
     async def _known(self, http: Request) -> Account:
         """Return the caller's account, if it is one that nobody else can have."""
         caller = caller_of(http)
@@ -230,22 +156,6 @@ class JobRoutes:
                 "GET /response/ID.",
             )
         return account
-
-
-def _may_be_stored(job: Mapping[str, Any], ttl_s: float, now: float) -> bool:
-    """Return True for a completed job whose result has not expired."""
-    if job["status"] != Status.COMPLETED.value:
-        return False
-    ended: float = job["ended"]
-    return ended + ttl_s > now
-
-
-async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
-    """Yield a stored result, decompressed, and close its file."""
-    with file:
-        result = plain(file)
-        while piece := await asyncio.to_thread(result.read, _PIECE):
-            yield piece
 
 
 def _asked(kind: type[T], fields: Mapping[str, Any]) -> T:

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ndif.host.port import EndedError, ModelActor, ReplicaEvictedError, ReplicaLostError
-from ndif.schema.job_record import BY_USER, JobRecord
+from ndif.schema.job_record import JobRecord
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
@@ -658,7 +658,7 @@ def _record_of(life: _Life, response: Response | None, now: float) -> JobRecord:
         key=request.key,
         model=request.model.label,
         generation=request.generation,
-        status=_status_of(response),
+        status="ENDED" if response is None else response.status.value,
         received=request.received,
         dispatched=life.dispatched,
         ended=now,
@@ -667,15 +667,6 @@ def _record_of(life: _Life, response: Response | None, now: float) -> JobRecord:
         steps=life.steps.all,
         traceparent=request.traceparent,
     )
-
-
-def _status_of(response: Response | None) -> str:
-    """Return the status that a job's record has, by its last response."""
-    if response is None:
-        return "ENDED"
-    if response.status is Status.ERROR and response.description == BY_USER:
-        return "CANCELLED"
-    return response.status.value
 
 
 def _describe(record: JobRecord) -> str:

@@ -8,9 +8,6 @@ from typing import Any
 
 from ndif.schema.step import Step, steps_from
 
-BY_USER = "You have ended this job."
-"""Description of the end of a job that its user cancelled."""
-
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
@@ -25,7 +22,7 @@ class JobRecord:
     """Repository, and the revision behind an `@` where one was named."""
     generation: str
     status: str
-    """COMPLETED or ERROR; CANCELLED by its user; ENDED where the process that ran it is gone."""
+    """COMPLETED or ERROR; ENDED where the process that ran it is gone."""
     received: float
     """Unix seconds, as all times here."""
     dispatched: float | None

@@ -4,13 +4,12 @@ import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact.js";
 import { ago, bytes, duration, plural } from "./format.js";
 import { connect } from "./live.js";
 import { Card, Empty, JobState, KeyForm, useNow } from "./parts.js";
-import { Refused, ask, key, send } from "./session.js";
+import { ask, key } from "./session.js";
 import { Timeline } from "./timeline.js";
 import { Usage } from "./usage.js";
 
 const SHOWN = 50;
 const PAUSE_MS = 5000;
-const KEPT_MS = 60000; // that a result's address is valid in the page
 
 /** Jobs that have ended, read again once the unfinished ones change, and not more often than every 5 s. */
 function useEnded(unfinished) {
@@ -64,24 +63,24 @@ function Cancel({ job, tell }) {
 }
 
 function Download({ job, tell }) {
-  const [isBusy, setBusy] = useState(false);
   const click = async () => {
-    setBusy(true);
     try {
-      // A link cannot send the key. The browser writes what is large to its disk.
-      const answer = await send(`/requests/${encodeURIComponent(job.id)}/result`);
+      const { data } = await ask(`/response/${encodeURIComponent(job.id)}`);
+      if (typeof data !== "string" || !/^https?:\/\//.test(data)) {
+        tell("This job's result went to its client, and is not stored.");
+        return;
+      }
       const link = document.createElement("a");
-      link.href = URL.createObjectURL(await answer.blob());
+      link.href = data;
       link.download = `${job.id}.pt`;
       link.click();
-      setTimeout(() => URL.revokeObjectURL(link.href), KEPT_MS);
-      tell(`torch.load("${job.id}.pt") reads the file.`);
     } catch (error) {
-      tell(error instanceof Refused ? error.message : "The connection was lost before the whole result was here.");
+      tell(error.status === 404
+        ? "Only results of jobs that were sent with blocking=False are stored; this one went to its client."
+        : error.message);
     }
-    setBusy(false);
   };
-  return html`<button type="button" onClick=${click} disabled=${isBusy}>${isBusy ? "Loading…" : "Download"}</button>`;
+  return html`<button type="button" onClick=${click}>Download</button>`;
 }
 
 function timesOf(job, moment) {
@@ -107,7 +106,7 @@ function Row({ job, moment, open, toggle, tell }) {
       <td class="actions">
         <button type="button" aria-expanded=${isOpen} onClick=${() => toggle(isOpen ? "" : job.id)}>Timeline</button>
         ${job.ended === null && job.status !== "ENDING" && html`<${Cancel} job=${job} tell=${tell} />`}
-        ${job.stored && html`<${Download} job=${job} tell=${tell} />`}
+        ${job.status === "COMPLETED" && html`<${Download} job=${job} tell=${tell} />`}
       </td>
     </tr>
     ${isOpen && html`<tr class="below"><td colspan="6"><${Timeline} job=${job} /></td></tr>`}`;

@@ -1,22 +1,12 @@
 // The steps of one job, each as a bar over the time that it took.
 
 import { html, useEffect, useState } from "./vendor/preact.js";
-import { dayAndTime, duration } from "./format.js";
+import { clock, duration } from "./format.js";
 import { Empty } from "./parts.js";
 import { ask } from "./session.js";
 
 const AGAIN_MS = 5000;
 const PARTS = ["gateway", "queue", "replica", "runner"];
-
-/** The error of a failed job: its last line, and on demand all of it. */
-function Failure({ error }) {
-  const lines = error.trimEnd().split("\n");
-  return html`<div class="failure">
-    <p class="problem">${lines.at(-1)}</p>
-    ${lines.length > 1 && html`<details><summary>Traceback</summary><pre tabindex="0" role="group"
-      aria-label="Traceback">${error}</pre></details>`}
-  </div>`;
-}
 
 export function Timeline({ job }) {
   const [trace, setTrace] = useState(null);
@@ -43,14 +33,12 @@ export function Timeline({ job }) {
   }, [job.id, job.status]);
   if (sentence) return html`<p class="problem" role="alert">${sentence}</p>`;
   if (trace === null) return html`<${Empty}>Loading the steps…</${Empty}>`;
-  const failure = trace.error && html`<${Failure} error=${trace.error} />`;
-  if (!trace.steps.length) return html`${failure}<${Empty}>No steps of this job were recorded.</${Empty}>`;
+  if (!trace.steps.length) return html`<${Empty}>No steps of this job were recorded.</${Empty}>`;
   const first = Math.min(...trace.steps.map((step) => step.start));
   const last = Math.max(first + 0.001, ...trace.steps.map((step) => step.end));
   const share = (seconds) => `${(100 * seconds) / (last - first)}%`;
   return html`<div class="timeline">
-    ${failure}
-    <p class="note">${dayAndTime(first)}, ${duration(last - first)} in all${trace.ended === null ? " so far" : ""}. Job${" "}<code>${trace.id}</code></p>
+    <p class="note">${clock(first)}, ${duration(last - first)} in all${trace.ended === null ? " so far" : ""}. Job${" "}<code>${trace.id}</code></p>
     <table><caption class="off-screen">Steps of the job</caption>
       <thead><tr><th scope="col">Part</th><th scope="col">Step</th><th scope="col" class="number">Took</th>
         <th scope="col"><span class="off-screen">When</span></th></tr></thead>

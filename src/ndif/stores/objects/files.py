@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import mkstemp
-from typing import BinaryIO
 
 from ndif.schema.payload import Payload, PayloadFile
 from ndif.stores.disk import disk_problem, space_problem, sync
@@ -138,14 +137,6 @@ class FileStore:
         try:
             with _disk_errors():
                 return self.path(key).read_bytes()
-        except FileNotFoundError:
-            return None
-
-    async def open(self, key: str) -> BinaryIO | None:
-        """See `ObjectStore.open`."""
-        try:
-            with _disk_errors():
-                return self.path(key).open("rb")
         except FileNotFoundError:
             return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from ndif.schema.payload import Payload, PayloadFile
 from ndif.stores.objects.room import Room, RoomLimits, StoredObject
@@ -77,12 +77,6 @@ class ObjectStore(Protocol):
 
     async def get(self, key: str) -> bytes | None:
         """Return the content of `key`, or None if there is no such object."""
-
-    async def open(self, key: str) -> BinaryIO | None:
-        """Return the content of `key` as a file of this machine, open for reading; None if there is none.
-
-        An object of any size takes little memory. The file is the caller's to close.
-        """
 
     async def delete(self, key: str) -> None:
         """Delete the object `key`, if there is one."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryFile, gettempdir
-from typing import TYPE_CHECKING, BinaryIO
+from tempfile import gettempdir
+from typing import TYPE_CHECKING
 
 # obstore, in Rust: uploads memory in parts without a copy, retries each, and signs for any host.
 import obstore
@@ -46,7 +46,6 @@ _HOME_REGION = "us-east-1"
 """The only region that a request for a new bucket must not name."""
 _PART = 16 << 20
 _PARTS_AT_ONCE = 4
-_PIECE = 1 << 20
 _PATIENCE_S, _HURRIED_S = 60.0, 5.0
 _BUCKET_S = 30.0
 _LONGEST_SIGNATURE_S = 7 * 86_400
@@ -293,26 +292,6 @@ class S3Store:
             if looks_again:
                 await asyncio.sleep(_REPLACING_S)
         return None
-
-    async def open(self, key: str) -> BinaryIO | None:
-        """See `ObjectStore.open`. The object is copied into a file without a name."""
-        if not is_key(key):
-            return None
-        with self._errors():
-            try:
-                found = await obstore.get_async(self._hurried, key)
-            except FileNotFoundError:
-                return None
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file: BinaryIO = TemporaryFile(dir=self.folder)  # noqa: SIM115 - the caller closes it
-            try:
-                async for piece in found.stream(min_chunk_size=_PIECE):
-                    await asyncio.to_thread(file.write, piece)
-                file.seek(0)
-            except BaseException:
-                file.close()
-                raise
-        return file
 
     async def delete(self, key: str) -> None:
         """See `ObjectStore.delete`."""
