@@ -57,9 +57,14 @@ class Neighbours:
 
     def _is_ours(self, path: str, parent: int, flags: int) -> bool:
         """Return True for a kernel's thread, a process with the mark, and a child of such a one."""
-        if flags & _PF_KTHREAD or self._mark in Path(path, "environ").read_bytes():
+        if flags & _PF_KTHREAD:
             return True
-        return any(is_ours for (pid, _), is_ours in self._ours.items() if pid == parent)
+        if any(is_ours for (pid, _), is_ours in self._ours.items() if pid == parent):
+            return True
+        try:
+            return self._mark in Path(path, "environ").read_bytes()
+        except PermissionError:  # another user's
+            return False
 
 
 @dataclass

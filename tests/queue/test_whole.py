@@ -1601,13 +1601,14 @@ def test_a_replica_that_did_not_load_is_not_said_to_be_there(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("cold", [False, True])
-def test_a_model_that_did_not_load_is_forgotten_when_it_is_evicted(
+def test_a_model_that_could_not_be_measured_is_forgotten_when_it_is_evicted(
     tmp_path: Path, cold: bool
 ) -> None:
     async def main() -> None:
         config = DeploymentConfig("a/a", "a/a")
-        async with World(tmp_path, {"a/a": 40}, broken=frozenset({"a/a"})) as world:
+        async with World(tmp_path, {"a/a": 40}) as world:
             world.keep_up()
+            world.missing = "0.8"
             await world.operations.deploy([config], None, wait=True, sync=False)
             assert len((await world.operations.status())["problems"]) == 1
             (gone,) = await world.operations.evict("a/a", None, cold=cold)
@@ -1618,8 +1619,28 @@ def test_a_model_that_did_not_load_is_forgotten_when_it_is_evicted(
             with pytest.raises(OperationError, match="a/a"):
                 await world.operations.evict("a/a", None, cold=cold)
             # It was no ban.
+            world.missing = ""
             (told,) = await world.operations.deploy([config], None, wait=True, sync=False)
-            assert "it is broken" in told["problem"]
+            assert told["problem"] is None
+
+    run(main())
+
+
+def test_a_model_that_did_not_load_keeps_its_settings_when_it_is_evicted(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a", padding_bytes=3)
+        async with World(tmp_path, {"a/a": 40}, broken=frozenset({"a/a"})) as world:
+            world.keep_up()
+            await world.operations.deploy([config], None, wait=True, sync=False)
+            assert len((await world.operations.status())["problems"]) == 1
+            (gone,) = await world.operations.evict("a/a", None, cold=True)
+            assert gone["replica_id"] is None
+            await asyncio.sleep(60)
+            status = await world.operations.status()
+            assert status["problems"] == []
+            assert [each["repo_id"] for each in status["models"]] == ["a/a"]
+            (model,) = world.controller.models
+            assert model.config.padding_bytes == 3
 
     run(main())
 

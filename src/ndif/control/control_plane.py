@@ -139,10 +139,10 @@ class ControlPlane:
             if await processor.fail_waiting(_EVICTED.format(model.config.repo_id)):
                 unplaced.add(str(processor.variant))
         variants = [processor.variant for processor in processors]
-        if not any(replica.model is model for replica in self.controller.replicas()):
-            # Nothing is left of a model that could not be loaded: it is forgotten with the reason.
-            unplaced |= {str(Variant(model.key, generation)) for generation in model.problems}
-            model.on_demand = model.on_demand or bool(model.problems)
+        unplaced |= {str(Variant(model.key, generation)) for generation in model.problems}
+        if model.problems and model.parameters is None and model.scheduled is None:
+            # There was never anything of it: it is forgotten with the reason.
+            model.on_demand = True
         model.problems.clear()
         evicted = self.controller.evict(variants, cold=cold)
         unplaced -= {model_key for model_key, _ in evicted}
