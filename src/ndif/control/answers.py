@@ -354,12 +354,23 @@ class ReplicaKey(BaseModel):
     replica_id: str
 
 
+class EvictedKey(BaseModel):
+    """One replica that was evicted, or a model of which none was there yet."""
+
+    model_config = _with()
+
+    model_key: str
+    """The model's key, `@` and the nnsight generation."""
+    replica_id: str | None
+    """Null for a model that was on its way, or did not load."""
+
+
 class Evicted(BaseModel):
     """Replicas that were taken off their devices."""
 
     model_config = _with({"evicted": [_REPLICA_KEY]})
 
-    evicted: list[ReplicaKey]
+    evicted: list[EvictedKey]
     scheduled: list[str] = []
     """With `all`: models that the calendar keeps."""
 
