@@ -75,6 +75,10 @@ def test_a_job_is_seen_as_it_runs_and_is_ended_on_the_page(
         page.get_by_role("button", name="Use key").click()
         expect(page.locator("#models tr", has_text=NAME)).to_contain_text("serving")
         client.run("scenario_a_result_is_left")
+        page.get_by_role("link", name="My jobs").click()
+        # Else the page may still show this one as running when the next one does.
+        expect(page.locator("#jobs tr", has_text="completed")).to_be_visible()
+        page.get_by_role("link", name="Overview").click()
         running = pool.submit(client.run, "scenario_a_job_runs_until_somebody_ends_it")
         queue = page.locator("#queues tr", has_text=NAME)
         expect(queue.locator("td").first).to_have_text("1")

@@ -14,7 +14,7 @@ from typing import Any
 
 WITHOUT = {
     "ndif.runtime.process.model_reset": ("ModelReset.__call__", lambda *_: None),
-    "ndif.runtime.process.runner": ("_seed", lambda: None),
+    "ndif.runtime.process.runner": ("_seed", lambda **_: None),
 }
 """The function that is replaced in each module, and the one in its place."""
 
