@@ -11,9 +11,7 @@ from typing import Protocol
 from bench.figures import Figure
 from bench.sampling import MARK
 from bench.servers.processes import CACHE, older_runtime
-from prepare_model import (
-    prepare,
-)  # an example; `bench.servers.processes` puts its folder on the path
+from prepare_model import prepare  # an example
 
 
 @dataclass(frozen=True)

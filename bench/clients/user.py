@@ -23,6 +23,7 @@ _BOUNDARY = "a-boundary"
 _TEXT, _BINARY, _PING, _PONG = 1, 2, 9, 10
 """Kinds of WebSocket frames (RFC 6455, section 5.2)."""
 _NO_MASK = bytes(4)
+_PING_EVERY_S = 0.02
 _KEPT_ALIVE_S = 3.0
 """Seconds after which the gateway closes an idle connection."""
 
@@ -73,6 +74,21 @@ async def answered(reader: asyncio.StreamReader) -> bytes:
     if not head.startswith(b"HTTP/1.1 200"):
         raise RuntimeError((head + body).decode())
     return body
+
+
+async def pings(port: int, count: int) -> list[float]:
+    """Return the seconds of each `/ping` from when it is due, also if another is held up then."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    took = []
+    due = time.perf_counter()
+    for _ in range(count):
+        due += _PING_EVERY_S
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        writer.write(get(port, "/ping"))
+        await answered(reader)
+        took.append(time.perf_counter() - due)
+    writer.close()
+    return took
 
 
 class User:

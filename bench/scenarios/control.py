@@ -14,7 +14,7 @@ from pathlib import Path
 
 import uvloop
 
-from bench.clients.user import User, answered, get, post
+from bench.clients.user import User, answered, get, pings, post
 from bench.figures import Figure
 from bench.sampling import Samples, in_turn_on_loop, quantile
 from bench.scenario import Site
@@ -30,7 +30,7 @@ _ACCEPTED, _PAUSE_S = 40, 0.01
 _LIVE, _POLLED = "live", "polled"
 _WAITING = 2000
 _PINGS = 500
-_PING_EVERY_S = 0.02
+_POLL_EVERY_S = 0.02
 
 
 async def sustained(users: list[User]) -> float:
@@ -94,11 +94,10 @@ async def accepting(user: User) -> Samples:
     )
 
 
-async def pings(port: int, api_key: str) -> list[float]:
+async def beside_polled_jobs(port: int, api_key: str) -> list[float]:
     """Return the sorted seconds of `/ping` while many polled jobs wait, some of which are polled."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     polls, asks = await asyncio.open_connection("127.0.0.1", port)
-    took: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         tell = Path(folder) / "running"
         busy, jobs = json.dumps({"tell": str(tell)}).encode(), list[str]()
@@ -110,17 +109,10 @@ async def pings(port: int, api_key: str) -> list[float]:
             for job in jobs * 100:
                 asks.write(get(port, f"/response/{job}", api_key))
                 await answered(polls)
-                await asyncio.sleep(_PING_EVERY_S)
+                await asyncio.sleep(_POLL_EVERY_S)
 
         polling = asyncio.create_task(poll())
-        due = time.perf_counter()
-        for _ in range(_PINGS):
-            # One that comes while another is held up is held up as well.
-            due += _PING_EVERY_S
-            await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            writer.write(get(port, "/ping"))
-            await answered(reader)
-            took.append(time.perf_counter() - due)
+        took = await pings(port, _PINGS)
         polling.cancel()
     return sorted(took)
 
@@ -130,7 +122,7 @@ def measure(site: Site) -> Iterator[Figure]:
     with no_op_machine(site.environment) as machine:
         yield from uvloop.run(_measure(machine))
     with no_op_machine(site.environment) as machine:
-        pinged = uvloop.run(pings(machine.port, machine.key))
+        pinged = uvloop.run(beside_polled_jobs(machine.port, machine.key))
     p50, p99 = (quantile(pinged, part) * 1e3 for part in (0.5, 0.99))
     how = (
         f"{len(pinged)} pings while jobs are polled, p50 {p50:.1f}, most {pinged[-1] * 1e3:.1f} ms"

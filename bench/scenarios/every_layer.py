@@ -11,23 +11,16 @@ from operator import truediv
 
 from bench.figures import Figure
 from bench.scenario import Site
-from bench.servers.machine import TRUSTED, machine
-from bench.servers.processes import NAME
+from bench.servers.machine import SANDBOXED, TRUSTED, trusted_and_sandboxed
 from bench.traces import sample
 
-SANDBOXED = "sandboxed"
 _ROUNDS = 30
 
 
 def measure(site: Site) -> Iterator[Figure]:
     """Measure a trusted and a sandboxed user."""
-    models = {NAME: site.folder}
-    with machine(models, site.environment) as one, machine(models, site.environment) as other:
-        ways = {
-            TRUSTED: {"url": one.url, "key": one.keys[TRUSTED]},
-            SANDBOXED: {"url": other.url, "key": other.key},
-        }
-        samples = sample("every_layer", one.url, ways, rounds=_ROUNDS)
+    with trusted_and_sandboxed(site) as ways:
+        samples = sample("every_layer", ways[TRUSTED]["url"], ways, rounds=_ROUNDS)
     how = (
         f"{samples.median(SANDBOXED) * 1e3:.1f} / {samples.median(TRUSTED) * 1e3:.1f} ms; "
         f"{samples.said}"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import uvloop
 
-from bench.clients.user import User, answered, get, key_of
+from bench.clients.user import User, key_of, pings
 from bench.figures import Figure
 from bench.sampling import Samples, in_turn, quantile
 from bench.scenario import Site
@@ -29,7 +29,7 @@ _ROUNDS = 5
 _FEW, _MANY, _MODELS = 10, 10_000, 200
 _JOBS, _WARM_UP = 400, 100
 _OTHER_JOBS = 50
-_PINGS, _PING_EVERY_S = 250, 0.02
+_PINGS = 250
 _CLIENTS = 1000
 _LOOK_S = 0.005
 _OTHER = key_of("bench/nothing-1")
@@ -111,7 +111,7 @@ async def _in_state(machine: Machine, name: str, state: State, beside: Beside) -
         async with _held(machine) as release, _served(machine, state.waiting) as crowd:
             await crowd.until(lambda: crowd.sent >= state.waiting)
             if not state.idle:
-                beside.pings[name] += await _pings(machine.port)
+                beside.pings[name] += await pings(machine.port, _PINGS)
                 beside.others[name].append(await _another_job(User(machine.port, _OTHER, keys[0])))
             release()
             await crowd.until(lambda: len(crowd.ended) > _WARM_UP + _JOBS)
@@ -208,21 +208,6 @@ async def _idle(machine: Machine, count: int) -> AsyncIterator[None]:
         for task, user in zip(receiving, users, strict=True):
             task.cancel()
             user.close()
-
-
-async def _pings(port: int) -> list[float]:
-    """Return the seconds of each `/ping`, from when it is due, also if another is held up then."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    took = []
-    due = time.perf_counter()
-    for _ in range(_PINGS):
-        due += _PING_EVERY_S
-        await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        writer.write(get(port, "/ping"))
-        await answered(reader)
-        took.append(time.perf_counter() - due)
-    writer.close()
-    return took
 
 
 async def _another_job(user: User) -> float:

@@ -12,9 +12,7 @@ from operator import truediv
 from bench.figures import Figure
 from bench.sampling import Samples
 from bench.scenario import Site
-from bench.scenarios.every_layer import SANDBOXED
-from bench.servers.machine import TRUSTED, machine
-from bench.servers.processes import NAME
+from bench.servers.machine import SANDBOXED, TRUSTED, trusted_and_sandboxed
 from bench.traces import HERE, sample
 
 _ROUNDS = 10
@@ -23,19 +21,14 @@ _LIMITS = {"20 traces in a row": 1.1}
 
 def measure(site: Site) -> Iterator[Figure]:
     """Measure a trusted and a sandboxed user; for the generation, also the client's own process."""
-    models = {NAME: site.folder}
-    with machine(models, site.environment) as one, machine(models, site.environment) as other:
-        ways = {
-            TRUSTED: {"url": one.url, "key": one.keys[TRUSTED]},
-            SANDBOXED: {"url": other.url, "key": other.key},
-        }
+    with trusted_and_sandboxed(site) as ways:
         here = {HERE: {"folder": str(site.folder)}}
         for block, what, taken in (
             ("series", "20 traces in a row", ways),
             ("session", "a session of 20 traces", ways),
             ("generation", "64 tokens", ways | here),
         ):
-            samples = sample(block, one.url, taken, rounds=_ROUNDS, warm_up=1)
+            samples = sample(block, ways[TRUSTED]["url"], taken, rounds=_ROUNDS, warm_up=1)
             yield _ratio(what, samples, SANDBOXED, TRUSTED, _LIMITS.get(what))
             if HERE in taken:
                 yield _ratio(what, samples, SANDBOXED, HERE)

@@ -18,7 +18,8 @@ from typing import Any
 import httpx
 
 from bench.profiles import drawn
-from bench.servers.processes import NDIF
+from bench.scenario import Site
+from bench.servers.processes import NAME, NDIF
 from ndif.stores.accounts import Tier
 from ndif.stores.accounts.sql.database import Database
 from ndif.stores.accounts.sql.registry import SqlRegistry
@@ -151,3 +152,20 @@ async def _made_keys(database: str, users: Mapping[str, Tier | None]) -> dict[st
         }
     finally:
         await registry.close()
+
+
+SANDBOXED = "sandboxed"
+
+
+@contextlib.contextmanager
+def trusted_and_sandboxed(site: Site) -> Iterator[dict[str, dict[str, str]]]:
+    """Run two equal servers of the demo model; the value is the way of a trusted and of a sandboxed user.
+
+    A trusted job ends the sandboxed processes that wait beside it, so each user has a server.
+    """
+    models = {NAME: site.folder}
+    with machine(models, site.environment) as one, machine(models, site.environment) as other:
+        yield {
+            TRUSTED: {"url": one.url, "key": one.keys[TRUSTED]},
+            SANDBOXED: {"url": other.url, "key": other.key},
+        }
