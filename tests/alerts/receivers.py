@@ -40,11 +40,12 @@ def receiving(port: int = 0) -> Iterator[Receiver]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            # Read before the call is counted: who sees the count may change them for the next.
+            status, headers = receiver.status, dict(receiver.headers)
             receiver.asked += 1
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             assert self.headers["Content-Type"] == "application/json"
             assert self.path == "/services/a-secret?token=another-secret"
-            status = receiver.status
             if status == HANGS:
                 receiver.released.wait()
                 self.close_connection = True
@@ -53,7 +54,7 @@ def receiving(port: int = 0) -> Iterator[Receiver]:
                 receiver.taken.append(body)
                 receiver.arrived.append(time.monotonic())
             self.send_response(status)
-            for name, value in receiver.headers.items():
+            for name, value in headers.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", "0")
             self.end_headers()
