@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ndif.stores.rates import Rates, RatesAwayError
+from ndif.stores.rates import Rates, RatesAwayError, Windows
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
 
@@ -44,3 +44,22 @@ async def test_a_window_may_be_longer_than_a_minute(url: str) -> None:
 async def test_a_redis_that_is_away_is_said(redis: RedisServer) -> None:
     with pytest.raises(RatesAwayError):
         await Rates("redis://127.0.0.1:1").take("a", 20)
+
+
+def test_a_window_of_this_process_moves() -> None:
+    windows = Windows()
+    waits = [windows.take("a", 2, 60, now) for now in (1000.0, 1030.0, 1040.0, 1061.0, 1062.0)]
+    assert waits == [0, 0, 20, 0, 28]
+    # A limit that was lowered counts those that it would have refused.
+    assert windows.take("a", 1, 60, 1063.0) == 58
+    assert windows.take("a", 0, 60, 1063.0) == 60
+
+
+def test_names_that_send_no_more_are_forgotten() -> None:
+    windows = Windows()
+    for number in range(100):
+        windows.take(str(number), 2, 60, 1000.0)
+    windows.take("long", 2, 600, 1000.0)
+    windows.take("now", 2, 60, 1050.0)
+    windows.take("now", 2, 60, 1061.0)
+    assert windows.names() == ["long", "now"]

@@ -7,6 +7,7 @@ belongs to nobody, though the kernel then says that it is root's.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import socket
 from pathlib import Path
@@ -100,6 +101,7 @@ def _written(host: str) -> str:
     return "".join(f"{word:08X}" for (word,) in _WORD.iter_unpack(packed))
 
 
+@functools.cache
 def _overflow() -> int:
     try:
         return int(_OVERFLOW.read_text())

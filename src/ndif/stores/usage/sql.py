@@ -59,15 +59,15 @@ class UsageTables:
         records = {record.id: record for record in batch}
         rows = [record.as_fields() for record in records.values()]
         async with self._writing() as connection:
-            added_ = _insert(connection, JOBS).values(rows)
-            added_ = added_.on_conflict_do_nothing(index_elements=["id"]).returning(JOBS.c.id)
-            new = (await connection.execute(added_)).scalars().all()
+            added_ = _insert(connection, JOBS).on_conflict_do_nothing(index_elements=["id"])
+            new = (await connection.execute(added_.returning(JOBS.c.id), rows)).scalars().all()
             if new:
-                more = _insert(connection, USAGE).values(_sums(records[id_] for id_ in new))
+                more = _insert(connection, USAGE)
                 changed = {name: USAGE.c[name] + more.excluded[name] for name in _SUMMED}
                 place = ["user", "model", "day"]
                 await connection.execute(
-                    more.on_conflict_do_update(index_elements=place, set_=changed)
+                    more.on_conflict_do_update(index_elements=place, set_=changed),
+                    _sums(records[id_] for id_ in new),
                 )
 
     async def recent(self, user: str | None, limit: int) -> list[JobRecord]:
