@@ -66,7 +66,9 @@ class Rates:
             from limits.aio.storage import RedisStorage
             from limits.aio.strategies import MovingWindowRateLimiter
 
-            storage = RedisStorage(f"async+{self._url}", implementation="redispy", key_prefix="rate")
+            storage = RedisStorage(
+                f"async+{self._url}", implementation="redispy", key_prefix="rate"
+            )
             self._limiter = MovingWindowRateLimiter(storage)
         return self._limiter
 

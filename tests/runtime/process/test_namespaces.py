@@ -5,10 +5,19 @@ from __future__ import annotations
 import types
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndif.runtime.process.namespaces import _function_offsets, _has_list_words, _Lists, _Words
+from ndif.runtime.process.namespaces import (
+    _LIST,
+    _SET,
+    _function_offsets,
+    _is_known,
+    _Items,
+    _Layout,
+    _Words,
+)
 
 _OBJECTS = [object() for _ in range(8)]
 _SEVERAL = st.lists(st.lists(st.sampled_from(_OBJECTS), max_size=40), min_size=1, max_size=12)
@@ -20,6 +29,9 @@ _STEPS = st.lists(
     ),
     max_size=30,
 )
+
+
+_OF_SETS = ("add", "discard", "pop", "clear", "update")
 
 
 def change(found: list[Any], how: str, value: object) -> None:
@@ -36,8 +48,9 @@ def change(found: list[Any], how: str, value: object) -> None:
             found[len(found) // 2] = value
 
 
-def test_this_interpreter_shows_its_lists() -> None:
-    assert _has_list_words()
+def test_this_interpreter_shows_its_lists_and_sets() -> None:
+    assert _is_known(_LIST)
+    assert _is_known(_SET)
 
 
 @given(_SEVERAL, _STEPS)
@@ -45,7 +58,7 @@ def test_each_list_that_changed_is_found(
     lists: list[list[object]], steps: list[tuple[str, int, object]]
 ) -> None:
     kept = [list(each) for each in lists]
-    words = _Lists(lists)
+    words = _Items(lists, _LIST)
     assert words.changed() == []
     touched = set()
     for how, number, value in steps:
@@ -55,8 +68,35 @@ def test_each_list_that_changed_is_found(
         assert differ <= {*words.changed()} <= touched
 
 
-def test_no_lists() -> None:
-    assert _Lists([]).changed() == []
+@given(
+    st.lists(st.sets(st.integers(0, 300), max_size=200), min_size=1, max_size=8),
+    st.lists(st.tuples(st.integers(0, 7), st.sampled_from(_OF_SETS), st.integers(0, 300))),
+)
+def test_each_set_that_changed_is_found(
+    sets: list[set[int]], steps: list[tuple[int, str, int]]
+) -> None:
+    kept = [set(each) for each in sets]
+    words = _Items(sets, _SET)
+    assert words.changed() == []
+    touched = set()
+    for number, how, value in steps:
+        found = sets[number % len(sets)]
+        if how == "pop":
+            found and found.pop()
+        elif how == "clear":
+            found.clear()
+        elif how == "update":
+            found.update(range(value))
+        else:
+            getattr(found, how)(value)
+        touched.add(number % len(sets))
+        differ = {at for at, each in enumerate(sets) if each != kept[at]}
+        assert differ <= {*words.changed()} <= touched
+
+
+@pytest.mark.parametrize("layout", [_LIST, _SET])
+def test_none_of_a_kind(layout: _Layout) -> None:
+    assert _Items([], layout).changed() == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(("code", "defaults", "kwdefaults")))))

@@ -65,7 +65,8 @@ class Isolation:
         """Return the same for runners of several requests, with the namespaces that a reset restores."""
         from ndif.runtime.process.namespaces import Namespaces
 
-        return replace(self, namespaces=Namespaces())
+        # Under the policy no request can write to a function that is not its own.
+        return replace(self, namespaces=Namespaces(functions=self.policy is None))
 
     def moved(self, folder: Path, driver: DriverFiles) -> Isolation:
         """Return the same around a model whose weights have moved to other devices."""

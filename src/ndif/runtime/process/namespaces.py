@@ -24,9 +24,6 @@ _VERSION = 24
 CPython before 3.14 has versions; `_has_versions` tests for them.
 """
 
-_LIST_WORDS = (16, 24)
-"""Offsets in a list's memory of its size and of its items' address; `_has_list_words` tests for them."""
-
 _Container = list[Any] | set[Any] | collections.deque[Any]
 _CONTAINERS = (list, set, collections.deque)
 _NOT_INSTANCES = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
@@ -52,7 +49,9 @@ class Namespaces:
     all forks share the copies.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, functions: bool) -> None:
+        """Copy all; with `functions`, also record the code, defaults and attributes of each function."""
+        self._finds_functions = functions
         self._dicts: list[dict[Any, Any]] = []
         self._copies: list[dict[Any, Any]] = []
         self._owners: list[Any] = []
@@ -60,32 +59,34 @@ class Namespaces:
         self._containers: list[tuple[_Container, list[Any], str]] = []
         self._known: set[int] = set()
         self._modules = dict(sys.modules)
+        self._modules_version = Versions([sys.modules])
         # The collector finds nothing of what a fork server imported and froze, which a request can change.
         gc.unfreeze()
         self._add_all()
         for found, name in _of_codecs():
             self._add(found, name) if isinstance(found, dict) else self._add_container(found, name)
-        self._functions = _functions()
+        self._functions = _functions() if functions else []
         self._note_words()
 
     def _note_words(self) -> None:
         """Record the versions of dictionaries, and the code, defaults and attributes of functions."""
         self._function_parts = _Words(self._functions, _function_offsets())
         self._versions = Versions(self._dicts)
-        self._note_lists()
+        self._note_items()
 
-    def _note_lists(self) -> None:
-        """Record where the items of lists are."""
-        lists: list[list[Any]] = []
-        self._lists: list[int] = []
-        self._others: list[int] = []
+    def _note_items(self) -> None:
+        """Record where the items of containers are."""
+        of_kind: dict[type, list[int]] = {kind: [] for kind in _CONTAINERS}
         for at, (container, _, _) in enumerate(self._containers):
-            if isinstance(container, list):
-                self._lists.append(at)
-                lists.append(container)
-            else:
-                self._others.append(at)
-        self._list_words = _Lists(lists)
+            of_kind[type(container)].append(at)
+        self._deques = of_kind[collections.deque]
+        self._items = [
+            (
+                of_kind[layout.kind],
+                _Items([self._containers[at][0] for at in of_kind[layout.kind]], layout),
+            )
+            for layout in (_LIST, _SET)
+        ]
 
     def _add_all(self) -> None:
         """Add every module and class that is not copied yet, with its contents."""
@@ -132,7 +133,7 @@ class Namespaces:
                 container, _, name = self._containers[change.at]
                 self._containers[change.at] = (container, list(container), name)
         if any(change.members is None for change in changes):
-            self._note_lists()
+            self._note_items()
 
     def inherit(self) -> None:
         """Adopt the changes that a fork makes itself, and the modules that it has loaded since.
@@ -144,9 +145,12 @@ class Namespaces:
         if len(sys.modules) != len(self._modules):
             self._modules = dict(sys.modules)
             self._add_all()
-            self._functions = [*self._functions, *_functions()]
+            if self._finds_functions:
+                self._functions = [*self._functions, *_functions()]
             self._note_words()
-        self._function_parts.note()
+        self._modules_version = Versions([sys.modules])
+        if self._function_parts.changed():
+            self._function_parts.note()
         self.settle()
 
     def changes(self) -> list[Change]:
@@ -157,7 +161,8 @@ class Namespaces:
             if now is sys.modules or has_same_members(now, before):
                 continue
             found.append(Change(_named(self._owners[at]), at, now, before, self._owners[at]))
-        for at in self._others + [self._lists[index] for index in self._list_words.changed()]:
+        moved = (at[index] for at, items in self._items for index in items.changed())
+        for at in (*self._deques, *moved):
             container, items, name = self._containers[at]
             if len(container) != len(items) or not all(map(is_, container, items)):
                 found.append(Change(name, at, None, items, container))
@@ -166,7 +171,7 @@ class Namespaces:
     def restore_modules(self, is_of_a_library: Callable[[object], bool]) -> str:
         """Restore `sys.modules`, but keep new modules of libraries; return the name of one, else ""."""
         now, before, loaded = sys.modules, self._modules, ""
-        for name in [] if has_same_members(now, before) else {**before, **now}:
+        for name in {**before, **now} if self._has_other_modules() else ():
             if _has_same(now, before, name):
                 continue
             if name in before:
@@ -178,13 +183,18 @@ class Namespaces:
                 del now[name]
         return loaded
 
+    def _has_other_modules(self) -> bool:
+        is_written = self._modules_version.changed()
+        return bool(is_written) and not has_same_members(sys.modules, self._modules)
+
     def patched(self) -> str | None:
         """Return the name of a function whose code, defaults or attributes were replaced, else None."""
         changed = self._function_parts.changed()
         return str(self._functions[changed[0]].__qualname__) if changed else None
 
     def settle(self) -> None:
-        """Record the dictionaries' versions once all changes are restored or adopted."""
+        """Record the versions of what had changed, once all changes are restored or adopted."""
+        self._modules_version.note()
         self._versions.note()
 
 
@@ -250,13 +260,13 @@ class _Words:
         words = addresses[self._order, None] + np.array(offsets, np.uint64)
         self._memory, self._at = _at(words.ravel())
         self._noted = self._memory[self._at]
+        self._found = _NOWHERE
+        """Places of the words that had changed."""
 
     def note(self) -> None:
-        """Record the present values."""
-        now = self._memory[self._at]
-        # Pages without a change stay shared with the process that recorded them.
-        at = np.flatnonzero(now != self._noted)
-        self._noted[at] = now[at]
+        """Record the present values of the words that `changed` has found."""
+        self._noted[self._found] = self._memory[self._at[self._found]]
+        self._found = _NOWHERE
 
     def values(self) -> npt.NDArray[np.uint64]:
         """Return the recorded words of each object, a row an object."""
@@ -266,8 +276,8 @@ class _Words:
 
     def changed(self) -> list[int]:
         """Return the indices of the objects of which a word has changed, in order."""
-        found = np.flatnonzero(self._memory[self._at] != self._noted) // self._per_object
-        indices: list[int] = np.unique(self._order[found]).tolist()
+        self._found = _differing(self._memory, self._at, self._noted)
+        indices: list[int] = np.unique(self._order[self._found // self._per_object]).tolist()
         return indices
 
 
@@ -282,35 +292,76 @@ def _at(addresses: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], npt.
     return np.frombuffer(memory, np.uint64), places
 
 
-class _Lists:
-    """The sizes and items of many lists, read at once to find those that may have changed.
+_PIECE = 1 << 13
+"""Words that are compared at once: a few of them stay in the processor's cache, and take no new memory."""
+_NOWHERE = np.empty(0, np.intp)
+
+
+def _differing(
+    memory: npt.NDArray[np.uint64], at: npt.NDArray[np.intp], noted: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.intp]:
+    """Return the indices of the places `at` which the memory differs from what was noted."""
+    now = np.empty(min(_PIECE, len(at)), np.uint64)
+    found = []
+    for start in range(0, len(at), _PIECE):
+        places = at[start : start + _PIECE]
+        piece = memory.take(places, mode="clip", out=now[: len(places)])
+        differ = piece != noted[start : start + _PIECE]
+        if differ.any():
+            found.append(start + np.flatnonzero(differ))
+    return np.concatenate(found) if found else _NOWHERE
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The memory of a kind of container: words at its beginning, and an array with an address an item."""
+
+    kind: type
+    words: tuple[int, ...]
+    """Offsets of words that tell of a change: first the address of the array, then its length."""
+    length_less: int
+    """The difference of the array's length and the word that tells it."""
+    stride: int
+    """Bytes from one item to the next."""
+
+
+_LIST = _Layout(list, (24, 16), 0, 8)
+_SET = _Layout(set, (40, 32, 24, 16), 1, 16)
+"""A table of addresses and hashes, and its length less one. `_is_known` tests for both layouts."""
+
+
+class _Items:
+    """The items of many containers of a kind, read at once to find those that may have changed.
 
     The items are kept alive elsewhere, so that no other object has the address of one.
     """
 
-    def __init__(self, lists: Sequence[list[Any]]) -> None:
-        self._count = len(lists)
-        self._headers = _Words(lists, _LIST_WORDS) if lists and _has_list_words() else None
+    def __init__(self, containers: Sequence[Any], layout: _Layout) -> None:
+        self._count = len(containers)
+        is_known = containers and _is_known(layout)
+        self._headers = _Words(containers, layout.words) if is_known else None
         if self._headers is None:
             return
-        sizes, starts = self._headers.values().astype(np.int64).T
-        self._owners = np.repeat(np.arange(self._count), sizes)
-        """For each item its list."""
-        within = np.arange(len(self._owners)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        self._memory, self._at = _at((starts[self._owners] + 8 * within).astype(np.uint64))
+        starts, lengths = self._headers.values()[:, :2].astype(np.int64).T
+        lengths = lengths + layout.length_less
+        self._owners = np.repeat(np.arange(self._count), lengths)
+        """For each item its container."""
+        within = np.arange(len(self._owners)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        addresses = starts[self._owners] + layout.stride * within
+        self._memory, self._at = _at(addresses.astype(np.uint64))
         self._noted = self._memory[self._at]
 
     def changed(self) -> list[int]:
-        """Return the indices of the lists that may have changed, in order."""
+        """Return the indices of the containers that may have changed, in order."""
         if self._headers is None:
             return list(range(self._count))
         moved = self._headers.changed()
         at, noted, owners = self._at, self._noted, self._owners
         if moved:
-            # The items of a list that has grown or shrunk may be elsewhere, and nothing where they were.
+            # The items of one that has grown or shrunk may be elsewhere, and nothing where they were.
             stays = np.isin(owners, moved, invert=True)
             at, noted, owners = at[stays], noted[stays], owners[stays]
-        differ = owners[self._memory[at] != noted]
+        differ = owners[_differing(self._memory, at, noted)]
         return sorted({*moved, *differ.tolist()})
 
 
@@ -344,13 +395,21 @@ def _function_offsets() -> list[int]:
 
 
 @functools.cache
-def _has_list_words() -> bool:
-    """Return True if this interpreter's lists have their size and the address of their items there."""
-    probe: list[Any] = [object(), object(), object()]
-    size, items = (ctypes.c_ssize_t.from_address(id(probe) + at).value for at in _LIST_WORDS)
-    if size != len(probe):
-        return False
-    return list((ctypes.c_void_p * size).from_address(items)) == [*map(id, probe)]
+def _is_known(layout: _Layout) -> bool:
+    """Return True if this interpreter's containers are laid out so."""
+    items = [object() for _ in range(50)]  # more than have room in a set itself
+    for count in (3, len(items)):
+        container = layout.kind(items[:count])
+        start, length, *counts = (
+            ctypes.c_ssize_t.from_address(id(container) + at).value for at in layout.words
+        )
+        length += layout.length_less
+        if not count <= length <= 8 * count or counts != [count] * len(counts):
+            return False
+        words = (ctypes.c_size_t * (length * layout.stride // 8)).from_address(start)
+        if sorted(filter(None, words[:: layout.stride // 8])) != sorted(map(id, items[:count])):
+            return False
+    return True
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal
 import asyncio
 import atexit
 import contextlib
@@ -73,6 +74,9 @@ def settings(driver: Cuda | None) -> list[ProcessSetting]:
     return [ProcessSetting(*row) for row in rows]
 
 
+_SIGNALS = [int(number) for number in signal.valid_signals()]
+"""Numbers, whose handlers `_signal` tells: `signal` makes members of enumerations of both."""
+
 _Row = tuple[Any, ...]
 """The arguments of a `ProcessSetting`."""
 
@@ -115,10 +119,10 @@ def _of_python() -> list[_Row]:
         ("loggers", _loggers, _set_loggers),
         ("working directory", _folder, os.chdir),
         ("umask", _umask, os.umask),
-        ("environment", lambda: dict(os.environ), _set_environment),
+        ("environment", lambda: dict(os.environ._data), _set_environment),  # type: ignore[attr-defined]
         (
             "signal handlers",
-            lambda: {number: signal.getsignal(number) for number in signal.valid_signals()},
+            lambda: {number: _signal.getsignal(number) for number in _SIGNALS},
             _set_handlers,
         ),
         (
@@ -145,8 +149,11 @@ def _loggers() -> dict[str, tuple[Any, ...]]:
             logger.level,
             logger.propagate,
             logger.disabled,
-            [(handler, handler.level, handler.formatter) for handler in logger.handlers],
-            list(logger.filters),
+            # Most loggers have neither.
+            [(each, each.level, each.formatter) for each in logger.handlers]
+            if logger.handlers
+            else (),
+            list(logger.filters) if logger.filters else (),
         )
         for name, logger in known.items()
         if isinstance(logger, logging.Logger)
@@ -175,14 +182,14 @@ def _umask() -> int:
     return mask
 
 
-def _set_environment(before: Mapping[str, str]) -> None:
+def _set_environment(before: Mapping[bytes, bytes]) -> None:
     os.environ.clear()
-    os.environ.update(before)
+    os.environ.update({os.fsdecode(name): os.fsdecode(value) for name, value in before.items()})
 
 
 def _set_handlers(before: Mapping[int, Any]) -> None:
     for number, handler in before.items():
-        if handler is not None and signal.getsignal(number) is not handler:
+        if handler is not None and _signal.getsignal(number) is not handler:
             signal.signal(number, handler)
 
 
