@@ -27,9 +27,11 @@ from ndif.gateway.openapi import (
     answer,
 )
 from ndif.host.request_lifecycle import RUNS
+from ndif.schema.payload import ZSTD_MAGIC
 from ndif.schema.status import Status
 from ndif.stores.accounts import Accounts
 from ndif.stores.objects import FileStore, ObjectStore
+from ndif.stores.objects.port import file_name, result_key
 from ndif.stores.responder import StoredResponse, last_response
 
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -81,7 +83,12 @@ _RESULT = Description(
     "Download a result",
     {
         200: Answer(
-            "The result, as `torch.save` wrote it, mostly compressed.", {BYTES: Content({})}
+            "The result, as `torch.save` wrote it, mostly compressed with zstd.",
+            {BYTES: Content({})},
+            {
+                "Content-Disposition": "Name of the file that a browser makes of it: `ID.pt.zst` if it is "
+                "compressed, else `ID.pt`."
+            },
         ),
         206: Answer(
             "The part that was asked for, or several.",
@@ -157,7 +164,7 @@ class ResultRoute:
 
     async def result(self, http: Request) -> Response:
         """Answer with a result's bytes, or with a range of them."""
-        key = f"results/{job_id_of(http)}.pt"
+        key = result_key(job_id_of(http))
         query = http.query_params
         once = "once" in query
         expires, signature = query.get("expires", ""), query.get("signature", "")
@@ -168,13 +175,16 @@ class ResultRoute:
                 f"it came with COMPLETED, within {format_duration(self.store.ttl_s)}.",
             )
         path = self.store.path(key)
-        if not path.is_file():
+        try:
+            with path.open("rb") as file:
+                name = file_name(key, file.read(len(ZSTD_MAGIC)))
+        except FileNotFoundError as error:
             raise HttpError(
                 404,
                 f"There is no result here: results are kept {format_duration(self.store.ttl_s)}, and those "
                 "of a waiting client until it has fetched them.",
-            )
-        return _ResultFile(path, lambda: self.store.fetched(key) if once else None)
+            ) from error
+        return _ResultFile(path, name, lambda: self.store.fetched(key) if once else None)
 
 
 class _ResultFile(FileResponse):
@@ -182,8 +192,8 @@ class _ResultFile(FileResponse):
 
     chunk_size = 1 << 20
 
-    def __init__(self, path: Path, on_delivered: Callable[[], None]) -> None:
-        super().__init__(path, media_type="application/octet-stream")
+    def __init__(self, path: Path, name: str, on_delivered: Callable[[], None]) -> None:
+        super().__init__(path, media_type="application/octet-stream", filename=name)
         self._on_delivered = on_delivered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -27,6 +27,7 @@ from ndif.host.runtimes import SUPPORTED, Runtimes, generation_of
 from ndif.net import is_loopback
 from ndif.schema import wires
 from ndif.schema.model_key import ModelKey, explain_class
+from ndif.schema.payload import ZSTD_MAGIC
 from ndif.schema.request import Request, Submission, Wire
 from ndif.schema.response import Response as Update
 from ndif.schema.status import Status
@@ -39,7 +40,6 @@ from ndif.telemetry.steps import Steps
 
 logger = logging.getLogger(__name__)
 
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ENVELOPE_GENERATIONS = frozenset({"0.8"})
 _NEWEST = "0.8"
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -318,7 +318,7 @@ class SubmitRoute:
         """Refuse a payload that cannot be run and a subscription that is not open."""
         if not submission.payload:
             raise HttpError(400, "The request has no payload.")
-        if submission.compress and not submission.payload.startswith(_ZSTD_MAGIC):
+        if submission.compress and not submission.payload.startswith(ZSTD_MAGIC):
             raise HttpError(
                 400,
                 "The payload is not zstd data though the request says it is compressed: it was damaged "

@@ -9,6 +9,8 @@ from pathlib import Path
 from shutil import copyfile
 from tempfile import mkstemp
 
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+"""First bytes of what is compressed, a payload or a result."""
 MAX_IN_MEMORY = 1 << 20
 """Largest payload, in bytes, that is kept in memory."""
 _CHUNK = 1 << 20

@@ -18,6 +18,7 @@ from starlette.applications import Starlette
 
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.results import ResultRoute
+from ndif.schema.payload import ZSTD_MAGIC
 from ndif.stores.objects import FileStore, ObjectStore, ObjectStoreError
 from ndif.stores.objects.room import Room, RoomLimits
 from tests.on_loop import on_loop
@@ -90,6 +91,28 @@ async def test_what_was_put_is_got(form: Form, tmp_path: Path) -> None:
             await store.put(key, content)
         for key, content in keys.items():
             assert await store.get(key) == content
+
+
+@pytest.mark.parametrize(
+    ("beginning", "ending"), [(ZSTD_MAGIC, ".zst"), (b"PK\x03\x04", ""), (ZSTD_MAGIC[:3], "")]
+)
+@pytest.mark.parametrize("size", [0, 20 << 20], ids=["small", "in parts"])
+@on_loop
+async def test_a_result_names_the_file_of_a_browser(
+    form: Form, tmp_path: Path, beginning: bytes, ending: str, size: int
+) -> None:
+    async with form.open(tmp_path, LONG_S) as (store, http):
+        key, content = result_key(), beginning + bytes(size)
+        upload = store.create()
+        os.truncate(upload.fileno(), len(content))
+        os.pwrite(upload.fileno(), beginning, 0)
+        await upload.commit(key)
+        name = f'attachment; filename="{key.partition("/")[2]}{ending}"'
+        for headers, status in (({}, 200), ({"Range": "bytes=1-2"}, 206)):
+            answer = await http.get(store.url(key, HERE), headers=headers)
+            assert answer.status_code == status
+            assert answer.headers["Content-Disposition"] == name
+            assert answer.content == (content if status == 200 else content[1:3])
 
 
 @on_loop

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from ndif.schema.payload import Payload, PayloadFile
+from ndif.schema.payload import ZSTD_MAGIC, Payload, PayloadFile
 from ndif.stores.objects.room import Room, RoomLimits, StoredObject
 
 
@@ -113,6 +113,12 @@ def end_key(request_id: str) -> str:
 def result_key(request_id: str) -> str:
     """Return the key of a job's result."""
     return f"results/{request_id}.pt"
+
+
+def file_name(key: str, beginning: bytes) -> str:
+    """Return the name of the file that a browser makes of a result, given the result's first bytes."""
+    name = key.rpartition("/")[2]
+    return f"{name}.zst" if beginning.startswith(ZSTD_MAGIC) else name
 
 
 SWEPT = ("results", "responses", "ends", "requests", "owners")

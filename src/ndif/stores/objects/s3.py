@@ -24,14 +24,23 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import S3Store as Bucket
 
-from ndif.schema.payload import Payload, PayloadFile
+from ndif.schema.payload import ZSTD_MAGIC, Payload, PayloadFile
 from ndif.stores.objects.files import PART, delete_parts
-from ndif.stores.objects.port import SWEPT, ObjectStoreError, check, is_key, is_ours, lifetime_s
+from ndif.stores.objects.port import (
+    SWEPT,
+    ObjectStoreError,
+    check,
+    file_name,
+    is_key,
+    is_ours,
+    lifetime_s,
+)
 from ndif.stores.objects.room import Room, RoomLimits, StoredObject
 from ndif.tasks import end
 from ndif.telemetry import metrics
 
 if TYPE_CHECKING:
+    from obstore import Attributes
     from obstore.store import ClientConfig, S3Credential
 
 logger = logging.getLogger(__name__)
@@ -166,6 +175,17 @@ class S3Address:
         )
 
 
+def _attributes(key: str, content: bytes | mmap.mmap) -> Attributes | None:
+    """Return what the server sends along with an object: with a result the name of a browser's file.
+
+    The browser fetches it from the bucket itself, and a link cannot name what another host sends.
+    """
+    if not key.startswith("results/"):
+        return None
+    name = file_name(key, content[: len(ZSTD_MAGIC)])
+    return {"Content-Disposition": f'attachment; filename="{name}"'}
+
+
 class S3Upload:
     """Memory that a runner writes to."""
 
@@ -270,6 +290,7 @@ class S3Store:
             bucket,
             key,
             content,
+            attributes=_attributes(key, content),
             chunk_size=_PART,
             max_concurrency=_PARTS_AT_ONCE,
         )
