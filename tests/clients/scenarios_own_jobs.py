@@ -66,6 +66,9 @@ def scenario_a_user_ends_their_own_job(context: Context) -> None:
     assert "You have ended this job" in str(error), error
     ended = until(lambda: listed(OWN)[job]["ended"] and listed(OWN)[job])
     assert ended["status"] == "ERROR"
+    trace = ask("GET", f"/requests/{job}", OWN).json()
+    assert (trace["error"], trace["stored"]) == ("You have ended this job.", False)
+    assert ask("GET", f"/requests/{job}", OTHER).status_code == 404
     assert ask("DELETE", f"/request/{job}", OWN).status_code == 404
 
 
@@ -96,7 +99,10 @@ def scenario_usage_is_what_clients_were_told(context: Context) -> None:
     for one, seconds in zip(told, ran, strict=True):
         if "meta" in one:  # the older wire has no cost
             assert one["meta"]["execution_time"] == seconds
+    polled = ask("GET", f"/requests/{told[0]['id']}", OWN).json()
+    assert (polled["error"], polled["stored"]) == (None, True)
     trace = ask("GET", f"/requests/{live['id']}", OWN).json()
+    assert (trace["error"], trace["stored"]) == (None, False)
     took = {(step["by"], step["name"]): step["end"] - step["start"] for step in trace["steps"]}
     assert abs(took["runner", "execute"] - live["execution_s"]) < 0.1 + 0.1 * live["execution_s"]
     assert ask("GET", f"/requests/{live['id']}", OTHER).status_code == 404

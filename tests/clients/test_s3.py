@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.clients.harness import LocalServer
+from tests.clients.harness import LocalServer, until
 from tests.conftest import NAME, Clients
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
 
@@ -92,6 +93,28 @@ def test_a_poll_is_told_to_come_again_while_the_store_is_away(
     assert any(
         re.search("the object store at .* cannot be reached", line) for line in server.output
     )
+
+
+def test_the_steps_of_a_job_are_told_while_the_store_is_silent(
+    server: LocalServer, clients: Clients, s3: SwiftServer
+) -> None:
+    clients["0.8"].run("scenario_non_blocking")
+
+    def traces() -> list[dict[str, Any]]:
+        jobs = httpx.get(f"{server.url}/requests", timeout=30).json()["requests"]
+        ids = [job["id"] for job in jobs if job["ended"] is not None]
+        return [httpx.get(f"{server.url}/requests/{each}", timeout=30).json() for each in ids]
+
+    trace = until(lambda: next((each for each in traces() if each["stored"]), None))
+    url = f"{server.url}/requests/{trace['id']}"
+    s3.pause()
+    try:
+        began = time.monotonic()
+        assert httpx.get(url, timeout=30).json() == {**trace, "stored": None}
+        assert time.monotonic() - began < 4
+    finally:
+        s3.resume()
+    assert until(lambda: httpx.get(url, timeout=30).json() == trace)
 
 
 def test_the_server_has_no_results_of_its_own(server: LocalServer) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import zstandard
+
 from ndif.config.settings import Settings
 from ndif.control.operations import Answer, GetJobs, GetTrace, GetUsage, Kill, Operation
 from ndif.dashboard.dashboard import Dashboard
@@ -20,16 +22,29 @@ from ndif.gateway.header_wire import SocketIoSubscriptions
 from ndif.gateway.hf_mirror import HfMirror
 from ndif.gateway.jobs import JobRoutes
 from ndif.gateway.open_channels import OpenChannels
+from ndif.gateway.results import ResponseRoute, ResultRoute
 from ndif.host.runtimes import Runtimes
 from ndif.schema.deployment import OperationError
+from ndif.schema.status import Status
 from ndif.stores.accounts import FileAccounts
 from ndif.stores.broker import MemoryBroker
+from ndif.stores.objects import FileStore
+from ndif.stores.objects.port import end_key, result_key
+from ndif.stores.responder import StoredResponse
 from tests.serving import serving
 
 GIB = 1024**3
 KEY = "the-key-of-ada"
 USER = "ada@example.org"
-RUNNING, WAITING, DONE = (f"{n}d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21" for n in (1, 2, 3))
+RUNNING, WAITING, DONE, FETCHED, FAILED = (
+    f"{n}d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21" for n in range(1, 6)
+)
+RESULT = b"PK\x03\x04" + bytes(3_000_000)
+"""The result of `DONE`, as `torch.save` may have written it."""
+ERROR = """Traceback (most recent call last):
+  File "trace.py", line 4, in <module>
+    first = model.transformer.h[12].output.save()
+IndexError: <b>12</b> is not the index of a block"""
 _STEP_S = 300.0
 
 
@@ -298,7 +313,7 @@ def own_jobs(now: float) -> list[dict[str, Any]]:
         jobs.append(
             {
                 **shared,
-                "id": DONE if index == 0 else f"4{DONE[1:]}",
+                "id": DONE if index == 0 else FETCHED,
                 "model": name,
                 "status": "COMPLETED",
                 "received": received,
@@ -308,7 +323,7 @@ def own_jobs(now: float) -> list[dict[str, Any]]:
                 "result_bytes": size,
             }
         )
-    jobs.append({**jobs[-1], "id": f"5{DONE[1:]}", "status": "ERROR", "result_bytes": 0})
+    jobs.append({**jobs[-1], "id": FAILED, "status": "ERROR", "result_bytes": 0})
     return jobs
 
 
@@ -376,8 +391,11 @@ class Laboratory:
         match operation:
             case GetJobs():
                 return {"jobs": self.jobs}
-            case GetTrace(job_id=job_id):
-                return trace_of(next(job for job in self.jobs if job["id"] == job_id))
+            case GetTrace(job_id=job_id, user=user):
+                for job in self.jobs:
+                    if job["id"] == job_id and job["user"] == user:
+                        return trace_of(job)
+                raise OperationError(404, f"There is no job {job_id!r}.")
             case GetUsage(by=by, since=since):
                 rows = [
                     {
@@ -403,6 +421,24 @@ class Laboratory:
         raise AssertionError(operation)
 
 
+def leave(store: FileStore, url: str) -> None:
+    """Store what one job that completed, and one that failed, leave for their user."""
+    done = {"description": "", "data": store.url(result_key(DONE), url)}
+    ends = {
+        DONE: {"id": DONE, "status": "COMPLETED", **done},
+        FAILED: {"id": FAILED, "status": "ERROR", "description": ERROR},
+    }
+    contents = {end_key(each): StoredResponse(end, USER).encode() for each, end in ends.items()}
+    contents[result_key(DONE)] = zstandard.ZstdCompressor().compress(RESULT)
+    for key, content in contents.items():
+        store.path(key).parent.mkdir(exist_ok=True)
+        store.path(key).write_bytes(content)
+
+
+async def _no_update(request_id: str, stored: Status | None) -> None:
+    """Return nothing: all that is polled for has ended."""
+
+
 @contextlib.contextmanager
 def served(server: Laboratory, folder: Path, mode: str = "public") -> Iterator[str]:
     """The address of the dashboard over a laboratory, in which Ada has a key."""
@@ -414,8 +450,14 @@ def served(server: Laboratory, folder: Path, mode: str = "public") -> Iterator[s
     dashboard = Dashboard(
         settings, accounts, Runtimes(folder), server.next, host="127.0.0.1", places=True
     )
+    store = FileStore(folder / "stored", 3600)
     app = create_app(
-        [*dashboard.routes(), *JobRoutes(accounts, server.perform).routes()],
+        [
+            *dashboard.routes(),
+            *JobRoutes(accounts, server.perform, store).routes(),
+            *ResponseRoute(store, _no_update, accounts).routes(),
+            *ResultRoute(store).routes(),
+        ],
         SocketIoSubscriptions(MemoryBroker(), OpenChannels(settings), settings),
         HfMirror(share_weights=False),
         None,  # type: ignore[arg-type]
@@ -423,4 +465,5 @@ def served(server: Laboratory, folder: Path, mode: str = "public") -> Iterator[s
         host="127.0.0.1",
     )
     with serving(app) as url:
+        leave(store, url)
         yield url

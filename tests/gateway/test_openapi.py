@@ -263,6 +263,8 @@ def test_the_answers_of_a_server_are_as_they_are_described(
             result = http.get(job["data"], headers=headers)
             assert result.status_code == code
             holds(described, "/results/{id}", result)
+            name = f'attachment; filename="{received["id"]}.pt.zst"'
+            assert result.headers["Content-Disposition"] == name
         jobs = holds(described, "/requests", http.get("/requests?limit=1"))["requests"]
         assert [job["id"] for job in jobs] == [received["id"]]
         assert jobs[0].keys() == example(described, "/requests")["requests"][1].keys()
@@ -270,6 +272,7 @@ def test_the_answers_of_a_server_are_as_they_are_described(
             described, "/requests/{id}", http.get(f"/requests/{received['id']}", headers={})
         )
         assert trace.keys() == example(described, "/requests/{id}").keys()
+        assert (trace["error"], trace["stored"]) == (None, True)
         names = [step["name"] for step in trace["steps"]]
         # The no-op reports no steps of its runner's.
         assert names[:3] == ["receive", "received", "queued"]

@@ -64,7 +64,13 @@ class OwnJobs(BaseModel):
 class OwnTraceAnswer(OwnTrace):
     """The steps of a job of the caller."""
 
-    model_config = _with(OWN_TRACE)
+    model_config = _with({**OWN_TRACE, "error": None, "stored": True})
+
+    error: str | None
+    """Description of the end of a failed job that was polled for, mostly a traceback; null for others."""
+    stored: bool | None
+    """True if the job was polled for and its result can be downloaded; null for an ended job while the
+    store cannot be reached."""
 
 
 class Cancelled(BaseModel):

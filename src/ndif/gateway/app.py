@@ -149,7 +149,7 @@ def create_gateway(
         *submit.routes(),
         *callback_route.routes(),
         *websockets.routes(),
-        *JobRoutes(accounts, perform).routes(),
+        *JobRoutes(accounts, perform, objects).routes(),
         *ResponseRoute(objects, update_of, accounts).routes(),
         # From any other store clients download their results directly.
         *(ResultRoute(objects).routes() if isinstance(objects, FileStore) else ()),

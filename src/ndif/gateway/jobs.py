@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,8 +23,15 @@ from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.openapi import ApiRoute, Description, Parameter, answer
 from ndif.gateway.results import job_id_of
+from ndif.schema.status import Status
 from ndif.stores.accounts import Account, Accounts
+from ndif.stores.objects import ObjectStore, ObjectStoreError
+from ndif.stores.responder import last_response
 
+logger = logging.getLogger(__name__)
+
+_PATIENCE_S = 2.0
+"""Seconds in which the store answers, or the steps of a job are told without what is stored of it."""
 _MAX_QUOTED = 100
 """Characters of a client's text that an answer repeats."""
 
@@ -76,6 +86,8 @@ _TRACE = Description(
     "jobs",
     "The steps of a job of one's own",
     {200: answer(OwnTraceAnswer)},
+    "With a failed job comes its error, and with a completed one whether its result is stored, if it was "
+    "sent without a live channel (`blocking=False`).",
     parameters=(Parameter("id", "path", "The job's id.", JOB_ID),),
     refusals={**_REFUSALS, 404: "The caller has no such job, or its record is no longer kept."},
     needs="key",
@@ -102,6 +114,7 @@ class JobRoutes:
 
     accounts: Accounts
     perform: Perform
+    store: ObjectStore
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -125,11 +138,11 @@ class JobRoutes:
         return JSONResponse({"requests": jobs})
 
     async def trace(self, http: Request) -> Response:
-        """Answer with the steps of one of the caller's jobs."""
+        """Answer with the steps of one of the caller's jobs, and with what it left to be polled for."""
         account = await self._known(http)
         found = await self.perform(GetTrace(job_id=job_id_of(http), user=account.user))
         del found["user"]
-        return JSONResponse(found)
+        return JSONResponse({**found, **await self._left(found, account)})
 
     async def usage(self, http: Request) -> Response:
         """Answer with the sums of the caller's jobs that have ended, by model or by day."""
@@ -143,6 +156,28 @@ class JobRoutes:
         account = await self.accounts.account(caller_of(http))
         await self.perform(Kill(request_id=job_id_of(http), user=account.user))
         return JSONResponse({"cancelled": True, "id": job_id_of(http)})
+
+    async def _left(self, trace: Mapping[str, Any], account: Account) -> dict[str, Any]:
+        """Return the error of the account's job if it failed, and whether its result is stored.
+
+        Of a job whose client held a live channel nothing is known here.
+        """
+        error, stored = None, False
+        if trace["ended"] is None:
+            return {"error": error, "stored": stored}
+        try:
+            kept = await asyncio.wait_for(last_response(self.store, trace["id"]), _PATIENCE_S)
+        except (ObjectStoreError, asyncio.TimeoutError) as away:
+            reason = str(away) or f"no answer within {_PATIENCE_S:g} s"
+            logger.warning("job %s: what is stored of it cannot be read: %s", trace["id"], reason)
+            return {"error": None, "stored": None}
+        # A job that was sent without a key has no user with its response.
+        if kept is not None and kept.user == (account.user if account.key else ""):
+            if kept.status is Status.ERROR:
+                error = kept.fields["description"]
+            elif kept.status is Status.COMPLETED and trace["status"] == Status.COMPLETED:
+                stored = trace["ended"] + self.store.ttl_s > time.time()
+        return {"error": error, "stored": stored}
 
     async def _known(self, http: Request) -> Account:
         """Return the caller's account, if it is one that nobody else can have."""

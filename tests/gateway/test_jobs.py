@@ -1,0 +1,123 @@
+"""`GET /requests/{id}`: whose error and stored result it tells of, and without the store."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ndif.stores.objects import FileStore, ObjectStoreError
+from ndif.stores.objects.port import end_key, update_key
+from ndif.stores.responder import StoredResponse
+from tests.dashboard.sample import (
+    DONE,
+    ERROR,
+    FAILED,
+    FETCHED,
+    KEY,
+    RUNNING,
+    USER,
+    WAITING,
+    Laboratory,
+    served,
+)
+
+NOTHING = (None, False)
+
+
+@pytest.fixture
+def laboratory() -> Laboratory:
+    return Laboratory()
+
+
+@pytest.fixture
+def url(laboratory: Laboratory, tmp_path: Path) -> Iterator[str]:
+    with served(laboratory, tmp_path) as found:
+        yield found
+
+
+def get(url: str, path: str) -> httpx.Response:
+    return httpx.get(f"{url}/{path}", headers={"ndif-api-key": KEY}, trust_env=False)
+
+
+def left(url: str, job: str) -> tuple[str | None, bool | None]:
+    """Return what the trace of a job tells of its error and of its result."""
+    trace = get(url, f"requests/{job}").json()
+    assert trace["id"] == job
+    assert trace["steps"]
+    assert "user" not in trace
+    return trace["error"], trace["stored"]
+
+
+def test_what_jobs_left(url: str, laboratory: Laboratory) -> None:
+    jobs = (RUNNING, WAITING, DONE, FETCHED, FAILED)
+    assert [left(url, job) for job in jobs] == [
+        NOTHING,
+        NOTHING,
+        (None, True),
+        NOTHING,
+        (ERROR, False),
+    ]
+    done = next(job for job in laboratory.jobs if job["id"] == DONE)
+    done["ended"] = time.time() - 3601  # results are kept for an hour
+    assert left(url, DONE) == NOTHING
+
+
+def test_an_error_is_told_of_a_job_whose_process_was_gone(url: str, laboratory: Laboratory) -> None:
+    failed = next(job for job in laboratory.jobs if job["id"] == FAILED)
+    failed["status"] = "ENDED"
+    assert left(url, FAILED) == (ERROR, False)
+
+
+def test_an_update_is_no_end(url: str, tmp_path: Path) -> None:
+    stored = tmp_path / "stored"
+    (stored / end_key(DONE)).unlink()
+    path = stored / update_key(DONE)
+    path.parent.mkdir()
+    fields = {"id": DONE, "status": "RUNNING", "description": "It runs."}
+    path.write_bytes(StoredResponse(fields, USER).encode())
+    assert left(url, DONE) == NOTHING
+
+
+@pytest.mark.parametrize("user", ["bob@example.org", ""])
+def test_what_is_stored_for_others_is_not_believed(url: str, tmp_path: Path, user: str) -> None:
+    for job in (DONE, FAILED):
+        path = tmp_path / "stored" / end_key(job)
+        kept = StoredResponse.decode(path.read_bytes())
+        path.write_bytes(StoredResponse(kept.fields, user).encode())
+        assert left(url, job) == NOTHING
+
+
+def test_another_users_job_is_not_found(url: str, laboratory: Laboratory) -> None:
+    for job in laboratory.jobs:
+        job["user"] = "bob@example.org"
+    for job in (RUNNING, DONE, FAILED):
+        assert get(url, f"requests/{job}").status_code == 404
+
+
+async def is_away(self: FileStore, key: str) -> bytes | None:
+    raise ObjectStoreError("the object store at http://10.0.0.1 cannot be reached: no route")
+
+
+async def is_silent(self: FileStore, key: str) -> bytes | None:
+    await asyncio.sleep(60)
+    raise AssertionError
+
+
+@pytest.mark.parametrize("get_", [is_away, is_silent])
+def test_steps_are_told_without_the_store(
+    url: str, monkeypatch: pytest.MonkeyPatch, get_: Any
+) -> None:
+    monkeypatch.setattr(FileStore, "get", get_)
+    for job in (DONE, FETCHED, FAILED):
+        began = time.monotonic()
+        assert left(url, job) == (None, None)
+        assert time.monotonic() - began < 4
+    assert left(url, RUNNING) == NOTHING
+    # The list asks the store of nothing.
+    assert len(get(url, "requests").json()["requests"]) == 5
