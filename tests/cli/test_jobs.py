@@ -1,0 +1,144 @@
+"""`ndif jobs result`: what of a stored result is written, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import zstandard
+
+from ndif.stores.objects.port import result_key
+from tests.cli.test_commands import Result, error, invoke
+from tests.clients.harness import NDIF
+from tests.dashboard.sample import DONE, FAILED, FETCHED, KEY, RESULT, Laboratory, served
+
+Download = Callable[..., Result]
+COMPRESSED = zstandard.ZstdCompressor(level=1, threads=2, write_checksum=True).compress(RESULT)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    with served(Laboratory(), tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "downloaded" / "result.pt"
+
+
+@pytest.fixture
+def download(url: str, tmp_path: Path, file: Path) -> Download:
+    """`ndif jobs result` of a job that left this content."""
+    file.parent.mkdir()
+
+    def run(content: bytes, job: str = DONE, *more: str) -> Result:
+        (tmp_path / "stored" / result_key(DONE)).write_bytes(content)
+        return invoke("jobs", "result", job, "-o", file, "--key", KEY, "--url", url, *more)
+
+    return run
+
+
+def test_a_result_is_written_as_torch_reads_it(download: Download, file: Path) -> None:
+    result = download(COMPRESSED, DONE[:6])
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"{file} has the result of job {DONE} (2.9MiB).\n"
+    assert file.read_bytes() == RESULT
+    saved = file.with_name("saved.pt")
+    torch.save({"logits": torch.ones(100)}, saved)
+    content = zstandard.ZstdCompressor().compress(saved.read_bytes())
+    answer = json.loads(download(content, DONE, "--json").stdout)
+    assert answer == {"id": DONE, "file": str(file), "bytes": saved.stat().st_size}
+    assert torch.load(file)["logits"].sum() == 100
+
+
+@pytest.mark.parametrize("content", [RESULT, RESULT[:4096], b"PK"], ids=len)
+def test_what_is_not_compressed_is_written_as_it_came(
+    download: Download, file: Path, content: bytes
+) -> None:
+    assert download(content).exit_code == 0
+    assert file.read_bytes() == content
+
+
+def test_every_frame_is_written(download: Download, file: Path) -> None:
+    pieces = [RESULT[:1], b"", RESULT[1:70_000], RESULT[70_000:]]
+    frames = b"".join(zstandard.ZstdCompressor().compress(piece) for piece in pieces)
+    assert download(frames).exit_code == 0
+    assert file.read_bytes() == RESULT
+
+
+@pytest.mark.parametrize("size", [3, 4, 5, len(COMPRESSED) // 2, len(COMPRESSED) - 1])
+@pytest.mark.parametrize("before", [b"", COMPRESSED], ids=["first", "second"])
+def test_a_frame_that_is_cut_off_is_not_written(
+    download: Download, file: Path, before: bytes, size: int
+) -> None:
+    file.write_text("an earlier download")
+    said = error(download(before + COMPRESSED[:size]), 1)
+    assert "The result is cut off" in said
+    assert file.read_text() == "an earlier download"
+    assert [*file.parent.iterdir()] == [file]
+
+
+def test_an_empty_result_is_not_written(download: Download, file: Path) -> None:
+    """Show it for a file that a loss of power left empty."""
+    assert "The result is cut off" in error(download(b""), 1)
+    assert [*file.parent.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        COMPRESSED + b"and more",
+        COMPRESSED[:-1] + bytes([COMPRESSED[-1] ^ 1]),
+        COMPRESSED[:4] + b"\xff" * 40,
+    ],
+    ids=["trailing", "checksum", "header"],
+)
+def test_a_frame_that_is_damaged_is_not_written(
+    download: Download, file: Path, content: bytes
+) -> None:
+    assert "The result is damaged" in error(download(content), 1)
+    assert [*file.parent.iterdir()] == []
+
+
+def test_a_result_that_has_expired_is_not_written(
+    download: Download, tmp_path: Path, file: Path, url: str
+) -> None:
+    download(COMPRESSED)
+    file.unlink()
+    (tmp_path / "stored" / result_key(DONE)).unlink()
+    ran = invoke("jobs", "result", DONE, "-o", file, "--key", KEY, "--url", url)
+    assert "HTTP 404" in error(ran, 1)
+    assert [*file.parent.iterdir()] == []
+
+
+def test_jobs_without_a_stored_result(download: Download, file: Path) -> None:
+    assert "IndexError" in error(download(COMPRESSED, FAILED), 1)
+    assert "blocking=False" in error(download(COMPRESSED, FETCHED), 4)
+    assert [*file.parent.iterdir()] == []
+
+
+def test_a_large_result_takes_little_memory(
+    download: Download, url: str, tmp_path: Path, file: Path
+) -> None:
+    """Show it with zeros, of which zstd makes 30,000 bytes out of one."""
+    size = 1 << 30
+    assert download(b"PK").exit_code == 0
+    content = zstandard.ZstdCompressor().compress(bytes(size))
+    (tmp_path / "stored" / result_key(DONE)).write_bytes(content)
+    subprocess.run(
+        [
+            *("prlimit", f"--as={size}", NDIF, "jobs", "result", DONE),
+            *("-o", file, "--key", KEY, "--url", url),
+        ],
+        env={**os.environ, "NO_PROXY": "127.0.0.1"},
+        check=True,
+        capture_output=True,
+    )
+    assert file.stat().st_size == size
+    file.unlink()
