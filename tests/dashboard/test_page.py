@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+import zstandard
+from playwright.sync_api import Browser, Locator, Page, expect
 
+from ndif.stores.objects import FileStore, ObjectStoreError
+from ndif.stores.objects.port import end_key, result_key
+from ndif.stores.responder import StoredResponse
 from tests.dashboard.browser import PHONE, check_access, chromium, visiting
-from tests.dashboard.sample import DONE, KEY, RUNNING, Laboratory, served
+from tests.dashboard.sample import (
+    DONE,
+    FAILED,
+    FETCHED,
+    KEY,
+    RESULT,
+    RUNNING,
+    USER,
+    Laboratory,
+    served,
+)
 from tests.services.packages import need
+from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
 
 VIEWS = ("", "jobs", "connect")
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -136,6 +153,107 @@ def test_ones_own_jobs_and_how_one_ends(browser: Browser, laboratory: Laboratory
         page.get_by_role("button", name="Forget key").click()
         expect(page.get_by_label("API key")).to_be_visible()
         assert DONE[:8] not in page.content()
+
+
+def opened(page: Page, job: str) -> Locator:
+    """Show the steps of a job, and return what is shown."""
+    row = page.locator("#jobs tr:not(.below)", has_text=job[:8])
+    row.get_by_role("button", name="Timeline").click()
+    expect(page.locator(".timeline")).to_contain_text(job)
+    return page.locator(".timeline")
+
+
+def test_a_result_is_downloaded_where_one_is_stored(browser: Browser, url: str) -> None:
+    with visiting(browser, f"{url}/#/jobs", key=KEY) as page:
+        expect(page.locator("#jobs tr", has_text=FETCHED[:8])).to_contain_text("completed")
+        assert page.get_by_role("button", name="Download").count() == 0
+        timeline = opened(page, DONE)
+        with page.expect_download() as download:
+            timeline.get_by_role("button", name="Download").click()
+        assert download.value.suggested_filename == f"{DONE}.pt.zst"
+        content = download.value.path().read_bytes()
+        assert zstandard.ZstdDecompressor().decompress(content) == RESULT
+        expect(timeline).to_contain_text(f"zstd -d {DONE}.pt.zst")
+        expect(timeline).to_contain_text(f'torch.load("{DONE}.pt", weights_only=False)')
+        check_access(page)
+        table = page.locator("#jobs .scroll")
+        assert table.evaluate("(each) => each.scrollWidth - each.clientWidth") == 0
+        # The result of this one went to its client.
+        expect(opened(page, FETCHED).get_by_role("button")).to_have_count(0)
+
+
+def test_a_result_that_is_not_compressed_has_another_name(
+    browser: Browser, url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "stored" / result_key(DONE)).write_bytes(RESULT)
+    with visiting(browser, f"{url}/#/jobs", key=KEY) as page:
+        timeline = opened(page, DONE)
+        with page.expect_download() as download:
+            timeline.get_by_role("button", name="Download").click()
+        assert download.value.suggested_filename == f"{DONE}.pt"
+        assert download.value.path().read_bytes() == RESULT
+
+
+def test_a_result_on_s3_is_downloaded_from_there(
+    browser: Browser, url: str, tmp_path: Path, s3: SwiftServer
+) -> None:
+    pytest.importorskip("obstore", reason="obstore needs Python 3.11")
+    from ndif.stores.objects.s3 import S3Address, S3Store
+
+    store = S3Store(S3Address(s3.url, s3.url, ACCESS_KEY, SECRET_KEY, "page"), 60)
+    key = result_key(DONE)
+    putting = store.put(key, zstandard.ZstdCompressor().compress(RESULT))
+    with ThreadPoolExecutor(1) as pool:  # Playwright has a loop in this one
+        pool.submit(asyncio.run, putting).result()
+    # Clients of 0.6 and 0.7 are told the size as well.
+    done = {"description": "", "data": (store.url(key, url), 1)}
+    end = StoredResponse({"id": DONE, "status": "COMPLETED", **done}, USER)
+    (tmp_path / "stored" / end_key(DONE)).write_bytes(end.encode())
+    with visiting(browser, f"{url}/#/jobs", key=KEY) as page:
+        timeline = opened(page, DONE)
+        with page.expect_download() as download:
+            timeline.get_by_role("button", name="Download").click()
+        assert download.value.url.startswith(s3.url)
+        assert download.value.suggested_filename == f"{DONE}.pt.zst"
+        content = download.value.path().read_bytes()
+        assert zstandard.ZstdDecompressor().decompress(content) == RESULT
+        expect(timeline).to_contain_text("torch.load")
+
+
+def test_a_phone_shows_what_reads_a_result(browser: Browser, url: str) -> None:
+    options = {"viewport": PHONE, "has_touch": True, "is_mobile": True}
+    with visiting(browser, f"{url}/#/jobs", key=KEY, **options) as page:
+        timeline = opened(page, DONE)
+        with page.expect_download():
+            timeline.get_by_role("button", name="Download").click()
+        expect(timeline).to_contain_text("torch.load")
+        assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+
+
+def test_a_failed_job_says_why(browser: Browser, url: str) -> None:
+    with visiting(browser, f"{url}/#/jobs", key=KEY) as page:
+        timeline = opened(page, FAILED)
+        last = "IndexError: <b>12</b> is not the index of a block"
+        expect(timeline.locator(".problem")).to_have_text(last)
+        expect(timeline.get_by_text("most recent call last")).to_be_hidden()
+        timeline.get_by_text("Traceback", exact=True).click()
+        expect(timeline.get_by_text("most recent call last")).to_be_visible()
+        check_access(page)
+        expect(timeline.get_by_role("button")).to_have_count(0)
+        expect(opened(page, DONE).locator(".problem")).to_have_count(0)
+
+
+def test_the_page_says_that_the_store_is_away(
+    browser: Browser, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(self: FileStore, key: str) -> bytes | None:
+        raise ObjectStoreError("the store is away")
+
+    monkeypatch.setattr(FileStore, "get", away)
+    with visiting(browser, f"{url}/#/jobs", key=KEY) as page:
+        expect(opened(page, DONE)).to_contain_text("cannot reach its store")
+        assert page.get_by_role("button", name="Download").count() == 0
+        expect(page.locator(".timeline tr", has_text="execute")).to_be_visible()
 
 
 def test_a_wrong_key_is_told_so(browser: Browser, url: str) -> None:

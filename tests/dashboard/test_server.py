@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
+import torch
+import zstandard
 from playwright.sync_api import Browser, expect
 
 from tests.cli.test_start import free_port
@@ -92,10 +95,17 @@ def test_a_job_is_seen_as_it_runs_and_is_ended_on_the_page(
         expect(page.locator(".said")).to_have_text(f"The job {job} is ended.")
         running.result()
         expect(page.locator("#jobs tr", has_text=job).first).to_contain_text("error")
+        page.locator("#jobs tr", has_text=job).first.get_by_role("button", name="Timeline").click()
         done = page.locator("#jobs tr", has_text="completed")
+        done.get_by_role("button", name="Timeline").click()
         with page.expect_download() as download:
-            done.get_by_role("button", name="Download").click()
-        assert download.value.path().stat().st_size > 0
+            page.locator(".timeline").get_by_role("button", name="Download").click()
+        assert download.value.suggested_filename.endswith(".pt.zst")
+        with (
+            download.value.path().open("rb") as file,
+            zstandard.ZstdDecompressor().stream_reader(file) as content,
+        ):
+            assert torch.load(io.BytesIO(content.read()), weights_only=False)
         expect(page.locator("#usage tbody tr")).to_contain_text(NAME)
         expect(others.locator("#jobs")).to_contain_text("You have no jobs here yet")
         # The course of jobs is read now and then.

@@ -62,27 +62,6 @@ function Cancel({ job, tell }) {
   </button>`;
 }
 
-function Download({ job, tell }) {
-  const click = async () => {
-    try {
-      const { data } = await ask(`/response/${encodeURIComponent(job.id)}`);
-      if (typeof data !== "string" || !/^https?:\/\//.test(data)) {
-        tell("This job's result went to its client, and is not stored.");
-        return;
-      }
-      const link = document.createElement("a");
-      link.href = data;
-      link.download = `${job.id}.pt`;
-      link.click();
-    } catch (error) {
-      tell(error.status === 404
-        ? "Only results of jobs that were sent with blocking=False are stored; this one went to its client."
-        : error.message);
-    }
-  };
-  return html`<button type="button" onClick=${click}>Download</button>`;
-}
-
 function timesOf(job, moment) {
   if (job.ended === null) {
     if (job.dispatched !== null) return `runs for ${duration(Math.max(0, moment - job.dispatched))}`;
@@ -106,7 +85,6 @@ function Row({ job, moment, open, toggle, tell }) {
       <td class="actions">
         <button type="button" aria-expanded=${isOpen} onClick=${() => toggle(isOpen ? "" : job.id)}>Timeline</button>
         ${job.ended === null && job.status !== "ENDING" && html`<${Cancel} job=${job} tell=${tell} />`}
-        ${job.status === "COMPLETED" && html`<${Download} job=${job} tell=${tell} />`}
       </td>
     </tr>
     ${isOpen && html`<tr class="below"><td colspan="6"><${Timeline} job=${job} /></td></tr>`}`;

@@ -1,4 +1,4 @@
-// The steps of one job, each as a bar over the time that it took.
+// The steps of one job, each as a bar over the time that it took, below its error or its stored result.
 
 import { html, useEffect, useState } from "./vendor/preact.js";
 import { clock, duration } from "./format.js";
@@ -7,6 +7,41 @@ import { ask } from "./session.js";
 
 const AGAIN_MS = 5000;
 const PARTS = ["gateway", "queue", "replica", "runner"];
+
+/** The error of a failed job: its last line, and on demand all of it. */
+function Failure({ error }) {
+  const lines = error.trimEnd().split("\n");
+  return html`<div class="failure">
+    <p class="problem">${lines.at(-1)}</p>
+    ${lines.length > 1 && html`<details><summary>Traceback</summary><pre tabindex="0" role="group"
+      aria-label="Traceback">${error}</pre></details>`}
+  </div>`;
+}
+
+/** A button that downloads a stored result, and then says what reads the file. */
+function Download({ id }) {
+  const [said, say] = useState("");
+  const click = async () => {
+    try {
+      const { data } = await ask(`/response/${encodeURIComponent(id)}`);
+      const link = document.createElement("a");
+      // Older clients are told the size as well.
+      link.href = Array.isArray(data) ? data[0] : data;
+      if (!/^https?:$/.test(link.protocol)) throw new Error("The server has no address of this result.");
+      // Whoever has the result names the file, by whether it is compressed.
+      link.download = "";
+      link.click();
+      say(html`Decompress a file that ends in .zst: <code>zstd -d ${id}.pt.zst</code>. Then${" "}
+        <code>torch.load("${id}.pt", weights_only=False)</code> reads it.`);
+    } catch (error) {
+      say(error.message);
+    }
+  };
+  return html`<div class="download">
+    <button type="button" onClick=${click}>Download</button>
+    <p class="note" role="status">${said}</p>
+  </div>`;
+}
 
 export function Timeline({ job }) {
   const [trace, setTrace] = useState(null);
@@ -33,11 +68,16 @@ export function Timeline({ job }) {
   }, [job.id, job.status]);
   if (sentence) return html`<p class="problem" role="alert">${sentence}</p>`;
   if (trace === null) return html`<${Empty}>Loading the steps…</${Empty}>`;
-  if (!trace.steps.length) return html`<${Empty}>No steps of this job were recorded.</${Empty}>`;
+  const left = html`${trace.stored && html`<${Download} id=${trace.id} />`}
+    ${trace.error && html`<${Failure} error=${trace.error} />`}
+    ${trace.ended !== null && trace.stored === null && html`<p class="note">The server cannot reach its store of${" "}
+      results now, and cannot say what is there of this job. Open this again in a moment.</p>`}`;
+  if (!trace.steps.length) return html`<div class="timeline">${left}<${Empty}>No steps of this job were recorded.</${Empty}></div>`;
   const first = Math.min(...trace.steps.map((step) => step.start));
   const last = Math.max(first + 0.001, ...trace.steps.map((step) => step.end));
   const share = (seconds) => `${(100 * seconds) / (last - first)}%`;
   return html`<div class="timeline">
+    ${left}
     <p class="note">${clock(first)}, ${duration(last - first)} in all${trace.ended === null ? " so far" : ""}. Job${" "}<code>${trace.id}</code></p>
     <table><caption class="off-screen">Steps of the job</caption>
       <thead><tr><th scope="col">Part</th><th scope="col">Step</th><th scope="col" class="number">Took</th>
