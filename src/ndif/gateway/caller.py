@@ -7,7 +7,7 @@ import hashlib
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
-from ndif.gateway.peer import uid_of, unmapped
+from ndif.gateway.peer import PEER, Peer, unmapped
 from ndif.net import is_loopback
 from ndif.stores.accounts import Caller
 
@@ -19,11 +19,13 @@ def caller_of(connection: HTTPConnection) -> Caller:
 
     A request that a proxy passes on is not that of the proxy's user, whoever may have forged its headers.
     """
-    address, port = connection.client or ("", 0)
-    address, server = unmapped(address), connection.scope.get("server")
+    client, server = connection.client, connection.scope.get("server")
+    address = unmapped(client.host if client else "")
     uid = None
-    if server and server[1] and is_loopback(address) and not _is_forwarded(connection.headers):
-        uid = uid_of((address, port), server)
+    if is_loopback(address) and not _is_forwarded(connection.headers):
+        # A WebSocket is asked for when it opens.
+        peer = connection.scope.get(PEER) or Peer(client, server)
+        uid = peer.uid
     return Caller(connection.headers.get("ndif-api-key", ""), address, uid)
 
 

@@ -21,6 +21,7 @@ from websockets.http11 import Request
 
 from ndif.gateway.http_error import HttpError, written
 from ndif.gateway.incoming import MAX_ENVELOPE, Incoming, IncomingFullError
+from ndif.gateway.peer import PEER, Peer
 from ndif.gateway.request_log import REQUEST_ID
 from ndif.telemetry.request_id import HEADER, RequestId, named
 
@@ -225,6 +226,7 @@ class HttpConnection(_Watched, HttpToolsProtocol):
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
         self._reader = _Reader(transport, self._incoming, f"a client at {_host(self.client)}")
+        self._peer = Peer(self.client, self.server)
         self._head.start()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -259,6 +261,7 @@ class HttpConnection(_Watched, HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """See `HttpToolsProtocol`."""
         super().on_message_begin()
+        self.scope[PEER] = self._peer  # type: ignore[literal-required]
         self._is_head = True
         self._header_bytes = 0
         self._head.start()

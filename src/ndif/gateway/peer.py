@@ -44,6 +44,26 @@ def uid_of(client: Address, server: Address) -> int | None:
     return None if uid == _overflow() else uid
 
 
+class Peer:
+    """The other end of one connection, of which the kernel is asked once."""
+
+    def __init__(self, client: Address | None, server: tuple[str, int | None] | None) -> None:
+        self._client = client
+        self._server = server
+
+    @functools.cached_property
+    def uid(self) -> int | None:
+        """Return the user of the process there, if it is on this machine and known; else None."""
+        host, port = self._server or ("", None)
+        if self._client is None or not port:  # a socket of Unix has neither
+            return None
+        return uid_of(self._client, (host, port))
+
+
+PEER = "ndif.peer"
+"""Key of a connection's `Peer` in the scope of each of its requests."""
+
+
 def unmapped(address: str) -> str:
     """Return an IPv4 address that is written as an IPv6 one in its own form, and any other as it is."""
     try:

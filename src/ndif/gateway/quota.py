@@ -6,9 +6,10 @@ import logging
 import math
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ndif.config.settings import Settings
 from ndif.config.units import format_duration
@@ -42,12 +43,25 @@ class Quota:
     rates: Rates
     _ran: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
     """Until when it is believed, and the seconds that each user's blocks ran today."""
+    _limits: OrderedDict[str, tuple[Mapping[str, Any] | None, Limits]] = field(
+        default_factory=OrderedDict
+    )
+    """What a key has of its own, and the limits that follow from it."""
+
+    def __post_init__(self) -> None:
+        self._keyless = Limits(queue_depth=self.settings.max_queue_depth)
 
     def limits_of(self, account: Account) -> Limits:
         """Return the limits of an account."""
-        if account.key:
-            return Limits.of(self.settings, account.limits)
-        return Limits(queue_depth=self.settings.max_queue_depth)
+        if not account.key:
+            return self._keyless
+        own, limits = self._limits.get(account.key, (None, self._keyless))
+        if own != account.limits:
+            limits = Limits.of(self.settings, account.limits)
+            self._limits[account.key] = account.limits, limits
+            if len(self._limits) > _MOST:
+                self._limits.popitem(last=False)
+        return limits
 
     async def admit(self, account: Account, limits: Limits) -> None:
         """Count a request; raise an `HttpError` that says when the next is taken if it is too many."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found] # no stubs
 import asyncio
 import atexit
 import contextlib

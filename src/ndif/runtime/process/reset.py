@@ -173,7 +173,7 @@ class Reset:
 def _descriptors() -> dict[int, tuple[int, ...]]:
     """Return the file behind each descriptor that is open, of those that this process may have."""
     closed = {fd for fd, events in _DESCRIPTORS.poll(0) if events & select.POLLNVAL}
-    found = {}
+    found: dict[int, tuple[int, ...]] = {}
     for fd in range(_MAX_DESCRIPTORS):
         if fd not in closed:
             facts = os.fstat(fd)
