@@ -46,7 +46,7 @@ class Quota:
     _limits: OrderedDict[str, tuple[Mapping[str, Any] | None, Limits]] = field(
         default_factory=OrderedDict
     )
-    """What a key has of its own, and the limits that follow from it."""
+    """The limits that each key has of its own, and all that hold for it."""
 
     def __post_init__(self) -> None:
         self._keyless = Limits(queue_depth=self.settings.max_queue_depth)

@@ -187,6 +187,14 @@ REFUSED = [
     ("AttributeError: 'function' object has no attribute", "import numpy, torch\ntorch.vmap(numpy.ndarray).tofile"),
     ("AttributeError: X.format is no parameter", "from sklearn.decomposition import PCA\nclass X(PCA, str):\n def __init__(self, format=1): pass\nX('{0.__class__}').get_params()"),
     ("AttributeError: X.to_csv is not available", "import os, pandas\nclass X(type(os), pandas.DataFrame):\n def __init__(self): pass\n __getattribute__ = pandas.DataFrame.__getattribute__\nX().to_csv"),
+    # functions of libraries, which a reset between requests does not look at under the policy
+    ("AttributeError: the attribute '__code__' is not available", "import textwrap\ntextwrap.indent.__code__ = (lambda: 1).__code__"),
+    ("AttributeError: the attribute '__defaults__' cannot be set", "import textwrap\ntextwrap.indent.__defaults__ = (1,)"),
+    ("AttributeError: the attribute '__defaults__' cannot be set", "import textwrap\ndel textwrap.indent.__defaults__"),
+    ("AttributeError: the attribute '__kwdefaults__' cannot be set", "import torch\ntorch.nn.Module.forward.__kwdefaults__ = {}"),
+    ("AttributeError: the attribute '__dict__' is not available", "import textwrap\nvars(textwrap.indent)['a'] = 1"),
+    ("AttributeError: cannot set 'note' of <function indent", "import textwrap\nsetattr(textwrap.indent, 'note', 1)"),
+    ("AttributeError: cannot set 'note' of <function indent", "import textwrap\nobject.__setattr__(textwrap.indent, 'note', 1)"),
     # texts that libraries take for names and for code; what such a library gives
     ("AttributeError: torch.cuda.nvtx is not available on this server: it looks up", "import torch\ntorch.cuda.nvtx"),
     ("AttributeError: the printmethod '__getattribute__' of a printer", "from sympy.printing.str import StrPrinter\nclass P(StrPrinter):\n printmethod = '__getattribute__'\nP().doprint(1)"),
