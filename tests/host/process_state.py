@@ -46,6 +46,8 @@ def answer(fd: int) -> None:
             print(argument, flush=True)
         if question == "state":
             said = state(fd)
+        if question == "isolation":
+            said = isolation()
         connection.sendall(json.dumps(said).encode() + b"\n")
 
 
@@ -101,6 +103,13 @@ def state(fd: int) -> dict[str, Any]:
             **({"torch": torch.initial_seed()} if torch else {}),
         },
     }
+
+
+def isolation() -> list[bool]:
+    """Return what of the policy and of the reset was made before this process."""
+    namespaces = sys.modules.get("ndif.runtime.process.namespaces")
+    has_made = namespaces is not None and namespaces.Namespaces.of_fork_server is not None
+    return ["ndif.sandbox.protector" in sys.modules, has_made]
 
 
 def _command(fd: int) -> list[str]:

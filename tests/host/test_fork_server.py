@@ -169,12 +169,14 @@ async def test_a_child_is_as_a_process_that_was_started(
             assert await child.process.wait() == 0
 
 
-def test_a_child_of_the_real_server() -> None:
+@pytest.mark.parametrize("untrusted", [False, True])
+def test_a_child_of_the_real_server(untrusted: bool) -> None:
     """Children have imported all that a model process does, in one thread and without CUDA."""
     program = (
         "import sys; from tests.host.process_state import answer;"
         "from ndif.runtime.process import fork_server as s; fd, generation = int(sys.argv[1]), sys.argv[2];"
-        "s._PROGRAMS = {'ndif.runtime': answer}; s.main(fd, generation)"
+        "s._PROGRAMS = {'ndif.runtime': answer}; s.main(fd, generation, "
+        f"untrusted={untrusted})"
     )
     ours, theirs = socket.socketpair()
     with theirs:
@@ -189,12 +191,15 @@ def test_a_child_of_the_real_server() -> None:
         for each in (its_status, its_channel):
             each.close()
         (pid,) = STATUS.unpack(status.recv(STATUS.size))
-        channel.sendall(b"state\n")
-        found = json.loads(channel.makefile().readline())
+        answers = channel.makefile()
+        channel.sendall(b"state\nisolation\n")
+        found = json.loads(answers.readline())
         assert found["pid"] == pid
         assert found["threads"] == 1
         assert not found["cuda"]
         assert {"torch", "transformers", "nnsight"} <= {*found["imported"]}
+        assert json.loads(answers.readline()) == [untrusted, untrusted]
+        answers.close()
         channel.close()
         assert STATUS.unpack(status.recv(STATUS.size)) == (0,)
     finally:

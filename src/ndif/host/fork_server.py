@@ -18,7 +18,7 @@ from ndif.host.environment import environment, for_untrusted
 from ndif.host.heartbeat import FROZEN_S, sign_of_life, until_frozen
 from ndif.host.runtimes import Runtime
 from ndif.runtime.frames import Channel
-from ndif.runtime.process.fork_server import OPTION, STATUS
+from ndif.runtime.process.fork_server import OPTION, STATUS, UNTRUSTED
 from ndif.tasks import end, within
 
 logger = logging.getLogger(__name__)
@@ -140,7 +140,9 @@ async def _reader(pipe: IO[bytes]) -> asyncio.StreamReader:
 class _ForkServer:
     """The server of one runtime and environment. It is usable from any event loop."""
 
-    def __init__(self, runtime: Runtime, variables: Mapping[str, str], frozen_s: float) -> None:
+    def __init__(
+        self, runtime: Runtime, variables: Mapping[str, str], frozen_s: float, *, untrusted: bool
+    ) -> None:
         """Start the server; raise an `OSError` if that fails."""
         self._frozen_s = frozen_s
         control, theirs = socket.socketpair()
@@ -151,6 +153,7 @@ class _ForkServer:
                     [
                         str(runtime.interpreter),
                         *("-m", "ndif.runtime", str(theirs.fileno()), OPTION, runtime.generation),
+                        *([UNTRUSTED] if untrusted else ()),
                     ],
                     pass_fds=[theirs.fileno()],
                     env=dict(variables),
@@ -257,7 +260,9 @@ class ForkServers:
         if key in self._servers and not self._servers[key].was_killed:
             return
         try:
-            self._servers[key] = _ForkServer(runtime, dict(key[1]), self._frozen_s)
+            self._servers[key] = _ForkServer(
+                runtime, dict(key[1]), self._frozen_s, untrusted=untrusted
+            )
         except OSError as error:
             logger.warning(
                 "the fork server of nnsight %s did not start: %s", runtime.version, error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import types
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -12,11 +14,14 @@ from hypothesis import strategies as st
 from ndif.runtime.process.namespaces import (
     _LIST,
     _SET,
+    Namespaces,
     _function_offsets,
     _is_known,
     _Items,
     _Layout,
     _Words,
+    copied,
+    has_same_members,
 )
 
 _OBJECTS = [object() for _ in range(8)]
@@ -117,3 +122,52 @@ def test_each_function_that_was_replaced_is_found(steps: list[tuple[int, str]]) 
     assert words.changed() == sorted({number for number, _ in steps})
     words.note()
     assert words.changed() == []
+
+
+def test_what_was_added_since_a_fork_server_made_them_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = types.ModuleType("known")
+    known.__dict__.update(kept=[1], table={"a": 1})
+    monkeypatch.setitem(sys.modules, "known", known)
+    monkeypatch.setattr(Namespaces, "of_fork_server", Namespaces(functions=False))
+
+    added = types.ModuleType("added")
+    added.__dict__.update(names=["b"], seen={1, 2})
+    monkeypatch.setitem(sys.modules, "added", added)
+    known.later = ["c"]  # type: ignore[attr-defined]
+    known.kept.append(2)
+    cls = type("Added", (), {"shared": []})
+
+    found = Namespaces.of_this_process(functions=False)
+    assert found is Namespaces.of_fork_server
+    mine = ("known", "added", f"{__name__}.Added")
+    assert [each for each in found.changes() if each.name.startswith(mine)] == []
+    known.kept.append(3)
+    known.table["a"] = 2
+    known.later.append("d")  # type: ignore[attr-defined]
+    added.names.clear()
+    added.seen.add(3)
+    cls.shared.append(1)  # type: ignore[attr-defined]
+    changes = {each.name: each for each in found.changes() if each.name.startswith(mine)}
+    assert {*changes} == {
+        *("known.kept", "known.table", "known.later", "added.names", "added.seen"),
+        f"{__name__}.Added.shared",
+    }
+    for each in changes.values():
+        each.restore()
+    assert (known.kept, known.table, known.later) == ([1, 2], {"a": 1}, ["c"])  # type: ignore[attr-defined]
+    assert (added.names, added.seen, cls.shared) == (["b"], {1, 2}, [])  # type: ignore[attr-defined]
+    monkeypatch.delitem(sys.modules, "added")
+    assert found.restore_modules(lambda _: False) == ""
+    assert sys.modules["added"] is added
+
+
+def test_a_dictionary_that_makes_what_it_is_asked_for_is_copied_as_it_is() -> None:
+    class Makes(OrderedDict[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            return super().__getitem__(key)()
+
+    makes = Makes(one=list)
+    assert copied(makes) == {"one": list}
+    assert has_same_members(makes, copied(makes))

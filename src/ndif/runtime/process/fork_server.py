@@ -36,6 +36,8 @@ STATUS = struct.Struct("!i")
 
 OPTION = "--fork-server"
 """Option of `python -m ndif.runtime` that asks for a fork server instead of a model process."""
+UNTRUSTED = "--untrusted"
+"""Option that asks for what processes need whose runners are confined, and reset between requests."""
 
 _IMPORTED = (
     "torch",
@@ -54,6 +56,7 @@ _CONFINEMENT = (
     "ndif.sandbox.confinement.landlock",
     "ndif.sandbox.confinement.seccomp",
 )
+_OF_UNTRUSTED = ("ndif.sandbox.protector", "ndif.runtime.process.reset")
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _ARGUMENTS = 45
 """Position of the arguments' first address in /proc/self/stat, counted after the command's name."""
@@ -63,8 +66,11 @@ class CannotForkError(Exception):
     """Something started CUDA in the server, so that no child could use it."""
 
 
-def main(fd: int, generation: str) -> None:
-    """Import what model processes of `generation` need, then fork them until the host hangs up."""
+def main(fd: int, generation: str, *, untrusted: bool) -> None:
+    """Import what model processes of `generation` need, then fork them until the host hangs up.
+
+    `untrusted`: their runners are confined.
+    """
     end_with_parent()
     given = os.environ.get(_NVML_CHECK)
     # A module that asks torch for GPUs as it is imported then asks NVML, which starts nothing.
@@ -83,9 +89,20 @@ def main(fd: int, generation: str) -> None:
         del os.environ[_NVML_CHECK]
     else:
         os.environ[_NVML_CHECK] = given
+    if untrusted:
+        _prepare_reset()
     if reached := Cuda().find_early_start():
         raise CannotForkError(reached)
     ForkServer(Channel(socket.socket(fileno=fd)), _PROGRAMS).serve()
+
+
+def _prepare_reset() -> None:
+    """Import the policy and the reset, and copy the namespaces that a reset restores, for all zygotes."""
+    for name in _OF_UNTRUSTED:
+        importlib.import_module(name)
+    from ndif.runtime.process.namespaces import Namespaces
+
+    Namespaces.of_fork_server = Namespaces(functions=False)
 
 
 def _measure(fd: int) -> None:

@@ -66,7 +66,8 @@ class Isolation:
         from ndif.runtime.process.namespaces import Namespaces
 
         # Under the policy no request can write to a function that is not its own.
-        return replace(self, namespaces=Namespaces(functions=self.policy is None))
+        found = Namespaces.of_this_process(functions=self.policy is None)
+        return replace(self, namespaces=found)
 
     def moved(self, folder: Path, driver: DriverFiles) -> Isolation:
         """Return the same around a model whose weights have moved to other devices."""

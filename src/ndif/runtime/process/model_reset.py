@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ndif.runtime.process.model_state import ModelState, ResetError, WeightsMemory
-from ndif.runtime.process.namespaces import Versions, members_of
+from ndif.runtime.process.namespaces import Versions, copied, members_of
 from ndif.runtime.process.proc_files import ProcFiles
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class _Code:
         ]
         self._names = [name for name, _ in owners]
         self._members = [members for _, members in owners]
-        self._before = [dict.copy(members) for members in self._members]
+        self._before = [copied(members) for members in self._members]
         self._versions = Versions(self._members)
 
     def check(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from ndif.runtime.process.namespaces import Versions, has_same_members
+from ndif.runtime.process.namespaces import Versions, copied, has_same_members
 from ndif.runtime.process.proc_files import ProcFiles
 
 
@@ -36,7 +36,7 @@ class ModelState:
                 if id(found) not in known:
                     known.add(id(found))
                     self._dicts.append(found)
-                    self._copies.append(dict.copy(found))
+                    self._copies.append(copied(found))
                     lists = [value for value in dict.values(found) if type(value) is list]
                     self._lists += [(value, list(value)) for value in lists]
         inner = getattr(getattr(model, "tokenizer", None), "_tokenizer", None)

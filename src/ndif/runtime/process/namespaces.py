@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import is_
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -46,8 +46,11 @@ class Namespaces:
 
     Finds and restores changes. The cost grows with the number of changes and not with the size of the
     namespaces, because a dictionary's version shows that it is unchanged. The zygote creates it, so that
-    all forks share the copies.
+    all forks share the copies. A fork server creates one before, for the zygotes of all its models.
     """
+
+    of_fork_server: ClassVar[Namespaces | None] = None
+    """Those of the fork server that this process comes from, if it made them."""
 
     def __init__(self, *, functions: bool) -> None:
         """Copy all; with `functions`, also record the code, defaults and attributes of each function."""
@@ -66,6 +69,30 @@ class Namespaces:
         for found, name in _of_codecs():
             self._add(found, name) if isinstance(found, dict) else self._add_container(found, name)
         self._functions = _functions() if functions else []
+        self._note_words()
+
+    @classmethod
+    def of_this_process(cls, *, functions: bool) -> Namespaces:
+        """Return those of this process, which extend those of its fork server if there are any.
+
+        The functions that a fork server has imported and frozen are found by a new search alone.
+        """
+        found = cls.of_fork_server
+        if found is None or functions:
+            return cls(functions=functions)
+        found._extend()
+        return found
+
+    def _extend(self) -> None:
+        """Adopt what was added and changed since."""
+        changes = self.changes()
+        self.adopt(changes)
+        for change in changes:
+            if change.members is not None:
+                self._add_within(self._copies[change.at], self._owners[change.at])
+        self._modules = dict(sys.modules)
+        self._modules_version = Versions([sys.modules])
+        self._add_all()
         self._note_words()
 
     def _note_words(self) -> None:
@@ -103,7 +130,7 @@ class Namespaces:
         if id(found) not in self._known:
             self._known.add(id(found))
             self._dicts.append(found)
-            self._copies.append(dict.copy(found))
+            self._copies.append(copied(found))
             self._owners.append(owner)
 
     def _add_container(self, found: _Container, name: str) -> None:
@@ -128,7 +155,7 @@ class Namespaces:
         """Copy changed contents in place of the earlier copies."""
         for change in changes:
             if change.members is not None:
-                self._copies[change.at] = dict.copy(change.members)
+                self._copies[change.at] = copied(change.members)
             else:
                 container, _, name = self._containers[change.at]
                 self._containers[change.at] = (container, list(container), name)
@@ -215,7 +242,7 @@ class Change:
         now, before = self.members, self.before
         if now is None:
             return []
-        everything = {**dict.copy(before), **dict.copy(now)}
+        everything = {**before, **copied(now)}
         return [key for key in everything if not _has_same(now, before, key)]
 
     def restore(self) -> None:
@@ -442,6 +469,14 @@ def _has_versions() -> bool:
         change()
         seen.add(version.value)
     return len(seen) == len(changes) + 1
+
+
+def copied(found: dict[Any, Any]) -> dict[Any, Any]:
+    """Return a copy of what a dictionary holds, whatever a subclass gives for it.
+
+    `dict.copy` asks a subclass: one of transformers makes every activation that it knows the name of.
+    """
+    return dict(dict.items(found))
 
 
 def has_same_members(now: dict[Any, Any], before: dict[Any, Any]) -> bool:

@@ -160,7 +160,8 @@ class Zygote:
         load_s, loaded_at = time.perf_counter() - started, time.time()
         share(weights_of(Path(model["folder"])), self._control)
         self._warmup_request = WarmupRequest(self._generation)
-        self._warmup_request.run()
+        if untrusted is None:  # else it is run under the policy
+            self._warmup_request.run()
         return {"model": model, "load_s": load_s, "loaded_at": loaded_at}
 
     def _read(self) -> dict[str, Any]:
