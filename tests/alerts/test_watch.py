@@ -61,7 +61,7 @@ class Site:
 
     @property
     def saved(self) -> dict[str, Any]:
-        """What the next process is told."""
+        """The state that the next process finds."""
         if self.file.exists():
             state: dict[str, Any] = json.loads(self.file.read_text())
             return state

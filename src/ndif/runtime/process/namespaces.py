@@ -50,7 +50,7 @@ class Namespaces:
     """
 
     of_fork_server: ClassVar[Namespaces | None] = None
-    """Those of the fork server that this process comes from, if it made them."""
+    """The namespaces of the fork server that this process comes from; None if there is none."""
 
     def __init__(self, *, functions: bool) -> None:
         """Copy all; with `functions`, also record the code, defaults and attributes of each function."""
@@ -73,7 +73,7 @@ class Namespaces:
 
     @classmethod
     def of_this_process(cls, *, functions: bool) -> Namespaces:
-        """Return those of this process, which extend those of its fork server if there are any.
+        """Return the namespaces of this process, which extend those of its fork server if there are any.
 
         The functions that a fork server has imported and frozen are found by a new search alone.
         """
