@@ -135,7 +135,7 @@ async def test_one_that_hangs_or_refuses_costs_the_others_nothing(
         began = time.monotonic()
         for number in range(5):
             made.send(fresh(f"{number} fails."))
-        assert time.monotonic() - began < 0.1
+        assert time.monotonic() - began < 1
         await until(lambda: len(well.taken) == 5)
         assert not hangs.taken
         await until(lambda: fails.asked > 2 and hangs.asked > 1)

@@ -749,7 +749,7 @@ def scenario_a_segfault_costs_one_request(context: Context) -> None:
     began = time.monotonic()
     message = error_of(run)
     assert "SIGSEGV" in message, message
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5
     scenario_reads_of_layers_and_logits(context)
 
 

@@ -111,7 +111,7 @@ def test_the_steps_of_a_job_are_told_while_the_store_is_silent(
     try:
         began = time.monotonic()
         assert httpx.get(url, timeout=30).json() == {**trace, "stored": None}
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 20
     finally:
         s3.resume()
     assert until(lambda: httpx.get(url, timeout=30).json() == trace)

@@ -117,7 +117,7 @@ def test_steps_are_told_without_the_store(
     for job in (DONE, FETCHED, FAILED):
         began = time.monotonic()
         assert left(url, job) == (None, None)
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 20
     assert left(url, RUNNING) == NOTHING
     # The list asks the store of nothing.
     assert len(get(url, "requests").json()["requests"]) == 5

@@ -244,10 +244,13 @@ def test_it_is_cheap_among_thousands_of_sockets() -> None:
             stack.enter_context(socket.create_connection(server.getsockname()))
             accepted, address = server.accept()
             stack.enter_context(accepted)
-        begun = time.perf_counter()
+        took = []
         for _ in range(100):
+            begun = time.perf_counter()
             assert uid_of(address, accepted.getsockname()) == os.geteuid()
-        assert (time.perf_counter() - begun) / 100 < 0.001
+            took.append(time.perf_counter() - begun)
+        # Their list takes milliseconds.
+        assert sorted(took)[50] < 0.001
 
 
 @on_loop
