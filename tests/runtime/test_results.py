@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import operator
 import os
+import resource
 import sys
 import types
 import weakref
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,7 @@ import pytest
 import torch
 import zstandard
 
-from ndif.runtime.results import (
-    STORE_LEVEL,
-    Result,
-    ResultNotStoredError,
-    ResultTooLargeError,
-)
+from ndif.runtime.results import Result, ResultNotStoredError, ResultTooLargeError
 
 MB = 1 << 20
 
@@ -30,16 +27,18 @@ def loaded(content: bytes) -> Any:
     return torch.load(io.BytesIO(content), weights_only=False)
 
 
-def written(result: Result, path: Path, level: int | None) -> bytes:
+def written(result: Result, path: Path, form: str) -> bytes:
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
-        if level is None:
-            result.write(fd)
-        else:
-            result.write_compressed(fd, level, threads=2)
+        writers(result)[form](fd)
     finally:
         os.close(fd)
     return path.read_bytes()
+
+
+def writers(result: Result) -> dict[str, Callable[[int], None]]:
+    compressed = partial(result.write_compressed, threads=2)
+    return {"plain": result.write, "frame": result.write_frame, "compressed": compressed}
 
 
 def test_a_small_result_is_kept() -> None:
@@ -52,13 +51,13 @@ def test_a_small_result_is_kept() -> None:
     assert unpacked == result.content
 
 
-@pytest.mark.parametrize("level", [None, 1, STORE_LEVEL])
-def test_a_large_result_is_streamed(tmp_path: Path, level: int | None) -> None:
+@pytest.mark.parametrize("form", ["plain", "frame", "compressed"])
+def test_a_large_result_is_streamed(tmp_path: Path, form: str) -> None:
     values = {"x": torch.randn(3 * MB // 2), "y": torch.ones(5)}
     result = Result(values, max_bytes=100 * MB, max_inline=MB)
     assert result.content is None
-    content = written(result, tmp_path / "result", level)
-    if level is not None:
+    content = written(result, tmp_path / "result", form)
+    if form != "plain":
         # nnsight 0.8 decompresses in one call, which needs the size in the frame.
         assert zstandard.get_frame_parameters(content).content_size == result.size
         content = zstandard.ZstdDecompressor().decompress(content)
@@ -95,9 +94,9 @@ def test_a_module_of_the_model_comes_without_what_nnsight_put_on_it() -> None:
 
 def test_only_results_that_compress_are_compressed() -> None:
     noise = torch.randint(-(2**62), 2**62, (MB,))
-    assert Result({"x": noise}, 100 * MB, MB).worthwhile_level() == STORE_LEVEL
+    assert not Result({"x": noise}, 100 * MB, MB).compresses()
     activations = torch.randn(4 * MB).to(torch.bfloat16)
-    assert Result({"x": activations}, 100 * MB, MB).worthwhile_level() == 1
+    assert Result({"x": activations}, 100 * MB, MB).compresses()
 
 
 def test_a_result_that_is_too_large_is_explained() -> None:
@@ -108,12 +107,26 @@ def test_a_result_that_is_too_large_is_explained() -> None:
 @pytest.mark.parametrize("numbers", [300, 3_000_000])
 def test_a_full_disk_is_not_the_users_fault(numbers: int) -> None:
     result = Result({"values": torch.randn(numbers)}, 1 << 30, 0)
-    for write in (result.write, partial(result.write_compressed, level=1, threads=2)):
+    for write in writers(result).values():
         with (
             Path("/dev/full").open("wb") as full,
             pytest.raises(ResultNotStoredError, match="the server's disk is full"),
         ):
             write(full.fileno())
+
+
+def test_a_disk_that_takes_a_part_takes_the_rest_or_the_user_is_told(tmp_path: Path) -> None:
+    """As a disk that has room for the beginning: the system writes that, and refuses what follows."""
+    result = Result({"values": torch.randn(3_000_000)}, 1 << 30, 0)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5 * MB, limits[1]))
+    try:
+        for form in writers(result):
+            with pytest.raises(ResultNotStoredError, match=r"failed \(File too large\)"):
+                written(result, tmp_path / form, form)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / "frame").stat().st_size == 5 * MB
 
 
 def test_a_view_is_saved_without_its_storage() -> None:

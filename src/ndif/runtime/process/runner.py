@@ -28,7 +28,7 @@ from ndif.runtime.process import proc_files
 from ndif.runtime.process.cuda import Cuda, DeviceError
 from ndif.runtime.process.model_state import ResetError
 from ndif.runtime.process.warmup_request import start_threads
-from ndif.runtime.results import STORE_LEVEL, Result, ResultNotStoredError, ResultTooLargeError
+from ndif.runtime.results import Result, ResultNotStoredError, ResultTooLargeError
 from ndif.runtime.tracebacks import explain, walk
 from ndif.sizes import format_size
 
@@ -311,11 +311,12 @@ class Runner:
         if self._isolation is not None:
             self._isolation.confinement.allow_result_file()
         try:
-            if header["compress_stored"]:
-                level = STORE_LEVEL if header["nearby"] else result.worthwhile_level()
-                result.write_compressed(fds[0], level, self._threads)
-            else:
+            if not header["compress_stored"]:
                 result.write(fds[0])
+            elif header["nearby"] or not result.compresses():
+                result.write_frame(fds[0])
+            else:
+                result.write_compressed(fds[0], self._threads)
         finally:
             os.close(fds[0])
         self._channel.send({"kind": "spilled", **cost()})
