@@ -503,6 +503,14 @@ async def test_those_who_wait_are_told_how_the_line_moves(tmp_path: Path) -> Non
         await third.hears(Status.COMPLETED)
 
 
+@pytest.mark.parametrize(
+    ("took_s", "pause_s"), [(0.0, 3.0), (0.29, 3.0), (1.5, 15.0), (600.0, 60.0)]
+)
+def test_a_long_line_is_told_less_often(took_s: float, pause_s: float) -> None:
+    """Else the updates of 10,000 clients take a third of the server from the jobs that they wait for."""
+    assert QueuePolicy(update_interval_s=3.0).update_pause_s(took_s) == pytest.approx(pause_s)
+
+
 @on_loop
 async def test_nothing_follows_the_last_word(tmp_path: Path) -> None:
     async with a_line(tmp_path, update_interval_s=OFTEN_S) as line:

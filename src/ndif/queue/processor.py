@@ -33,6 +33,10 @@ _DEFECT = "The server failed while it ran this job; its log says why."
 _PROVISIONING = "A replica is being set up for your model."
 _COUNTING = 0.1
 """Share of the time for which the places of polled requests may be counted."""
+_TELLING = 0.1
+"""Share of the time for which live clients may be told their positions, with what else runs meanwhile."""
+_SELDOM_S = 60.0
+"""Longest pause between two such rounds: a broker that was away has made one long."""
 _TELL_AT_ONCE = 8
 """Updates between two chances for other tasks of the process."""
 _BACK_OFF_S = 30.0
@@ -49,6 +53,13 @@ class QueuePolicy:
     """Times that a request runs whose replica fails."""
     head_start_s: float = 60.0
     patience: int = 32
+
+    def update_pause_s(self, took_s: float) -> float:
+        """Return the seconds until the next round of positions, after one that took `took_s`.
+
+        Ten thousand clients take a second of one core: they are told less often, and jobs go on.
+        """
+        return max(self.update_interval_s, min(took_s / _TELLING, _SELDOM_S))
 
 
 @dataclass(slots=True)
@@ -297,14 +308,16 @@ class Processor:
 
     async def _update_positions(self) -> None:
         """Tell every waiting live client its position, again and again, until cancelled."""
+        took_s = 0.0
         while True:
-            await asyncio.sleep(self._policy.update_interval_s)
-            work_ahead_s = 0.0
+            await asyncio.sleep(self._policy.update_pause_s(took_s))
+            began, work_ahead_s = time.monotonic(), 0.0
             for entry, position in self.queue.positions() if self.queue else ():
                 await self._send_position(entry, position, work_ahead_s)
                 work_ahead_s += self._run_times.expected(entry)
                 if position % _TELL_AT_ONCE == 0:
                     await asyncio.sleep(0)
+            took_s = time.monotonic() - began
 
     async def _send_position(
         self, entry: Entry[Request], position: int, work_ahead_s: float | None = None
