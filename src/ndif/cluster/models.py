@@ -67,6 +67,8 @@ class Model:
     """Seconds that its last load from the disk took, by generation."""
     same_as: Model | None = None
     """Model that it turned out to be, and that is served in its place."""
+    _names: tuple[DeploymentConfig, int, frozenset[str]] | None = None
+    """Its names in lower case, and the settings and number of aliases that they were taken from."""
 
     @property
     def dedicated(self) -> bool:
@@ -118,16 +120,23 @@ class Model:
         """Return True if `key` of a client names it."""
         if key == self.key:
             return True
-        # Called for every model and request: most are told apart without building a sentence.
         if not self.called(key.repo_id):
             return False
         return explain_mismatch(self.config, replace(key, repo_id=self.config.repo_id)) is None
 
     def called(self, repo_id: str) -> bool:
         """Return True if it is known by that repository id: the first, the hub's, or an alias."""
-        name = repo_id.lower()
-        names = (self.config.repo_id.lower(), self.key.repo_id.lower())
-        return name in names or name in self.aliases
+        return repo_id.lower() in self.names
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Repository ids by which it is known, in lower case."""
+        known = self._names
+        if known is None or known[0] is not self.config or known[1] != len(self.aliases):
+            first, hub = self.key.repo_id.lower(), self.config.repo_id.lower()
+            known = self.config, len(self.aliases), frozenset((first, hub, *self.aliases))
+            self._names = known
+        return known[2]
 
 
 class Models:
@@ -166,7 +175,9 @@ class Models:
 
     def find(self, key: ModelKey) -> Model | None:
         """Return the model that `key` names; None if it is not known."""
-        named = [model for model in self._models if model.named(key)]
+        # Each request asks all models: most are told apart by their names alone.
+        name = key.repo_id.lower()
+        named = [model for model in self._models if name in model.names and model.named(key)]
         # A dedicated model comes before one that a user requested.
         return min(named, key=lambda model: (model.key != key, not model.dedicated), default=None)
 
