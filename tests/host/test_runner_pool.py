@@ -113,11 +113,23 @@ async def nothing_more_happens() -> None:
 # Runners of one request each.
 
 
+async def full(zygote: Zygote, size: int) -> FreshRunners:
+    """Return a pool that has as many runners as it wants."""
+    pool = FreshRunners(zygote.fork, size)
+    await pool.start()
+    await settle(lambda: len(zygote.runners) == size)
+    await nothing_more_happens()
+    return pool
+
+
 @on_loop
-async def test_a_pool_starts_full() -> None:
+async def test_a_pool_has_started_once_a_runner_waits() -> None:
     async with a_zygote() as zygote:
-        await FreshRunners(zygote.fork, 3).start()
-        assert len(zygote.runners) == 3
+        pool = FreshRunners(zygote.fork, 3)
+        await pool.start()
+        assert len(zygote.runners) == 1
+        await settle(lambda: len(zygote.runners) == 3)
+        assert await pool.acquire("") is zygote.runners[0]
 
 
 @on_loop
@@ -129,17 +141,27 @@ async def test_runners_start_one_after_the_other() -> None:
             await settle(lambda count=count: len(zygote.runners) == count)
             await nothing_more_happens()
             assert len(zygote.runners) == count
-            assert not starting.done()
+            assert starting.done() == (count > 1)
             zygote.ends[-1].sendall(IDLE)
-        await starting
+        await nothing_more_happens()
         assert len(zygote.runners) == 3
+
+
+@on_loop
+async def test_a_pool_that_is_cleared_forks_no_more() -> None:
+    async with a_zygote() as zygote:
+        pool = FreshRunners(zygote.fork, 3)
+        await pool.start()
+        await pool.clear()
+        await asyncio.sleep(0.05)
+        assert len(zygote.runners) == 1
+        assert not any(runner.usable for runner in zygote.runners)
 
 
 @on_loop
 async def test_the_oldest_runner_is_used_first() -> None:
     async with a_zygote() as zygote:
-        pool = FreshRunners(zygote.fork, 3)
-        await pool.start()
+        pool = await full(zygote, 3)
         assert [await pool.acquire("") for _ in range(3)] == zygote.runners
         assert len(zygote.runners) == 3
 
@@ -147,8 +169,7 @@ async def test_the_oldest_runner_is_used_first() -> None:
 @on_loop
 async def test_a_runner_is_used_once() -> None:
     async with a_zygote() as zygote:
-        pool = FreshRunners(zygote.fork, 2)
-        await pool.start()
+        pool = await full(zygote, 2)
         taken = []
         for _ in range(20):
             taken.append(await pool.acquire(""))
@@ -159,8 +180,7 @@ async def test_a_runner_is_used_once() -> None:
 @on_loop
 async def test_a_pool_is_filled_after_the_request() -> None:
     async with a_zygote() as zygote:
-        pool = FreshRunners(zygote.fork, 2)
-        await pool.start()
+        pool = await full(zygote, 2)
         runner = await pool.acquire("")
         await nothing_more_happens()
         # It would warm up on the cores of the request.
@@ -174,8 +194,7 @@ async def test_a_pool_is_filled_after_the_request() -> None:
 @on_loop
 async def test_a_pool_keeps_its_size() -> None:
     async with a_zygote() as zygote:
-        pool = FreshRunners(zygote.fork, 2)
-        await pool.start()
+        pool = await full(zygote, 2)
         for count in range(3, 10):
             pool.release(await pool.acquire(""), answered=True)
             await settle(lambda count=count: len(zygote.runners) == count)
@@ -186,8 +205,7 @@ async def test_a_pool_keeps_its_size() -> None:
 @on_loop
 async def test_a_burst_of_requests_refills_the_pool_once() -> None:
     async with a_zygote() as zygote:
-        pool = FreshRunners(zygote.fork, 2)
-        await pool.start()
+        pool = await full(zygote, 2)
         zygote.mute = True
         taken = [await pool.acquire(""), await pool.acquire("")]
         for runner in taken:
@@ -231,8 +249,7 @@ async def test_a_runner_that_is_released_before_its_pid_is_known_ends() -> None:
 @on_loop
 async def test_a_runner_that_ended_while_waiting_is_skipped() -> None:
     async with a_zygote() as zygote:
-        pool = FreshRunners(zygote.fork, 3)
-        await pool.start()
+        pool = await full(zygote, 3)
         zygote.end(zygote.runners[0])
         zygote.end(zygote.runners[1])
         assert await pool.acquire("") is zygote.runners[2]
@@ -242,8 +259,7 @@ async def test_a_runner_that_ended_while_waiting_is_skipped() -> None:
 @on_loop
 async def test_a_runner_is_forked_if_all_have_ended() -> None:
     async with a_zygote() as zygote:
-        pool = FreshRunners(zygote.fork, 2)
-        await pool.start()
+        pool = await full(zygote, 2)
         for runner in list(zygote.runners):
             zygote.end(runner)
         taken = await pool.acquire("")
@@ -254,8 +270,7 @@ async def test_a_runner_is_forked_if_all_have_ended() -> None:
 @on_loop
 async def test_runners_that_ended_while_waiting_are_replaced() -> None:
     async with a_zygote() as zygote:
-        pool = FreshRunners(zygote.fork, 3)
-        await pool.start()
+        pool = await full(zygote, 3)
         runner = await pool.acquire("")
         for waiting in zygote.runners[1:]:
             zygote.end(waiting)
@@ -346,8 +361,7 @@ async def test_a_runner_that_ends_within_its_first_frame() -> None:
 @on_loop
 async def test_a_pool_that_could_not_be_filled_is_filled_after_the_next_request() -> None:
     async with a_zygote() as zygote:
-        pool = FreshRunners(zygote.fork, 2)
-        await pool.start()
+        pool = await full(zygote, 2)
         zygote.first_words = pack({"kind": "failed"})
         pool.release(await pool.acquire(""), answered=True)
         await settle(lambda: len(zygote.runners) == 3)

@@ -148,11 +148,16 @@ class FreshRunners:
         self._refilling: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """See `RunnerPool.start`."""
+        """See `RunnerPool.start`. The first one can serve while the others are forked."""
+        await self._fill(1)
+        self._refill_soon()
+
+    async def _fill(self, size: int) -> None:
+        """Fork runners, one after the other, until so many wait."""
         for runner in [runner for runner in self._waiting if not runner.alive]:
             self._waiting.remove(runner)
             runner.channel.close()
-        while len(self._waiting) < self._size:
+        while len(self._waiting) < size:
             self._waiting.append(await self._new())
 
     async def acquire(self, key: str) -> RunnerHandle:
@@ -171,6 +176,9 @@ class FreshRunners:
         waits a moment, because the delivery of the result needs them.
         """
         _discard(runner)
+        self._refill_soon()
+
+    def _refill_soon(self) -> None:
         if self._refilling is None or self._refilling.done():
             self._refilling = asyncio.create_task(self._refill(), name="runner pool")
 
@@ -178,7 +186,7 @@ class FreshRunners:
         await asyncio.sleep(_DELIVERY_S)
         # No caller waits for this task; a process that has ended fails the next request.
         with contextlib.suppress(Exception):
-            await self.start()
+            await self._fill(self._size)
 
     async def clear(self) -> None:
         """See `RunnerPool.clear`."""
