@@ -18,6 +18,7 @@ from ndif.host.runtimes import Runtimes
 from ndif.net import with_password
 from ndif.placement.replica import DeploymentLevel, PlacedReplica
 from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.status import Status
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.redis.job_channels import JobReceiver
 from ndif.stores.broker.signing import Signer
@@ -72,7 +73,9 @@ class NodeActor(RemoteActor):
         actor = fleet.make_actor(DeploymentConfig(**said["config"]), generation, place)
         channel = await retry(lambda: JobReceiver.open(broker, place.name, leader), math.inf)
         callbacks = RedisCallbacks(broker.client, broker.signer, max_of_user=settings.max_callbacks)
-        return NodeServices(actor, broker, Responder(broker, objects, callbacks), channel)
+        # The leader tells of what is before that.
+        responder = Responder(broker, objects, callbacks, deferred=(Status.RUNNING,))
+        return NodeServices(actor, broker, responder, channel)
 
 
 def _see_gpus(counted: Sequence[str | None], here: Sequence[str | None]) -> None:

@@ -20,6 +20,7 @@ from ndif.stores.broker import Broker, BrokerError
 from ndif.stores.callbacks import CallbackQueue
 from ndif.stores.objects import FileStore, ObjectStore, ObjectStoreError
 from ndif.stores.objects.port import end_key, update_key
+from ndif.tasks import start
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,10 @@ _USER = "user"
 """Field of a stored response that no client is sent."""
 _MAX_TOLD = 10_000
 """Jobs whose last status is remembered; that of others may be told twice."""
+OF_A_QUICK_JOB = (Status.QUEUED, Status.DISPATCHED, Status.RUNNING)
+"""Statuses of a job between its receipt and its end."""
+_YOUNG_S = 0.1
+"""Seconds from a job's receipt for which its statuses are deferred: most jobs end soon."""
 _WAITS = "The server has started again, and your job waits for its turn."
 _LOST = "The server ended before this job was done, and has nothing of it. Send it again."
 
@@ -35,15 +40,29 @@ class Responder:
     """Deliver responses: on the live channel of a client that holds one, else in the object store.
 
     Keeps the responses of one request in order. Which response may follow which is for its callers to know.
+
+    A live client may be told the state of its job once the job is 0.1 s old, and of a shorter job the end
+    alone: each status costs the client, and the server, as much as the end does.
     """
 
     def __init__(
-        self, broker: Broker, objects: ObjectStore, callbacks: CallbackQueue | None = None
+        self,
+        broker: Broker,
+        objects: ObjectStore,
+        callbacks: CallbackQueue | None = None,
+        deferred: Collection[Status] = (),
     ) -> None:
-        """Deliver through these stores; without `callbacks` nobody is called back."""
+        """Deliver through these stores; without `callbacks` nobody is called back.
+
+        Statuses of a live job that is young are `deferred` where all that follows them is delivered here.
+        """
         self._broker = broker
         self._objects = objects
         self._callbacks = callbacks
+        self._deferred = deferred
+        self._held: dict[str, _Held] = {}
+        """The last status of each job that is young, by its id."""
+        self._delivering: set[asyncio.Task[None]] = set()
         self._told: dict[str, Status] = {}
         """The last status that each job's call-back told of, where every status is wanted."""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -72,7 +91,12 @@ class Responder:
         async with turn:
             if unless():
                 return True
-            heard = True
+            if (wait_s := self._wait_s(request, response)) > 0:
+                self._hold(request, response, unless, wait_s)
+                return not await self._broker.disconnected({request.subscription_id or ""})
+            held, heard = self._unhold(request.id), True
+            if held is not None and response.status in (Status.LOG, Status.STREAM):
+                await self._broker.publish(request, held.response)
             if request.subscription_id is not None:
                 heard = await self._broker.publish(request, response)
                 await self._call_back(request, response)
@@ -83,6 +107,46 @@ class Responder:
                 if response.status.terminal:
                     await self._broker.complete(request, response)
         return heard
+
+    def _wait_s(self, request: Request, response: Response) -> float:
+        """Return the seconds until a response is delivered; 0 for at once."""
+        if response.status not in self._deferred or request.subscription_id is None:
+            return 0.0
+        if is_told(request, response.status):  # who is called back wants every status
+            return 0.0
+        # The clock of the gateway that received it may differ.
+        return min(request.received + _YOUNG_S - time.time(), _YOUNG_S)
+
+    def _hold(
+        self, request: Request, response: Response, unless: Callable[[], bool], wait_s: float
+    ) -> None:
+        """Deliver a status later, in place of one that waits already."""
+        self._unhold(request.id)
+
+        def deliver() -> None:
+            if self._held.get(request.id) is held:
+                start(self._deliver(request, held), self._delivering, "status")
+
+        timer = asyncio.get_running_loop().call_later(wait_s, deliver)
+        held = self._held[request.id] = _Held(response, unless, timer)
+
+    def _unhold(self, request_id: str) -> _Held | None:
+        """Return the status of a job that waits to be delivered, which it now does not."""
+        held = self._held.pop(request_id, None)
+        if held is not None:
+            held.timer.cancel()
+        return held
+
+    async def _deliver(self, request: Request, held: _Held) -> None:
+        async with self._turns.setdefault(request.id, asyncio.Lock()):
+            # Another response may have had its turn before.
+            if self._held.get(request.id) is held:
+                del self._held[request.id]
+                if not held.unless():
+                    try:
+                        await self._broker.publish(request, held.response)
+                    except BrokerError as error:
+                        logger.warning("request %s: a status is not told: %s", request.id, error)
 
     async def ensure_end(self, request: Request, end: Response) -> None:
         """Store `end` for a client that polls, unless a terminal response is stored already."""
@@ -144,6 +208,15 @@ class Responder:
             if response.status.terminal or response.status is Status.RECEIVED:
                 raise
             logger.warning("request %s: %s is not kept: %s", request.id, response.status, error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A status that waits to be delivered."""
+
+    response: Response
+    unless: Callable[[], bool]
+    timer: asyncio.TimerHandle
 
 
 @dataclass(frozen=True)
