@@ -444,6 +444,21 @@ def scenario_06_cache_cannot_be_read_by_its_client(context: Context) -> None:
     scenario_reads_of_layers_and_logits(context)
 
 
+def scenario_06_a_release_before_063_sends_no_first_line(context: Context) -> None:
+    pickler = serialization.CustomCloudPickler
+    reduce = pickler._dynamic_function_reduce
+
+    def without_line(self: Any, function: Any) -> tuple[Any, ...]:
+        make, arguments, *others = reduce(self, function)
+        return (make, arguments[:-1], *others)
+
+    pickler._dynamic_function_reduce = without_line
+    try:
+        scenario_reads_of_layers_and_logits(context)
+    finally:
+        pickler._dynamic_function_reduce = reduce
+
+
 def scenario_edit_that_lasts(context: Context) -> None:
     def block(model: Any, remote: bool) -> Any:
         with model.edit() as edited:

@@ -125,6 +125,8 @@ def _remember(filename: str, number: int, lines: Sequence[str]) -> None:
 
 
 _make_function = serialization.make_function
+_WITHOUT_LINE = 12
+"""Number of arguments that clients before 0.6.3 send: the number of the first line is not among them."""
 
 
 @functools.wraps(_make_function)
@@ -134,6 +136,8 @@ def _make_function_in_place(*arguments: Any) -> FunctionType:
     nnsight numbers only the lines of the outer function, and reads a file of the same name on this
     machine in place of the author's.
     """
+    if len(arguments) == _WITHOUT_LINE:
+        arguments = (*arguments, 1)
     source, filename, closure, first = (arguments[index] for index in (0, 2, 10, 12))
     function: FunctionType = _make_function(*_undecorated(*arguments))
     if first > 1:
