@@ -44,8 +44,8 @@ def main() -> None:
         action="append",
         default=[],
         type=Server.parse,
-        metavar="NAME=URL[#KEY]",
-        help="another server with the demo model, to measure in turn with ours",
+        metavar="NAME=URL[#KEY][@NNSIGHT]",
+        help="another server with the demo model, to measure in turn with ours; of clients of this nnsight",
     )
     parser.add_argument("--seconds", type=float, help="how long a load lasts, where there is one")
     parser.add_argument("--profile", action="store_true", help="draw flame graphs of the servers")

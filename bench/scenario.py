@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,14 @@ from typing import Protocol
 
 from bench.figures import Figure
 from bench.sampling import MARK
-from bench.servers.processes import CACHE, older_runtime
+from bench.servers.processes import CACHE, older_runtimes
 from prepare_model import prepare  # an example
+
+CLIENTS = ("0.8", "0.7")
+"""The nnsight of clients that every server is measured with."""
+_PEER = re.compile(
+    r"(?P<name>[^=]+)=(?P<url>https?://[^#]+?)(#(?P<key>.*?))?(@(?P<nnsight>0(\.\d+)+))?"
+)
 
 
 @dataclass(frozen=True)
@@ -21,19 +28,26 @@ class Server:
     name: str
     url: str
     key: str = ""
+    clients: tuple[str, ...] = CLIENTS
+    """The nnsight of the clients that it serves: a generation, or one release."""
 
     @staticmethod
     def parse(text: str) -> Server:
-        """Return the server that `NAME=URL[#KEY]` names.
+        """Return the server that `NAME=URL[#KEY][@NNSIGHT]` names.
 
         Raises:
             ValueError: If it names none.
         """
-        name, is_named, address = text.partition("=")
-        url, _, key = address.partition("#")
-        if not is_named or not url.startswith(("http://", "https://")):
-            raise ValueError(f"{text!r} is not NAME=URL or NAME=URL#KEY.")
-        return Server(name, url.rstrip("/"), key)
+        said = _PEER.fullmatch(text)
+        if said is None:
+            raise ValueError(f"{text!r} is not NAME=URL[#KEY][@NNSIGHT].")
+        clients = (said["nnsight"],) if said["nnsight"] else CLIENTS
+        return Server(said["name"], said["url"].rstrip("/"), said["key"] or "", clients)
+
+    @property
+    def way(self) -> dict[str, str]:
+        """Return the server as a way of `bench.clients.traces`."""
+        return {"url": self.url, "key": self.key}
 
 
 @dataclass(frozen=True)
@@ -55,10 +69,24 @@ class Site:
     def here(
         peers: Iterable[Server] = (), seconds: float | None = None, *, full: bool = False
     ) -> Site:
-        """Return this machine, with the demo model prepared and nnsight 0.7 installed."""
+        """Return this machine, with the demo model prepared and older nnsights installed."""
         os.environ[MARK] = "1"
-        environment = {**os.environ, **older_runtime()}
-        return Site(prepare(CACHE / "smollm2-135m"), environment, tuple(peers), seconds, full)
+        peers = tuple(peers)
+        environment = {**os.environ, **older_runtimes(_clients(peers))}
+        return Site(prepare(CACHE / "smollm2-135m"), environment, peers, seconds, full)
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Return the nnsight of clients: those for every server, and those that only a peer serves."""
+        return _clients(self.peers)
+
+    def peers_of(self, nnsight: str) -> list[Server]:
+        """Return the peers that serve clients of this nnsight."""
+        return [peer for peer in self.peers if nnsight in peer.clients]
+
+
+def _clients(peers: Iterable[Server]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*CLIENTS, *(each for peer in peers for each in peer.clients))))
 
 
 class Scenario(Protocol):

@@ -1,4 +1,4 @@
-"""A client that sends nothing: prints, as JSON, the model key and the payload of a block.
+"""A client that sends nothing: prints, as JSON, the model key and the payload of a block, and its nnsight.
 
 Usage: payload.py NAME [BLOCK], one of `bench.clients.blocks`; a short generation if it is not given.
 """
@@ -10,10 +10,15 @@ import json
 import sys
 from typing import Any
 
+import nnsight
 from nnsight.schema.request import RequestModel
-from nnsight.tracing.backend import Backend
 
-from bench.clients.blocks import BLOCKS, PROMPT, load
+from bench.clients.blocks import BLOCKS, OLDER, PROMPT, load
+
+if OLDER:
+    from nnsight.intervention.backends.base import Backend
+else:
+    from nnsight.tracing.backend import Backend
 
 model = load(sys.argv[1])
 
@@ -22,10 +27,17 @@ class Printed(Backend):
     """Prints what a client would send, and ends the program."""
 
     def __call__(self, tracer: Any) -> None:
-        payload = RequestModel.serialize(tracer, compress=False)
-        print(
-            json.dumps({"key": model.to_model_key(), "payload": base64.b64encode(payload).decode()})
-        )
+        if OLDER:
+            block = super().__call__(tracer)
+            payload = RequestModel(interventions=block, tracer=tracer).serialize(False)
+        else:
+            payload = RequestModel.serialize(tracer, compress=False)
+        said = {
+            "key": model.to_model_key(),
+            "payload": base64.b64encode(payload).decode(),
+            "nnsight": nnsight.__version__,
+        }
+        print(json.dumps(said))
         raise SystemExit
 
 

@@ -2,7 +2,8 @@
 
 Clients that take little time themselves send what nnsight 0.8 has serialized: as the holders of one trusted
 key to one server, of one sandboxed key and of eight to another (beside a trusted job no sandboxed process
-waits for its user's next).
+waits for its user's next). A peer on this machine that serves clients over Socket.IO is measured with what
+its nnsight has serialized, in turn with the servers here.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ import base64
 import json
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import uvloop
 from tests.tiny_models import make_gpt2
 
 from bench.clients.load import Load
+from bench.clients.socket_io_user import SocketIoUser
 from bench.clients.user import User
 from bench.figures import Figure
 from bench.sampling import Samples, in_turn
-from bench.scenario import Site
+from bench.scenario import CLIENTS, Server, Site
 from bench.servers.machine import TRUSTED, Machine, machine
 from bench.servers.processes import NAME, client
 
@@ -40,10 +43,13 @@ def measure(site: Site) -> Iterator[Figure]:
                 (" of a tiny model", "bench/tiny", "tiny", 64, (0.85, 0.45, None)),
             ):
                 yield from _figures(kind, _sample(one, other, name, block, jobs), limits, jobs)
+            for peer in site.peers:
+                if peer.clients != CLIENTS:
+                    yield from _beside(peer, one, other, 16)
 
 
 def _sample(trusting: Machine, one: Machine, name: str, block: str, jobs: int) -> Samples:
-    said = json.loads(client("payload", "0.8", one.url, block, runs=name).stdout)
+    said = json.loads(client("payload", CLIENTS[0], one.url, block, runs=name).stdout)
     sandboxed = [key for user, key in one.keys.items() if user != TRUSTED]
     ways = {
         TRUSTED: (trusting, [trusting.keys[TRUSTED]] * _CLIENTS),
@@ -59,6 +65,12 @@ def _sample(trusting: Machine, one: Machine, name: str, block: str, jobs: int) -
         )
         for way, (at, keys) in ways.items()
     }
+    samples = _in_turn(loads)
+    samples.more = {way: load.cpu_s[1:] for way, load in loads.items()}
+    return samples
+
+
+def _in_turn(loads: Mapping[str, Load]) -> Samples:
     loop = uvloop.new_event_loop()
     samples = in_turn(
         {way: lambda load=load: loop.run_until_complete(load.run()) for way, load in loads.items()},
@@ -67,8 +79,37 @@ def _sample(trusting: Machine, one: Machine, name: str, block: str, jobs: int) -
         pause_s=0.5,
     )
     loop.close()
-    samples.more = {way: load.cpu_s[1:] for way, load in loads.items()}
     return samples
+
+
+def _beside(peer: Server, trusting: Machine, sandboxing: Machine, jobs: int) -> Iterator[Figure]:
+    """Compare the small trace's jobs a second with those of a peer, by the clients that it serves."""
+    said = json.loads(client("payload", peer.clients[0], sandboxing.url, "small").stdout)
+    ways = {
+        peer.name: (urlsplit(peer.url).port or 80, peer.key),
+        TRUSTED: (trusting.port, trusting.keys[TRUSTED]),
+        _ONE: (sandboxing.port, sandboxing.key),
+    }
+    payload = base64.b64decode(said["payload"])
+    loads = {
+        way: Load(
+            [SocketIoUser(port, said["key"], said["nnsight"], key) for _ in range(_CLIENTS)],
+            payload,
+            jobs,
+        )
+        for way, (port, key) in ways.items()
+    }
+    samples = _in_turn(loads)
+    rates = ", ".join(f"{way} {jobs / samples.median(way):.1f}" for way in ways)
+    for way in (TRUSTED, _ONE):
+        yield Figure.of(
+            f"jobs a second, {way}, nnsight {said['nnsight']} / {peer.name}",
+            samples.each(lambda theirs, ours: theirs / ours, peer.name, way),
+            3,
+            "x",
+            at_most=False,
+            how=f"{rates} jobs/s; {_CLIENTS} clients; {samples.said}",
+        )
 
 
 def _figures(

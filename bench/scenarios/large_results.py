@@ -30,18 +30,18 @@ def measure(site: Site) -> Iterator[Figure]:
     with contextlib.ExitStack() as servers:
         one = servers.enter_context(machine({NAME: site.folder}, site.environment))
         ways = {_SANDBOXED: {"url": one.url, "key": one.key}, HERE: {"folder": str(site.folder)}}
-        ways |= {peer.name: {"url": peer.url, "key": peer.key} for peer in site.peers}
         if site.full:
             local, _, _ = servers.enter_context(server(site.folder, site.environment))
             ways[_LOCAL] = {"url": local}
         for size in (1, 64, _LARGE) if site.full else (_LARGE,):
-            for generation in ("0.8", "0.7"):
+            for nnsight in site.clients:
+                peers = {peer.name: peer.way for peer in site.peers_of(nnsight)}
                 for compress in (True, False):
                     samples = sample(
                         f"large-{size}",
                         one.url,
-                        ways,
-                        generation=generation,
+                        ways | peers,
+                        generation=nnsight,
                         with_instant=True,
                         compress=compress,
                         rounds=_ROUNDS,
@@ -49,9 +49,19 @@ def measure(site: Site) -> Iterator[Figure]:
                         pause_s=0.3,
                     )
                     form = "compressed" if compress else "not compressed"
-                    name = f"{size} MB bfloat16, {form}, {generation}"
-                    for way in ways.keys() - {HERE}:
+                    name = f"{size} MB bfloat16, {form}, {nnsight}"
+                    for way in [way for way in ways | peers if way != HERE]:
                         yield _rate(name, size, samples, way)
+                    for peer in peers:
+                        yield _beside(name, samples, peer)
+
+
+def _beside(name: str, samples: Samples, peer: str) -> Figure:
+    """Compare the rate at which the client has a result with that of a peer, its making included."""
+    ratios = samples.each(lambda theirs, ours: theirs / ours, peer, _SANDBOXED)
+    how = f"{samples.median(peer):.2f} and {samples.median(_SANDBOXED):.2f} s; {samples.said}"
+    name = f"rate of {name}, {_SANDBOXED} / {peer}"
+    return Figure.of(name, ratios, 3, "x", at_most=False, how=how)
 
 
 def _rate(name: str, size: int, samples: Samples, way: str) -> Figure:

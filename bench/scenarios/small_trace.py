@@ -7,6 +7,7 @@ against a server that answers at once.
 from __future__ import annotations
 
 import contextlib
+import statistics
 from collections.abc import Iterator
 
 from bench.figures import Figure
@@ -28,23 +29,39 @@ def measure(site: Site) -> Iterator[Figure]:
             HERE: {"folder": str(site.folder)},
             "local mode": {"url": local},
             "one machine, sandboxed": {"url": one.url, "key": one.key},
-            **{peer.name: {"url": peer.url, "key": peer.key} for peer in site.peers},
         }
-        for generation in ("0.8", "0.7"):
+        for nnsight in site.clients:
+            peers = {peer.name: peer.way for peer in site.peers_of(nnsight)}
             samples = sample(
-                "small", local, ways, generation=generation, rounds=_ROUNDS, with_instant=True
+                "small",
+                local,
+                ways | peers,
+                generation=nnsight,
+                rounds=_ROUNDS,
+                with_instant=True,
             )
-            for way in [way for way in ways if way != HERE]:
-                yield from added(samples, way, generation)
-            for peer in site.peers:
-                name = f"small trace, {generation}: {peer.name} / local mode"
-                yield Figure.of(
-                    name,
-                    samples.each(lambda a, b: a / b, peer.name, "local mode"),
-                    3,
-                    "x",
-                    at_most=False,
-                )
+            for way in [way for way in ways | peers if way != HERE]:
+                yield from added(samples, way, nnsight)
+            for peer in peers:
+                yield from _beside(samples, peer, nnsight)
+
+
+def _beside(samples: Samples, peer: str, nnsight: str) -> Iterator[Figure]:
+    """Compare a peer with local mode: the whole traces, and what each adds to the client's own time."""
+    whole = samples.each(lambda theirs, ours: theirs / ours, peer, "local mode")
+    name = f"small trace, {nnsight}: {peer} / local mode"
+    yield Figure.of(name, whole, None, "x", at_most=False)
+    theirs, ours = (
+        statistics.median(samples.each(lambda a, here, floor: a - here - floor, way, HERE, INSTANT))
+        for way in (peer, "local mode")
+    )
+    # Less cannot be told from nothing.
+    ratio = theirs / max(ours, 1e-3)
+    how = (
+        f"{theirs * 1e3:.1f} and {ours * 1e3:.1f} ms more; at least 1 ms is counted; {samples.said}"
+    )
+    name = f"small trace, {nnsight}: what {peer} adds / local mode"
+    yield Figure(name, ratio, 3, "x", at_most=False, how=how)
 
 
 LIMITS_MS = {"local mode": 5.0, "one machine, sandboxed": 8.0, "many machines": 20.0}

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from bench.profiles import drawn
@@ -20,6 +20,9 @@ sys.path.insert(0, str(ROOT / "examples"))
 from prepare_model import NAME  # noqa: E402 - an example, not a package
 
 CACHE = ROOT / ".cache"
+_RUNTIMES = CACHE / "runtimes"
+_OWN = "0.8"
+"""The generation that is installed beside ndif."""
 NDIF = str(Path(sys.executable).with_name("ndif"))
 _SAMPLE_S = 0.005
 
@@ -144,26 +147,44 @@ def proportional(pid: int) -> int:
     return total
 
 
-def older_runtime() -> dict[str, str]:
-    """Install nnsight 0.7 if it is not there; return the variable by which a server finds it."""
-    variables = {"NDIF_RUNTIMES_DIR": str(CACHE / "runtimes")}
-    if not (CACHE / "runtimes" / "0.7").is_dir():
-        command = [NDIF, "runtime", "add", "0.7"]
-        subprocess.run(command, check=True, env={**os.environ, **variables})
+def older_runtimes(clients: Iterable[str]) -> dict[str, str]:
+    """Install the runtimes of these clients; return the variable by which a server finds them."""
+    variables = {"NDIF_RUNTIMES_DIR": str(_RUNTIMES)}
+    for generation in {*map(_generation, clients)} - {_OWN}:
+        if not (_RUNTIMES / generation).is_dir():
+            command = [NDIF, "runtime", "add", generation]
+            subprocess.run(command, check=True, env={**os.environ, **variables})
     return variables
 
 
+def _generation(nnsight: str) -> str:
+    return ".".join(nnsight.split(".")[:2])
+
+
+def _overlay(nnsight: str) -> dict[str, str]:
+    """Return the variable by which a client has this nnsight, which is installed if it is a release."""
+    if nnsight == _OWN:
+        return {}
+    folders = [_RUNTIMES / _generation(nnsight)]
+    if nnsight != _generation(nnsight):
+        release = CACHE / "clients" / nnsight
+        if not release.is_dir():
+            pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps")
+            subprocess.run([*pip, "--target", release, f"nnsight=={nnsight}"], check=True)
+        folders.insert(0, release)
+    return {"PYTHONPATH": os.pathsep.join(map(str, folders))}
+
+
 def client(
-    program: str, generation: str, url: str, *arguments: str, runs: str = NAME
+    program: str, nnsight: str, url: str, *arguments: str, runs: str = NAME
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program of `bench.clients` as a client of one generation, configured with the server alone."""
-    overlay = {} if generation == "0.8" else {"PYTHONPATH": str(CACHE / "runtimes" / generation)}
+    """Run a program of `bench.clients` as a client of one nnsight, configured with the server alone."""
     environment = {
         **os.environ,
         "HF_ENDPOINT": f"{url}/hub",
         "HF_HOME": str(CACHE / "client"),
         "NDIF_HOST": url,
-        **overlay,
+        **_overlay(nnsight),
     }
     command = [sys.executable, "-m", f"bench.clients.{program}", runs, *arguments]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
