@@ -68,7 +68,7 @@ class Model:
     same_as: Model | None = None
     """Model that it turned out to be, and that is served in its place."""
     _names: tuple[DeploymentConfig, int, frozenset[str]] | None = None
-    """Its names in lower case, and the settings and number of aliases that they were taken from."""
+    """Names in lower case, and the settings and number of aliases that they were taken from."""
 
     @property
     def dedicated(self) -> bool:
@@ -130,7 +130,7 @@ class Model:
 
     @property
     def names(self) -> frozenset[str]:
-        """Repository ids by which it is known, in lower case."""
+        """Return the repository ids by which it is known, in lower case."""
         known = self._names
         if known is None or known[0] is not self.config or known[1] != len(self.aliases):
             first, hub = self.key.repo_id.lower(), self.config.repo_id.lower()

@@ -35,8 +35,6 @@ def environment(runtime: Runtime, devices: str | None = None) -> dict[str, str]:
         # By default torch's threads spin for some 10 ms after their last work, while the host needs the
         # cores to send the result. This is 0.5 ms, longer than the pause between two layers.
         "GOMP_SPINCOUNT": "10000",
-        # Huge pages for a model's memory: a fork copies a page table that is 512 times smaller.
-        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         **{name: value for name, value in os.environ.items() if not name.startswith(_OURS)},
         # Without it CUDA counts the fastest card first; the driver, placement and operators count by bus.
         ORDER: BY_BUS,

@@ -3,6 +3,9 @@
 Imports and the loading of a model leave 20,000 holes in the heap. A fork that runs a request would spread
 its allocations over them and copy a page for each: 9,700 pages with SmolLM2, where it writes to 3,800.
 Memory that lies close together is also faster to access, for forks and for this process.
+
+Memory that a request maps has small pages: where memory is fragmented, the kernel makes room for each huge
+one, which took 0.6 s for a result of 256 MB.
 """
 
 from __future__ import annotations
