@@ -84,7 +84,7 @@ class Protector:
         self.follow = self._guards.follow
         self._table = self._guards.table()
         self._caches_prefix = False
-        self._prefix_cache: list[CachedPrefix] = []
+        self._prefix: CachedPrefix | None = None
         for name in _EAGER:
             self._modules.get(name)
 
@@ -167,9 +167,8 @@ class Protector:
         def make(file: Any, persistent: Mapping[str, Any] | None = None) -> SafeUnpickler:
             objects = persistent or {}
             if not self._caches_prefix:
-                return SafeUnpickler(file, resolver, objects, self._prefix_cache)
-            prefix = unpickling.cache_prefix(file.getvalue(), resolver, objects)
-            self._prefix_cache = [] if prefix is None else [prefix]
+                return SafeUnpickler(file, resolver, objects, self._prefix)
+            self._prefix = unpickling.cache_prefix(file.getvalue(), resolver, objects)
             return SafeUnpickler(file, resolver, objects)
 
         return make
@@ -178,7 +177,7 @@ class Protector:
     def caching_prefix(self) -> Iterator[None]:
         """Cache what the payloads in this context have in common with those that forks will receive.
 
-        The payloads in this context are the server's own. Each fork uses the cache for one payload.
+        The payloads in this context are the server's own.
         """
         self._caches_prefix = True
         try:

@@ -2,12 +2,13 @@
 
 nnsight sends the tree of a model's wrappers with each request: of 16,000 pickle opcodes for 30 layers, all
 but 300 are in one list, and its bytes are the same as long as client and model are the same. The zygote
-decodes that list once, from a request of its own (`unpickling.cache_prefix`); each runner that it forks
-uses the decoded objects for one payload.
+checks that list once, in a request of its own (`unpickling.cache_prefix`). Where a payload has the same
+bytes, the unpickler in C decodes them, in a fifth of the time.
 """
 
 from __future__ import annotations
 
+import io
 import pickle
 import pickletools
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ _SIGNATURE_BYTES = 64
 """Bytes by which the beginning of a cached list is found in a payload."""
 
 _FRAME_BYTES, _PROTO_BYTES = 9, 2
+_REFERENCE = pickle.BININT + b"%b" + pickle.BINPERSID
 
 _OPCODES = words("""
     MARK MEMOIZE BINGET LONG_BINGET BINPERSID FRAME NONE NEWTRUE NEWFALSE BININT BININT1 BININT2
@@ -60,15 +62,35 @@ class PrefixSpan:
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """The bytes of a list, the objects that they decode to, and what that decoding depended on."""
+    """The bytes of a list that was checked, and what their meaning depends on."""
 
     content: bytes
     memo_size: int
     referenced: Mapping[int, Any]
+    """Objects of the memo that the list refers to, by number."""
     persistent: Mapping[str, Any]
-    items: list[Any]
-    memo: list[Any]
-    """Objects that the list adds to the memo, in their order."""
+    globals: Mapping[tuple[str, str], Any]
+
+    def decode(self, memo: Mapping[int, Any]) -> tuple[list[Any], dict[int, Any]]:
+        """Return new objects, the list's items, and a `memo` with all that the list adds to it."""
+        # A pickle of the list alone: what was in the memo before comes by number, or is left out.
+        earlier = b"".join(
+            (
+                _REFERENCE % number.to_bytes(4, "little")
+                if number in self.referenced
+                else pickle.NONE
+            )
+            + pickle.MEMOIZE
+            + pickle.POP
+            for number in range(self.memo_size)
+        )
+        program = pickle.PROTO + b"\x04" + earlier + pickle.EMPTY_LIST + self.content + pickle.STOP
+        decoder = _Decoder(io.BytesIO(program))
+        decoder.prefix = self
+        items: list[Any] = decoder.load()
+        whole: dict[int, Any] = decoder.memo.copy()
+        whole.update((number, memo[number]) for number in memo if number < self.memo_size)
+        return items, whole
 
     def find(self, payload: bytes) -> int:
         """Return the offset behind the mark of the first possible match; 0 if there is none."""
@@ -96,6 +118,23 @@ class CachedPrefix:
             at, done = frame + _FRAME_BYTES, done + len(piece)
         rest = self.content[done:]
         return at + len(rest) if payload.startswith(rest, at) else None
+
+
+class _Decoder(pickle.Unpickler):
+    """The unpickler in C, with the globals and persistent objects of a list that was checked."""
+
+    prefix: CachedPrefix
+    memo: Any
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what the list's global resolved to."""
+        return self.prefix.globals[module, name]
+
+    def persistent_load(self, pid: Any) -> Any:
+        """Return an object of the server, or one of the memo by its number."""
+        known: Mapping[Any, Any]
+        known = self.prefix.referenced if isinstance(pid, int) else self.prefix.persistent
+        return known[pid]
 
 
 def _same(given: Any, expected: Any) -> bool:

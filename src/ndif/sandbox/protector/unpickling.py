@@ -215,19 +215,21 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
     Derived from the implementation in Python: the one in C changes the objects of its stack unobserved.
     """
 
+    memo: dict[int, Any]
+
     def __init__(
         self,
         file: io.BytesIO,
         resolver: GlobalResolver,
         persistent: Mapping[str, Any],
-        cache: list[CachedPrefix] | None = None,
+        prefix: CachedPrefix | None = None,
     ) -> None:
-        """`cache` holds one prefix or none; the payload that uses the prefix removes it."""
+        """Decode `file`; its list that has the bytes of `prefix` is known to be harmless."""
         super().__init__(file)
         self._file = file
         self._resolver = resolver
         self._persistent = persistent
-        self._cache = cache or []
+        self._prefix = prefix
         self._held = {id(value) for value in persistent.values()}
         self._modules = SentModules(resolver.guards.owns)
 
@@ -239,7 +241,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
         """
         file, dispatch, memo = self._file, self.dispatch, self.memo
         content, position = file.getvalue(), 0
-        prefix = self._cache[0].find(content) if self._cache else 0
+        prefix = 0 if self._prefix is None else self._prefix.find(content)
         self.read, self.readinto, self.readline = file.read, file.readinto, file.readline
         self.metastack: list[Any] = []
         stack: list[Any] = []
@@ -264,7 +266,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
                 elif key == _MARK:
                     behind = position == prefix and self._take_prefix(content, position - 1)
                     if behind:
-                        position = behind
+                        position, memo = behind, self.memo
                     else:
                         self.metastack.append(stack)
                         self.stack = stack = []
@@ -288,15 +290,13 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
             raise EOFError("the pickle has no end") from None
 
     def _take_prefix(self, content: bytes, start: int) -> int | None:
-        """Take the objects of the cached list; return the offset behind it, or None if it differs."""
-        prefix = self._cache[0]
-        end = prefix.match(content, start)
-        if end is None or not prefix.applies(self.memo, self._persistent):
+        """Decode the cached list at once; return the offset behind it, or None if this list differs."""
+        prefix = self._prefix
+        end = None if prefix is None else prefix.match(content, start)
+        if prefix is None or end is None or not prefix.applies(self.memo, self._persistent):
             return None
-        # The cached objects become the objects of this request.
-        self._cache.clear()
-        self.memo.update(enumerate(prefix.memo, prefix.memo_size))
-        self._growable().extend(prefix.items)
+        items, self.memo = prefix.decode(self.memo)
+        self._growable().extend(items)
         return end
 
     def _load_frame(self) -> None:
@@ -448,7 +448,7 @@ def cache_prefix(
     if span is None:
         return None
     recorder = _PrefixRecorder(span, io.BytesIO(payload), resolver, persistent)
-    items = recorder.load()
+    recorder.load()
     if not recorder.is_reusable:
         return None
     return CachedPrefix(
@@ -456,21 +456,22 @@ def cache_prefix(
         memo_size=span.memo_size,
         referenced={number: recorder.memo[number] for number in span.references},
         persistent=recorder.found,
-        items=items,
-        memo=[recorder.memo[number] for number in range(span.memo_size, len(recorder.memo))],
+        globals=recorder.globals,
     )
 
 
 class _PrefixRecorder(SafeUnpickler):
-    """Decodes a payload up to the end of a list, and returns the items of that list."""
+    """Decodes a payload up to the end of a list, and records what that list depends on."""
 
     def __init__(self, span: PrefixSpan, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._span = span
         self.found: dict[str, Any] = {}
         """Persistent objects that the list refers to."""
+        self.globals: dict[tuple[str, str], Any] = {}
+        """Globals that the list names."""
         self.is_reusable = True
-        """False once the list names a global that differs from request to request."""
+        """False once another decoder, or another request, would make other objects of the list."""
 
     def persistent_load(self, pid: Any) -> Any:
         """Load a persistent object, and record it if the list refers to it."""
@@ -480,19 +481,39 @@ class _PrefixRecorder(SafeUnpickler):
         return value
 
     def find_class(self, module: str, name: str) -> Any:
-        """Resolve a global, and record if it belongs to one request only."""
-        inside = self._span.contains(self._file.tell())
-        if inside and not self._resolver.is_request_independent(module, name):
+        """Resolve a global, and record it if the list names it."""
+        found = super().find_class(module, name)
+        if self._span.contains(self._file.tell()):
+            self.globals[module, name] = found
+            if not self._resolver.is_request_independent(module, name):
+                self.is_reusable = False
+        return found
+
+    def _load_new_object(self) -> None:
+        cls = self.stack[-2]
+        # Both are made in their own way (`SafeUnpickler`).
+        if not isinstance(cls, type) or issubclass(cls, torch.nn.Module):
+            self._note_own_way()
+        super()._load_new_object()
+
+    def _load_build(self) -> None:
+        if isinstance(self.stack[-2], Placeholder | torch.nn.Module):
+            self._note_own_way()
+        super()._load_build()
+
+    def _note_own_way(self) -> None:
+        if self._span.contains(self._file.tell()):
             self.is_reusable = False
-        return super().find_class(module, name)
 
     def _load_appends(self) -> None:
         if self._file.tell() == self._span.end:
-            raise pickle._Stop(self.pop_mark())  # type: ignore[attr-defined]
+            raise pickle._Stop(None)  # type: ignore[attr-defined]
         super()._load_appends()
 
     dispatch: ClassVar[dict[int, Any]] = {
         **SafeUnpickler.dispatch,
+        pickle.NEWOBJ[0]: _load_new_object,
+        pickle.BUILD[0]: _load_build,
         pickle.APPENDS[0]: _load_appends,
     }
 
