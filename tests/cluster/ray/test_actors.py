@@ -118,11 +118,10 @@ async def test_traces_run_on_a_node(
             assert isinstance(told.data, InlineResult)
             saves = torch.load(io.BytesIO(told.data.content), weights_only=False)
             assert torch.equal(saves["logits"], expected(tiny_gpt2))
-            assert [r.status for r in user.told[request.id]] == [
-                Status.DISPATCHED,
-                Status.RUNNING,
-                Status.COMPLETED,
-            ]
+            statuses = [response.status for response in user.told[request.id]]
+            if Status.RUNNING in statuses:  # a quick job's end takes its place
+                assert statuses.pop(1) is Status.RUNNING
+            assert statuses == [Status.DISPATCHED, Status.COMPLETED]
 
         response = await actor.run(await user.send(large(client)), nothing)
         assert (response.status, response.data) == (Status.COMPLETED, None)
