@@ -547,7 +547,7 @@ def scenario_statuses_in_order(context: Context) -> None:
         return [update async for update in backend]
 
     updates = asyncio.run(watch())
-    statuses = [update.status.value for update in updates[:-1]]
+    statuses = [*dict.fromkeys(update.status.value for update in updates[:-1])]
     # A job that is young is told its last state alone, and before what it prints.
     before = [each for each in ("QUEUED", "DISPATCHED") if each in statuses]
     assert statuses == [*before, "RUNNING", "LOG", "COMPLETED"], statuses

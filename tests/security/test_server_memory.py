@@ -23,9 +23,18 @@ def attacked(server_environment: dict[str, str]) -> Iterator[LocalServer]:
     """A server of everybody, whose clients' addresses are what a proxy on this machine says."""
     started = LocalServer(NAME, "--sandbox", "--no-token", environment=server_environment)
     try:
-        yield started.ready()
+        yield settled(started.ready())
     finally:
         started.stop()
+
+
+def settled(server: LocalServer) -> LocalServer:
+    """Wait until a server has the processes that wait for requests: it serves before it has all."""
+    before, now = 0, memory(server.process.pid)
+    while abs(now - before) > MB:
+        time.sleep(1)
+        before, now = now, memory(server.process.pid)
+    return server
 
 
 def attack(server: LocalServer, kind: Attack) -> tuple[list[Hostile], int]:

@@ -122,13 +122,12 @@ class Responder:
     ) -> None:
         """Deliver a status later, in place of one that waits already."""
         self._unhold(request.id)
+        # No closure that refers to itself: a cycle would keep the request's payload for long.
+        timer = asyncio.get_running_loop().call_later(wait_s, self._deliver_soon, request)
+        self._held[request.id] = _Held(response, unless, timer)
 
-        def deliver() -> None:
-            if self._held.get(request.id) is held:
-                start(self._deliver(request, held), self._delivering, "status")
-
-        timer = asyncio.get_running_loop().call_later(wait_s, deliver)
-        held = self._held[request.id] = _Held(response, unless, timer)
+    def _deliver_soon(self, request: Request) -> None:
+        start(self._deliver(request), self._delivering, "status")
 
     def _unhold(self, request_id: str) -> _Held | None:
         """Return the status of a job that waits to be delivered, which it now does not."""
@@ -137,16 +136,15 @@ class Responder:
             held.timer.cancel()
         return held
 
-    async def _deliver(self, request: Request, held: _Held) -> None:
+    async def _deliver(self, request: Request) -> None:
         async with self._turns.setdefault(request.id, asyncio.Lock()):
-            # Another response may have had its turn before.
-            if self._held.get(request.id) is held:
-                del self._held[request.id]
-                if not held.unless():
-                    try:
-                        await self._broker.publish(request, held.response)
-                    except BrokerError as error:
-                        logger.warning("request %s: a status is not told: %s", request.id, error)
+            # None if another response had its turn before.
+            held = self._unhold(request.id)
+            if held is not None and not held.unless():
+                try:
+                    await self._broker.publish(request, held.response)
+                except BrokerError as error:
+                    logger.warning("request %s: a status is not told: %s", request.id, error)
 
     async def ensure_end(self, request: Request, end: Response) -> None:
         """Store `end` for a client that polls, unless a terminal response is stored already."""
