@@ -172,7 +172,13 @@ async def sharing(bench: Bench) -> list[Figure]:
             raise RuntimeError(row)
     return [
         Figure("CUDA start of a process", plain["start_s"], None, "s"),
-        Figure("CUDA context", plain["taken_mib"], 600, "MiB", how="with one product of matrices"),
+        Figure(
+            "CUDA context",
+            plain["taken_mib"],
+            Settings().gpu_context_bytes / (1 << 20),
+            "MiB",
+            how="with one product of matrices; the limit is what placement reserves",
+        ),
         Figure(
             f"{bench.sizes.tensors} tensors of another process",
             plain["map_s"] * 1e3,
@@ -207,9 +213,11 @@ async def beside_local(
     times: dict[str, list[float]] = {"here": [], "trusted": [], "sandboxed": []}
     here()
     for _ in range(bench.sizes.rounds):
+        await asyncio.sleep(bench.sizes.pause_s)
         times["here"].append(seconds(here))
         for trusted, kind in ((True, "trusted"), (False, "sandboxed")):
-            # Alternating, so that a slow minute affects all alike; after a pause, so that a runner waits.
+            # Alternating, so that a slow minute affects all alike; after a pause, so that a runner waits
+            # and the card's clocks have fallen alike.
             await asyncio.sleep(bench.sizes.pause_s)
             times[kind].append(await seconds_of(bench.run(payload, trusted=trusted)))
     ms = {kind: statistics.median(took) * 1e3 for kind, took in times.items()}

@@ -273,6 +273,9 @@ _SYSTEM = ("/etc/ld.so.cache", "/etc/localtime", "/proc/cpuinfo", "/proc/meminfo
 _FACTS = ("/proc/driver", "/proc/devices", "/proc/modules", "/sys")
 
 
+_OWN_THREADS = "/proc/self/task"
+
+
 def grant(name: str, owned: Owned) -> tuple[list[Path], list[Path]]:
     """Return the files of a group that may be read, and those that may be written. Call it in the fork."""
     match name:
@@ -283,7 +286,7 @@ def grant(name: str, owned: Owned) -> tuple[list[Path], list[Path]]:
         case "devices":
             return [], [*Path("/dev").glob("nvidia*")]
         case "thread names":
-            return [], [Path("/proc/self/task")]
+            return [], [Path(_OWN_THREADS)]
         case "own facts":
             return [Path("/proc/self"), Path("/proc/sys/vm/mmap_min_addr")], []
         case "counters":
@@ -340,8 +343,12 @@ def enter(attempt: Attempt, owned: Owned) -> None:
             writing += write
         reading += [Path("/")] * attempt.read_anything
         writing += [Path("/")] * attempt.write_anything
+        # A driver opens its threads' names from their beginning, which is truncation. A rule holds while
+        # the folder that it names is open.
+        os.open(_OWN_THREADS, os.O_PATH | os.O_CLOEXEC)
+        truncating = [path for path in writing if path in (Path("/"), Path(_OWN_THREADS))]
         ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        files.restrict_self(files.create_ruleset(reading, writing))
+        files.restrict_self(files.create_ruleset(reading, writing, truncating))
 
 
 def start_and_map(driver: Driver, owned: Owned, then: Callable[[], None]) -> dict[str, Any]:

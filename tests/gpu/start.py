@@ -68,11 +68,19 @@ def install(folders: list[Path]) -> None:
     program.chmod(0o755)
 
 
+def keep_bytecode() -> None:
+    """Let Python keep compiled modules: some images forbid it, and each process compiles torch again."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".cache" / "bytecode"))
+
+
 def main() -> None:
     """Make an environment, and become the suite in it."""
     python = ENVIRONMENT / "bin" / "python"
-    if WHEELS.is_dir() and not (ENVIRONMENT / "bin" / "ndif").exists():
-        install(folders_of_the_machine())
+    if WHEELS.is_dir():
+        if not (ENVIRONMENT / "bin" / "ndif").exists():
+            install(folders_of_the_machine())
+        keep_bytecode()
     os.chdir(ROOT)
     os.execv(python, [str(python), "-m", "tests.gpu", *sys.argv[1:]])
 

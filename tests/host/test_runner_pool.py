@@ -675,7 +675,7 @@ def test_each_process_has_a_context(untrusted: bool, trusted: bool, processes: i
 
 def test_waiting_runners_have_contexts() -> None:
     config = Settings(runner_pool=6, runner_scope="request")
-    assert context_bytes(config, untrusted=True, trusted=False) == 7 * 512 * MiB
+    assert context_bytes(config, untrusted=True, trusted=False) == 7 * config.gpu_context_bytes
     # And the one that a key has for itself.
     config = Settings(runner_pool=6)
-    assert context_bytes(config, untrusted=True, trusted=False) == 8 * 512 * MiB
+    assert context_bytes(config, untrusted=True, trusted=False) == 8 * config.gpu_context_bytes

@@ -82,6 +82,16 @@ def test_what_is_not_as_the_variables_say_is_a_problem(machine: Machine, tmp_pat
     assert "NDIF_API_WROKERS is not read" in said
 
 
+def test_modules_that_each_process_compiles_again(tmp_path: Path) -> None:
+    note = "torch is not compiled"
+    kept_elsewhere = {"PYTHONPYCACHEPREFIX": str(tmp_path)}
+    code, said = ndif("", "doctor", environment={**kept_elsewhere, "PYTHONDONTWRITEBYTECODE": "1"})
+    assert code == 0
+    assert note in said
+    assert "-m compileall -q -j 0" in said
+    assert note not in ndif("", "doctor")[1]
+
+
 @pytest.mark.parametrize(
     ("cuda", "machine_", "state", "says"),
     [

@@ -351,9 +351,9 @@ class Settings(BaseSettings):
     """iCalendar file or URL that says when which models are dedicated."""
     node_gpus: str = ""
     """GPUs to use instead of those that are found, such as 2x24GiB."""
-    gpu_context_bytes: Size = Field(default=512 * MiB, ge=0)
-    """GPU memory that each process of a replica needs beside its tensors (a CUDA context);
-    reserved for all of them on every GPU of the replica."""
+    gpu_context_bytes: Size = Field(default=768 * MiB, ge=0)
+    """GPU memory that each process of a replica needs beside its tensors (a CUDA context: 760 MiB
+    on an H200); reserved for all of them on every GPU of the replica."""
     node_cpu_memory: str = ""
     """CPU memory to use instead of what is found, such as 64GiB."""
     minimum_deployment_time_seconds: Duration = Field(default=3600, ge=0)

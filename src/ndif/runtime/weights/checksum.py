@@ -1,14 +1,14 @@
 """A keyed checksum of weights in memory that other processes can write to.
 
-Each 32-bit word is multiplied by a random 64-bit word; the checksum is the upper half of the products'
-sum. Without the key, other contents with the same checksum can be written only by chance.
+Rows of bytes are multiplied by random ones, which a GPU's matrix units do about as fast as they read. Each
+32-bit word of that is multiplied by a random 64-bit word; the checksum is the upper half of the products'
+sum. Without the keys, other contents with the same checksum can be written only by chance.
 """
 
 from __future__ import annotations
 
-import itertools
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,21 +17,49 @@ _WORDS = 1 << 21
 """Words of 32 bits per sum. With their keys and products they fit in a GPU's cache."""
 _PLACES = 1 << 14
 _LOW = (1 << 32) - 1
+_ROW_BYTES = 1 << 13
+_DIGESTS = 16
+"""Sums of each row, under a key each."""
+_FEWEST_ROWS = 17
+_ALIGNMENT = 16
+"""Rows, and the multiple of their address, from which on CUDA's libraries multiply bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """The random numbers of one device's checksums, and room for what is computed of one stretch."""
+
+    words: torch.Tensor
+    rows: torch.Tensor
+    digests: torch.Tensor
+    products: torch.Tensor
+
+    @classmethod
+    def of(cls, device: torch.device, seed: int) -> _Key:
+        """Return the key of a seed on a device."""
+        generator = torch.Generator().manual_seed(seed)
+        words = torch.randint(-(1 << 63), (1 << 63) - 1, (_WORDS + _PLACES,), generator=generator)
+        rows = torch.randint(
+            -128, 128, (_DIGESTS, _ROW_BYTES), generator=generator, dtype=torch.int8
+        )
+        words = words.to(device)
+        digests = words.new_empty(_WORDS // _DIGESTS, _DIGESTS, dtype=torch.int32)
+        # Libraries multiply bytes with a matrix that lies by columns.
+        return cls(words, rows.to(device).t(), digests, words.new_empty(_WORDS))
 
 
 @dataclass(frozen=True, slots=True)
 class WeightChecksum:
-    """The checksums of tensors and their key, which must not leave this process."""
+    """The checksums of tensors and their keys, which must not leave this process."""
 
-    keys: Mapping[torch.device, torch.Tensor]
+    keys: Mapping[torch.device, _Key]
     sums: Mapping[str, int]
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> WeightChecksum:
         """Return the checksum of the present contents of `tensors`, which have plain layouts."""
-        generator = torch.Generator().manual_seed(secrets.randbits(63))
-        key = torch.randint(-(1 << 63), (1 << 63) - 1, (_WORDS + _PLACES,), generator=generator)
-        keys = {device: key.to(device) for device in {t.device for t in tensors.values()}}
+        seed = secrets.randbits(63)
+        keys = {device: _Key.of(device, seed) for device in {t.device for t in tensors.values()}}
         return cls(keys, _sums(tensors, keys))
 
     def find_changed(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
@@ -39,9 +67,7 @@ class WeightChecksum:
         return [name for name, sum_ in _sums(tensors, self.keys).items() if sum_ != self.sums[name]]
 
 
-def _sums(
-    tensors: Mapping[str, torch.Tensor], keys: Mapping[torch.device, torch.Tensor]
-) -> dict[str, int]:
+def _sums(tensors: Mapping[str, torch.Tensor], keys: Mapping[torch.device, _Key]) -> dict[str, int]:
     """Return the keyed sum of each tensor's bytes, with one synchronization per device."""
     sums: dict[str, int] = {}
     for device, key in keys.items():
@@ -50,7 +76,7 @@ def _sums(
     return sums
 
 
-def _sums_on_device(tensors: Sequence[torch.Tensor], key: torch.Tensor) -> list[int]:
+def _sums_on_device(tensors: Sequence[torch.Tensor], key: _Key) -> list[int]:
     """Return the keyed sums of tensors on the device of the key.
 
     This is multilinear hashing (Lemire and Kaser, "Strongly universal string hashing is fast"): words of 32
@@ -59,18 +85,19 @@ def _sums_on_device(tensors: Sequence[torch.Tensor], key: torch.Tensor) -> list[
     bit. A tensor's stretches are summed one by one, and their sums, each times a key for its position, in
     the same way.
     """
-    stretches = [_stretches(tensor) for tensor in tensors]
-    parts = key.new_empty(sum(map(len, stretches)))
-    products = key.new_empty(_WORDS)
-    for part, stretch in zip(parts, itertools.chain(*stretches), strict=True):
-        count = stretch.numel()
-        torch.mul(stretch, key[:count], out=products[:count])
-        torch.sum(products[:count], 0, out=part)
-    places = [_WORDS + place % _PLACES for found in stretches for place in range(len(found))]
-    owners = [number for number, found in enumerate(stretches) for _ in found]
-    weighted = (parts >> 32 & _LOW) * key[_indices(places, key.device)]
-    totals = key.new_zeros(len(stretches))
-    totals.index_add_(0, _indices(owners, key.device), weighted)
+    parts, places, owners = [], [], []
+    for owner, tensor in enumerate(tensors):
+        for place, stretch in enumerate(_stretches(tensor, key)):
+            count = stretch.numel()
+            torch.mul(stretch, key.words[:count], out=key.products[:count])
+            parts.append(key.products[:count].sum(0))
+            places.append(_WORDS + place % _PLACES)
+            owners.append(owner)
+    totals = key.words.new_zeros(len(tensors))
+    if parts:
+        device = key.words.device
+        weighted = (torch.stack(parts) >> 32 & _LOW) * key.words[_indices(places, device)]
+        totals.index_add_(0, _indices(owners, device), weighted)
     sums: list[int] = (totals >> 32 & _LOW).tolist()
     return sums
 
@@ -79,10 +106,25 @@ def _indices(numbers: list[int], device: torch.device) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.long, device=device)
 
 
-def _stretches(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return a tensor's bytes: the last ones, which make no whole word, and the words in stretches."""
+def _stretches(tensor: torch.Tensor, key: _Key) -> Iterator[torch.Tensor]:
+    """Yield stretches that stand for a tensor's bytes: the last ones, which make no whole word, then words.
+
+    Whole rows are told by their digests, each the sum of a row's bytes times a key's. A changed row keeps
+    one digest with a probability of at most 1 in 256: at a place that differs, one byte of the key in 256
+    makes up for the rest. Use each stretch before the next, which may overwrite it.
+    """
     flat = tensor.detach().contiguous().flatten().view(torch.uint8)
     whole = flat.numel() // 4 * 4
     # A tensor's address may not be a multiple of a word's size.
     aligned = flat[:whole] if flat.data_ptr() % 4 == 0 else flat[:whole].clone()
-    return flat[whole:], *aligned.view(torch.int32).split(_WORDS)
+    yield flat[whole:]
+    digested = 0
+    if aligned.data_ptr() % _ALIGNMENT == 0:
+        rows = aligned[: whole // _ROW_BYTES * _ROW_BYTES].view(torch.int8).view(-1, _ROW_BYTES)
+        for some in rows.split(len(key.digests)):
+            if len(some) >= _FEWEST_ROWS:
+                digests = key.digests[: len(some)]
+                torch._int_mm(some, key.rows, out=digests)
+                digested += some.numel()
+                yield digests.flatten()
+    yield from aligned[digested:].view(torch.int32).split(_WORDS)
