@@ -96,7 +96,8 @@ def _compiled_modules(_: Settings) -> Iterator[Check]:
             "Python",
             "note",
             "torch is not compiled, and Python keeps no compiled modules here: each process that "
-            f"imports it takes seconds longer. Run `{sys.executable} -m compileall -q -j 0 {folder.parent}`",
+            "imports it takes seconds longer. "
+            f"Run `{sys.executable} -m compileall -q -j 0 {folder.parent}`",
         )
 
 
