@@ -32,9 +32,11 @@ def environment(runtime: Runtime, devices: str | None = None) -> dict[str, str]:
     """
     path = [*map(str, runtime.path), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
-        # By default torch's threads spin for some 10 ms after their last work, while the host needs the
-        # cores to send the result. This is 0.5 ms, longer than the pause between two layers.
-        "GOMP_SPINCOUNT": "10000",
+        # By default torch's threads spin for some 15 ms after their last work, while the host needs the
+        # cores to send the result. This is up to 3 ms, by the processor, and must be longer than the pauses
+        # within a forward pass: a thread that sleeps in each costs 12 ms of one, since Linux in a virtual
+        # machine often wakes it on the core that computes, though another is idle.
+        "GOMP_SPINCOUNT": "50000",
         **{name: value for name, value in os.environ.items() if not name.startswith(_OURS)},
         # Without it CUDA counts the fastest card first; the driver, placement and operators count by bus.
         ORDER: BY_BUS,
