@@ -57,6 +57,20 @@ def test_a_view_from_the_middle_of_a_word() -> None:
     assert checksum.find_changed({"part": whole[3:90].t()}) == ["part"]
 
 
+@pytest.mark.parametrize("start", [0, 1, 4, 16])
+def test_rows_wherever_they_begin(start: int) -> None:
+    whole = torch.randint(0, 255, (1 << 20,), dtype=torch.uint8)
+    tensors = {"rows": whole[start:]}
+    checksum = WeightChecksum.of(tensors)
+    assert checksum.find_changed(tensors) == []
+    whole[start + 8192 : start + 3 * 8192] = whole[start + 8192 : start + 3 * 8192].roll(8192)
+    assert checksum.find_changed(tensors) == ["rows"]
+
+
+def test_no_tensor_has_changed_where_none_is() -> None:
+    assert WeightChecksum.of({"it": torch.ones(64)}).find_changed({}) == []
+
+
 def test_every_checksum_has_a_key_of_its_own() -> None:
     tensors = {"it": torch.ones(64)}
     assert WeightChecksum.of(tensors).sums != WeightChecksum.of(tensors).sums
