@@ -28,7 +28,7 @@ from tests.gpu.blocks import generating
 from tests.gpu.devices import GIB, where
 from tests.gpu.probe import absence
 from tests.gpu.recording import write_json
-from tests.runtime.replica import PROMPT, Sent, Served, a_replica, reading
+from tests.runtime.replica import HERE, PROMPT, Sent, Served, a_replica, fork_servers, reading
 from tests.tiny_models import make_empty_llama, make_gpt2
 
 from bench.figures import MB, Figure, table
@@ -105,12 +105,14 @@ class Bench:
             str(self.tiny), task="text-generation", dispatch=True, device_map=self.device
         )
 
-    def replica(
+    async def replica(
         self, checkpoint: Path, *, trusted: bool, memory: int = 2 * GIB, **settings: Any
     ) -> Served:
-        """Return a replica that is not started."""
+        """Return a replica that is not started; as on a server, what it imports is there before."""
         scratch = Path(tempfile.mkdtemp(dir=self.folder))
         runtime, given = where(self.device, scratch, memory)
+        if runtime is HERE:
+            given["fork_servers"] = await fork_servers(untrusted=not trusted)
         untrusted = Settings(session_root=scratch, **settings)
         objects = FileStore(scratch / "objects", ttl_s=3600)
         return a_replica(checkpoint, runtime, None if trusted else untrusted, objects, **given)
@@ -123,7 +125,7 @@ class Bench:
     async def served(self, *, trusted: bool) -> Served:
         """Return the replica of the tiny model; the first call starts it."""
         if trusted not in self._served:
-            served = self.replica(self.tiny, trusted=trusted)
+            served = await self.replica(self.tiny, trusted=trusted)
             self.ready_s[trusted] = await self.up(served)
             self._served[trusted] = served
         return self._served[trusted]
@@ -261,7 +263,7 @@ async def second_request(bench: Bench) -> list[Figure]:
     # Without a key, each request has a process of its own.
     replicas = {"": await bench.served(trusted=False)}
     if "runner_scope" in Settings.model_fields:
-        replicas["one"] = bench.replica(bench.tiny, trusted=False, runner_scope="user")
+        replicas["one"] = await bench.replica(bench.tiny, trusted=False, runner_scope="user")
         await bench.up(replicas["one"])
     took = []
     for key, served in replicas.items():
@@ -300,7 +302,7 @@ async def checksum(bench: Bench) -> list[Figure]:
 async def warm(bench: Bench) -> list[Figure]:
     """Measure a model of 2 GB on its way to the CPU's memory and back."""
     size = make_empty_llama(bench.folder / "large", bench.sizes.width)
-    served = bench.replica(bench.folder / "large", trusted=True, memory=2 * size + GIB)
+    served = await bench.replica(bench.folder / "large", trusted=True, memory=2 * size + GIB)
     cold = await bench.up(served)
     memory = {} if bench.device == "cpu" else {0: 2 * size + GIB}
     away = await seconds_of(served.actor.to_cache())
@@ -352,7 +354,7 @@ async def many_replicas(bench: Bench) -> list[Figure]:
     """Measure many tiny replicas on one GPU."""
     count, payload = bench.sizes.replicas, reading(bench.client)
     before = torch.cuda.mem_get_info()[0] if bench.device != "cpu" else 0
-    replicas = [bench.replica(bench.tiny, trusted=True, memory=GIB) for _ in range(count)]
+    replicas = [await bench.replica(bench.tiny, trusted=True, memory=GIB) for _ in range(count)]
     took = await seconds_of(asyncio.gather(*(bench.up(served) for served in replicas)))
     await asyncio.gather(*(run(served, payload, trusted=True) for served in replicas))
     after = torch.cuda.mem_get_info()[0] if bench.device != "cpu" else 0

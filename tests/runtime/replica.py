@@ -38,8 +38,9 @@ HERE = Runtime("0.8", "0.8", Path(sys.executable), ())
 
 
 _FORK_SERVERS = ForkServers()
-_CURRENT_TEST = "PYTEST_CURRENT_TEST"
-_ENVIRONMENT = {name: value for name, value in os.environ.items() if name != _CURRENT_TEST}
+_SET_HERE = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+"""Variables that pytest and torch set in this process, which no server has."""
+_ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in _SET_HERE}
 
 
 async def fork_servers(*, untrusted: bool = False) -> ForkServers:
@@ -49,8 +50,9 @@ async def fork_servers(*, untrusted: bool = False) -> ForkServers:
 
     A test that changed the environment gets processes that are started anew.
     """
-    # Else each test would have an environment of its own. Pytest sets it again before it looks.
-    os.environ.pop(_CURRENT_TEST, None)
+    # Else each test would have an environment of its own. They are set again before they are read.
+    for name in _SET_HERE:
+        os.environ.pop(name, None)
     if os.environ == _ENVIRONMENT:
         _FORK_SERVERS.prepare(HERE, untrusted=untrusted)
         ours, theirs = socket.socketpair()
