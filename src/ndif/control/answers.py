@@ -169,7 +169,7 @@ class ServerState(BaseModel):
                             "withdrawn": False,
                         }
                     ],
-                    "gpu_context_bytes": _GIB // 2,
+                    "gpu_context_bytes": 3 * _GIB // 4,
                     "cpu": {"bytes": 128 * _GIB, "free_bytes": 120 * _GIB},
                 }
             ],
