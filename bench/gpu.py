@@ -261,10 +261,9 @@ async def second_request(bench: Bench) -> list[Figure]:
     """Measure a user's second request, sent at once after the first."""
     payload = reading(bench.client)
     # Without a key, each request has a process of its own.
-    replicas = {"": await bench.served(trusted=False)}
-    if "runner_scope" in Settings.model_fields:
-        replicas["one"] = await bench.replica(bench.tiny, trusted=False, runner_scope="user")
-        await bench.up(replicas["one"])
+    of_a_user = await bench.replica(bench.tiny, trusted=False, runner_scope="user")
+    await bench.up(of_a_user)
+    replicas = {"": await bench.served(trusted=False), "one": of_a_user}
     took = []
     for key, served in replicas.items():
         await run(served, payload, trusted=False, key=key)
