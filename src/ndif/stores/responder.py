@@ -28,10 +28,10 @@ _USER = "user"
 """Field of a stored response that no client is sent."""
 _MAX_TOLD = 10_000
 """Jobs whose last status is remembered; that of others may be told twice."""
-OF_A_QUICK_JOB = (Status.QUEUED, Status.DISPATCHED, Status.RUNNING)
+BETWEEN = (Status.QUEUED, Status.DISPATCHED, Status.RUNNING)
 """Statuses of a job between its receipt and its end."""
-_YOUNG_S = 0.1
-"""Seconds from a job's receipt for which its statuses are deferred: most jobs end soon."""
+_DEFERRED_S = 0.1
+"""Seconds that a status waits for one that follows it: most jobs start and end soon."""
 _WAITS = "The server has started again, and your job waits for its turn."
 _LOST = "The server ended before this job was done, and has nothing of it. Send it again."
 
@@ -41,8 +41,8 @@ class Responder:
 
     Keeps the responses of one request in order. Which response may follow which is for its callers to know.
 
-    A live client may be told the state of its job once the job is 0.1 s old, and of a shorter job the end
-    alone: each status costs the client, and the server, as much as the end does.
+    A live client may be told of its job's states 0.1 s later, and of those that came within that time the
+    last alone: each status costs the client, and the server, as much as the end does, which never waits.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class Responder:
     ) -> None:
         """Deliver through these stores; without `callbacks` nobody is called back.
 
-        Statuses of a live job that is young are `deferred` where all that follows them is delivered here.
+        Statuses of a live job are `deferred` where all that follows them is delivered here.
         """
         self._broker = broker
         self._objects = objects
         self._callbacks = callbacks
         self._deferred = deferred
         self._held: dict[str, _Held] = {}
-        """The last status of each job that is young, by its id."""
+        """The status of each job that waits to be delivered, by its id."""
         self._delivering: set[asyncio.Task[None]] = set()
         self._told: dict[str, Status] = {}
         """The last status that each job's call-back told of, where every status is wanted."""
@@ -91,8 +91,8 @@ class Responder:
         async with turn:
             if unless():
                 return True
-            if (wait_s := self._wait_s(request, response)) > 0:
-                self._hold(request, response, unless, wait_s)
+            if self._is_deferred(request, response):
+                self._hold(request, response, unless)
                 return not await self._broker.disconnected({request.subscription_id or ""})
             held, heard = self._unhold(request.id), True
             if held is not None and response.status in (Status.LOG, Status.STREAM):
@@ -108,22 +108,20 @@ class Responder:
                     await self._broker.complete(request, response)
         return heard
 
-    def _wait_s(self, request: Request, response: Response) -> float:
-        """Return the seconds until a response is delivered; 0 for at once."""
-        if response.status not in self._deferred or request.subscription_id is None:
-            return 0.0
-        if is_told(request, response.status):  # who is called back wants every status
-            return 0.0
-        # The clock of the gateway that received it may differ.
-        return min(request.received + _YOUNG_S - time.time(), _YOUNG_S)
+    def _is_deferred(self, request: Request, response: Response) -> bool:
+        # Who is called back wants every status.
+        live = request.subscription_id is not None
+        return live and response.status in self._deferred and not is_told(request, response.status)
 
-    def _hold(
-        self, request: Request, response: Response, unless: Callable[[], bool], wait_s: float
-    ) -> None:
-        """Deliver a status later, in place of one that waits already."""
-        self._unhold(request.id)
-        # No closure that refers to itself: a cycle would keep the request's payload for long.
-        timer = asyncio.get_running_loop().call_later(wait_s, self._deliver_soon, request)
+    def _hold(self, request: Request, response: Response, unless: Callable[[], bool]) -> None:
+        """Deliver a status later; where one waits already, in its place and at its time."""
+        held = self._held.get(request.id)
+        if held is not None:
+            timer = held.timer
+        else:
+            # No closure that refers to itself: a cycle would keep the request's payload for long.
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(_DEFERRED_S, self._deliver_soon, request)
         self._held[request.id] = _Held(response, unless, timer)
 
     def _deliver_soon(self, request: Request) -> None:

@@ -205,7 +205,7 @@ async def test_what_is_lost_on_the_quick_way_is_asked_for_by_a_call(
         # Both ends listen again, sooner or later.
         while await run(reading(client)):
             pass
-        # Its end is lost if it comes while nobody listens. It is told to run once it is 0.1 s old.
+        # Its end is lost if it comes while nobody listens. It is told to run 0.1 s later.
         while not await run(sleeping(client, 0.25), Status.RUNNING):
             pass
         while await run(reading(client)):

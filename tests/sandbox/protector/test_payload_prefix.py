@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ndif.sandbox.protector import Protector
-from ndif.sandbox.protector.payload_prefix import frame_offsets, longest_list
+from ndif.sandbox.protector.payload_prefix import frame_offsets, longest_container
 from ndif.sandbox.protector.unpickling import SafeUnpickler
 
 PARTS = 400
@@ -113,16 +113,50 @@ def test_frames_may_begin_within_the_prefix(loads: Callable[[bytes], Loads]) -> 
     first, second = payload("warm-up"), payload("r" * 30_000, "s" * 30_000)
     assert len(frame_offsets(first)) == 1
     assert len(frame_offsets(second)) == 2
-    span = longest_list(second)
+    span = longest_container(second)
     assert span is not None
     assert span.start < frame_offsets(second)[1] < span.end
     load = loads(first)
-    found = load(second)
-    # Two objects are in the memo before the prefix, not one: the references differ.
-    assert load.looked_up == PARTS
-    load = loads(payload("x", "y"))
-    assert load(second) == found
+    assert load(second)["tree"]["parts"] == made_tree()
+    # Two objects are in the memo before the prefix, not one: each number differs by one.
     assert load.looked_up == 0
+
+
+@pytest.mark.parametrize("more", [1, 7, 60, 300, 70_000])
+def test_more_objects_before_the_prefix_shift_its_numbers(
+    loads: Callable[[bytes], Loads], more: int
+) -> None:
+    """A number from 256 on takes four bytes in place of one."""
+    load = loads(payload("warm-up"))
+    tree = made_tree()
+    before = [[str(number)] for number in range(more)]
+    content = payload(*before, tree=tree, after=[tree[7], tree[399]["shared"], tree])
+    found = load(content)
+    assert load.looked_up == 0
+    parts = found["tree"]["parts"]
+    assert parts == tree
+    assert found["after"][0] is parts[7]
+    assert found["after"][1] is parts[0]["shared"]
+    assert found["after"][2] is parts
+    assert loads(content)(payload("a request"))["tree"]["parts"] == tree
+
+
+@pytest.mark.parametrize("more", [0, 300])
+def test_a_tree_of_dictionaries(loads: Callable[[bytes], Loads], more: int) -> None:
+    """nnsight 0.7 sends the state of each wrapper with its children's, by name."""
+
+    def tree() -> dict[str, Any]:
+        parts = {f"name-{number}": part for number, part in enumerate(made_tree())}
+        return {"config": "of the server" * 40, "model": {"alias": None, **parts}}
+
+    load = loads(payload("warm-up", tree=tree()))
+    before = [[str(number)] for number in range(more)]
+    sent = tree() | {"config": "of the client" * 40}
+    found = load(payload(*before, tree=sent, after=sent["model"]["name-9"]))
+    assert load.looked_up == 0
+    assert found["tree"]["parts"] == sent
+    assert list(found["tree"]["parts"]["model"]) == list(sent["model"])
+    assert found["after"] is found["tree"]["parts"]["model"]["name-9"]
 
 
 def _other_tree() -> bytes:
@@ -167,20 +201,23 @@ def test_other_persistent_objects_are_looked_up(loads: Callable[[bytes], Loads])
 def test_a_prefix_with_other_references_is_decoded(loads: Callable[[bytes], Loads]) -> None:
     """The prefix refers to earlier objects of the memo: the same bytes may decode to other objects."""
 
-    def with_word(word: str) -> bytes:
+    def with_word(*words: str) -> bytes:
         tree = made_tree()
-        return payload(word, tree=[{**part, "word": word} for part in tree])
+        return payload(*words, tree=[{**part, "word": words[-1]} for part in tree])
 
     load = loads(with_word("first"))
     assert load(with_word("other"))["tree"]["parts"][3]["word"] == "other"
     assert load.looked_up == PARTS
-    assert load(with_word("first"))["tree"]["parts"][3]["word"] == "first"
-    assert load.looked_up == 0
+    for words in (("first",), ("more", "first"), ("first", "first")):
+        assert load(with_word(*words))["tree"]["parts"][3]["word"] == "first"
+        assert load.looked_up == 0
+    assert load(with_word("first", "other"))["tree"]["parts"][3]["word"] == "other"
+    assert load.looked_up == PARTS
 
 
-def test_a_list_with_a_call_is_not_cached() -> None:
-    assert longest_list(payload(tree=[complex(1, 2), *made_tree()])) is None
+def test_a_container_with_a_call_is_not_cached() -> None:
+    assert longest_container(payload(tree=[complex(1, 2), *made_tree()])) is None
 
 
-def test_a_short_list_is_not_cached() -> None:
-    assert longest_list(payload(tree=[1, 2, 3])) is None
+def test_a_short_container_is_not_cached() -> None:
+    assert longest_container(payload(tree=[1, 2, 3])) is None

@@ -156,6 +156,12 @@ _SERIALIZATION = "nnsight.intervention.serialization"
 _FILENAME, _NAMES = 2, 9
 """Positions of the file name and the names among the arguments of `make_function`."""
 _FRAME = "get_non_nnsight_frame"
+_FRAMED = [
+    module
+    for name, module in [*sys.modules.items()]
+    if name.startswith("nnsight.") and _FRAME in vars(module)
+]
+"""The modules that look for the frame of a user's code."""
 
 _Unpickler = serialization.CustomCloudUnpickler
 _setstate = serialization._source_function_setstate
@@ -321,13 +327,12 @@ class Nnsight07(Generation):
             policy.check_instrumented(function)
             return _convert(function, *arguments)
 
-        nnsights = [module for name, module in sys.modules.items() if name.startswith("nnsight.")]
         replaced = [
             (serialization, "CustomCloudUnpickler", unpickler),
             (envoy.Envoy, "interleave", interleave),
             (*_CONVERT, convert),
             (util, "fetch_attr", policy.follow),
-            *((module, _FRAME, _users_frame) for module in nnsights if _FRAME in vars(module)),
+            *((module, _FRAME, _users_frame) for module in _FRAMED),
         ]
         return policy.guarding([base, serialization], replaced)
 

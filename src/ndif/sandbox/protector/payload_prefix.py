@@ -1,14 +1,16 @@
 """A cache of the part of a payload that is the same in every request for a model.
 
 nnsight sends the tree of a model's wrappers with each request: of 16,000 pickle opcodes for 30 layers, all
-but 300 are in one list, and its bytes are the same as long as client and model are the same. The zygote
-checks that list once, in a request of its own (`unpickling.cache_prefix`). Where a payload has the same
-bytes, the unpickler in C decodes them, in a fifth of the time.
+but 300 are in one list or dictionary. As long as client and model are the same, its bytes are the same, but
+for the numbers of objects in the memo: a block that sends one object more shifts them all. The zygote checks
+that container once, in a request of its own (`unpickling.cache_prefix`). Where a payload has the same bytes,
+the unpickler in C decodes them, in a fifth of the time.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import pickle
 import pickletools
 from collections.abc import Mapping
@@ -18,116 +20,187 @@ from typing import Any
 from ndif.sandbox.protector.names import words
 
 _MIN_BYTES = 1024
-"""Length below which decoding a list costs no more than looking for it."""
-_SIGNATURE_BYTES = 64
-"""Bytes by which the beginning of a cached list is found in a payload."""
+"""Length below which decoding a container costs no more than looking for it."""
+_SAME_PART = 0.9
+"""Part of the longest container from which on one within it is taken for it.
+
+A model's wrapper also holds what differs between clients, such as the model's configuration."""
+_ANCHOR_BYTES = 16
+"""Least length of the bytes without a number by which a cached container is found in a payload."""
 
 _FRAME_BYTES, _PROTO_BYTES = 9, 2
+_LITTLE = 1 << 8
+"""The first memo number that takes four bytes."""
 _REFERENCE = pickle.BININT + b"%b" + pickle.BINPERSID
+_EMPTY = {"APPENDS": pickle.EMPTY_LIST, "SETITEMS": pickle.EMPTY_DICT}
+_NUMBER_BYTES = {pickle.BINGET: 1, pickle.LONG_BINGET: 4}
 
 _OPCODES = words("""
     MARK MEMOIZE BINGET LONG_BINGET BINPERSID FRAME NONE NEWTRUE NEWFALSE BININT BININT1 BININT2
     BINFLOAT SHORT_BINUNICODE BINUNICODE STACK_GLOBAL NEWOBJ BUILD EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3
     TUPLE EMPTY_LIST EMPTY_DICT APPEND APPENDS SETITEM SETITEMS
 """)
-"""Opcodes of a list that may be cached: none calls a function, whose result may differ each time."""
+"""Opcodes of a container that may be cached: none calls a function, whose result may differ each time."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixSpan:
-    """The place of a cacheable list in a payload."""
+    """The place of a cacheable container in a payload."""
 
     start: int
-    """Offset of the mark that the list begins with."""
+    """Offset of the mark that the items begin with."""
     end: int
-    """Offset behind the opcode that appends all items."""
+    """Offset behind the opcode that adds all items."""
     memo_size: int
     """Number of objects in the unpickler's memo before `start`."""
-    references: frozenset[int]
-    """Memo numbers below `memo_size` that the list refers to."""
+    empty: bytes
+    """The opcode that makes the container: EMPTY_LIST or EMPTY_DICT."""
+    gets: tuple[tuple[int, int], ...]
+    """Offset and memo number of each opcode within that refers to an object of the memo."""
+
+    @property
+    def references(self) -> set[int]:
+        """Return the memo numbers below `memo_size` that the container refers to."""
+        return {number for _, number in self.gets if number < self.memo_size}
 
     def contains(self, position: int) -> bool:
-        """Return True if the opcode that ends at `position` is part of the list."""
+        """Return True if the opcode that ends at `position` is part of the container."""
         return self.start < position <= self.end
-
-    def content(self, payload: bytes) -> bytes:
-        """Return the opcodes of the list without FRAME, which may begin anywhere."""
-        content, at = b"", self.start
-        for frame in frame_offsets(payload):
-            if self.start < frame < self.end:
-                content += payload[at:frame]
-                at = frame + _FRAME_BYTES
-        return content + payload[at : self.end]
 
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """The bytes of a list that was checked, and what their meaning depends on."""
+    """The bytes of a container that was checked, and what their meaning depends on."""
 
-    content: bytes
+    pieces: tuple[bytes, ...]
+    """The bytes before, between and behind the opcodes that refer to the memo."""
+    numbers: tuple[int, ...]
+    """The memo numbers of these opcodes."""
     memo_size: int
+    """Number of objects in the memo before the container."""
+    content: bytes
+    """All of the bytes, with these numbers."""
+    program: bytes
+    """A pickle of the container alone: what was in the memo before comes by number, or is left out."""
     referenced: Mapping[int, Any]
-    """Objects of the memo that the list refers to, by number."""
+    """Objects of the memo before the container that it refers to, by number."""
     persistent: Mapping[str, Any]
     globals: Mapping[tuple[str, str], Any]
 
-    def decode(self, memo: Mapping[int, Any]) -> tuple[list[Any], dict[int, Any]]:
-        """Return new objects, the list's items, and a `memo` with all that the list adds to it."""
-        # A pickle of the list alone: what was in the memo before comes by number, or is left out.
+    @classmethod
+    def of(
+        cls,
+        payload: bytes,
+        span: PrefixSpan,
+        memo: Mapping[int, Any],
+        persistent: Mapping[str, Any],
+        named: Mapping[tuple[str, str], Any],
+    ) -> CachedPrefix:
+        """Return the cache of the container at `span` in a payload that was decoded with `memo`."""
+        pieces, at = [], span.start
+        for start, _ in span.gets:
+            pieces.append(_without_frames(payload, at, start))
+            at = start + 1 + _NUMBER_BYTES[payload[start : start + 1]]
+        pieces.append(_without_frames(payload, at, span.end))
+        referenced = {number: memo[number] for number in span.references}
         earlier = b"".join(
-            (
-                _REFERENCE % number.to_bytes(4, "little")
-                if number in self.referenced
-                else pickle.NONE
-            )
+            (_REFERENCE % number.to_bytes(4, "little") if number in referenced else pickle.NONE)
             + pickle.MEMOIZE
             + pickle.POP
-            for number in range(self.memo_size)
+            for number in range(span.memo_size)
         )
-        program = pickle.PROTO + b"\x04" + earlier + pickle.EMPTY_LIST + self.content + pickle.STOP
-        decoder = _Decoder(io.BytesIO(program))
+        content = _without_frames(payload, span.start, span.end)
+        return cls(
+            pieces=tuple(pieces),
+            numbers=tuple(number for _, number in span.gets),
+            memo_size=span.memo_size,
+            content=content,
+            program=pickle.PROTO + b"\x04" + earlier + span.empty + content + pickle.STOP,
+            referenced=referenced,
+            persistent=persistent,
+            globals=named,
+        )
+
+    def decode(self, memo: Mapping[int, Any]) -> tuple[Any, dict[int, Any]]:
+        """Return a new container, and a `memo` with all that it adds to it."""
+        decoder = _Decoder(io.BytesIO(self.program))
         decoder.prefix = self
-        items: list[Any] = decoder.load()
-        whole: dict[int, Any] = decoder.memo.copy()
-        whole.update((number, memo[number]) for number in memo if number < self.memo_size)
-        return items, whole
+        container = decoder.load()
+        whole, added = dict(memo), decoder.memo.copy().values()
+        whole.update(enumerate(itertools.islice(added, self.memo_size, None), len(memo)))
+        return container, whole
 
-    def find(self, payload: bytes) -> int:
-        """Return the offset behind the mark of the first possible match; 0 if there is none."""
-        return payload.find(self.content[:_SIGNATURE_BYTES]) + 1
+    def find(self, payload: bytes) -> range:
+        """Return the offsets between which the container would begin; none if it is not in `payload`."""
+        least = most = 0
+        for piece in self.pieces:
+            if len(piece) >= _ANCHOR_BYTES:
+                at = payload.find(piece)
+                return range(max(at - most - _FRAME_BYTES, 0), at - least + 1)
+            least += len(piece) + len(_get(0))
+            most += len(piece) + len(_get(_LITTLE))
+        return range(0)
 
-    def applies(self, memo: Mapping[int, Any], persistent: Mapping[str, Any]) -> bool:
-        """Return True if the content decodes to the same objects after what `memo` holds."""
-        return (
-            len(memo) == self.memo_size
-            and all(_same(memo.get(number), each) for number, each in self.referenced.items())
+    def match(
+        self, payload: bytes, start: int, memo: Mapping[int, Any], persistent: Mapping[str, Any]
+    ) -> int | None:
+        """Return the offset behind the container that begins at `start`; None if that is another one."""
+        frames = frame_offsets(payload)
+        most = len(self.content) + len(self.numbers) * len(_get(_LITTLE))
+        content = _without_frames(payload, start, start + most + len(frames) * _FRAME_BYTES)
+        if len(memo) == self.memo_size and content.startswith(self.content):
+            earlier, expected = {number: number for number in self.referenced}, self.content
+        else:
+            earlier = self._numbers_in(content)
+            if len(earlier) < len(self.referenced):
+                return None
+            expected = self._with_numbers(earlier, len(memo) - self.memo_size)
+        same = (
+            content.startswith(expected)
+            and all(_same(memo.get(earlier[n]), each) for n, each in self.referenced.items())
             and all(persistent.get(pid) is each for pid, each in self.persistent.items())
         )
+        if not same:
+            return None
+        end = start + len(expected)
+        for frame in frames:
+            end += _FRAME_BYTES if start < frame < end else 0
+        return end
 
-    def match(self, payload: bytes, start: int) -> int | None:
-        """Return the offset behind the content that begins at `start`; None if the bytes differ."""
-        at, done = start, 0
-        for frame in frame_offsets(payload):
-            if frame <= at:
-                continue
-            piece = self.content[done : done + frame - at]
-            if len(piece) < frame - at:
+    def _numbers_in(self, content: bytes) -> dict[int, int]:
+        """Return the numbers that `content` has for `referenced`; not for all if it is another container."""
+        at, earlier = 0, dict[int, int]()
+        for piece, number in zip(self.pieces, self.numbers, strict=False):
+            at += len(piece)
+            width = _NUMBER_BYTES.get(content[at : at + 1])
+            if len(earlier) == len(self.referenced) or width is None:
                 break
-            if not payload.startswith(piece, at):
-                return None
-            at, done = frame + _FRAME_BYTES, done + len(piece)
-        rest = self.content[done:]
-        return at + len(rest) if payload.startswith(rest, at) else None
+            if number in self.referenced:
+                earlier.setdefault(
+                    number, int.from_bytes(content[at + 1 : at + 1 + width], "little")
+                )
+            at += 1 + width
+        return earlier
+
+    def _with_numbers(self, earlier: Mapping[int, int], shift: int) -> bytes:
+        """Return the bytes of this container behind a memo with other numbers."""
+        gets = {
+            number: _get(earlier.get(number, number + shift))
+            for number in dict.fromkeys(self.numbers)
+        }
+        parts = [b""] * (len(self.pieces) + len(self.numbers))
+        parts[::2], parts[1::2] = self.pieces, map(gets.__getitem__, self.numbers)
+        return b"".join(parts)
 
 
 class _Decoder(pickle.Unpickler):
-    """The unpickler in C, with the globals and persistent objects of a list that was checked."""
+    """The unpickler in C, with the globals and persistent objects of a container that was checked."""
 
     prefix: CachedPrefix
     memo: Any
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what the list's global resolved to."""
+        """Return what the container's global resolved to."""
         return self.prefix.globals[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
@@ -141,6 +214,23 @@ def _same(given: Any, expected: Any) -> bool:
     return given is expected or (type(given) is type(expected) is str and given == expected)
 
 
+def _get(number: int) -> bytes:
+    """Return the opcode that a pickler writes to refer to an object of the memo."""
+    if number < _LITTLE:
+        return pickle.BINGET + bytes((number,))
+    return pickle.LONG_BINGET + number.to_bytes(4, "little")
+
+
+def _without_frames(payload: bytes, start: int, end: int) -> bytes:
+    """Return a part of a payload without FRAME, which may begin anywhere."""
+    content, at = b"", start
+    for frame in frame_offsets(payload):
+        if start < frame < end:
+            content += payload[at:frame]
+            at = frame + _FRAME_BYTES
+    return content + payload[at:end]
+
+
 def frame_offsets(payload: bytes) -> list[int]:
     """Return the offsets of the FRAME opcodes, as far as frames follow each other."""
     offsets, position = [], _PROTO_BYTES
@@ -151,25 +241,30 @@ def frame_offsets(payload: bytes) -> list[int]:
     return offsets
 
 
-def longest_list(payload: bytes) -> PrefixSpan | None:
-    """Return the longest list of a trusted payload; None if it is short or calls functions."""
-    opcodes = [
-        (opcode, argument, position or 0)
-        for opcode, argument, position in pickletools.genops(payload)
-    ]
-    marks: list[tuple[int, int]] = []
-    start = end = before = memo_size = 0
-    for opcode, _, position in opcodes:
+def longest_container(payload: bytes) -> PrefixSpan | None:
+    """Return the longest list or dictionary of a trusted payload, or nearly all of it.
+
+    None if it is short, or each long one calls functions.
+    """
+    marks: list[tuple[int, int, int]] = []
+    spans: list[PrefixSpan] = []
+    gets: list[tuple[int, int]] = []
+    memo_size = calls = 0
+    for opcode, argument, offset in pickletools.genops(payload):
+        at = offset or 0
+        calls += opcode.name not in _OPCODES
         if opcode.name == "MEMOIZE":
             memo_size += 1
+        elif opcode.name in ("BINGET", "LONG_BINGET"):
+            gets.append((at, argument))
         elif opcode.name == "MARK":
-            marks.append((position, memo_size))
+            marks.append((at, memo_size, calls))
         elif pickletools.markobject in opcode.stack_before:
-            mark, earlier = marks.pop()
-            if opcode.name == "APPENDS" and position + 1 - mark > end - start:
-                start, end, before = mark, position + 1, earlier
-    within = [(opcode.name, argument) for opcode, argument, at in opcodes if start <= at < end]
-    if end - start < _MIN_BYTES or not _OPCODES.issuperset(name for name, _ in within):
-        return None
-    numbers = {argument or 0 for name, argument in within if name in ("BINGET", "LONG_BINGET")}
-    return PrefixSpan(start, end, before, frozenset(each for each in numbers if each < before))
+            start, earlier, before = marks.pop()
+            long = at + 1 - start >= _MIN_BYTES
+            if long and calls == before and opcode.name in _EMPTY:
+                within = tuple(each for each in gets if each[0] > start)
+                spans.append(PrefixSpan(start, at + 1, earlier, _EMPTY[opcode.name], within))
+    longest = max((span.end - span.start for span in spans), default=0)
+    nearly = [span for span in spans if span.end - span.start >= _SAME_PART * longest]
+    return min(nearly, key=lambda span: span.end - span.start, default=None)

@@ -27,7 +27,7 @@ from ndif.sandbox.protector import placeholders, stand_ins
 from ndif.sandbox.protector.guards import AccessGuards
 from ndif.sandbox.protector.modules import Modules, is_installed
 from ndif.sandbox.protector.names import words
-from ndif.sandbox.protector.payload_prefix import CachedPrefix, PrefixSpan, longest_list
+from ndif.sandbox.protector.payload_prefix import CachedPrefix, PrefixSpan, longest_container
 from ndif.sandbox.protector.placeholders import Discarded, Placeholder
 from ndif.sandbox.protector.sent_modules import SentModules
 from ndif.sandbox.protector.whitelist import ForbiddenError, Whitelist
@@ -224,7 +224,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
         persistent: Mapping[str, Any],
         prefix: CachedPrefix | None = None,
     ) -> None:
-        """Decode `file`; its list that has the bytes of `prefix` is known to be harmless."""
+        """Decode `file`; its container that has the bytes of `prefix` is known to be harmless."""
         super().__init__(file)
         self._file = file
         self._resolver = resolver
@@ -241,7 +241,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
         """
         file, dispatch, memo = self._file, self.dispatch, self.memo
         content, position = file.getvalue(), 0
-        prefix = 0 if self._prefix is None else self._prefix.find(content)
+        prefix = range(0) if self._prefix is None else self._prefix.find(content)
         self.read, self.readinto, self.readline = file.read, file.readinto, file.readline
         self.metastack: list[Any] = []
         stack: list[Any] = []
@@ -264,7 +264,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
                     stack.append(str(content[position + 1 : end], "utf-8", "surrogatepass"))
                     position = end
                 elif key == _MARK:
-                    behind = position == prefix and self._take_prefix(content, position - 1)
+                    behind = position - 1 in prefix and self._take_prefix(content, position - 1)
                     if behind:
                         position, memo = behind, self.memo
                     else:
@@ -290,13 +290,18 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
             raise EOFError("the pickle has no end") from None
 
     def _take_prefix(self, content: bytes, start: int) -> int | None:
-        """Decode the cached list at once; return the offset behind it, or None if this list differs."""
+        """Decode the cached container at once; return the offset behind it, or None if this differs."""
         prefix = self._prefix
-        end = None if prefix is None else prefix.match(content, start)
-        if prefix is None or end is None or not prefix.applies(self.memo, self._persistent):
+        end = prefix and prefix.match(content, start, self.memo, self._persistent)
+        if prefix is None or end is None:
             return None
-        items, self.memo = prefix.decode(self.memo)
-        self._growable().extend(items)
+        container, self.memo = prefix.decode(self.memo)
+        if isinstance(container, list):
+            self._growable().extend(container)
+        else:
+            target = self._growable(_MAPPINGS)
+            for key, value in container.items():
+                target[key] = value
         return end
 
     def _load_frame(self) -> None:
@@ -444,44 +449,38 @@ def cache_prefix(
     payload: bytes, resolver: GlobalResolver, persistent: Mapping[str, Any]
 ) -> CachedPrefix | None:
     """Decode what requests like `payload`, one of the server's own, have in common; None if little."""
-    span = longest_list(payload)
+    span = longest_container(payload)
     if span is None:
         return None
     recorder = _PrefixRecorder(span, io.BytesIO(payload), resolver, persistent)
     recorder.load()
     if not recorder.is_reusable:
         return None
-    return CachedPrefix(
-        content=span.content(payload),
-        memo_size=span.memo_size,
-        referenced={number: recorder.memo[number] for number in span.references},
-        persistent=recorder.found,
-        globals=recorder.globals,
-    )
+    return CachedPrefix.of(payload, span, recorder.memo, recorder.found, recorder.globals)
 
 
 class _PrefixRecorder(SafeUnpickler):
-    """Decodes a payload up to the end of a list, and records what that list depends on."""
+    """Decodes a payload up to the end of a container, and records what that depends on."""
 
     def __init__(self, span: PrefixSpan, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._span = span
         self.found: dict[str, Any] = {}
-        """Persistent objects that the list refers to."""
+        """Persistent objects that the container refers to."""
         self.globals: dict[tuple[str, str], Any] = {}
-        """Globals that the list names."""
+        """Globals that the container names."""
         self.is_reusable = True
-        """False once another decoder, or another request, would make other objects of the list."""
+        """False once another decoder, or another request, would make other objects of it."""
 
     def persistent_load(self, pid: Any) -> Any:
-        """Load a persistent object, and record it if the list refers to it."""
+        """Load a persistent object, and record it if the container refers to it."""
         value = super().persistent_load(pid)
         if self._span.contains(self._file.tell()):
             self.found[pid] = value
         return value
 
     def find_class(self, module: str, name: str) -> Any:
-        """Resolve a global, and record it if the list names it."""
+        """Resolve a global, and record it if the container names it."""
         found = super().find_class(module, name)
         if self._span.contains(self._file.tell()):
             self.globals[module, name] = found
@@ -506,15 +505,23 @@ class _PrefixRecorder(SafeUnpickler):
             self.is_reusable = False
 
     def _load_appends(self) -> None:
+        self._stop_at_the_end()
+        super()._load_appends()
+
+    def _load_setitems(self) -> None:
+        self._stop_at_the_end()
+        super()._load_setitems()
+
+    def _stop_at_the_end(self) -> None:
         if self._file.tell() == self._span.end:
             raise pickle._Stop(None)  # type: ignore[attr-defined]
-        super()._load_appends()
 
     dispatch: ClassVar[dict[int, Any]] = {
         **SafeUnpickler.dispatch,
         pickle.NEWOBJ[0]: _load_new_object,
         pickle.BUILD[0]: _load_build,
         pickle.APPENDS[0]: _load_appends,
+        pickle.SETITEMS[0]: _load_setitems,
     }
 
 
