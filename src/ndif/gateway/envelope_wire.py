@@ -188,8 +188,8 @@ _CHANNEL = Channel(
     "Every further message is an update of a job, as `GET /response/{id}` answers it: text with "
     "JSON, or binary in the format of `torch.save` for COMPLETED with a small result inside. LOG has "
     "lines that the block printed. QUEUED, DISPATCHED and RUNNING come 0.1 s later, and only the last of "
-    "them: a quick job is told its end alone. After COMPLETED or ERROR nothing follows for that job. The client sends "
-    "nothing.\n\n"
+    "them: a quick job is told its end alone. After COMPLETED or ERROR nothing follows for that job. The "
+    "client sends nothing.\n\n"
     "A job whose only channel closes is ended. A channel closes with 1008 or 1013 where its client does "
     "not read, and the handshake is refused with 401, 403 or 429, as a request is.",
 )

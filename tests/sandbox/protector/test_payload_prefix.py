@@ -66,6 +66,10 @@ class Loads:
 
         monkeypatch.setattr(SafeUnpickler, "persistent_load", counted)
 
+    def ahead(self) -> None:
+        """Do what a process does while it waits."""
+        self._protector.decode_ahead()
+
     def __call__(self, content: bytes, objects: dict[str, Any] | None = None) -> Any:
         held = self._protector.objects(OBJECTS if objects is None else objects)
         self.looked_up = 0
@@ -107,6 +111,23 @@ def test_each_payload_has_objects_of_its_own(loads: Callable[[bytes], Loads]) ->
     second = load(payload("a request"))
     assert load.looked_up == 0
     assert second["tree"]["parts"] == made_tree()
+
+
+def test_a_payload_may_be_decoded_ahead(loads: Callable[[bytes], Loads]) -> None:
+    load = loads(payload("warm-up"))
+    trees = []
+    for _ in range(3):
+        load.ahead()
+        load.ahead()  # as when the last request was for another tree
+        found = load(payload("a request", "more", after="the end"))
+        trees.append(found["tree"]["parts"])
+        assert (found["before"], found["after"]) == (("a request", "more"), "the end")
+        trees.append(load(payload("another"))["tree"]["parts"])
+    assert load.looked_up == 0
+    assert all(tree == made_tree() for tree in trees)
+    parts = [part for tree in trees for part in tree]
+    assert len({id(part) for part in parts}) == len(parts)
+    assert len({id(part["shared"]) for part in parts}) == len(trees)
 
 
 def test_frames_may_begin_within_the_prefix(loads: Callable[[bytes], Loads]) -> None:

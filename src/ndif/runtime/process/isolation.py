@@ -60,6 +60,12 @@ class Isolation:
         """Run a request under the policy, so that later ones find its modules and files loaded."""
         with nullcontext() if self.policy is None else self.policy.caching_prefix():
             warmup_request.run(self.policy)
+        self.decode_ahead()
+
+    def decode_ahead(self) -> None:
+        """Decode what the next request will have in common with others."""
+        if self.policy is not None:
+            self.policy.decode_ahead()
 
     def reusable(self) -> Isolation:
         """Return the same for runners of several requests, with the namespaces that a reset restores."""

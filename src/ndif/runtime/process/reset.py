@@ -68,6 +68,7 @@ class Reset:
         self._generation = generation
         self._driver = driver
         self._namespaces = isolation.namespaces
+        self._isolation = isolation
         self._guarded = isolation.policy is not None
 
     def begin(self) -> None:
@@ -105,6 +106,8 @@ class Reset:
         self._check_memory()
         if _descriptors() != self._descriptors:
             raise ResetError("descriptors were opened, closed or changed")
+        # After the rest: no earlier request's objects are left that these could refer to.
+        self._isolation.decode_ahead()
 
     def _check_threads(self) -> None:
         deadline = time.monotonic() + _THREAD_EXIT_S

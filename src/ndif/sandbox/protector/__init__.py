@@ -185,6 +185,11 @@ class Protector:
         finally:
             self._caches_prefix = False
 
+    def decode_ahead(self) -> None:
+        """Decode what this process's next payload will have in common with others."""
+        if self._prefix is not None:
+            self._prefix.decode_ahead()
+
     def _rebuilders(self) -> dict[tuple[str, str], Any]:
         cloud = "cloudpickle.cloudpickle"
         return {

@@ -292,8 +292,10 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
     def _take_prefix(self, content: bytes, start: int) -> int | None:
         """Decode the cached container at once; return the offset behind it, or None if this differs."""
         prefix = self._prefix
-        end = prefix and prefix.match(content, start, self.memo, self._persistent)
-        if prefix is None or end is None:
+        if prefix is None:
+            return None
+        end = prefix.match(content, start, self.memo, self._persistent)
+        if end is None:
             return None
         container, self.memo = prefix.decode(self.memo)
         if isinstance(container, list):
