@@ -126,14 +126,22 @@ def finding_ranges() -> dict[str, Any]:
         for page in apart:
             write(area, range(page, page + 1))
 
+    def of(pages: Pages) -> list[tuple[int, int]]:
+        """Return the first and the number of the pages in each range."""
+        pairs = zip(pages.written[::2], pages.written[1::2], strict=True)
+        # What lies behind it may be written too, and be one range with its last page.
+        mine = [
+            (at, min(size, start + SIZE - at)) for at, size in pairs if start <= at < start + SIZE
+        ]
+        return [((at - start) // mmap.PAGESIZE, size // mmap.PAGESIZE) for at, size in mine]
+
     pages = Pages.used_by(run)
-    pairs = list(zip(pages.written[::2], pages.written[1::2], strict=True))
-    # What lies behind it may be written too, and be one range with its last page.
-    mine = [(at, min(size, start + SIZE - at)) for at, size in pairs if start <= at < start + SIZE]
+    spare = range(start + 105 * mmap.PAGESIZE, start + 115 * mmap.PAGESIZE)
     return {
-        "mine": [[(at - start) // mmap.PAGESIZE, size // mmap.PAGESIZE] for at, size in mine],
+        "mine": of(pages),
+        "but some": of(Pages.used_by(run, but=spare)),
         "aligned": all(value % mmap.PAGESIZE == 0 for value in pages.written),
-        "ordered": pairs == sorted(pairs),
+        "ordered": [*pages.written[::2]] == sorted(pages.written[::2]),
     }
 
 
@@ -248,6 +256,7 @@ def test_what_is_not_written_to_is_not_copied() -> None:
 def test_neighbours_are_one_range() -> None:
     found = measured("finding_ranges")
     assert found["mine"] == [[0, 10], [100, 20], [1999, 1]]
+    assert found["but some"] == [[0, 10], [100, 5], [115, 5], [1999, 1]]
     assert found["aligned"]
     assert found["ordered"]
 

@@ -58,14 +58,21 @@ def measure() -> dict[str, Any]:
     end = max(pieces)
     gc.collect()
     before = copied(in_holes(HOLES // 2), end)
-    heap.settle()
+    spare = heap.settle()
     after = copied(in_holes(HOLES // 2), end)
     same = all(
         ctypes.string_at(piece, HOLE) == bytes([(2 * number + 1) % 251]) * HOLE
         for number, piece in enumerate(pieces)
     )
     large = _libc.malloc(heap._FREE_TOP // 2)
-    return {"before": before, "after": after, "same": same, "huge": huge(), "beside": large > end}
+    return {
+        "before": before,
+        "after": after,
+        "same": same,
+        "huge": huge(),
+        "beside": large > end,
+        "spare": [large <= spare.start < large + heap._FREE_TOP // 2, len(spare)],
+    }
 
 
 def huge() -> int:
@@ -84,6 +91,10 @@ def test_a_fork_takes_memory_in_one_piece_and_not_from_holes() -> None:
     # Nothing that is in use was touched, and what is there can be used on.
     assert found["same"]
     assert found["beside"]
+    # A fork need not fetch what is at the heap's top, but for the first of it.
+    behind, spare = found["spare"]
+    assert behind
+    assert heap._FREE_TOP // 2 < spare < heap._FREE_TOP
     # The heap that was settled is larger than this by far.
     assert found["huge"] >= 8 << 20
 

@@ -27,8 +27,11 @@ class Pages:
     written: array.array[int]
 
     @classmethod
-    def used_by(cls, run: Callable[[], None]) -> Pages:
-        """Return the pages that a fork reads and writes while it calls `run`; no pages if that fails."""
+    def used_by(cls, run: Callable[[], None], but: range = range(0)) -> Pages:
+        """Return the pages that a fork reads and writes while it calls `run`; no pages if that fails.
+
+        It may write to the addresses in `but`, too, which are left out.
+        """
         reading, writing = os.pipe()
 
         def rehearse() -> None:
@@ -42,7 +45,7 @@ class Pages:
         done = os.read(reading, 1)
         os.close(reading)
         nothing = array.array("Q")
-        pages = cls(found(pid), exclusive(pid)) if done else cls(nothing, nothing)
+        pages = cls(found(pid), _without(exclusive(pid), but)) if done else cls(nothing, nothing)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         return pages
@@ -52,6 +55,17 @@ class Pages:
         # A fault for each, while the threads of a forward pass run, costs ten times as much.
         _advise(self.read, _POPULATE_READ)
         _advise(self.written, _POPULATE_WRITE)
+
+
+def _without(ranges: array.array[int], left_out: range) -> array.array[int]:
+    """Return addresses and lengths less those that are left out."""
+    kept, pairs = array.array("Q"), iter(ranges)
+    for start, length in zip(pairs, pairs, strict=True):
+        end = start + length
+        for first, last in ((start, min(end, left_out.start)), (max(start, left_out.stop), end)):
+            if first < last:
+                kept.extend((first, last - first))
+    return kept
 
 
 def _advise(ranges: array.array[int], advice: int) -> None:

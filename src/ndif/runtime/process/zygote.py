@@ -131,7 +131,7 @@ class Zygote:
         # Runners neither scan these objects nor copy their pages by counting references.
         gc.collect()
         gc.freeze()
-        settle()
+        spare = settle()
         if isolation is not None and warmup_request is not None:
             policy = isolation.policy
 
@@ -139,7 +139,7 @@ class Zygote:
                 start_threads(self._spec.threads)
                 warmup_request.run(policy)
 
-            self._pages = Pages.used_by(run_as_runner)
+            self._pages = Pages.used_by(run_as_runner, but=spare)
             # All of the weights: pages that a request reads first would count as the request's memory.
             for mapping in shared():
                 self._pages.read.extend((mapping.start, mapping.size))
