@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import nnsight
+import psutil
 import pytest
 import torch
 from nnsight import TransformersModel
@@ -92,6 +93,24 @@ def test_each_request_has_the_attention_that_it_asks_for(site: Site) -> None:
     said = [site.says(tells, "one", **env) for env in (eager, eager, {}, eager, {}, {})]
     assert said == ["eager", "eager", "sdpa", "eager", "sdpa", "sdpa"]
     assert site.stays()
+
+
+RESTED_S = 5.0
+
+
+def test_a_process_whose_user_thinks_holds_less_memory(site: Site) -> None:
+    """Who sends one request after the other finds the memory of the last one."""
+
+    def held_mb() -> int:
+        """Return the memory that the process has after a request that needs 16 MB for a while."""
+        pid = site.says(f"import torch; torch.ones(4 << 20); {PID}", "thinks")
+        assert site.stays()
+        return psutil.Process(pid).memory_info().rss >> 20
+
+    first, second = held_mb(), held_mb()
+    assert second >= first - 1
+    time.sleep(RESTED_S + 0.5)
+    assert held_mb() < second - 8
 
 
 @dataclass(frozen=True)

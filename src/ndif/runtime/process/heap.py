@@ -20,9 +20,11 @@ _LARGEST, _SMALLEST = 64 << 10, 32
 
 _FREE_TOP = 32 << 20
 """Bytes at the heap's top that hold most requests' memory; pages that nobody writes to take none."""
-_FETCHED_TOP = 8 << 20
-"""Bytes of them that a fork fetches before its first request: the rest is memory that waits for nothing."""
+_KEPT_TOP = 8 << 20
+"""Bytes of them that a process holds while it waits for a request."""
 
+_DONTNEED = 4
+"""Advice to madvise(2)."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt(3). The values are the largest that the library itself would come to."""
 
@@ -39,13 +41,9 @@ def settle() -> range:
 
     No allocation moves.
     """
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallinfo2"):  # before glibc 2.33
+    libc = _library()
+    if libc is None:
         return range(0)
-    libc.mallinfo2.restype = _Mallinfo
-    libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_size_t
-    libc.free.argtypes, libc.free.restype = [ctypes.c_size_t], None
-    libc.sbrk.restype = ctypes.c_size_t
     libc.malloc_trim(0)
     _fill_holes(libc)
     # Extend the heap, of which the end is free.
@@ -60,8 +58,32 @@ def settle() -> range:
             advise(top, mapping.end)
         elif mapping.access == "rw-p" and not mapping.path:
             advise(mapping.start, mapping.end, COLLAPSE)
-    # To fetch one page of a huge one takes all of it.
-    return range((top + _FETCHED_TOP) // SIZE * SIZE, libc.sbrk(0))
+    return _spare(libc)
+
+
+def release() -> None:
+    """Give back the free memory at the heap's top that a process need not hold while it waits."""
+    libc = _library()
+    if libc is not None:
+        spare = _spare(libc)
+        advise(spare.start, spare.stop, _DONTNEED)
+
+
+def _spare(libc: ctypes.CDLL) -> range:
+    # A part of a huge page takes all of it.
+    return range((_top(libc) + _KEPT_TOP) // SIZE * SIZE, libc.sbrk(0))
+
+
+def _library() -> ctypes.CDLL | None:
+    """Return the C library; None before glibc 2.33, which does not tell where the top begins."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2"):
+        return None
+    libc.mallinfo2.restype = _Mallinfo
+    libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_size_t
+    libc.free.argtypes, libc.free.restype = [ctypes.c_size_t], None
+    libc.sbrk.restype = ctypes.c_size_t
+    return libc
 
 
 def _top(libc: ctypes.CDLL) -> int:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ndif.runtime.process.heap import release
 from ndif.runtime.process.model_state import ModelState, ResetError, WeightsMemory
 from ndif.runtime.process.proc_files import ProcFiles
 from ndif.runtime.process.process_settings import settings, stop_timers
@@ -89,8 +90,11 @@ class Reset:
         # Present objects stay frozen, so that a request's objects are all that the collector tracks.
         gc.freeze()
 
-    def __call__(self, header: Mapping[str, Any], *, spilled: bool) -> None:
-        """Remove everything that a request left; raise ResetError if something cannot be removed."""
+    def __call__(self, header: Mapping[str, Any], *, spilled: bool, rested: bool) -> None:
+        """Remove everything that a request left; raise ResetError if something cannot be removed.
+
+        A process that `rested` before the request is taken to rest after it, and gives free memory back.
+        """
         if spilled:
             raise ResetError("its result lies in a file that this process could still write to")
         if header["env"].get("peft"):
@@ -106,6 +110,8 @@ class Reset:
         self._check_memory()
         if _descriptors() != self._descriptors:
             raise ResetError("descriptors were opened, closed or changed")
+        if rested:
+            release()
         # After the rest: no earlier request's objects are left that these could refer to.
         self._isolation.decode_ahead()
 
