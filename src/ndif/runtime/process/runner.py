@@ -187,8 +187,8 @@ class Runner:
         reset.begin()
         self._report_ready()
         with contextlib.suppress(EOFError, ConnectionError, DeviceError):
+            since = -_RESTED_S  # a user who has just come may think, too
             while True:
-                since = _clock()
                 header, payload, _ = self._channel.receive()
                 rested = _clock() - since > _RESTED_S
                 # Context variables that the request sets end with the copied context.
@@ -198,6 +198,7 @@ class Runner:
                     functools.partial(reset, header, spilled=self._spilled, rested=rested)
                 ):
                     return
+                since = _clock()
 
     def serve(self, reset: ModelReset) -> None:
         """Run requests, and reset the model after each; return when it cannot be reset."""
