@@ -20,11 +20,9 @@ _LARGEST, _SMALLEST = 64 << 10, 32
 
 _FREE_TOP = 32 << 20
 """Bytes at the heap's top that hold most requests' memory; pages that nobody writes to take none."""
-_KEPT_TOP = 8 << 20
+KEPT_TOP = 8 << 20
 """Bytes of them that a process holds while it waits for a request."""
 
-_DONTNEED = 4
-"""Advice to madvise(2)."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt(3). The values are the largest that the library itself would come to."""
 
@@ -36,46 +34,8 @@ class _Mallinfo(ctypes.Structure):
     _fields_ += [("keepcost", ctypes.c_size_t)]
 
 
-def settle() -> range:
-    """Prepare this process's heap for later forks, and return the addresses that they need not fetch.
-
-    No allocation moves.
-    """
-    libc = _library()
-    if libc is None:
-        return range(0)
-    libc.malloc_trim(0)
-    _fill_holes(libc)
-    # Extend the heap, of which the end is free.
-    libc.mallopt(_MMAP_THRESHOLD, _FREE_TOP)
-    libc.mallopt(_TRIM_THRESHOLD, 2 * _FREE_TOP)
-    libc.free(libc.malloc(_FREE_TOP - SIZE))
-    top = _top(libc)
-    # Huge pages: at once for memory in use, at the first write for the rest.
-    for mapping in mappings():
-        if mapping.access == "rw-p" and mapping.path == "[heap]":
-            advise(mapping.start, min(top, mapping.end), COLLAPSE)
-            advise(top, mapping.end)
-        elif mapping.access == "rw-p" and not mapping.path:
-            advise(mapping.start, mapping.end, COLLAPSE)
-    return _spare(libc)
-
-
-def release() -> None:
-    """Give back the free memory at the heap's top that a process need not hold while it waits."""
-    libc = _library()
-    if libc is not None:
-        spare = _spare(libc)
-        advise(spare.start, spare.stop, _DONTNEED)
-
-
-def _spare(libc: ctypes.CDLL) -> range:
-    # A part of a huge page takes all of it.
-    return range((_top(libc) + _KEPT_TOP) // SIZE * SIZE, libc.sbrk(0))
-
-
-def _library() -> ctypes.CDLL | None:
-    """Return the C library; None before glibc 2.33, which does not tell where the top begins."""
+def _bound() -> ctypes.CDLL | None:
+    """Return the C library; None before glibc 2.33, which does not tell where the heap's top begins."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallinfo2"):
         return None
@@ -83,7 +43,47 @@ def _library() -> ctypes.CDLL | None:
     libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_size_t
     libc.free.argtypes, libc.free.restype = [ctypes.c_size_t], None
     libc.sbrk.restype = ctypes.c_size_t
+    libc.malloc_trim.argtypes = [ctypes.c_size_t]
     return libc
+
+
+_libc = _bound()
+"""Bound at once: a process under the policy for untrusted code loads no library."""
+
+
+def settle() -> range:
+    """Prepare this process's heap for later forks, and return the addresses that they need not fetch.
+
+    No allocation moves.
+    """
+    if _libc is None:
+        return range(0)
+    _libc.malloc_trim(0)
+    _fill_holes(_libc)
+    # Extend the heap, of which the end is free.
+    _libc.mallopt(_MMAP_THRESHOLD, _FREE_TOP)
+    _libc.mallopt(_TRIM_THRESHOLD, 2 * _FREE_TOP)
+    _libc.free(_libc.malloc(_FREE_TOP - SIZE))
+    top = _top(_libc)
+    # Huge pages: at once for memory in use, at the first write for the rest.
+    for mapping in mappings():
+        if mapping.access == "rw-p" and mapping.path == "[heap]":
+            advise(mapping.start, min(top, mapping.end), COLLAPSE)
+            advise(top, mapping.end)
+        elif mapping.access == "rw-p" and not mapping.path:
+            advise(mapping.start, mapping.end, COLLAPSE)
+    return _spare(_libc)
+
+
+def trim(keep: int = 0) -> None:
+    """Give free memory back to the system, but for `keep` bytes at the heap's top."""
+    if _libc is not None:
+        _libc.malloc_trim(keep)
+
+
+def _spare(libc: ctypes.CDLL) -> range:
+    # A part of a huge page takes all of it.
+    return range((_top(libc) + KEPT_TOP) // SIZE * SIZE, libc.sbrk(0))
 
 
 def _top(libc: ctypes.CDLL) -> int:

@@ -11,7 +11,6 @@ The reset does not keep users apart: a process never serves two of them.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import random
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ndif.runtime.process.heap import release
+from ndif.runtime.process.heap import KEPT_TOP, trim
 from ndif.runtime.process.model_state import ModelState, ResetError, WeightsMemory
 from ndif.runtime.process.proc_files import ProcFiles
 from ndif.runtime.process.process_settings import settings, stop_timers
@@ -111,7 +110,7 @@ class Reset:
         if _descriptors() != self._descriptors:
             raise ResetError("descriptors were opened, closed or changed")
         if rested:
-            release()
+            trim(KEPT_TOP)
         # After the rest: no earlier request's objects are left that these could refer to.
         self._isolation.decode_ahead()
 
@@ -173,7 +172,7 @@ class Reset:
         if self._driver is not None:
             self._driver.release_memory()
         if self.proc_files.anonymous_bytes() > self._anonymous + _TRIM_BYTES:
-            ctypes.CDLL(None).malloc_trim(0)
+            trim()
         # A GPU's driver maps any amount of memory, and no limit of the next request counts it.
         if self._driver is None and self.proc_files.data_bytes() > self._data + _SLACK_BYTES:
             raise ResetError("memory was not freed")

@@ -194,11 +194,11 @@ class Runner:
                 # Context variables that the request sets end with the copied context.
                 contextvars.copy_context().run(self._run, header, bytes(payload))
                 payload = bytearray()
+                since = _clock()  # once it has said that it waits, it may be stopped
                 if not self._reset(
                     functools.partial(reset, header, spilled=self._spilled, rested=rested)
                 ):
                     return
-                since = _clock()
 
     def serve(self, reset: ModelReset) -> None:
         """Run requests, and reset the model after each; return when it cannot be reset."""
