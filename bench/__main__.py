@@ -28,10 +28,12 @@ def measure(names: list[str], site: Site) -> Iterator[Figure]:
     for name in names:
         of_scenario(name)
         scenario = cast("Scenario", importlib.import_module(f"bench.scenarios.{name}"))
+        began = time.monotonic()
         for figure in scenario.measure(site):
             figure.scenario = name
             print(*figure.row(), sep="  ", flush=True)
             yield figure
+        print(f"({name} took {time.monotonic() - began:.0f} s)", flush=True)
 
 
 def main() -> None:
