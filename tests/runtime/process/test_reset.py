@@ -98,7 +98,7 @@ def test_each_request_has_the_attention_that_it_asks_for(site: Site) -> None:
 def test_a_process_under_the_policy_gives_memory_back_and_stays(
     tiny_gpt2: Path, client: TransformersModel, tmp_path: Path
 ) -> None:
-    """A little after the first request, and much after one that needed it."""
+    """Little after the first request, much after one that needed much."""
     site = Site(tiny_gpt2, client, Settings(session_root=tmp_path, sandbox="require"))
     many = "import torch; said = sum(float(part[0]) for part in [torch.ones(1 << 16)] * 2)"
     held = "import torch; held = [torch.ones(1 << 16) for _ in range(200)]; said = len(held)"
@@ -112,7 +112,7 @@ RESTED_S = 5.0
 
 
 def test_a_process_whose_user_thinks_holds_less_memory(site: Site) -> None:
-    """Who sends one request after the other finds the memory of the last one."""
+    """One request right after the other finds the memory of the last."""
 
     def held_mb() -> int:
         """Return the memory that the process has after a request that needs 14 MB for a while."""
