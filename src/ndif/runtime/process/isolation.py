@@ -11,7 +11,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import constants
 
@@ -24,6 +24,7 @@ from ndif.sandbox.confinement.confinement import (
 )
 
 if TYPE_CHECKING:
+    from ndif.runtime.process.model_state import ModelState
     from ndif.runtime.process.namespaces import Namespaces
     from ndif.runtime.process.warmup_request import WarmupRequest
     from ndif.sandbox.protector import Protector
@@ -41,6 +42,8 @@ class Isolation:
     """Files that the policy lets Python open; None without a policy."""
     namespaces: Namespaces | None = None
     """The namespaces of a process that has run no user's code; None where each runner runs one request."""
+    model_state: ModelState | None = None
+    """The model's state there; None also where each runner has the weights at addresses of its own."""
 
     @classmethod
     def prepare(
@@ -67,13 +70,18 @@ class Isolation:
         if self.policy is not None:
             self.policy.decode_ahead()
 
-    def reusable(self) -> Isolation:
-        """Return the same for runners of several requests, with the namespaces that a reset restores."""
+    def reusable(self, model: Any, *, on_devices: bool) -> Isolation:
+        """Return the same for runners of several requests, with what a reset restores.
+
+        Where the weights are on devices, each runner has them at addresses of its own, and looks itself.
+        """
+        from ndif.runtime.process.model_state import ModelState
         from ndif.runtime.process.namespaces import Namespaces
 
         # Under the policy no request can write to a function that is not its own.
         found = Namespaces.of_this_process(functions=self.policy is None)
-        return replace(self, namespaces=found)
+        state = None if on_devices else ModelState(model)
+        return replace(self, namespaces=found, model_state=state)
 
     def moved(self, folder: Path, driver: DriverFiles) -> Isolation:
         """Return the same around a model whose weights have moved to other devices."""

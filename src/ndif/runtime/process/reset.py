@@ -78,7 +78,7 @@ class Reset:
         gc.collect()
         self._namespaces.inherit()
         self._settings = [(setting, setting.read()) for setting in settings(self._driver)]
-        self._model = ModelState(self._generation.model)
+        self._model = self._isolation.model_state or ModelState(self._generation.model)
         # Weights on devices belong to another process, which verifies them.
         own = self._generation.model._module if self._driver is None else torch.nn.Module()
         self._weights = WeightsMemory(own, self.proc_files)

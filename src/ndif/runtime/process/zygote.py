@@ -126,7 +126,8 @@ class Zygote:
                 # A confined runner serves one key's requests in a row. It finds the reset imported.
                 from ndif.runtime.process import reset  # noqa: F401
 
-                isolation = isolation.reusable()
+                model, on_devices = self._generation.model, self._driver is not None
+                isolation = isolation.reusable(model, on_devices=on_devices)
         self._isolation = isolation
         # Runners neither scan these objects nor copy their pages by counting references.
         gc.collect()
