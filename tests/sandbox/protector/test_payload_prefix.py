@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import pickle
 from collections.abc import Callable
@@ -70,6 +71,10 @@ class Loads:
         """Do what a process does while it waits."""
         self._protector.decode_ahead()
 
+    def forget(self) -> None:
+        """Do what a process does whose request was for something else."""
+        self._protector.forget_decoded()
+
     def __call__(self, content: bytes, objects: dict[str, Any] | None = None) -> Any:
         held = self._protector.objects(OBJECTS if objects is None else objects)
         self.looked_up = 0
@@ -132,11 +137,11 @@ def test_a_payload_may_be_decoded_ahead(loads: Callable[[bytes], Loads]) -> None
 
 def test_frames_may_begin_within_the_prefix(loads: Callable[[bytes], Loads]) -> None:
     first, second = payload("warm-up"), payload("r" * 30_000, "s" * 30_000)
-    assert len(frame_offsets(first)) == 1
-    assert len(frame_offsets(second)) == 2
+    assert len([*frame_offsets(first)]) == 1
+    assert len([*frame_offsets(second)]) == 2
     span = longest_container(second)
     assert span is not None
-    assert span.start < frame_offsets(second)[1] < span.end
+    assert span.start < [*frame_offsets(second)][1] < span.end
     load = loads(first)
     assert load(second)["tree"]["parts"] == made_tree()
     # Two objects are in the memo before the prefix, not one: each number differs by one.
@@ -209,6 +214,33 @@ def test_another_payload_is_decoded(
         lambda given: plain.unpickler({})(io.BytesIO(given), plain.objects(OBJECTS)).load()
     )
     assert outcome(loads(payload("warm-up"))) == expected
+
+
+@pytest.mark.parametrize("length", range(0, 240, 4))
+def test_frames_may_begin_anywhere_in_the_first_payload(
+    loads: Callable[[bytes], Loads], length: int
+) -> None:
+    """Behind an opcode with a number, for example."""
+    tree = [{**part, "more": f"{number:0150}"} for number, part in enumerate(made_tree())]
+    first = payload("w" * length, tree=tree)
+    span, (_, second) = longest_container(first), frame_offsets(first)
+    assert span is not None
+    assert span.start < second < span.end
+    load = loads(first)
+    for content in (payload("a", tree=tree), payload("b", "c", "d", tree=tree), first):
+        assert load(content)["tree"]["parts"] == tree
+        assert load.looked_up == 0
+
+
+def test_what_was_decoded_for_no_payload_is_dropped(loads: Callable[[bytes], Loads]) -> None:
+    load = loads(payload("warm-up"))
+    before = sum(type(each) is dict and "shared" in each for each in gc.get_objects())
+    load.ahead()
+    load.forget()
+    after = sum(type(each) is dict and "shared" in each for each in gc.get_objects())
+    assert after == before
+    assert load(payload("a request"))["tree"]["parts"] == made_tree()
+    assert load.looked_up == 0
 
 
 def test_other_persistent_objects_are_looked_up(loads: Callable[[bytes], Loads]) -> None:

@@ -34,21 +34,17 @@ class _Mallinfo(ctypes.Structure):
     _fields_ += [("keepcost", ctypes.c_size_t)]
 
 
-def _bound() -> ctypes.CDLL | None:
-    """Return the C library; None before glibc 2.33, which does not tell where the heap's top begins."""
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallinfo2"):
-        return None
-    libc.mallinfo2.restype = _Mallinfo
-    libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_size_t
-    libc.free.argtypes, libc.free.restype = [ctypes.c_size_t], None
-    libc.sbrk.restype = ctypes.c_size_t
-    libc.malloc_trim.argtypes = [ctypes.c_size_t]
-    return libc
-
-
-_libc = _bound()
-"""Bound at once: a process under the policy for untrusted code loads no library."""
+_libc = ctypes.CDLL(None)
+# Bound at once: a process under the policy for untrusted code loads no library.
+_TELLS_TOP = hasattr(_libc, "mallinfo2")  # from glibc 2.33 on
+_TRIMS = hasattr(_libc, "malloc_trim")
+if _TELLS_TOP:
+    _libc.mallinfo2.restype = _Mallinfo
+    _libc.malloc.argtypes, _libc.malloc.restype = [ctypes.c_size_t], ctypes.c_size_t
+    _libc.free.argtypes, _libc.free.restype = [ctypes.c_size_t], None
+    _libc.sbrk.restype = ctypes.c_size_t
+if _TRIMS:
+    _libc.malloc_trim.argtypes = [ctypes.c_size_t]
 
 
 def settle() -> range:
@@ -56,15 +52,15 @@ def settle() -> range:
 
     No allocation moves.
     """
-    if _libc is None:
+    if not _TELLS_TOP:
         return range(0)
     _libc.malloc_trim(0)
-    _fill_holes(_libc)
+    _fill_holes()
     # Extend the heap, of which the end is free.
     _libc.mallopt(_MMAP_THRESHOLD, _FREE_TOP)
     _libc.mallopt(_TRIM_THRESHOLD, 2 * _FREE_TOP)
     _libc.free(_libc.malloc(_FREE_TOP - SIZE))
-    top = _top(_libc)
+    top = _top()
     # Huge pages: at once for memory in use, at the first write for the rest.
     for mapping in mappings():
         if mapping.access == "rw-p" and mapping.path == "[heap]":
@@ -72,32 +68,32 @@ def settle() -> range:
             advise(top, mapping.end)
         elif mapping.access == "rw-p" and not mapping.path:
             advise(mapping.start, mapping.end, COLLAPSE)
-    return _spare(_libc)
+    return _spare()
 
 
 def trim(keep: int = 0) -> None:
     """Give free memory back to the system, but for `keep` bytes at the heap's top."""
-    if _libc is not None:
+    if _TRIMS:
         _libc.malloc_trim(keep)
 
 
-def _spare(libc: ctypes.CDLL) -> range:
+def _spare() -> range:
     # A part of a huge page takes all of it.
-    return range((_top(libc) + KEPT_TOP) // SIZE * SIZE, libc.sbrk(0))
+    return range((_top() + KEPT_TOP) // SIZE * SIZE, _libc.sbrk(0))
 
 
-def _top(libc: ctypes.CDLL) -> int:
+def _top() -> int:
     """Return the address at which the heap's free end begins."""
-    top: int = libc.sbrk(0) - libc.mallinfo2().keepcost
+    top: int = _libc.sbrk(0) - _libc.mallinfo2().keepcost
     return top
 
 
-def _fill_holes(libc: ctypes.CDLL) -> None:
+def _fill_holes() -> None:
     size = _LARGEST
     while size >= _SMALLEST:
-        top = _top(libc)
-        while (address := libc.malloc(size)) < top:
+        top = _top()
+        while (address := _libc.malloc(size)) < top:
             if not address:
                 return
-        libc.free(address)
+        _libc.free(address)
         size = size * 3 // 4

@@ -63,12 +63,16 @@ class Isolation:
         """Run a request under the policy, so that later ones find its modules and files loaded."""
         with nullcontext() if self.policy is None else self.policy.caching_prefix():
             warmup_request.run(self.policy)
-        self.decode_ahead()
 
     def decode_ahead(self) -> None:
         """Decode what the next request will have in common with others."""
         if self.policy is not None:
             self.policy.decode_ahead()
+
+    def forget_decoded(self) -> None:
+        """Drop what was decoded for a request that did not come."""
+        if self.policy is not None:
+            self.policy.forget_decoded()
 
     def reusable(self, model: Any, *, on_devices: bool) -> Isolation:
         """Return the same for runners of several requests, with what a reset restores.

@@ -88,6 +88,7 @@ class Reset:
         self._descriptors = _descriptors()
         # Present objects stay frozen, so that a request's objects are all that the collector tracks.
         gc.freeze()
+        self._isolation.decode_ahead()
 
     def __call__(self, header: Mapping[str, Any], *, spilled: bool, rested: bool) -> None:
         """Remove everything that a request left; raise ResetError if something cannot be removed.
@@ -104,6 +105,7 @@ class Reset:
         self._generation.forget()
         self._generation.prepare({})
         self._model.restore()
+        self._isolation.forget_decoded()
         self._check_objects(loaded=self._restore_namespaces())
         self._weights.check()
         self._check_memory()
@@ -111,7 +113,7 @@ class Reset:
             raise ResetError("descriptors were opened, closed or changed")
         if rested:
             trim(KEPT_TOP)
-        # After the rest: no earlier request's objects are left that these could refer to.
+        # Of these objects the next request makes its own: the collector is to find them after it.
         self._isolation.decode_ahead()
 
     def _check_threads(self) -> None:

@@ -128,6 +128,8 @@ class Zygote:
 
                 model, on_devices = self._generation.model, self._driver is not None
                 isolation = isolation.reusable(model, on_devices=on_devices)
+            else:
+                isolation.decode_ahead()
         self._isolation = isolation
         # Runners neither scan these objects nor copy their pages by counting references.
         gc.collect()
@@ -323,6 +325,7 @@ class Zygote:
             raise
         runner = Runner(channel, self._generation, self._spec.threads, self._driver, isolation)
         if proc_files is None:
+            isolation.decode_ahead()
             runner.serve_once()
         else:
             from ndif.runtime.process.reset import Reset

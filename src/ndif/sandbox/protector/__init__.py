@@ -190,6 +190,11 @@ class Protector:
         if self._prefix is not None:
             self._prefix.decode_ahead()
 
+    def forget_decoded(self) -> None:
+        """Drop what was decoded for a payload that did not come."""
+        if self._prefix is not None:
+            self._prefix.forget()
+
     def _rebuilders(self) -> dict[tuple[str, str], Any]:
         cloud = "cloudpickle.cloudpickle"
         return {

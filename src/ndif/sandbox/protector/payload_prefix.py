@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import pickle
 import pickletools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,12 +97,12 @@ class CachedPrefix:
         persistent: Mapping[str, Any],
         named: Mapping[tuple[str, str], Any],
     ) -> CachedPrefix:
-        """Return the cache of the container at `span` in a payload that was decoded with `memo`."""
+        """Return the cache of the container at `span` of a payload that was decoded with `memo`."""
         pieces, at = [], span.start
         for start, _ in span.gets:
-            pieces.append(_without_frames(payload, at, start))
+            pieces.append(payload[at:start])
             at = start + 1 + _NUMBER_BYTES[payload[start : start + 1]]
-        pieces.append(_without_frames(payload, at, span.end))
+        pieces.append(payload[at : span.end])
         referenced = {number: memo[number] for number in span.references}
         earlier = b"".join(
             (_REFERENCE % number.to_bytes(4, "little") if number in referenced else pickle.NONE)
@@ -110,7 +110,7 @@ class CachedPrefix:
             + pickle.POP
             for number in range(span.memo_size)
         )
-        content = _without_frames(payload, span.start, span.end)
+        content = payload[span.start : span.end]
         return cls(
             pieces=tuple(pieces),
             numbers=tuple(number for _, number in span.gets),
@@ -126,6 +126,10 @@ class CachedPrefix:
         """Decode the container for the next payload before that comes, if there is none yet."""
         if not self._ahead:
             self._ahead.append(self._decoded())
+
+    def forget(self) -> None:
+        """Drop a container that no payload has had."""
+        self._ahead.clear()
 
     def decode(self, memo: Mapping[int, Any]) -> tuple[Any, dict[int, Any]]:
         """Return a container that no request has had, and a `memo` with all that it adds to it."""
@@ -153,9 +157,8 @@ class CachedPrefix:
         self, payload: bytes, start: int, memo: Mapping[int, Any], persistent: Mapping[str, Any]
     ) -> int | None:
         """Return the offset behind the container that begins at `start`; None if that is another one."""
-        frames = frame_offsets(payload)
         most = len(self.content) + len(self.numbers) * len(_get(_LITTLE))
-        content = _without_frames(payload, start, start + most + len(frames) * _FRAME_BYTES)
+        content, frames = _without_frames(payload, start, most)
         if len(memo) == self.memo_size and content.startswith(self.content):
             earlier, expected = {number: number for number in self.referenced}, self.content
         else:
@@ -172,7 +175,7 @@ class CachedPrefix:
             return None
         end = start + len(expected)
         for frame in frames:
-            end += _FRAME_BYTES if start < frame < end else 0
+            end += _FRAME_BYTES if frame < end else 0
         return end
 
     def _numbers_in(self, content: bytes) -> dict[int, int]:
@@ -229,33 +232,42 @@ def _get(number: int) -> bytes:
     return pickle.LONG_BINGET + number.to_bytes(4, "little")
 
 
-def _without_frames(payload: bytes, start: int, end: int) -> bytes:
-    """Return a part of a payload without FRAME, which may begin anywhere."""
-    content, at = b"", start
+def _without_frames(payload: bytes, start: int, size: int) -> tuple[bytes, list[int]]:
+    """Return bytes of a payload from `start` on without FRAME, and the offsets of those left out."""
+    parts: list[bytes] = []
+    frames: list[int] = []
     for frame in frame_offsets(payload):
-        if start < frame < end:
-            content += payload[at:frame]
-            at = frame + _FRAME_BYTES
-    return content + payload[at:end]
+        if frame >= start + size:
+            break
+        if frame >= start:
+            parts.append(payload[start:frame])
+            size -= frame - start
+            start = frame + _FRAME_BYTES
+            frames.append(frame)
+    return b"".join((*parts, payload[start : start + size])), frames
 
 
-def frame_offsets(payload: bytes) -> list[int]:
-    """Return the offsets of the FRAME opcodes, as far as frames follow each other."""
-    offsets, position = [], _PROTO_BYTES
+def frame_offsets(payload: bytes) -> Iterator[int]:
+    """Yield the offsets of the FRAME opcodes, as far as frames follow each other."""
+    position = _PROTO_BYTES
     while payload[position : position + 1] == pickle.FRAME:
-        offsets.append(position)
+        yield position
         size = int.from_bytes(payload[position + 1 : position + _FRAME_BYTES], "little")
         position += _FRAME_BYTES + size
-    return offsets
+
+
+def without_frames(payload: bytes) -> bytes:
+    """Return a trusted payload without FRAME, which may begin anywhere."""
+    return _without_frames(payload, 0, len(payload))[0]
 
 
 def longest_container(payload: bytes) -> PrefixSpan | None:
-    """Return the longest list or dictionary of a trusted payload, or nearly all of it.
+    """Return the longest list or dictionary of a trusted payload without frames, or nearly all of it.
 
     None if it is short, or each long one calls functions.
     """
     marks: list[tuple[int, int, int]] = []
-    spans: list[PrefixSpan] = []
+    found: list[tuple[int, int, int, bytes]] = []
     gets: list[tuple[int, int]] = []
     memo_size = calls = 0
     for opcode, argument, offset in pickletools.genops(payload):
@@ -269,10 +281,12 @@ def longest_container(payload: bytes) -> PrefixSpan | None:
             marks.append((at, memo_size, calls))
         elif pickletools.markobject in opcode.stack_before:
             start, earlier, before = marks.pop()
-            long = at + 1 - start >= _MIN_BYTES
-            if long and calls == before and opcode.name in _EMPTY:
-                within = tuple(each for each in gets if each[0] > start)
-                spans.append(PrefixSpan(start, at + 1, earlier, _EMPTY[opcode.name], within))
-    longest = max((span.end - span.start for span in spans), default=0)
-    nearly = [span for span in spans if span.end - span.start >= _SAME_PART * longest]
-    return min(nearly, key=lambda span: span.end - span.start, default=None)
+            if calls == before and opcode.name in _EMPTY:
+                found.append((at + 1 - start, start, earlier, _EMPTY[opcode.name]))
+    longest = max((size for size, *_ in found), default=0)
+    if longest < _MIN_BYTES:
+        return None
+    size, start, memo_size, empty = min(each for each in found if each[0] >= _SAME_PART * longest)
+    end = start + size
+    within = tuple((at, number) for at, number in gets if start < at < end)
+    return PrefixSpan(start, end, memo_size, empty, within)

@@ -27,7 +27,12 @@ from ndif.sandbox.protector import placeholders, stand_ins
 from ndif.sandbox.protector.guards import AccessGuards
 from ndif.sandbox.protector.modules import Modules, is_installed
 from ndif.sandbox.protector.names import words
-from ndif.sandbox.protector.payload_prefix import CachedPrefix, PrefixSpan, longest_container
+from ndif.sandbox.protector.payload_prefix import (
+    CachedPrefix,
+    PrefixSpan,
+    longest_container,
+    without_frames,
+)
 from ndif.sandbox.protector.placeholders import Discarded, Placeholder
 from ndif.sandbox.protector.sent_modules import SentModules
 from ndif.sandbox.protector.whitelist import ForbiddenError, Whitelist
@@ -451,6 +456,7 @@ def cache_prefix(
     payload: bytes, resolver: GlobalResolver, persistent: Mapping[str, Any]
 ) -> CachedPrefix | None:
     """Decode what requests like `payload`, one of the server's own, have in common; None if little."""
+    payload = without_frames(payload)
     span = longest_container(payload)
     if span is None:
         return None
@@ -458,7 +464,13 @@ def cache_prefix(
     recorder.load()
     if not recorder.is_reusable:
         return None
-    return CachedPrefix.of(payload, span, recorder.memo, recorder.found, recorder.globals)
+    prefix = CachedPrefix.of(payload, span, recorder.memo, recorder.found, recorder.globals)
+    try:
+        prefix.decode_ahead()
+    except Exception:  # one that is not what it is alone is decoded in each payload
+        return None
+    prefix.forget()
+    return prefix
 
 
 class _PrefixRecorder(SafeUnpickler):
@@ -501,6 +513,11 @@ class _PrefixRecorder(SafeUnpickler):
         if isinstance(self.stack[-2], Placeholder | torch.nn.Module):
             self._note_own_way()
         super()._load_build()
+
+    def _growable(self, kinds: tuple[type, ...] = _CONTAINERS) -> Any:
+        if type(self.stack[-1]) is Placeholder:
+            self._note_own_way()
+        return super()._growable(kinds)
 
     def _note_own_way(self) -> None:
         if self._span.contains(self._file.tell()):
