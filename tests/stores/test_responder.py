@@ -16,7 +16,7 @@ from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import FileStore, ObjectStoreError
-from ndif.stores.responder import BETWEEN, Responder, last_response
+from ndif.stores.responder import DEFERRABLE, Responder, last_response
 from ndif.tasks import within
 from tests.on_loop import on_loop
 
@@ -108,15 +108,15 @@ class Client:
         return heard
 
 
-QUEUED, DISPATCHED, RUNNING = BETWEEN
+QUEUED, DISPATCHED, RUNNING = DEFERRABLE
 LATER_S = 0.2
 
 
 @on_loop
 async def test_a_quick_job_is_told_its_end_alone(tmp_path: Path) -> None:
     broker = MemoryBroker()
-    responder = Responder(broker, FileStore(tmp_path, 60), deferred=BETWEEN)
-    all_of_it = (*BETWEEN, Status.COMPLETED)
+    responder = Responder(broker, FileStore(tmp_path, 60), deferred=DEFERRABLE)
+    all_of_it = (*DEFERRABLE, Status.COMPLETED)
     client = Client(broker)
     assert await client.hears(responder, *all_of_it, for_s=LATER_S) == ["COMPLETED"]
 
@@ -124,7 +124,7 @@ async def test_a_quick_job_is_told_its_end_alone(tmp_path: Path) -> None:
 @on_loop
 async def test_a_longer_job_is_told_the_last_state_of_each_while(tmp_path: Path) -> None:
     broker = MemoryBroker()
-    responder = Responder(broker, FileStore(tmp_path, 60), deferred=BETWEEN)
+    responder = Responder(broker, FileStore(tmp_path, 60), deferred=DEFERRABLE)
     client = Client(broker)
     assert await client.hears(responder, QUEUED, DISPATCHED) == []
     assert await client.hears(responder, for_s=LATER_S) == ["DISPATCHED"]
@@ -136,7 +136,7 @@ async def test_a_longer_job_is_told_the_last_state_of_each_while(tmp_path: Path)
 async def test_states_that_follow_each_other_do_not_hold_each_other_up(tmp_path: Path) -> None:
     """A job whose place in the line changes all the time is told it all the same."""
     broker = MemoryBroker()
-    responder = Responder(broker, FileStore(tmp_path, 60), deferred=BETWEEN)
+    responder = Responder(broker, FileStore(tmp_path, 60), deferred=DEFERRABLE)
     client, told = Client(broker), 0
     for _ in range(12):
         told += len(await client.hears(responder, QUEUED, for_s=0.03))
@@ -144,7 +144,7 @@ async def test_states_that_follow_each_other_do_not_hold_each_other_up(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("deferred", "callback"), [((), ""), (BETWEEN, "every+https://example.org/told")]
+    ("deferred", "callback"), [((), ""), (DEFERRABLE, "every+https://example.org/told")]
 )
 @on_loop
 async def test_a_status_is_told_at_once(
@@ -159,7 +159,7 @@ async def test_a_status_is_told_at_once(
 @on_loop
 async def test_what_a_job_prints_comes_after_its_state(tmp_path: Path) -> None:
     broker = MemoryBroker()
-    responder = Responder(broker, FileStore(tmp_path, 60), deferred=BETWEEN)
+    responder = Responder(broker, FileStore(tmp_path, 60), deferred=DEFERRABLE)
     heard = await Client(broker).hears(responder, QUEUED, RUNNING, Status.LOG, Status.LOG)
     assert heard == ["RUNNING", "LOG", "LOG"]
 
@@ -167,7 +167,7 @@ async def test_what_a_job_prints_comes_after_its_state(tmp_path: Path) -> None:
 @on_loop
 async def test_a_state_that_is_over_by_then_is_not_told(tmp_path: Path) -> None:
     broker, is_over = MemoryBroker(), False
-    responder = Responder(broker, FileStore(tmp_path, 60), deferred=BETWEEN)
+    responder = Responder(broker, FileStore(tmp_path, 60), deferred=DEFERRABLE)
     client = Client(broker)
     await client.hears(responder)
     response = Response(client.request.id, RUNNING)
@@ -179,7 +179,7 @@ async def test_a_state_that_is_over_by_then_is_not_told(tmp_path: Path) -> None:
 @on_loop
 async def test_whoever_is_away_is_known_to_be_before_a_state_is_told(tmp_path: Path) -> None:
     broker = MemoryBroker()
-    responder = Responder(broker, FileStore(tmp_path, 60), deferred=BETWEEN)
+    responder = Responder(broker, FileStore(tmp_path, 60), deferred=DEFERRABLE)
     request = Client(broker).request
     assert not await responder.respond(request, Response(request.id, DISPATCHED))
     await broker.subscribe("a-client")

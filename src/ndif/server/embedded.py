@@ -42,7 +42,7 @@ from ndif.stores.broker.spool import SPOOL, Spool
 from ndif.stores.callbacks import CALLBACKS, SqliteCallbacks
 from ndif.stores.events import Event, EventLog
 from ndif.stores.objects import open_store
-from ndif.stores.responder import BETWEEN, Responder
+from ndif.stores.responder import DEFERRABLE, Responder
 from ndif.stores.saved import ALERTS, EVENTS, StateFile
 from ndif.stores.usage import MemoryUsage, open_usage
 from ndif.telemetry import influxdb
@@ -96,7 +96,7 @@ class Server:
         runtimes = runtimes or Runtimes(settings.runtimes)
         self._callbacks = SqliteCallbacks(results / CALLBACKS, max_of_user=settings.max_callbacks)
         self._responder = responder = Responder(
-            self._broker, self._objects, self._callbacks, deferred=BETWEEN
+            self._broker, self._objects, self._callbacks, deferred=DEFERRABLE
         )
         secrets = settings.callback_secrets or (secret or token_hex(),)
         # Code of the one user of a server that trusts it reaches every address by itself.

@@ -48,7 +48,7 @@ from ndif.stores.callbacks.redis import RedisCallbacks
 from ndif.stores.events import EventLog
 from ndif.stores.leader import LeaderLock, LeaderRpc, SharedCache
 from ndif.stores.objects import ObjectStoreError, open_store
-from ndif.stores.responder import BETWEEN, Responder
+from ndif.stores.responder import DEFERRABLE, Responder
 from ndif.stores.saved import ALERTS, EVENTS, SharedState
 from ndif.stores.usage import open_usage
 from ndif.tasks import end
@@ -94,7 +94,7 @@ class Leader:
             self._broker.client, self._broker.signer, max_of_user=settings.max_callbacks
         )
         # Replicas on other machines tell their clients what follows a dispatch, and of its end.
-        deferred = (Status.QUEUED,) if settings.ray_address else BETWEEN
+        deferred = (Status.QUEUED,) if settings.ray_address else DEFERRABLE
         self._responder = Responder(self._broker, self._objects, self._callbacks, deferred=deferred)
         self._lock = LeaderLock(self._broker.client)
         self._runtimes = self.runtimes()

@@ -28,8 +28,8 @@ _USER = "user"
 """Field of a stored response that no client is sent."""
 _MAX_TOLD = 10_000
 """Jobs whose last status is remembered; that of others may be told twice."""
-BETWEEN = (Status.QUEUED, Status.DISPATCHED, Status.RUNNING)
-"""Statuses of a job between its receipt and its end."""
+DEFERRABLE = (Status.QUEUED, Status.DISPATCHED, Status.RUNNING)
+"""Statuses of a job between its receipt and its end, which may wait to be told."""
 _DEFERRED_S = 0.1
 """Seconds that a status waits for one that follows it: most jobs start and end soon."""
 _WAITS = "The server has started again, and your job waits for its turn."
