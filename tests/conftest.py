@@ -13,6 +13,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from ndif.config.settings import settings
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from tests.clients.harness import NDIF, Client, LocalServer
 from tests.host.machines import Machine, pretend_driver
@@ -27,6 +28,12 @@ WIDE = "test-org/wide"
 """The same model, by another name."""
 ADAPTER = "test-org/tiny-adapter"
 OLDER = ("0.7", "0.6")
+
+
+@pytest.fixture(autouse=True)
+def _settings_of_each_test() -> None:
+    """A process reads its settings once, and each test stands for a process of its own."""
+    settings.cache_clear()
 
 
 @pytest.fixture(scope="session")

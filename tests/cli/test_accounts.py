@@ -13,7 +13,6 @@ import httpx
 import pytest
 
 from ndif.cli.main import cli
-from ndif.config.settings import settings
 from ndif.stores.accounts.sql.accounts import SqlAccounts
 from ndif.stores.accounts.sql.database import Database
 from tests.cli.operations import TOKEN, Table, application
@@ -26,13 +25,11 @@ Ndif = Callable[..., Result]
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine on which no server runs."""
     monkeypatch.setenv("NDIF_SESSION_ROOT", str(tmp_path / "sessions"))
     monkeypatch.setenv("COLUMNS", "200")
-    settings.cache_clear()
-    yield tmp_path
-    settings.cache_clear()
+    return tmp_path
 
 
 @pytest.fixture(params=["by the server", "on the database"])

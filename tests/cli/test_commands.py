@@ -17,7 +17,6 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from ndif.cli.main import cli
-from ndif.config.settings import settings
 from ndif.launch.run_folder import RunFolders, RunRecord
 from ndif.schema.deployment_file import read
 from tests.cli.operations import TOKEN, Table, application
@@ -39,13 +38,11 @@ def url(table: Table) -> Iterator[str]:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine on which no server runs."""
     monkeypatch.setenv("NDIF_SESSION_ROOT", str(tmp_path / "sessions"))
     monkeypatch.setenv("COLUMNS", "200")
-    settings.cache_clear()
-    yield tmp_path
-    settings.cache_clear()
+    return tmp_path
 
 
 @pytest.fixture
@@ -419,7 +416,6 @@ def test_logs_of_a_server_that_never_was(here: Path) -> None:
 
 def test_a_variable_that_is_not_valid_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NDIF_API_PORT", "many")
-    settings.cache_clear()
     assert "NDIF_API_PORT is not valid" in error(invoke("status"), 1)
 
 

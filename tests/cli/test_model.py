@@ -11,7 +11,6 @@ import click.testing
 import pytest
 
 from ndif.cluster.models import Models
-from ndif.config.settings import settings
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.structure import ModelStructure, ModuleNode
 from tests.cli.test_commands import error, invoke, printed
@@ -34,7 +33,6 @@ def ndif(
     """A command, with the address of a server that knows three models, and one whose author means ill."""
     monkeypatch.setenv("NDIF_SESSION_ROOT", str(tmp_path / "sessions"))
     monkeypatch.setenv("COLUMNS", "200")
-    settings.cache_clear()
     names = {GPT2: "text-generation", BERT: "fill-mask", "org/new": None, "org/evil": None}
     models = Models([DeploymentConfig(name, name, task=task) for name, task in names.items()])
     for model in models:
@@ -47,7 +45,6 @@ def ndif(
             model.structures["0.8"] = structures[GPT2].model_copy(update={"tree": tree})
     with serving(application(models, runtimes)) as url:
         yield lambda *arguments: invoke("model", *arguments, "--url", url)
-    settings.cache_clear()
 
 
 def test_the_tree_has_a_line_for_each_structure(ndif: Ndif) -> None:

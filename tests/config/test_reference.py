@@ -13,7 +13,7 @@ from pydantic import Field, SecretStr
 from ndif.cli.main import cli
 from ndif.config import reference as variables
 from ndif.config.reference import VariableError, changed, example, read, unread, without_secrets
-from ndif.config.settings import Settings, settings
+from ndif.config.settings import Settings
 from ndif.config.units import parse_gpus
 
 EXAMPLE = Path(__file__).parents[2] / ".env.example"
@@ -127,12 +127,8 @@ def test_a_variable_that_cannot_be_is_named(
     monkeypatch: pytest.MonkeyPatch, name: str, value: Any, says: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    settings.cache_clear()
-    try:
-        with pytest.raises(VariableError, match=says):
-            read()
-    finally:
-        settings.cache_clear()
+    with pytest.raises(VariableError, match=says):
+        read()
 
 
 @pytest.mark.parametrize(
@@ -163,7 +159,6 @@ def test_commands_that_read_variables_say_so(
 ) -> None:
     monkeypatch.setenv("NDIF_SANBOX", "off")
     monkeypatch.setenv("NDIF_SESSION_ROOT", str(tmp_path))
-    settings.cache_clear()
     for command in (
         ["info", "--config", "--json"],
         ["start", "--deployment-config", str(tmp_path / "none")],
@@ -172,7 +167,6 @@ def test_commands_that_read_variables_say_so(
         said = CliRunner().invoke(cli, command)
         assert "NDIF_SANBOX is not read: did you mean NDIF_SANDBOX?" in said.stderr, said
         assert "NDIF_SANBOX" not in said.stdout
-    settings.cache_clear()
 
 
 def test_a_secret_is_read_from_its_file_unless_a_variable_has_it(
@@ -196,10 +190,8 @@ def test_a_folder_of_secrets_that_cannot_be_read_is_a_sentence(
         folder.mkdir()
         (folder / "ndif_cluster_secret").write_bytes(content)
     monkeypatch.setenv("NDIF_SECRETS_DIR", str(folder))
-    settings.cache_clear()
     with pytest.raises(VariableError, match="NDIF_SECRETS_DIR"):
         read()
-    settings.cache_clear()
 
 
 def test_an_invalid_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from click.testing import CliRunner
 
 import ndif
 from ndif.cli.runtime import command
-from ndif.config.settings import settings
 from ndif.host.runtimes import SUPPORTED, Runtimes, RuntimesError, generation_of, pins
 
 Edit = Callable[[Path], None]
@@ -265,11 +264,8 @@ class TestCommandLine:
     """`ndif runtime`."""
 
     @pytest.fixture(autouse=True)
-    def _folder(self, own_07: Runtimes, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def _folder(self, own_07: Runtimes, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NDIF_RUNTIMES_DIR", str(own_07.folder))
-        settings.cache_clear()
-        yield
-        settings.cache_clear()
 
     def run(self, *arguments: str) -> tuple[int, str]:
         result = CliRunner().invoke(command, arguments)
