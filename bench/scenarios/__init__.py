@@ -1,7 +1,6 @@
 """The scenarios: each a module whose `measure` gives figures (`bench.scenario.Scenario`)."""
 
 QUICK = (
-    "control",
     "small_trace",
     "jobs",
     "every_layer",
@@ -11,9 +10,6 @@ QUICK = (
     "cold_start",
     "warm",
     "no_op",
-    "accounts",
-    "telemetry",
-    "usage",
     "fair_queue",
     "placement",
     "commands",
@@ -22,6 +18,10 @@ QUICK = (
 
 FULL = (
     "many_machines",
+    "control",
+    "accounts",
+    "telemetry",
+    "usage",
     "queue",
     "cluster",
     "hostile",
