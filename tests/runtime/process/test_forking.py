@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ndif.runtime.process.forking import Pages
+from ndif.runtime.process.forking import Pages, Rehearsal
 from ndif.runtime.process.proc_files import Mapping, mappings, written
 from tests.runtime.apart import apart
 
@@ -98,7 +98,7 @@ def digest(area: mmap.mmap) -> str:
 
 def copying() -> dict[str, Any]:
     written, left = memory(1), memory(2)
-    pages = Pages.used_by(lambda: write(written))
+    pages = Rehearsal(lambda: write(written)).pages()
     before = [digest(written), digest(left)]
 
     def with_copies() -> dict[str, Any]:
@@ -135,11 +135,11 @@ def finding_ranges() -> dict[str, Any]:
         ]
         return [((at - start) // mmap.PAGESIZE, size // mmap.PAGESIZE) for at, size in mine]
 
-    pages = Pages.used_by(run)
+    pages = Rehearsal(run).pages()
     spare = range(start + 105 * mmap.PAGESIZE, start + 115 * mmap.PAGESIZE)
     return {
         "mine": of(pages),
-        "but some": of(Pages.used_by(run, but=spare)),
+        "but some": of(Rehearsal(run).pages(but=spare)),
         "aligned": all(value % mmap.PAGESIZE == 0 for value in pages.written),
         "ordered": [*pages.written[::2]] == sorted(pages.written[::2]),
     }
@@ -152,11 +152,11 @@ def failing() -> dict[str, Any]:
         write(area)
         raise SystemExit("as a rehearsal may")
 
-    pages = Pages.used_by(run)
+    pages = Rehearsal(run).pages()
     pages.fetch()
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(5):
-        Pages.used_by(lambda: None)
+        Rehearsal(lambda: None).pages()
     return {
         "ranges": len(pages.written) + len(pages.read),
         "same": area[7] == 1,
@@ -167,11 +167,11 @@ def failing() -> dict[str, Any]:
 def gone() -> dict[str, Any]:
     """Memory that is written in the fork alone, and memory that is no more."""
     area = memory(1)
-    pages = Pages.used_by(lambda: write(area))
+    pages = Rehearsal(lambda: write(area)).pages()
     start = address(area)
     area.close()
     kept: list[mmap.mmap] = []
-    only_there = Pages.used_by(lambda: kept.append(memory(3)))
+    only_there = Rehearsal(lambda: kept.append(memory(3))).pages()
 
     def copy() -> bool:
         pages.fetch()
@@ -199,7 +199,7 @@ def finding(file: str, other: str) -> dict[str, Any]:
     read(others)
     without = in_a_fork(lambda: resident(weights))
     before = digest(weights)
-    pages = Pages.used_by(lambda: read(weights))
+    pages = Rehearsal(lambda: read(weights)).pages()
 
     def fork() -> dict[str, Any]:
         pages.fetch()

@@ -81,10 +81,14 @@ def main(fd: int, generation: str, *, untrusted: bool) -> None:
     for name in _CONFINEMENT:
         with contextlib.suppress(ImportError, RuntimeError, OSError):
             importlib.import_module(name)
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
     from ndif.runtime.generations import create_generation
     from ndif.runtime.process.cuda import Cuda
 
     create_generation(generation)
+    # Whichever architecture is asked for first, transformers compiles the patterns of all.
+    get_checkpoint_conversion_mapping("")
     if given is None:
         del os.environ[_NVML_CHECK]
     else:

@@ -89,8 +89,8 @@ class WarmupRequest:
 
     def run(self, policy: Protector | None = None) -> None:
         """Run the request in this process and clear its caches."""
-        warm_up(self._generation.model)
         if not self._possible:
+            warm_up(self._generation.model)
             return
         try:
             if self._payload is None:
@@ -101,6 +101,7 @@ class WarmupRequest:
             # One prompt does not suit every kind of model, and every kind is to be served.
             self._possible = False
             print(f"the warm-up request failed: {sentence(error)}", file=sys.stderr)
+            warm_up(self._generation.model)
         finally:
             self._generation.forget()
 

@@ -35,7 +35,7 @@ from ndif.runtime.tracebacks import UserFacingError, sentence
 
 if TYPE_CHECKING:
     from ndif.runtime.process.cuda import Cuda
-    from ndif.runtime.process.forking import Pages
+    from ndif.runtime.process.forking import Pages, Rehearsal
     from ndif.runtime.process.isolation import Isolation
     from ndif.runtime.process.warmup_request import WarmupRequest
     from ndif.runtime.process.weight_owner import WeightOwnerClient
@@ -93,6 +93,10 @@ class Zygote:
         """The process that holds the weights; None where this process does."""
         self._isolation: Isolation | None = None
         self._warmup_request: WarmupRequest | None = None
+        self._rehearsal: Rehearsal | None = None
+        """The fork that is about to show the pages that runners need."""
+        self._spare = range(0)
+        """Addresses that runners need not fetch."""
         self._pages: Pages | None = None
         self._structure = b""
         """The model's structure as JSON; empty if it could not be described."""
@@ -106,14 +110,12 @@ class Zygote:
         self._settle(Path(ready["model"]["folder"]))
         ready = {"kind": "ready", "exposed": self._weight_owner is not None, **ready}
         control.send(ready, self._structure)
+        self._rehearse()
 
     def _settle(self, folder: Path) -> None:
         """Arrange this process's memory for its forks, with all that each of them would import."""
-        from ndif.runtime.process.forking import Pages
         from ndif.runtime.process.heap import settle
         from ndif.runtime.process.isolation import Isolation
-        from ndif.runtime.process.warmup_request import start_threads
-        from ndif.runtime.weights.huge_pages import shared
 
         untrusted, owner = self._spec.untrusted, self._weight_owner
         isolation, warmup_request = None, self._warmup_request
@@ -134,18 +136,35 @@ class Zygote:
         # Runners neither scan these objects nor copy their pages by counting references.
         gc.collect()
         gc.freeze()
-        spare = settle()
-        if isolation is not None and warmup_request is not None:
-            policy = isolation.policy
+        self._spare = settle()
 
-            def run_as_runner() -> None:
-                start_threads(self._spec.threads)
-                warmup_request.run(policy)
+    def _rehearse(self) -> None:
+        """Find the pages that a runner needs, beside the first runners, which go without."""
+        from ndif.runtime.process.forking import Rehearsal
+        from ndif.runtime.process.warmup_request import start_threads
 
-            self._pages = Pages.used_by(run_as_runner, but=spare)
-            # All of the weights: pages that a request reads first would count as the request's memory.
-            for mapping in shared():
-                self._pages.read.extend((mapping.start, mapping.size))
+        isolation, warmup_request = self._isolation, self._warmup_request
+        if isolation is None or warmup_request is None:
+            return
+        policy = isolation.policy
+
+        def run_as_runner() -> None:
+            self._control.socket.close()
+            start_threads(self._spec.threads)
+            warmup_request.run(policy)
+
+        self._rehearsal = Rehearsal(run_as_runner)
+
+    def _note_pages(self, rehearsal: Rehearsal) -> None:
+        """Note the pages that a rehearsal used, for all later runners to fetch."""
+        from ndif.runtime.weights.huge_pages import shared
+
+        self._rehearsal = None
+        pages = rehearsal.pages(but=self._spare)
+        # All of the weights: pages that a request reads first would count as the request's memory.
+        for mapping in shared():
+            pages.read.extend((mapping.start, mapping.size))
+        self._pages = pages
 
     def _load(self) -> dict[str, Any]:
         from ndif.runtime.process.warmup_request import WarmupRequest
@@ -210,10 +229,15 @@ class Zygote:
             channels = [wake, self._control.socket]
             if owner is not None and owner.channel.fileno() >= 0:
                 channels.append(owner.channel)
+            rehearsal = self._rehearsal
+            if rehearsal is not None:
+                channels.append(rehearsal.socket)
             ready = wait(channels)
             # First: an owner's last words are passed on before its end ends this process.
             if owner is not None and owner.channel in ready:
                 self._pass_on(owner)
+            if rehearsal is not None and rehearsal.socket in ready:
+                self._note_pages(rehearsal)
             if wake in ready:
                 wake.recv(4096)
                 self._reap()
@@ -284,6 +308,8 @@ class Zygote:
 
         def run_apart() -> None:
             self._control.socket.close()
+            if self._rehearsal is not None:
+                self._rehearsal.socket.close()
             run()
 
         return fork(run_apart)

@@ -20,7 +20,7 @@ from ndif.runtime.process.proc_files import Mapping, mappings, written
 SIZE = 2 << 20
 """Bytes of a huge page. Where a machine's are larger, madvise fails and the pages stay small."""
 
-COLLAPSE, _HUGEPAGE = 25, 14
+_COLLAPSE, _HUGEPAGE = 25, 14
 """Advice to madvise(2): make huge pages at once, or where a page is first touched."""
 
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -107,7 +107,7 @@ def _fill(mapping: Mapping, fd: int) -> bool:
         for address in range(mapping.start, mapping.end, SIZE):
             # The kernel takes a range without any page for a truncated file.
             ctypes.memset(address, 0, 1)
-        huge = advise(mapping.start, mapping.end, COLLAPSE)
+        huge = advise(mapping.start, mapping.end, _COLLAPSE)
         if huge:
             file.seek(mapping.offset)
             raw = (ctypes.c_char * mapping.size).from_address(mapping.start)

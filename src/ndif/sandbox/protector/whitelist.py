@@ -20,6 +20,9 @@ _DENIED_SUBMODULES = {
 }
 """Denied submodules of any library, with the reasons."""
 
+# Each model process reads it: 9 ms in C, 45 in Python.
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 _BUILT_IN = Path(__file__).with_name("whitelist.yaml")
 
 
@@ -110,7 +113,7 @@ _SECTIONS = words("modules objects model nnsight deserialization")
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.load(path.read_text(), _Loader)  # noqa: S506 - it is a safe one
     except OSError as error:
         raise ValueError(f"The whitelist {path} cannot be read: {error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
