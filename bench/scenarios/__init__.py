@@ -8,16 +8,16 @@ QUICK = (
     "memory",
     "replicas",
     "cold_start",
-    "warm",
     "no_op",
     "fair_queue",
     "placement",
-    "commands",
 )
 """Scenarios of `make bench`, in ten minutes."""
 
 FULL = (
     "many_machines",
+    "warm",
+    "commands",
     "control",
     "accounts",
     "telemetry",

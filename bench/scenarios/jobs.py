@@ -28,7 +28,7 @@ from bench.scenario import CLIENTS, Server, Site
 from bench.servers.machine import TRUSTED, Machine, machine
 from bench.servers.processes import NAME, client
 
-_CLIENTS, _ROUNDS = 8, 7
+_CLIENTS, _ROUNDS = 8, 5
 _ONE, _EIGHT = "one user", "eight users"
 
 

@@ -20,7 +20,7 @@ from bench.servers.machine import machine
 from bench.servers.processes import NAME, server
 from bench.traces import HERE, INSTANT, sample
 
-_ROUNDS = 5
+_ROUNDS = 3
 _SANDBOXED, _LOCAL = "one machine, sandboxed", "local mode"
 _LARGE = 256
 

@@ -19,7 +19,7 @@ from bench.sampling import in_turn
 from bench.scenario import Site
 from bench.servers.processes import client, server
 
-_CLIENTS, _JOBS, _ROUNDS = 8, 4, 3
+_CLIENTS, _JOBS, _ROUNDS = 8, 4, 2
 _ONE, _TWO = "one", "two replicas of one thread"
 
 

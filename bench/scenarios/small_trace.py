@@ -17,7 +17,7 @@ from bench.servers.machine import machine
 from bench.servers.processes import NAME, server
 from bench.traces import HERE, INSTANT, sample
 
-_ROUNDS = 40
+_ROUNDS = 25
 
 
 def measure(site: Site) -> Iterator[Figure]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import array
 import ctypes
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 from ndif.runtime.process.children import fork
-from ndif.runtime.process.proc_files import exclusive, found
+from ndif.runtime.process.proc_files import Mapping, exclusive, found
 
 _POPULATE_READ, _POPULATE_WRITE = 22, 23
 """Advice to madvise(2), from Linux 5.14 on; older kernels refuse it, and pages are fetched on use."""
@@ -21,9 +21,14 @@ _libc = ctypes.CDLL(None)
 class Pages:
     """Memory of this process that its forks use, in addresses and lengths."""
 
-    read: array.array[int]
+    read: array.array[int] = field(default_factory=lambda: array.array("Q"))
     """Pages of files. A fork maps them again, which takes 18 ms for 270 MB of weights in small pages."""
-    written: array.array[int]
+    written: array.array[int] = field(default_factory=lambda: array.array("Q"))
+
+    def with_all_of(self, mappings: Iterable[Mapping]) -> Pages:
+        """Return these pages, and as read all of some mappings."""
+        ranges = [number for each in mappings for number in (each.start, each.size)]
+        return replace(self, read=self.read + array.array("Q", ranges))
 
     def fetch(self) -> None:
         """Map these pages in this process, and copy those that it will write to."""
@@ -59,7 +64,7 @@ class Rehearsal:
         """
         with self.socket:
             if not self.socket.recv(1):
-                return Pages(array.array("Q"), array.array("Q"))
+                return Pages()
             return Pages(found(self._pid), _without(exclusive(self._pid), but))
 
 

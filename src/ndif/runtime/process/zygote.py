@@ -34,6 +34,7 @@ from ndif.runtime.spec import ModelSpec, by_index
 from ndif.runtime.tracebacks import UserFacingError, sentence
 
 if TYPE_CHECKING:
+    from ndif.runtime.process import proc_files
     from ndif.runtime.process.cuda import Cuda
     from ndif.runtime.process.forking import Pages, Rehearsal
     from ndif.runtime.process.isolation import Isolation
@@ -97,6 +98,8 @@ class Zygote:
         """The fork that is about to show the pages that runners need."""
         self._spare = range(0)
         """Addresses that runners need not fetch."""
+        self._weights: list[proc_files.Mapping] = []
+        """The weights in this process's memory."""
         self._pages: Pages | None = None
         self._structure = b""
         """The model's structure as JSON; empty if it could not be described."""
@@ -139,13 +142,15 @@ class Zygote:
         self._spare = settle()
 
     def _rehearse(self) -> None:
-        """Find the pages that a runner needs, beside the first runners, which go without."""
-        from ndif.runtime.process.forking import Rehearsal
+        """Find the pages that a runner needs; the first runners, which do not wait, fetch the weights."""
+        from ndif.runtime.process.forking import Pages, Rehearsal
         from ndif.runtime.process.warmup_request import start_threads
 
         isolation, warmup_request = self._isolation, self._warmup_request
         if isolation is None or warmup_request is None:
             return
+        # All of them: pages that a request maps first would count as the request's memory.
+        self._pages = Pages().with_all_of(self._weights)
         policy = isolation.policy
 
         def run_as_runner() -> None:
@@ -157,18 +162,12 @@ class Zygote:
 
     def _note_pages(self, rehearsal: Rehearsal) -> None:
         """Note the pages that a rehearsal used, for all later runners to fetch."""
-        from ndif.runtime.weights.huge_pages import shared
-
         self._rehearsal = None
-        pages = rehearsal.pages(but=self._spare)
-        # All of the weights: pages that a request reads first would count as the request's memory.
-        for mapping in shared():
-            pages.read.extend((mapping.start, mapping.size))
-        self._pages = pages
+        self._pages = rehearsal.pages(but=self._spare).with_all_of(self._weights)
 
     def _load(self) -> dict[str, Any]:
         from ndif.runtime.process.warmup_request import WarmupRequest
-        from ndif.runtime.weights.huge_pages import share, weights_of
+        from ndif.runtime.weights.huge_pages import share, shared, weights_of
         from ndif.runtime.weights.loading import read_confined
         from ndif.runtime.weights.weights import report_progress
 
@@ -180,7 +179,9 @@ class Zygote:
             self._first_to_be_killed = FirstToBeKilled()
         model = read_confined(self._spec, self._read, whole=whole)
         load_s, loaded_at = time.perf_counter() - started, time.time()
-        share(weights_of(Path(model["folder"])), self._control)
+        folder = Path(model["folder"])
+        share(weights_of(folder), self._control)
+        self._weights = [*shared(), *weights_of(folder)]
         self._warmup_request = WarmupRequest(self._generation)
         if untrusted is None:  # else it is run under the policy
             self._warmup_request.run()
