@@ -11,7 +11,9 @@ import ctypes
 import fcntl
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 from ndif.runtime.frames import Channel
@@ -22,6 +24,9 @@ SIZE = 2 << 20
 
 _COLLAPSE, _HUGEPAGE = 25, 14
 """Advice to madvise(2): make huge pages at once, or where a page is first touched."""
+
+_MOST_PARTS = 8
+"""Parts of the weights that are copied at the same time, at most: more of them wait for the memory."""
 
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MAP_FIXED = 0x10
@@ -53,7 +58,8 @@ def weights_of(folder: Path) -> list[Mapping]:
 def share(weights: Sequence[Mapping], control: Channel) -> None:
     """Map `weights` from memory that the host gives to each process with the same weights.
 
-    No other thread may run meanwhile. Pages that this process wrote to keep their contents.
+    No other thread may run meanwhile, but those that copy. Pages that this process wrote to keep their
+    contents.
     """
     for mapping in weights:
         name = _name(mapping)
@@ -104,22 +110,42 @@ def _fill(mapping: Mapping, fd: int) -> bool:
     with Path(mapping.path).open("rb", buffering=0) as file:
         os.ftruncate(fd, _shift(mapping) + mapping.size)
         _map(mapping, mmap.MAP_SHARED, fd, _shift(mapping))
-        for address in range(mapping.start, mapping.end, SIZE):
-            # The kernel takes a range without any page for a truncated file.
-            ctypes.memset(address, 0, 1)
-        huge = advise(mapping.start, mapping.end, _COLLAPSE)
-        if huge:
-            file.seek(mapping.offset)
-            raw = (ctypes.c_char * mapping.size).from_address(mapping.start)
-            memory = memoryview(raw).cast("B")
-            while memory and (count := file.readinto(memory)):
-                memory = memory[count:]
+        with ThreadPoolExecutor() as threads:
+            fills = [
+                threads.submit(
+                    _fill_part, file.fileno(), start, end, mapping.offset + start - mapping.start
+                )
+                for start, end in _parts(mapping)
+            ]
+        huge = all(fill.result() for fill in fills)
         _map(mapping, mmap.MAP_PRIVATE, file.fileno(), mapping.offset)
     if huge:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     else:
         os.ftruncate(fd, 0)  # the unused memory is freed
     return huge
+
+
+def _parts(mapping: Mapping) -> Iterator[tuple[int, int]]:
+    """Yield the addresses of parts of a mapping, one a CPU, each with a huge page at least."""
+    first, last = -(-mapping.start // SIZE), mapping.end // SIZE
+    count = max(1, min(len(os.sched_getaffinity(0)), _MOST_PARTS, last - first))
+    cuts = [(first + (last - first) * part // count) * SIZE for part in range(1, count)]
+    return pairwise((mapping.start, *cuts, mapping.end))
+
+
+def _fill_part(file: int, start: int, end: int, offset: int) -> bool:
+    """Read a part of a file into huge pages; return False if the kernel has none for it."""
+    for address in range(start, end, SIZE):
+        # The kernel takes a range without any page for a truncated file.
+        ctypes.memset(address, 0, 1)
+    if not advise(start, end, _COLLAPSE):
+        return False
+    raw = (ctypes.c_char * (end - start)).from_address(start)
+    memory = memoryview(raw).cast("B")
+    while memory and (count := os.preadv(file, [memory], offset)):
+        memory, offset = memory[count:], offset + count
+    return True
 
 
 def _map(mapping: Mapping, flags: int, fd: int, offset: int) -> None:
