@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import socket
 from collections.abc import Callable, Iterable
@@ -62,10 +63,10 @@ class Rehearsal:
 
         It may write to the addresses in `but`, too, which are left out.
         """
-        with self.socket:
-            if not self.socket.recv(1):
-                return Pages()
-            return Pages(found(self._pid), _without(exclusive(self._pid), but))
+        with self.socket, contextlib.suppress(OSError):  # it was killed
+            if self.socket.recv(1):
+                return Pages(found(self._pid), _without(exclusive(self._pid), but))
+        return Pages()
 
 
 def _without(ranges: array.array[int], left_out: range) -> array.array[int]:
