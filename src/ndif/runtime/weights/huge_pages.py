@@ -112,10 +112,7 @@ def _fill(mapping: Mapping, fd: int) -> bool:
         _map(mapping, mmap.MAP_SHARED, fd, _shift(mapping))
         with ThreadPoolExecutor() as threads:
             fills = [
-                threads.submit(
-                    _fill_part, file.fileno(), start, end, mapping.offset + start - mapping.start
-                )
-                for start, end in _parts(mapping)
+                threads.submit(_fill_part, mapping, start, end) for start, end in _parts(mapping)
             ]
         huge = all(fill.result() for fill in fills)
         _map(mapping, mmap.MAP_PRIVATE, file.fileno(), mapping.offset)
@@ -134,8 +131,8 @@ def _parts(mapping: Mapping) -> Iterator[tuple[int, int]]:
     return pairwise((mapping.start, *cuts, mapping.end))
 
 
-def _fill_part(file: int, start: int, end: int, offset: int) -> bool:
-    """Read a part of a file into huge pages; return False if the kernel has none for it."""
+def _fill_part(mapping: Mapping, start: int, end: int) -> bool:
+    """Read a part of the weights into huge pages; return False if the kernel has none for it."""
     for address in range(start, end, SIZE):
         # The kernel takes a range without any page for a truncated file.
         ctypes.memset(address, 0, 1)
@@ -143,8 +140,10 @@ def _fill_part(file: int, start: int, end: int, offset: int) -> bool:
         return False
     raw = (ctypes.c_char * (end - start)).from_address(start)
     memory = memoryview(raw).cast("B")
-    while memory and (count := os.preadv(file, [memory], offset)):
-        memory, offset = memory[count:], offset + count
+    with Path(mapping.path).open("rb", buffering=0) as file:
+        file.seek(mapping.offset + start - mapping.start)
+        while memory and (count := file.readinto(memory)):
+            memory = memory[count:]
     return True
 
 
