@@ -352,9 +352,10 @@ async def rehearsal_of(zygote: int) -> int:
         for child in children(zygote):
             with contextlib.suppress(OSError):  # it has ended
                 os.kill(child, signal.SIGSTOP)
-                # It has closed its parent's end of their pipe, and so will end with its parent.
-                apart = open_files(zygote) - open_files(child)
-                if apart and command_of(child) == command_of(zygote) and state(zygote) != "D":
+                # It has closed its parent's channel, and so will end with its parent.
+                channel = command_of(zygote).rstrip(b"\0").rpartition(b"\0")[2].decode()
+                is_apart = channel not in open_files(child)
+                if is_apart and command_of(child) == command_of(zygote) and state(zygote) != "D":
                     return child
                 os.kill(child, signal.SIGCONT)
         await asyncio.sleep(0.001)
@@ -374,7 +375,7 @@ def command_of(pid: int) -> bytes:
 async def test_one_that_is_killed_while_it_rehearses(
     tiny_gpt2: Path, client: TransformersModel, strict: Settings
 ) -> None:
-    """Three times in a row, each of which is told at once and leaves nothing; the fourth serves."""
+    """Three times in a row, each of which is noticed at once and leaves nothing; the fourth serves."""
     settings = strict.model_copy(update={"model_start_timeout_s": 30})
     servers = await fork_servers(untrusted=True)
     for _ in range(3):
@@ -383,11 +384,11 @@ async def test_one_that_is_killed_while_it_rehearses(
         await until(lambda served=served: served.actor.process._process is not None)
         rehearsal = await rehearsal_of(served.zygote)  # one that takes its time
         os.kill(served.zygote, signal.SIGKILL)
-        # On a busy machine the rehearsal's end is seen before that of its process.
-        with pytest.raises(ActorError, match=r"killed by SIGKILL|runner ended before it was ready"):
+        # The first runner, which does not wait for the rehearsal, may have been ready.
+        with contextlib.suppress(ActorError):
             await asyncio.wait_for(starting, 10)
         await until(lambda rehearsal=rehearsal: not alive(rehearsal))
-        assert served.actor.ended.is_set()
+        await until(served.actor.ended.is_set)
     async with serve(tiny_gpt2, settings=settings) as served:
         response = await served.run(reading(client), trusted=False)
         assert response.status is Status.COMPLETED
@@ -433,19 +434,34 @@ async def test_a_frozen_process_is_ended_and_gives_its_job_back(
             await served.run(reading(client), trusted=False)
 
 
-@pytest.mark.parametrize("phase", ["load", "rehearsal"])
 @on_loop
-async def test_one_that_freezes_before_it_is_ready(
-    phase: str, tiny_gpt2: Path, strict: Settings
-) -> None:
+async def test_one_that_freezes_before_it_is_ready(tiny_gpt2: Path, strict: Settings) -> None:
     async with impatient(tiny_gpt2, strict, starts=False) as served:
         starting = asyncio.create_task(served.start())
         await until(lambda: served.actor.process._process is not None)
-        frozen = served.zygote if phase == "load" else await rehearsal_of(served.zygote)
+        frozen = served.zygote
         os.kill(frozen, signal.SIGSTOP)
         with pytest.raises(ActorError, match="no sign of life"):
             await asyncio.wait_for(starting, FROZEN_S * 20)
         await until(lambda: not alive(frozen))
+
+
+@on_loop
+async def test_a_rehearsal_that_freezes_keeps_nobody_waiting(
+    tiny_gpt2: Path, client: TransformersModel, strict: Settings
+) -> None:
+    async with impatient(tiny_gpt2, strict, starts=False) as served:
+        starting = asyncio.create_task(served.start())
+        await until(lambda: served.actor.process._process is not None)
+        frozen = await rehearsal_of(served.zygote)
+        await asyncio.wait_for(starting, FROZEN_S * 20)
+        for _ in range(3):
+            response = await served.run(reading(client), trusted=False)
+            assert response.status is Status.COMPLETED
+        await asyncio.sleep(FROZEN_S * 1.2)
+        assert not served.actor.ended.is_set()
+        assert alive(frozen)
+    await until(lambda: not alive(frozen))
 
 
 @on_loop
