@@ -24,7 +24,7 @@ from bench.scenario import Site
 from bench.servers.machine import Machine, machine
 from bench.servers.processes import ROOT
 
-_ROUNDS = 5
+_ROUNDS = 4
 _OURS, _PEER = "cold start", "from_pretrained"
 
 

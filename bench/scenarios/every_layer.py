@@ -14,7 +14,7 @@ from bench.scenario import Site
 from bench.servers.machine import SANDBOXED, TRUSTED, trusted_and_sandboxed
 from bench.traces import sample
 
-_ROUNDS = 30
+_ROUNDS = 25
 
 
 def measure(site: Site) -> Iterator[Figure]:

@@ -18,7 +18,7 @@ from bench.sampling import Samples, in_turn
 from bench.scenario import Site
 from bench.servers.no_op import empty_route, no_op_machine, ray_serve
 
-_CLIENTS, _ROUNDS = 8, 9
+_CLIENTS, _ROUNDS = 8, 7
 _OURS, _EMPTY, _SERVE = "one machine", "an empty FastAPI route", "Ray Serve"
 _JOBS = {_OURS: 400, _EMPTY: 1600, _SERVE: 200}
 """Jobs of a round; each takes about as long."""
