@@ -81,7 +81,7 @@ async def test_warm_and_back(
         for _ in range(2):
             zygote = served.zygote
             await actor.to_cache()
-            assert children(zygote) == []
+            await until(lambda zygote=zygote: not children(zygote))
             assert alive(zygote)
             # No fault of the job's, and no reason to end the process.
             with pytest.raises(ReplicaEvictedError, match="taken off its device"):
@@ -105,7 +105,7 @@ async def test_what_runs_is_evicted(
     async with serve(tiny_gpt2, settings=settings) as served:
         running = await begun(served, last, trusted=trusted)
         await served.actor.to_cache()
-        assert children(served.zygote) == []
+        await until(lambda: not children(served.zygote))
         assert running.done()
         with pytest.raises(ReplicaEvictedError, match="taken off its device"):
             await running
@@ -135,7 +135,7 @@ async def test_what_has_not_begun_is_evicted_too(
                 await asyncio.sleep(turns * 1e-4)
             await served.actor.to_cache()
             assert running.done()
-            assert children(served.zygote) == []
+            await until(lambda: not children(served.zygote))
             if (error := running.exception()) is None:
                 assert running.result().status is Status.COMPLETED
             else:
@@ -503,6 +503,7 @@ async def test_a_runner_that_froze_before_its_block_began(
 ) -> None:
     pool_of_one = strict.model_copy(update={"runner_pool": 1})
     async with impatient(tiny_gpt2, pool_of_one) as served:
+        await until(lambda: len(children(served.zygote)) == 1)  # the rehearsal has ended
         (runner,) = children(served.zygote)
         os.kill(runner, signal.SIGSTOP)
         running = served.run(reading(client), trusted=False)
