@@ -7,8 +7,10 @@ import contextlib
 import hashlib
 import hmac
 import logging
+import signal
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
@@ -38,6 +40,7 @@ _GENERATION = "0.8"
 """nnsight generation whose model process starts with the server; others start with their first client."""
 _PROGRESS_S = 0.1
 _TOKEN_DIGITS = 32
+_INTERRUPT = (signal.SIGINT,)
 _FOR_OTHERS = "   # only as another user of this machine, or from a container or another machine"
 
 
@@ -82,7 +85,7 @@ class Local:
                 verify(options.sandbox)
             except ConfinementError as error:
                 raise StartError(str(error)) from error
-        with listen(self.host, self.port) as listening:
+        with listen(self.host, self.port) as listening, _interrupts_wait():
             results = self._results_folder(options, listening)
             if warning := self._warning(options):
                 console.print(f"[bold yellow]Warning:[/] {escape(warning)}", soft_wrap=True)
@@ -165,6 +168,7 @@ class Local:
     async def _serve(
         self, server: Server, listening: socket.socket, console: Console, token: str | None
     ) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPT)
         port = listening.getsockname()[1]
         http = Http(server.uvicorn_config(listening), farewell=server.farewell)
         serving = asyncio.create_task(http.serve(sockets=[listening]))
@@ -229,6 +233,16 @@ class Local:
             soft_wrap=True,
         )
         console.print("Ctrl-C stops it.")
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Keep Ctrl-C until the loop runs: a finalizer of the start-up in which it arrives would swallow it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPT)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPT)
 
 
 def _token(secret: str) -> str:
