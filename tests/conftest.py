@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -28,6 +29,10 @@ WIDE = "test-org/wide"
 """The same model, by another name."""
 ADAPTER = "test-org/tiny-adapter"
 OLDER = ("0.7", "0.6")
+
+_DEFAULT: httpx.Timeout = httpx.get.__kwdefaults__["timeout"]  # type: ignore[index]
+"""The one timeout of every call of httpx that names none: a busy machine may take its five seconds."""
+_DEFAULT.connect = _DEFAULT.read = _DEFAULT.write = _DEFAULT.pool = 60.0
 
 
 @pytest.fixture(autouse=True)

@@ -41,6 +41,19 @@ async def within(work: Awaitable[T], seconds: float) -> T:
         return await work
 
 
+async def apart(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a library's `work`, whose own `asyncio.wait_for` may lose a cancellation.
+
+    The caller's cancellation then arrives all the same, once the work has ended.
+    """
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait([task])
+    finally:
+        await end([task])
+    return task.result()
+
+
 async def reap(process: asyncio.subprocess.Process) -> None:
     """Wait for the end of a killed process, whose pipes nobody reads any more.
 

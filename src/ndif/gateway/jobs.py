@@ -27,6 +27,7 @@ from ndif.schema.status import Status
 from ndif.stores.accounts import Account, Accounts
 from ndif.stores.objects import ObjectStore, ObjectStoreError
 from ndif.stores.responder import last_response
+from ndif.tasks import within
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +167,7 @@ class JobRoutes:
         if trace["ended"] is None:
             return {"error": error, "stored": stored}
         try:
-            kept = await asyncio.wait_for(last_response(self.store, trace["id"]), _PATIENCE_S)
+            kept = await within(last_response(self.store, trace["id"]), _PATIENCE_S)
         except (ObjectStoreError, asyncio.TimeoutError) as away:
             reason = str(away) or f"no answer within {_PATIENCE_S:g} s"
             logger.warning("job %s: what is stored of it cannot be read: %s", trace["id"], reason)

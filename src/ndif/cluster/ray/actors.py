@@ -381,7 +381,8 @@ class RayModelActor:
                 logger.warning("a replica does not answer: %s", _first_line(error))
             except (RayActorError, ActorUnschedulableError) as error:
                 self._end()
-                raise ReplicaLostError(_why(error)) from error
+                # One that was ended here is also found dead: the first reason is the cause.
+                raise ReplicaLostError(self._why_gone or _why(error)) from error
             await asyncio.sleep(_AGAIN_S)
 
     async def _watch(self) -> None:

@@ -16,7 +16,7 @@ from ndif.config.settings import Settings
 from ndif.net import is_loopback
 from ndif.queue.callbacks.webhook import DeliveryError
 from ndif.schema.callback import Callback
-from ndif.tasks import within
+from ndif.tasks import apart, within
 
 _PERMANENT = 500
 """Lowest code of SMTP by which a message is refused for good."""
@@ -101,16 +101,18 @@ class SmtpMailer:
         needs_tls = self._user is not None and not is_loopback(self._host)
         try:
             await within(
-                aiosmtplib.send(
-                    message,
-                    hostname=self._host,
-                    port=self._port,
-                    username=self._user,
-                    password=self._password,
-                    use_tls=self._is_tls,
-                    # None: where the server offers it.
-                    start_tls=True if needs_tls and not self._is_tls else None,
-                    timeout=self._timeout_s,
+                apart(
+                    aiosmtplib.send(
+                        message,
+                        hostname=self._host,
+                        port=self._port,
+                        username=self._user,
+                        password=self._password,
+                        use_tls=self._is_tls,
+                        # None: where the server offers it.
+                        start_tls=True if needs_tls and not self._is_tls else None,
+                        timeout=self._timeout_s,
+                    )
                 ),
                 self._timeout_s,
             )

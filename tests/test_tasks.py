@@ -1,0 +1,62 @@
+"""Tasks of the event loop: an end that no library can lose."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ndif.tasks import apart
+from tests.on_loop import on_loop
+
+
+@on_loop
+async def test_a_cancellation_at_the_moment_of_an_answer_arrives() -> None:
+    """`asyncio.wait_for` of Python 3.11 returns the answer then, as if nobody had cancelled."""
+    answer = asyncio.get_running_loop().create_future()
+
+    async def library() -> str:
+        return await asyncio.wait_for(answer, 10)
+
+    async def work() -> None:
+        await apart(library())
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0.01)
+    answer.set_result("250 OK")
+    task.cancel()
+    _, waits = await asyncio.wait([task], timeout=5)
+    assert not waits
+    assert task.cancelled()
+
+
+@on_loop
+async def test_a_library_that_is_cancelled_has_ended_before_its_caller() -> None:
+    ended = asyncio.Event()
+
+    async def library() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)
+            ended.set()
+
+    task = asyncio.create_task(apart(library()))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+
+
+@on_loop
+async def test_a_result_and_an_error_are_the_librarys() -> None:
+    async def library(fails: bool) -> int:
+        if fails:
+            raise ConnectionResetError("gone")
+        return 3
+
+    assert await apart(library(False)) == 3
+    with pytest.raises(ConnectionResetError, match="gone"):
+        await apart(library(True))
