@@ -18,6 +18,7 @@ FULL = (
     "many_machines",
     "warm",
     "commands",
+    "co_batch",
     "control",
     "accounts",
     "telemetry",

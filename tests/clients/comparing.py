@@ -6,6 +6,7 @@ No client is imported here: each process has its own.
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ import torch
 
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (\S+)\n    (.+)$', re.MULTILINE)
 
+_ROUND = float(os.environ.get("TESTS_ROUND", "0"))
+"""Difference by which numbers may be rounded; 0: each bit is the same."""
 PATIENCE_S = 60
 """Seconds for what is waited for."""
 
@@ -27,7 +30,8 @@ def assert_equal(left: Any, right: Any) -> None:
     if isinstance(left, torch.Tensor):
         assert left.dtype == right.dtype
         assert left.shape == right.shape
-        assert torch.equal(left, right), (left - right).abs().max()
+        close = torch.allclose(left, right, rtol=0, atol=_ROUND) if _ROUND else False
+        assert close or torch.equal(left, right), (left - right).abs().max()
     elif isinstance(left, dict):
         assert left.keys() == right.keys()
         for key in left:
@@ -36,6 +40,8 @@ def assert_equal(left: Any, right: Any) -> None:
         assert len(left) == len(right)
         for one, other in zip(left, right, strict=True):
             assert_equal(one, other)
+    elif _ROUND and isinstance(left, float):
+        assert abs(left - right) <= 100 * _ROUND, (left, right)
     else:
         assert left == right, (left, right)
 

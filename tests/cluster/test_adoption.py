@@ -37,6 +37,7 @@ class Quiet:
     """A replica that is where it is."""
 
     def __init__(self, *, starts: bool = True) -> None:
+        self.most_together = 1
         self.ended = asyncio.Event()
         self.device_failure: DeviceFailure | None = None
         self.model: Mapping[str, Any] = {"repo_id": "A/Theirs"}

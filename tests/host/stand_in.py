@@ -34,6 +34,7 @@ class Waiting:
     """An actor that runs a request for the seconds that its `env` says; for ever, if it says nothing."""
 
     def __init__(self, start_s: float = 0.0, *, fails: bool = False) -> None:
+        self.most_together = 1
         self.ended = asyncio.Event()
         self.device_failure: DeviceFailure | None = None
         self.model: Mapping[str, Any] = {}

@@ -73,6 +73,7 @@ class Replica:
     """Why it does not start."""
     ran: list[str]
     may_start: asyncio.Event | None = None
+    most_together: int = 1
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     model: Mapping[str, Any] = field(default_factory=dict)
     cancelled: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
@@ -119,7 +120,14 @@ class Line:
     ran: list[str]
 
     async def join(
-        self, user: str = "", *, polled: bool = False, wire: Wire = Wire.ENVELOPE, key: str = ""
+        self,
+        user: str = "",
+        *,
+        polled: bool = False,
+        wire: Wire = Wire.ENVELOPE,
+        key: str = "",
+        trusted: bool = False,
+        env: Mapping[str, Any] | None = None,
     ) -> Client:
         """A client that sends one request and waits for it."""
         channel = None if polled else await self.broker.subscribe()
@@ -133,6 +141,8 @@ class Line:
             subscription_id=channel.id if channel else None,
             user=user,
             key=key,
+            trusted=trusted,
+            env=env or {},
         )
         await self.broker.submit(request)
         claimed = await self.broker.claim()
@@ -188,6 +198,7 @@ async def a_line(
     max_attempts: int = 2,
     count: int = 1,
     broker: Broker | None = None,
+    kind: type[Replica] = Replica,
 ) -> AsyncIterator[Line]:
     """A line whose replicas `act`; `reasons` are those for which the first of them do not start."""
     broker, store = broker or MemoryBroker(), store or FileStore(folder, 3600)
@@ -195,7 +206,7 @@ async def a_line(
     ran: list[str] = []
 
     def make(config: DeploymentConfig, generation: str, place: PlacedReplica) -> Replica:
-        replicas.append(Replica(act, reasons.pop(0) if reasons else None, ran, may_start))
+        replicas.append(kind(act, reasons.pop(0) if reasons else None, ran, may_start))
         return replicas[-1]
 
     controller = await a_controller(make, replicas=count)

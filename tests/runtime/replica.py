@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import zstandard
 from nnsight import TransformersModel
 from nnsight.ndif import pull_env
 from nnsight.schema.request import RequestModel
@@ -155,18 +156,7 @@ class Served:
         env: Mapping[str, Any] | None = None,
         polled: bool = False,
     ) -> Response:
-        request = Request(
-            DeploymentConfig("test/model", "").key,
-            "0.8",
-            Wire.ENVELOPE,
-            payload,
-            False,
-            "http://here",
-            subscription_id=None if polled else "me",
-            trusted=trusted,
-            key=key,
-            env=env or {},
-        )
+        request = a_request(payload, trusted=trusted, key=key, env=env, polled=polled)
         self.begun.clear()
 
         async def respond(response: Response) -> bool:
@@ -178,12 +168,7 @@ class Served:
         return await self.actor.run(request, respond)
 
     async def saves(self, payload: bytes, *, trusted: bool = True, key: str = "") -> dict[str, Any]:
-        response = await self.run(payload, trusted=trusted, key=key)
-        assert response.status is Status.COMPLETED, response.description
-        assert isinstance(response.data, InlineResult)
-        return cast(
-            dict[str, Any], torch.load(io.BytesIO(response.data.content), weights_only=False)
-        )
+        return values_of(await self.run(payload, trusted=trusted, key=key))
 
     async def logits(self, payload: bytes, *, trusted: bool = True, key: str = "") -> torch.Tensor:
         saves = await self.saves(payload, trusted=trusted, key=key)
@@ -199,6 +184,39 @@ class Served:
     def owner(self) -> int:
         """The child that came first, where there is an owner."""
         return min(children(self.zygote))
+
+
+def a_request(
+    payload: bytes,
+    *,
+    trusted: bool = True,
+    key: str = "",
+    env: Mapping[str, Any] | None = None,
+    polled: bool = False,
+    compress: bool = False,
+) -> Request:
+    return Request(
+        DeploymentConfig("test/model", "").key,
+        "0.8",
+        Wire.ENVELOPE,
+        payload,
+        compress,
+        "http://here",
+        subscription_id=None if polled else "me",
+        trusted=trusted,
+        key=key,
+        env=env or {},
+    )
+
+
+def values_of(response: Response) -> dict[str, Any]:
+    """Return what a job saved, from a response that has it with it."""
+    assert response.status is Status.COMPLETED, response.description
+    assert isinstance(response.data, InlineResult)
+    content = response.data.content
+    if response.data.compressed:
+        content = zstandard.decompress(content)
+    return cast(dict[str, Any], torch.load(io.BytesIO(content), weights_only=False))
 
 
 def children(pid: int) -> list[int]:
@@ -228,14 +246,18 @@ def a_replica(
     runtime: Runtime = HERE,
     settings: Settings | None = None,
     objects: ObjectStore | None = None,
+    trusting: Settings | None = None,
     **given: Any,
 ) -> Served:
-    """A replica that is not started; `settings` are those of a server without trusted users."""
+    """A replica that is not started; `settings` are those of a server without trusted users.
+
+    `trusting` are those of one whose users are.
+    """
     config = DeploymentConfig("test/model", str(checkpoint), task="text-generation")
     actor = LocalModelActor(
         config,
         runtime,
-        settings or Settings(),
+        settings or trusting or Settings(),
         MemoryBroker(),
         cast(ObjectStore, objects),
         SharedWeights(),

@@ -187,6 +187,9 @@ class Settings(BaseSettings):
     """Verification of the S3 server's certificate: true, false, or a file of certificate authorities."""
     execution_timeout_seconds: Duration = Field(default=3600, gt=0)
     """Maximum run time of a request, from DISPATCHED on."""
+    co_batch: int = Field(default=1, ge=1, le=64)
+    """Maximum number of trusted requests for one model that share a forward pass, where that changes none
+    of their values. They are those that wait when a replica is free. 1: each has its own."""
     model_start_timeout_s: Duration = Field(default=1800, gt=0)
     """Maximum time until a model process is ready; a slower one counts as failed."""
     processor_reply_freq_s: Duration = Field(

@@ -62,7 +62,8 @@ def _model(
     key = model.config.key
     variant = Variant(model.key, generation or "")
     processor = dispatcher.processors.get(variant)
-    running = {r.id: r.run.entry.id for r in processor.replicas if r.run} if processor else {}
+    workers = processor.replicas if processor else ()
+    running = {worker.id: run.entry.id for worker in workers for run in worker.runs[:1]}
     return {
         "model_key": str(key),
         "repo_id": key.repo_id,
@@ -105,7 +106,7 @@ def describe_waits(dispatcher: Dispatcher) -> list[dict[str, Any]]:
     found = []
     for processor in dispatcher.processors.values():
         oldest = next(iter(processor.queue), None)
-        dispatched = [wall + worker.run.since for worker in processor.replicas if worker.run]
+        dispatched = [wall + run.since for run in processor.replicas.runs]
         found.append(
             {
                 "model_key": str(processor.model.config.key),
@@ -152,13 +153,13 @@ def _requests(processor: Processor) -> dict[str, Any]:
     wall = time.time() - asyncio.get_running_loop().time()
     running = [
         {
-            "request_id": worker.run.entry.id,
-            "user": worker.run.entry.user,
+            "request_id": run.entry.id,
+            "user": run.entry.user,
             "replica_id": worker.id,
-            "since": wall + worker.run.since,
+            "since": wall + run.since,
         }
         for worker in processor.replicas
-        if worker.run is not None
+        for run in worker.runs
     ]
     waiting = [
         {

@@ -6,16 +6,25 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ndif.config.settings import Settings
 from ndif.host.port import Respond
 from ndif.host.runner_handle import RunnerHandle
-from ndif.host.runner_protocol import Limits, RunnerProtocol, parse_meta, parse_steps
+from ndif.host.runner_protocol import (
+    Limits,
+    RunnerProtocol,
+    TogetherProtocol,
+    parse_meta,
+    parse_steps,
+)
+from ndif.schema.payload import Payload, PayloadFile
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response, StoredResult
 from ndif.schema.status import Status
+from ndif.schema.step import Step
 from ndif.stores.broker import Broker, BrokerError, ClientLeftError
 from ndif.stores.objects import ObjectStore, Upload
 from ndif.stores.objects.port import result_key
@@ -96,14 +105,10 @@ class Execution:
                             if refused := await self._refusal(request, len(body)):
                                 return refused
                             admitted = not request.trusted
-                            cost = clock.cost(header)
-                            with step("store"):
-                                await self._objects.put(result_key(request.id), body)
-                            is_stored = True
-                            return self._stored(request, cost, len(body))
-                        result = InlineResult(body, header.get("compressed") is True)
-                        meta, size = clock.cost(header), len(body)
-                        return Response(request.id, Status.COMPLETED, _DONE, result, meta, size)
+                        cost = clock.cost(header)
+                        response = await self._completed(request, header, body, cost)
+                        is_stored = True
+                        return response
                     case "spilled" if upload is not None:
                         if not request.trusted:
                             # The user must not get a file that the runner can still write to.
@@ -132,6 +137,55 @@ class Execution:
             if admitted:
                 self._objects.room.settle(request.id, stored=is_stored)
 
+    async def run_together(
+        self, requests: Sequence[Request], runner: RunnerHandle
+    ) -> list[Response | None]:
+        """Run trusted requests in one forward pass and return their responses.
+
+        None stands for one that has to run alone; so do all of them if the runner ends.
+        """
+        payloads = [_in_memory(await self._broker.payload(request)) for request in requests]
+        protocol = TogetherProtocol(len(requests) * self._limits.frame_bytes)
+        clock = _Clock()
+        until_begun = runner.kill_if_frozen()
+        try:
+            await runner.send(self._instructions_together(requests, payloads), b"".join(payloads))
+            async for header, body in runner.frames(protocol.max_body_bytes):
+                if protocol.accept(header) == "running":
+                    until_begun.cancel()
+                elif header["kind"] == "together":
+                    return await self._answers(requests, header, body, clock)
+        finally:
+            until_begun.cancel()
+        return [None] * len(requests)
+
+    async def _answers(
+        self, requests: Sequence[Request], header: Mapping[str, Any], body: bytes, clock: _Clock
+    ) -> list[Response | None]:
+        cost, steps = clock.measured(header), tuple(clock.steps(header))
+        found: list[Response | None] = []
+        start = 0
+        for request, fields in zip(requests, header["answers"], strict=True):
+            if fields is None:
+                found.append(None)
+                continue
+            content = body[start : start + fields["size"]]
+            start += fields["size"]
+            response = await self._completed(request, fields, content, cost)
+            found.append(replace(response, steps=steps))
+        return found
+
+    async def _completed(
+        self, request: Request, header: Mapping[str, Any], body: bytes, cost: Mapping[str, float]
+    ) -> Response:
+        """Return the response with a result that came in a frame; for a client that polls, store it."""
+        if request.subscription_id is None:
+            with step("store"):
+                await self._objects.put(result_key(request.id), body)
+            return self._stored(request, cost, len(body))
+        result = InlineResult(body, header.get("compressed") is True)
+        return Response(request.id, Status.COMPLETED, _DONE, result, cost, len(body))
+
     async def _refusal(self, request: Request, size: int) -> Response | None:
         """Return the error for an untrusted user whose result there is no room for."""
         if request.trusted:
@@ -157,6 +211,20 @@ class Execution:
             "nearby": request.nearby,
         }
 
+    def _instructions_together(
+        self, requests: Sequence[Request], payloads: Sequence[bytes]
+    ) -> dict[str, Any]:
+        runs = [
+            {**self._instructions(request), "size": len(payload)}
+            for request, payload in zip(requests, payloads, strict=True)
+        ]
+        return {
+            "kind": "together",
+            "env": dict(requests[0].env),
+            "max_payload": self._settings.max_request_bytes,
+            "runs": runs,
+        }
+
     def _stored(self, request: Request, cost: Mapping[str, float], size: int) -> Response:
         # A live client fetches its result once; a client that polls may fetch it any number of times.
         once = request.subscription_id is not None
@@ -164,6 +232,11 @@ class Execution:
             self._objects.url(result_key(request.id), request.base_url, once=once), size
         )
         return Response(request.id, Status.COMPLETED, _DONE, result, cost, size)
+
+
+def _in_memory(payload: Payload) -> bytes:
+    """Return a payload that shares a frame with others; of one in a file, nothing: it has one alone."""
+    return b"" if isinstance(payload, PayloadFile) else bytes(payload)
 
 
 class _Clock:
@@ -174,12 +247,18 @@ class _Clock:
 
     def cost(self, header: Mapping[str, Any]) -> dict[str, float]:
         """Return the run's reported memory and its seconds until now, and record its reported steps."""
-        cost = {**parse_meta(header), "execution_time": round(time.perf_counter() - self._began, 6)}
-        steps = parse_steps(header, self._moment, time.time())
         if (recorded := current()) is not None:
-            for each in steps:
+            for each in self.steps(header):
                 recorded.note(each)
-        return cost
+        return self.measured(header)
+
+    def measured(self, header: Mapping[str, Any]) -> dict[str, float]:
+        """Return the run's reported memory and its seconds until now."""
+        return {**parse_meta(header), "execution_time": round(time.perf_counter() - self._began, 6)}
+
+    def steps(self, header: Mapping[str, Any]) -> list[Step]:
+        """Return the run's reported steps."""
+        return parse_steps(header, self._moment, time.time())
 
 
 def announcement(request: Request) -> Response:

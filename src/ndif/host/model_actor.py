@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -33,14 +33,14 @@ from ndif.host.runtimes import Runtime
 from ndif.host.shared_weights import SharedWeights
 from ndif.host.snapshot import publish
 from ndif.host.watchdogs import GpuWatch, ResourceWatchdog, runner_cgroups
-from ndif.runtime.spec import ModelSpec, UntrustedSettings
+from ndif.runtime.spec import CO_BATCHING, ModelSpec, UntrustedSettings
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.repositories import Repositories
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.accounts import may_trust
-from ndif.stores.broker import Broker
+from ndif.stores.broker import Broker, BrokerError
 from ndif.stores.objects import DiskError, ObjectStore, ObjectStoreError
 from ndif.tasks import end
 from ndif.telemetry.steps import step
@@ -71,7 +71,10 @@ class _NotBegunError(Exception):
 
 
 class LocalModelActor:
-    """Runs requests one at a time: trusted ones on a *kept* runner, others each on a *fresh* one."""
+    """Runs requests: trusted ones on a *kept* runner, others each on a *fresh* one.
+
+    They run one at a time, but for trusted ones that share a forward pass.
+    """
 
     def __init__(
         self,
@@ -113,6 +116,7 @@ class LocalModelActor:
             pickled=bool(settings.allow_pickled_weights),
             max_memory=_for_tensors(gpu_mem_bytes_by_id or {}, context_bytes),
         )
+        self.most_together = settings.co_batch if runtime.generation in CO_BATCHING else 1
         self._context_bytes = context_bytes
         self._held = gpu_mem_bytes_by_id or {}
         """Bytes that it has of each GPU, contexts among them."""
@@ -288,32 +292,53 @@ class LocalModelActor:
         """See `ModelActor.run`."""
         if self._away:
             raise ReplicaEvictedError(self._away)
-        self._idle.clear()
-        loop = asyncio.get_running_loop()
-        stopped = self._stopped = loop.create_future()
-        timer = None
-        try:
+        with self._run_begins() as stopped:
             await announce(request, respond)
-            timer = loop.call_later(
-                self._timeout_s,
-                self._interrupt,
-                LimitReason(
-                    f"The job ran longer than {format_duration(self._timeout_s)}, the most that this "
-                    "server allows (NDIF_EXECUTION_TIMEOUT_SECONDS), and was ended.",
-                    "time",
-                ),
+            late = (
+                f"The job ran longer than {format_duration(self._timeout_s)}, the most that this "
+                "server allows (NDIF_EXECUTION_TIMEOUT_SECONDS), and was ended."
             )
-            for _ in range(_RUNNERS):
-                with contextlib.suppress(_NotBegunError):
-                    response = await self._serve(request, respond, stopped)
-                    return self._with_limit(response)
+            with self._within(lambda: self._interrupt(LimitReason(late, "time"))):
+                for _ in range(_RUNNERS):
+                    with contextlib.suppress(_NotBegunError):
+                        response = await self._serve(request, respond, stopped)
+                        return self._with_limit(response)
             return Response(request.id, Status.ERROR, _NOT_BEGUN)
+
+    async def run_together(self, requests: Sequence[Request]) -> list[Response | None]:
+        """See `ModelActor.run_together`."""
+        if self._away:
+            raise ReplicaEvictedError(self._away)
+        # A block of them that does not end is ended where it runs alone.
+        with self._run_begins() as stopped, self._within(lambda: self.cancel("it took too long")):
+            try:
+                runner = await self._acquire(requests[0], stopped)
+            except (ModelProcessError, RunnerError) as error:
+                raise self._lost(str(error)) from error
+            if runner is None:
+                return [None] * len(requests)
+            return await self._serve_together(runner, requests)
+
+    @contextlib.contextmanager
+    def _run_begins(self) -> Iterator[asyncio.Future[str]]:
+        """Be busy; give what says that the run ends early, by its reason."""
+        self._idle.clear()
+        stopped = self._stopped = asyncio.get_running_loop().create_future()
+        try:
+            yield stopped
         finally:
-            if timer is not None:
-                timer.cancel()
             if not stopped.done():
                 stopped.set_result("")  # a runner that is still sought is for nobody
             self._idle.set()
+
+    @contextlib.contextmanager
+    def _within(self, late: Callable[[], None]) -> Iterator[None]:
+        """Call `late` if the context lasts longer than a job may."""
+        timer = asyncio.get_running_loop().call_later(self._timeout_s, late)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     async def _serve(
         self, request: Request, respond: Respond, stopped: asyncio.Future[str]
@@ -392,13 +417,41 @@ class LocalModelActor:
             runner.kill()
             return Response(request.id, Status.ERROR, str(error))
         finally:
-            for task in watching:
-                task.cancel()
-            self._runner = None
-            self._pool(request).release(runner, answered=answered)
-            if self.process.exposes_weights:
-                verifying = self._verify(runner, trusted=request.trusted)
-                self._verifying = asyncio.create_task(verifying, name="weights")
+            self._leave(runner, watching, request, answered=answered)
+
+    async def _serve_together(
+        self, runner: RunnerHandle, requests: Sequence[Request]
+    ) -> list[Response | None]:
+        """Run requests on a runner, and return the runner to its pool."""
+        self._runner = runner
+        watching, answered = self._watchers(requests[0], runner), False
+        try:
+            found = await self._execution.run_together(requests, runner)
+            answered = runner.usable
+        except (ProtocolError, ObjectStoreError, BrokerError) as error:
+            logger.warning("%d requests run alone: %s", len(requests), error)
+            return [None] * len(requests)
+        else:
+            return found
+        finally:
+            self._leave(runner, watching, requests[0], answered=answered)
+
+    def _leave(
+        self,
+        runner: RunnerHandle,
+        watching: Sequence[asyncio.Task[None]],
+        request: Request,
+        *,
+        answered: bool,
+    ) -> None:
+        """Return a runner to its pool after a request."""
+        for task in watching:
+            task.cancel()
+        self._runner = None
+        self._pool(request).release(runner, answered=answered)
+        if self.process.exposes_weights:
+            verifying = self._verify(runner, trusted=request.trusted)
+            self._verifying = asyncio.create_task(verifying, name="weights")
 
     def _watchers(self, request: Request, runner: RunnerHandle) -> list[asyncio.Task[None]]:
         """Watch what a request takes: of the CPU an untrusted one, of a GPU that others share any."""

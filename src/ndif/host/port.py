@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ndif.host.device_errors import DeviceFailure
@@ -41,9 +41,28 @@ class DeviceError(ActorError):
         self.failure = failure
 
 
-class ModelActor(Protocol):
-    """One replica of one model and generation: loaded once, HOT or WARM, one request at a time."""
+class RequestRunner(Protocol):
+    """Runs one request at a time."""
 
+    async def run(self, request: Request, respond: Respond) -> Response:
+        """Report DISPATCHED, run one request and return its terminal response; `respond` delivers updates.
+
+        Raises:
+            BrokerAwayError: if the payload could not be read, so that the request did not run.
+            ClientLeftError: if the live client did not receive DISPATCHED; the request did not run.
+            EndedError: if the request has ended already.
+            ReplicaLostError: if the replica ended, or was evicted.
+        """
+
+    def cancel(self, reason: str) -> None:
+        """End the request that runs now as an ERROR with `reason`."""
+
+
+class ModelActor(RequestRunner, Protocol):
+    """One replica of one model and generation: loaded once, HOT or WARM."""
+
+    most_together: int
+    """Trusted requests that `run_together` takes at most; 1 where it takes none."""
     ended: asyncio.Event
     """Set once the replica is gone for good, whoever ended it."""
 
@@ -76,15 +95,8 @@ class ModelActor(Protocol):
     async def stop(self) -> None:
         """End the replica. `run` of a request that runs raises `ReplicaEvictedError`."""
 
-    async def run(self, request: Request, respond: Respond) -> Response:
-        """Report DISPATCHED, run one request and return its terminal response; `respond` delivers updates.
+    async def run_together(self, requests: Sequence[Request]) -> list[Response | None]:
+        """Run trusted requests in one forward pass and return their responses, of which none is announced.
 
-        Raises:
-            BrokerAwayError: if the payload could not be read, so that the request did not run.
-            ClientLeftError: if the live client did not receive DISPATCHED; the request did not run.
-            EndedError: if the request has ended already.
-            ReplicaLostError: if the replica ended, or was evicted.
+        None stands for one that has to run alone, as if it had not been here. Raises a `ReplicaLostError`.
         """
-
-    def cancel(self, reason: str) -> None:
-        """End the request that runs now as an ERROR with `reason`."""

@@ -21,7 +21,7 @@ from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
 
-from ndif.host.port import EndedError, ModelActor, ReplicaEvictedError, ReplicaLostError
+from ndif.host.port import EndedError, ReplicaEvictedError, ReplicaLostError, RequestRunner
 from ndif.schema.job_record import JobRecord
 from ndif.schema.request import Request
 from ndif.schema.response import Response
@@ -159,7 +159,7 @@ class _Life:
     """Runs that were cut short because their replica failed, or the server."""
     cancelled: str | None = None
     """Reason to end the request, once it was cancelled."""
-    actor: ModelActor | None = None
+    actor: RequestRunner | None = None
     watching: asyncio.Task[None] | None = None
     """The watch over its live client."""
     dispatched: float | None = None
@@ -270,11 +270,13 @@ class RequestLifecycle:
         self._watch(life)
         return True
 
-    async def dispatch(self, request: Request, actor: ModelActor, replica_id: str = "") -> Response:
+    async def dispatch(
+        self, request: Request, actor: RequestRunner, replica_id: str = ""
+    ) -> Response:
         """Run a request on a replica and return its terminal response, which `complete` takes.
 
-        `replica_id` names the replica in the log. The errors of `ModelActor.run` say that the request did
-        not run to its end. After an `EndedError` `release` follows, after the others `give_back`.
+        `replica_id` names the replica in the log. The errors of `RequestRunner.run` say that the request
+        did not run to its end. After an `EndedError` `release` follows, after the others `give_back`.
         """
         life = self._lives[request.id]
         life.steps.replica = replica_id

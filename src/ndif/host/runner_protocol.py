@@ -19,6 +19,7 @@ from ndif.sizes import format_size
 _BEFORE_RUN = frozenset({"idle", "running"})
 _DURING_RUN = frozenset({"log", "spill", "result", "error"})
 _HYBRID = frozenset({"stream", "await upload"})
+_TOGETHER = frozenset({"together"})
 _AFTER_SPILL = frozenset({"spilled", "error"})
 _STEPS = ("prepare", "execute", "pack")
 _STEP_FIELDS = 3
@@ -153,6 +154,28 @@ class RunnerProtocol:
                 "large values with .save().",
                 "streamed",
             )
+
+
+class TogetherProtocol:
+    """Check the frames of several trusted requests that run in one forward pass."""
+
+    def __init__(self, frame_bytes: int) -> None:
+        """Start before the run; all results together have at most so many bytes."""
+        self._frame_bytes = frame_bytes
+        self._expected = _BEFORE_RUN
+
+    def max_body_bytes(self, header: Mapping[str, Any]) -> int:
+        """Return the largest body, in bytes, that a frame with this header may have."""
+        return self._frame_bytes if header["kind"] == "together" else 0
+
+    def accept(self, header: Mapping[str, Any]) -> str:
+        """Check a frame and return its kind, or raise a `ProtocolError` if it may not be sent now."""
+        kind = str(header["kind"])
+        if kind not in self._expected:
+            raise ProtocolError(f"a frame {kind[:20]!r} is not allowed in this state")
+        if kind == "running":
+            self._expected = _TOGETHER
+        return kind
 
 
 def parse_steps(header: Mapping[str, Any], began: float, ended: float) -> list[Step]:

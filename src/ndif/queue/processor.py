@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import ReplicaRequest
 from ndif.cluster.models import Model
 from ndif.cluster.replica import DeploymentError, EvictedError, Replica
-from ndif.host.port import EndedError, ReplicaEvictedError, ReplicaLostError
+from ndif.host.port import EndedError, ReplicaEvictedError, ReplicaLostError, RequestRunner
 from ndif.host.request_lifecycle import RequestLifecycle
 from ndif.placement.replica import ReplicaKey
+from ndif.queue.co_batch import CoBatch, may_share
 from ndif.queue.fair_queue import Entry, FairQueue
 from ndif.queue.replicas import ProcessorStatus, Replicas, ReplicaWorker, Run
 from ndif.queue.run_times import RunTimes, describe_wait
@@ -204,7 +205,7 @@ class Processor:
         """
         self.desired_replicas = replicas
         staying = self.replicas.staying
-        staying.sort(key=lambda worker: (worker.run is None, not worker.serving))
+        staying.sort(key=lambda worker: (not worker.runs, not worker.serving))
         keys = [(str(self.variant), worker.id) for worker in staying[replicas:]]
         if not keys:
             return ()
@@ -465,34 +466,81 @@ class Processor:
                 self._arrived.clear()
                 replica_.mark_used()
             await self._arrived.wait()
-            entry = self.queue.take() if self.queue and not worker.leaving else None
+            entries = [] if worker.leaving else self._take(replica_.actor.most_together)
             # The request that came may have been cancelled, or sent to another replica, meanwhile.
-            if entry is None:
+            if not entries:
                 continue
             if replica_.actor.ended.is_set():
-                self.queue.give_back(entry)
+                for entry in entries:
+                    self.queue.give_back(entry)
                 self._controller.lost(replica_)
                 return
-            try:
-                await self._serve(worker, replica_, entry)
-            except ReplicaLostError as error:
-                worker.leaving = True
-                if not isinstance(error, ReplicaEvictedError):
-                    self._controller.lost(replica_)
-                if await self._lifecycle.give_back(entry.item, error):
-                    self.queue.give_back(entry)
-                    self._arrived.set()
-                    self._short.set()
-                return
-            except BrokerAwayError as error:
-                if await self._lifecycle.give_back(entry.item, error):
-                    self.queue.give_back(entry)
-                    self._arrived.set()
-            except Exception:
-                # The next request has nothing to do with this defect.
-                logger.exception("request %s could not be brought to its end", entry.id)
-                await self._lifecycle.fail(entry.item, _DEFECT)
+            await self._serve_all(worker, replica_, entries)
             replica_.mark_used()
+
+    def _take(self, most: int) -> list[Entry[Request]]:
+        """Take the request whose turn it is, and those of the next ones that may share its forward pass."""
+        first = self.queue.take() if self.queue else None
+        if first is None:
+            return []
+        taken = [first]
+        while len(taken) < most and (entry := next(self.queue.order(), None)) is not None:
+            if not may_share(first.item, entry.item):
+                break
+            self.queue.take()
+            taken.append(entry)
+        return taken
+
+    async def _serve_all(
+        self, worker: ReplicaWorker, replica_: Replica, entries: Sequence[Entry[Request]]
+    ) -> None:
+        """Run requests on a replica: one by itself, several in one forward pass as far as they can."""
+        if len(entries) == 1:
+            await self._serve_one(worker, replica_, replica_.actor, entries[0], 1)
+            return
+        together = CoBatch(replica_.actor, [entry.item for entry in entries])
+
+        async def serve(entry: Entry[Request]) -> None:
+            try:
+                await self._serve_one(worker, replica_, together.seat(), entry, len(entries))
+            finally:
+                together.leave(entry.item)
+
+        serving = [
+            asyncio.create_task(serve(entry), name=f"request {entry.id}") for entry in entries
+        ]
+        try:
+            await asyncio.gather(*serving)
+        finally:
+            await end([*serving, together.running])
+
+    async def _serve_one(
+        self,
+        worker: ReplicaWorker,
+        replica_: Replica,
+        runner: RequestRunner,
+        entry: Entry[Request],
+        sharing: int,
+    ) -> None:
+        """Run one request to its end, or give it back; `sharing` requests take the replica's time."""
+        try:
+            await self._serve(worker, runner, entry, sharing)
+        except ReplicaLostError as error:
+            worker.leaving = True
+            if not isinstance(error, ReplicaEvictedError):
+                self._controller.lost(replica_)
+            if await self._lifecycle.give_back(entry.item, error):
+                self.queue.give_back(entry)
+                self._arrived.set()
+                self._short.set()
+        except BrokerAwayError as error:
+            if await self._lifecycle.give_back(entry.item, error):
+                self.queue.give_back(entry)
+                self._arrived.set()
+        except Exception:
+            # The next request has nothing to do with this defect.
+            logger.exception("request %s could not be brought to its end", entry.id)
+            await self._lifecycle.fail(entry.item, _DEFECT)
 
     def _worker_ended(self, task: asyncio.Task[None]) -> None:
         self._workers.discard(task)
@@ -503,15 +551,18 @@ class Processor:
 
     # One request
 
-    async def _serve(self, worker: ReplicaWorker, replica_: Replica, entry: Entry[Request]) -> None:
+    async def _serve(
+        self, worker: ReplicaWorker, runner: RequestRunner, entry: Entry[Request], sharing: int
+    ) -> None:
         """Run one request on a replica and deliver its end; raise if the replica is lost before."""
-        worker.status = ProcessorStatus.BUSY
         self.last_used = asyncio.get_running_loop().time()
-        worker.run = Run(entry, self.last_used)
+        run = Run(entry, self.last_used)
+        worker.runs.append(run)
+        worker.status = ProcessorStatus.BUSY
         try:
             self._load.running = max(self._load.running, len(self.replicas.runs))
-            response = await self._lifecycle.dispatch(entry.item, replica_.actor, worker.id)
-            ran_s = asyncio.get_running_loop().time() - worker.run.since
+            response = await self._lifecycle.dispatch(entry.item, runner, worker.id)
+            ran_s = (asyncio.get_running_loop().time() - run.since) / sharing
             self._run_times.measured(entry, ran_s)
             self.queue.settle(entry, ran_s)
             await self._lifecycle.complete(entry.item, response)
@@ -520,7 +571,9 @@ class Processor:
         except ClientLeftError:
             self._await_client(entry.item)
         finally:
-            worker.run, worker.status = None, ProcessorStatus.READY
+            worker.runs.remove(run)
+            if not worker.runs:
+                worker.status = ProcessorStatus.READY
             self.last_used = asyncio.get_running_loop().time()
 
     def _await_client(self, request: Request) -> None:

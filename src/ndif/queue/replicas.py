@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from ndif.queue.fair_queue import Entry
@@ -36,7 +36,8 @@ class ReplicaWorker:
 
     id: str
     status: ProcessorStatus = ProcessorStatus.DEPLOYING
-    run: Run | None = None
+    runs: list[Run] = field(default_factory=list)
+    """Requests that it runs now: several where they share a forward pass."""
     leaving: bool = False
     """True once the replica may take no further request."""
 
@@ -74,7 +75,7 @@ class Replicas(list[ReplicaWorker]):
     @property
     def runs(self) -> list[Run]:
         """Return the requests that run now."""
-        return [replica.run for replica in self if replica.run is not None]
+        return [run for replica in self for run in replica.runs]
 
     @property
     def serving(self) -> int:

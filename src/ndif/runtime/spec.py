@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 from ndif.sandbox.confinement.confinement import Mode
 
+CO_BATCHING = ("0.8",)
+"""Generations that can run several traces in one forward pass."""
+
 
 @dataclass(frozen=True, slots=True)
 class UntrustedSettings:

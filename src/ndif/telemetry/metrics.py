@@ -78,6 +78,7 @@ KILLS = Counter(
     "Runs that were ended because they exceeded a limit, or crashed.",
     ["limit"],
 )
+SHARED = Counter("ndif_jobs_shared", "Jobs that shared a forward pass with others.", ["model"])
 LOAD = Histogram(
     "ndif_model_load_seconds",
     "Time to bring a replica up, from the disk or from the CPU's memory.",

@@ -55,6 +55,13 @@ ROWS: Rows = {
             {"{{model}}": rate("ndif_job_result_bytes_sum", OF_MODEL, "model")},
             is_stacked=True,
         ),
+        Panel(
+            "Jobs that share a forward pass",
+            "Of those that end, where NDIF_CO_BATCH lets several run together.",
+            "suffix:jobs/s",
+            {"{{model}}": rate("ndif_jobs_shared_total", OF_MODEL, "model")},
+            is_stacked=True,
+        ),
     ],
     "Latency": [
         WAITING,
@@ -95,7 +102,7 @@ ROWS: Rows = {
         ),
         Panel(
             "Jobs that run",
-            "Jobs on replicas, each of which runs one.",
+            "Jobs on replicas, each of which runs one, or several in one forward pass.",
             "short",
             {"{{model}}": model_state("ndif_jobs_running")},
             is_stacked=True,

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -102,6 +102,7 @@ class RayModelActor:
     _making: asyncio.Future[Any] | None = None
     silent_s: float = _SILENT_S
     """Seconds without an answer after which the replica is ended."""
+    most_together: int = 1
     made_s: float = _MADE_S
     """Seconds until its first answer after which the replica is ended."""
     _watching: list[asyncio.Task[None]] = field(default_factory=list)
@@ -241,6 +242,10 @@ class RayModelActor:
             raise
         finally:
             self._run_by = None
+
+    async def run_together(self, requests: Sequence[Request]) -> list[Response | None]:
+        """See `ModelActor.run_together`. A replica of another process runs each alone."""
+        return [None] * len(requests)
 
     async def _run_elsewhere(
         self, request: Request, elsewhere: RayModelActor, respond: Respond

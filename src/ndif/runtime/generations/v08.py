@@ -7,7 +7,7 @@ import functools
 import linecache
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePath
 from types import CellType, CodeType, FrameType, FunctionType
@@ -30,6 +30,7 @@ from ndif.runtime.generations import (
     PayloadError,
     unpickling_errors,
 )
+from ndif.runtime.generations.together08 import Together
 from ndif.runtime.generations.unsaved import Unsaved
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import explain, show_frames
@@ -60,6 +61,7 @@ class Nnsight08(Generation):
 
     def __init__(self) -> None:
         self._objects: dict[str, Any] | None = None
+        self._together: Together | None = None
         self._trained: list[tuple[torch.nn.Parameter, bool]] | None = None
         """Each weight with its `requires_grad` before the first adapter was put on the model."""
         self._env: dict[str, Any] = {}
@@ -125,6 +127,16 @@ class Nnsight08(Generation):
         finally:
             tracing.dec()
 
+    def run_together(
+        self, payloads: Sequence[bytes], env: Mapping[str, Any]
+    ) -> list[dict[str, Any] | None]:
+        """See `Generation.run_together`."""
+        self.prepare(env)
+        objects = self._objects = self._objects or self.model._remoteable_persistent_objects()
+        if self._together is None:
+            self._together = Together(self.model)
+        return self._together.run(payloads, lambda each: RequestModel.deserialize(each, objects))
+
     def forget(self) -> None:
         """See `Generation.forget`."""
         # These are keyed by file and line: an edited script's next run would get the old block.
@@ -152,7 +164,7 @@ class Nnsight08(Generation):
                 f"{type(error).__name__}: {error}"
             ) from error
         finally:
-            self._objects = None
+            self._objects = self._together = None
         self._env = env
         if "peft" not in env:
             # An adapter freezes the model's weights; they stay frozen when it is removed.

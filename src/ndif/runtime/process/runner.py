@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -209,7 +209,8 @@ class Runner:
             while True:
                 self._collect_garbage_when_idle()
                 header, payload, _ = self._channel.receive()
-                self._run(header, bytes(payload))
+                run = self._run_together if header["kind"] == "together" else self._run
+                run(header, bytes(payload))
                 payload = bytearray()
                 if not self._reset(reset):
                     return
@@ -240,10 +241,8 @@ class Runner:
         logs = _LogStream(self._channel)
 
         def meta() -> dict[str, float | int]:
-            # A model on devices has its peak of memory there.
-            peak = proc_files.peak_bytes() if self._driver is None else self._driver.peak_bytes()
             elapsed_s = time.perf_counter() - started
-            return {"execution_time": round(elapsed_s, 6), "peak_memory": peak}
+            return {"execution_time": round(elapsed_s, 6), "peak_memory": self._peak_bytes()}
 
         def steps() -> list[tuple[str, float, float]]:
             ends = [*moments[1:], _now()]
@@ -256,9 +255,7 @@ class Runner:
                 policy = None if self._isolation is None else self._isolation.policy
                 stream = ClientStream(self._send_to_client, self._receive_from_client)
                 with redirect_stdout(logs), redirect_stderr(logs):
-                    if self._generation.prepare(header["env"]) and self._model_reset is not None:
-                        # An adapter, and the weights that it brings, stay for the next such request.
-                        self._model_reset.begin()
+                    self._prepare(header["env"])
                     moments.append(_now())
                     Runner.runs_block = True
                     saves = self._generation.run(payload, header["env"], stream, policy)
@@ -287,6 +284,61 @@ class Runner:
                 meta(),
                 steps(),
             )
+
+    def _run_together(self, header: Mapping[str, Any], payloads: bytes) -> None:
+        """Run several requests in one forward pass, and answer those that can be answered so."""
+        torch.set_grad_enabled(True)
+        _seed(devices=self._driver is not None)
+        self._channel.send({"kind": "running"})
+        self._reset_peak()
+        moments = [_now()]
+        runs = header["runs"]
+        answers: list[tuple[Header | None, bytes]] = []
+        printed = io.StringIO()
+        try:
+            with redirect_stdout(printed), redirect_stderr(printed):
+                self._prepare(header["env"])
+                parts = list(_split(payloads, runs, header["max_payload"]))
+                moments.append(_now())
+                saves = self._generation.run_together(parts, header["env"])
+                self._synchronize()
+            moments.append(_now())
+            # What is printed is somebody's, and nobody knows whose.
+            answers = [
+                (None, b"") if each is None or printed.getvalue() else self._answer(each, run)
+                for each, run in zip(saves, runs, strict=True)
+            ]
+        except DeviceError:
+            raise
+        except Exception:
+            answers = [(None, b"")] * len(runs)  # alone, each says what is wrong
+        ends = [*moments[1:], _now()]
+        took_s = round(ends[-1] - moments[0], 6)
+        fields = {
+            "kind": "together",
+            "answers": [each for each, _ in answers],
+            "meta": {"execution_time": took_s, "peak_memory": self._peak_bytes()},
+            "steps": list(zip(_STEPS, moments, ends, strict=False)),
+        }
+        self._channel.send(fields, b"".join(content for _, content in answers))
+
+    def _answer(self, saves: dict[str, Any], run: Mapping[str, Any]) -> tuple[Header | None, bytes]:
+        """Return the fields and the content of a result; no fields if it is too large for a frame."""
+        result = Result(self._generation.export(saves), run["max_result"], run["max_inline"])
+        if result.content is None:
+            return None, b""
+        compress = run["compress_inline"]
+        content = result.compressed() if compress else result.content
+        return {"size": len(content), "compressed": compress}, content
+
+    def _prepare(self, env: Mapping[str, Any]) -> None:
+        if self._generation.prepare(env) and self._model_reset is not None:
+            # An adapter, and the weights that it brings, stay for the next such request.
+            self._model_reset.begin()
+
+    def _peak_bytes(self) -> int:
+        # A model on devices has its peak of memory there.
+        return proc_files.peak_bytes() if self._driver is None else self._driver.peak_bytes()
 
     def _synchronize(self) -> None:
         if self._driver is not None:
@@ -373,6 +425,18 @@ class Runner:
             gc.collect()
             if self._driver is not None:
                 self._driver.release_memory()
+
+
+def _split(payloads: bytes, runs: Iterable[Mapping[str, Any]], max_bytes: int) -> Iterator[bytes]:
+    """Yield the payload of each run, decompressed; empty for one that cannot be."""
+    start = 0
+    for run in runs:
+        payload = payloads[start : start + run["size"]]
+        start += run["size"]
+        try:
+            yield _decompress(payload, max_bytes) if run["compressed"] else payload
+        except PayloadError:
+            yield b""
 
 
 def _memory_hint(error: BlockError) -> str:

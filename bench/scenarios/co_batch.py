@@ -1,0 +1,62 @@
+"""Jobs a second of trusted clients whose requests share forward passes, beside those that have their own.
+
+Eight clients, each of whom sends a small trace once its last one has ended, to one server that joins up to
+eight requests and to one that joins none. Rounds of both alternate.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+
+import uvloop
+
+from bench.clients.load import Load
+from bench.clients.user import User
+from bench.figures import Figure
+from bench.sampling import in_turn
+from bench.scenario import CLIENTS, Site
+from bench.servers.machine import TRUSTED, machine
+from bench.servers.processes import NAME, client
+
+_CLIENTS, _JOBS, _ROUNDS = 8, 64, 5
+_TOGETHER, _ALONE = "together", "alone"
+
+
+def measure(site: Site) -> Iterator[Figure]:
+    """Measure the demo model."""
+    models = {NAME: site.folder}
+    joining = {**site.environment, "NDIF_CO_BATCH": str(_CLIENTS)}
+    with machine(models, joining) as one, machine(models, site.environment) as other:
+        said = json.loads(client("payload", CLIENTS[0], one.url, "small", runs=NAME).stdout)
+        payload = base64.b64decode(said["payload"])
+        loads = {
+            way: Load(
+                [User(at.port, said["key"], at.keys[TRUSTED]) for _ in range(_CLIENTS)],
+                payload,
+                _JOBS,
+                at.pid,
+            )
+            for way, at in ((_TOGETHER, one), (_ALONE, other))
+        }
+        loop = uvloop.new_event_loop()
+        samples = in_turn(
+            {
+                way: lambda load=load: loop.run_until_complete(load.run())
+                for way, load in loads.items()
+            },
+            rounds=_ROUNDS,
+            warm_up=1,
+            pause_s=0.5,
+        )
+        loop.close()
+    rates = {way: f"{_JOBS / samples.median(way):.1f}" for way in samples.seconds}
+    yield Figure.of(
+        "jobs a second that share forward passes / that do not",
+        samples.each(lambda alone, together: alone / together, _ALONE, _TOGETHER),
+        1.5,
+        "x",
+        at_most=False,
+        how=f"{rates[_TOGETHER]} and {rates[_ALONE]} jobs/s; {_CLIENTS} trusted clients; {samples.said}",
+    )

@@ -1,0 +1,193 @@
+"""A replica that runs several trusted requests in one forward pass."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zstandard
+from nnsight import TransformersModel
+
+from ndif.config.settings import Settings
+from ndif.host.port import ReplicaEvictedError, ReplicaLostError
+from ndif.host.runtimes import Runtime
+from ndif.schema.payload import PayloadFile
+from ndif.schema.response import InlineResult, StoredResult
+from ndif.schema.status import Status
+from ndif.stores.objects import FileStore
+from ndif.stores.objects.port import result_key
+from tests.on_loop import on_loop
+from tests.runtime.generations.blocks import edits, fails, generates, prints, reads
+from tests.runtime.replica import (
+    HERE,
+    Sent,
+    a_replica,
+    a_request,
+    alive,
+    children,
+    serve,
+    until,
+    values_of,
+)
+
+
+@pytest.fixture(scope="module")
+def payloads(tiny_gpt2: Path) -> dict[str, bytes]:
+    client = TransformersModel(str(tiny_gpt2), task="text-generation")
+
+    def payload(block: Any) -> bytes:
+        sent = Sent()
+        block(client, sent)
+        return sent.payload
+
+    def holds_it_up(model: TransformersModel, sent: Sent) -> None:
+        """Row-wise, and without end."""
+        with model.trace("The Eiffel Tower is in", backend=sent):
+            for _ in range(1 << 60):
+                pass
+            logits = model.lm_head.output.save()  # noqa: F841
+
+    blocks = (reads, edits, fails, prints, generates, holds_it_up)
+    return {block.__name__: payload(block) for block in blocks}
+
+
+def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    return left.keys() == right.keys() and all(
+        torch.allclose(left[name], right[name], atol=1e-5) for name in left
+    )
+
+
+@on_loop
+async def test_each_has_its_own_values(tiny_gpt2: Path, payloads: dict[str, bytes]) -> None:
+    async with serve(tiny_gpt2) as served:
+        names = ["reads", "prints", "edits", "fails", "generates", "reads"]
+        squeezed = zstandard.compress(payloads["edits"])
+        requests = [
+            *(a_request(payloads[name]) for name in names),
+            a_request(squeezed, compress=True),
+            a_request(b"not zstd", compress=True),
+        ]
+        found = await served.actor.run_together(requests)
+        assert [each is None for each in found] == [
+            name not in ("reads", "edits") for name in names
+        ] + [
+            False,
+            True,
+        ]
+        for name, response in zip([*names, "edits"], found, strict=False):
+            if response is not None:
+                assert same(values_of(response), await served.saves(payloads[name]))
+                assert response.meta["execution_time"] > 0
+                assert [each.name for each in response.steps] == ["prepare", "execute", "pack"]
+        # One process served all of them.
+        assert len(children(served.zygote)) == 2
+
+
+@on_loop
+async def test_one_that_polls_finds_its_result_stored(
+    tiny_gpt2: Path, payloads: dict[str, bytes], tmp_path: Path
+) -> None:
+    objects = FileStore(tmp_path, 3600)
+    async with serve(tiny_gpt2, objects=objects) as served:
+        requests = [a_request(payloads["reads"], polled=polled) for polled in (True, False)]
+        stored, sent = await served.actor.run_together(requests)
+        assert isinstance(stored.data, StoredResult)
+        assert isinstance(sent.data, InlineResult)
+        assert await objects.get(result_key(requests[0].id)) == sent.data.content
+
+
+@on_loop
+async def test_a_result_that_no_frame_takes_has_a_run_of_its_own(
+    tiny_gpt2: Path, payloads: dict[str, bytes]
+) -> None:
+    small = Settings(max_inline_result_bytes=5_000)
+    async with serve(tiny_gpt2, trusting=small) as served:
+        found = await served.actor.run_together([a_request(payloads["reads"])] * 2)
+        assert found == [None, None]
+
+
+@on_loop
+async def test_a_payload_in_a_file_is_read_alone(
+    tiny_gpt2: Path, payloads: dict[str, bytes], tmp_path: Path
+) -> None:
+    file = PayloadFile.create(tmp_path)
+    file.append(payloads["reads"])
+    async with serve(tiny_gpt2) as served:
+        requests = [a_request(payloads["reads"]), a_request(file), a_request(payloads["reads"])]
+        found = await served.actor.run_together(requests)
+        assert [each is None for each in found] == [False, True, False]
+
+
+@on_loop
+async def test_a_pass_without_end_is_ended_and_its_requests_run_alone(
+    tiny_gpt2: Path, payloads: dict[str, bytes]
+) -> None:
+    async with serve(tiny_gpt2, trusting=Settings(execution_timeout_seconds=1)) as served:
+        requests = [a_request(payloads[name]) for name in ("reads", "holds_it_up", "reads")]
+        assert await served.actor.run_together(requests) == [None] * 3
+        assert (await served.run(payloads["reads"])).status is Status.COMPLETED
+        ended = await served.run(payloads["holds_it_up"])
+        assert "longer than 1s" in ended.description
+
+
+@on_loop
+async def test_a_runner_that_is_killed_takes_no_request_with_it(
+    tiny_gpt2: Path, payloads: dict[str, bytes]
+) -> None:
+    async with serve(tiny_gpt2) as served:
+        before = children(served.zygote)
+        running = asyncio.create_task(
+            served.actor.run_together([a_request(payloads["holds_it_up"])] * 2)
+        )
+        await until(lambda: served.actor._runner is not None)
+        os.kill(served.actor._runner.pid, signal.SIGKILL)
+        assert await running == [None, None]
+        found = await served.actor.run_together([a_request(payloads["reads"])] * 2)
+        assert None not in found
+        assert children(served.zygote) != before
+
+
+@on_loop
+async def test_a_pass_ends_with_its_replica(tiny_gpt2: Path, payloads: dict[str, bytes]) -> None:
+    requests = [a_request(payloads["holds_it_up"])] * 2
+    async with serve(tiny_gpt2) as served:
+        running = asyncio.create_task(served.actor.run_together(requests))
+        await until(lambda: served.actor._runner is not None)
+        zygote = served.zygote
+        await served.actor.stop()
+        assert await running == [None, None]  # which then find it gone
+        assert not alive(zygote)
+        with pytest.raises(ReplicaEvictedError):
+            await served.actor.run_together(requests)
+    never = a_replica(tiny_gpt2)
+    with pytest.raises(ReplicaEvictedError, match="not been started"):
+        await never.actor.run_together(requests)
+
+
+@on_loop
+async def test_a_replica_whose_process_was_killed_is_lost(
+    tiny_gpt2: Path, payloads: dict[str, bytes]
+) -> None:
+    async with serve(tiny_gpt2) as served:
+        os.kill(served.zygote, signal.SIGKILL)
+        await served.actor.ended.wait()
+        with pytest.raises(ReplicaLostError):
+            await served.actor.run_together([a_request(payloads["reads"])] * 2)
+
+
+@pytest.mark.parametrize(("generation", "most"), [("0.8", 6), ("0.7", 1), ("0.6", 1)])
+def test_how_many_it_takes(tiny_gpt2: Path, generation: str, most: int) -> None:
+    async def made() -> int:
+        runtime = Runtime(generation, generation, HERE.interpreter, ())
+        return a_replica(tiny_gpt2, runtime, trusting=Settings(co_batch=6)).actor.most_together
+
+    assert asyncio.run(made()) == most
+
+
+def test_nobody_shares_unless_the_operator_says_so() -> None:
+    assert Settings().co_batch == 1

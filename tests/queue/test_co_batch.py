@@ -1,0 +1,300 @@
+"""Requests that share a forward pass: who takes part, who is answered, and what becomes of the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ndif.queue import co_batch
+from ndif.queue.co_batch import may_share
+from ndif.schema.payload import PayloadFile
+from ndif.schema.request import Request, Wire
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+from tests.on_loop import on_loop
+from tests.queue.test_processor import MODEL, Client, Gate, Line, Replica, a_line
+
+_MOST = 4
+Answer = Callable[[Request], Response | None]
+
+
+def with_others(request: Request) -> Response | None:
+    return Response(request.id, Status.COMPLETED, "With others.")
+
+
+@dataclass
+class Passes:
+    """The forward passes of several; `answer` gives the response of each request, None for alone."""
+
+    answer: Answer = with_others
+    began: asyncio.Queue[list[str]] = field(default_factory=asyncio.Queue)
+    may_end: asyncio.Event = field(default_factory=asyncio.Event)
+    error: Exception | None = None
+
+
+@asynccontextmanager
+async def sharing(folder: Path, passes: Passes, gate: Gate) -> AsyncIterator[tuple[Line, Client]]:
+    """A line of one replica, and the client whose request it runs by itself until the gate opens."""
+
+    class Sharing(Replica):
+        async def run_together(self, requests: Sequence[Request]) -> list[Response | None]:
+            passes.began.put_nowait([each.id for each in requests])
+            ending = asyncio.ensure_future(passes.may_end.wait())
+            cancelling = asyncio.ensure_future(self.cancelled.get())
+            await asyncio.wait({ending, cancelling}, return_when=asyncio.FIRST_COMPLETED)
+            if cancelling.done():
+                return [None] * len(requests)
+            cancelling.cancel()
+            if passes.error is not None:
+                raise passes.error
+            return [passes.answer(each) for each in requests]
+
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.most_together = _MOST
+
+    async with a_line(folder, gate, kind=Sharing) as line:
+        busy = await line.join("before")
+        await gate.began.get()
+        yield line, busy
+
+
+async def ends(client: Client) -> str:
+    return (await client.hears(Status.COMPLETED)).description
+
+
+@on_loop
+async def test_those_who_wait_share_a_pass(tmp_path: Path) -> None:
+    passes, gate = Passes(), Gate()
+    async with sharing(tmp_path, passes, gate) as (line, busy):
+        clients = [await line.join(user, trusted=True) for user in "abcdef"]
+        gate.let_end()
+        assert await passes.began.get() == [each.request.id for each in clients[:_MOST]]
+        assert len(line.processor.replicas.runs) == _MOST
+        passes.may_end.set()
+        assert await passes.began.get() == [each.request.id for each in clients[_MOST:]]
+        assert [await ends(each) for each in clients] == ["With others."] * 6
+        assert await ends(busy) == "Done."
+        assert line.ran == [busy.request.id]
+        # DISPATCHED is told once.
+        assert clients[0].statuses == ["QUEUED", "DISPATCHED", "COMPLETED"]
+
+
+@on_loop
+async def test_one_who_waits_alone_runs_alone(tmp_path: Path) -> None:
+    passes, gate = Passes(), Gate()
+    async with sharing(tmp_path, passes, gate) as (line, _):
+        client = await line.join("a", trusted=True)
+        gate.let_end(2)
+        assert await ends(client) == "Done."
+        assert passes.began.empty()
+
+
+@on_loop
+async def test_turns_stay_as_they_are(tmp_path: Path) -> None:
+    """Nobody overtakes one who may not take part."""
+    passes, gate = Passes(), Gate()
+    passes.may_end.set()
+    async with sharing(tmp_path, passes, gate) as (line, _):
+        clients = [
+            await line.join("a", trusted=True),
+            await line.join("b", trusted=True),
+            await line.join("c"),
+            await line.join("d", trusted=True),
+            await line.join("e", trusted=True, env={"attn_implementation": "eager"}),
+        ]
+        gate.let_end(4)
+        assert [await ends(each) for each in clients] == [
+            *["With others."] * 2,
+            *["Done."] * 3,
+        ]
+        assert await passes.began.get() == [each.request.id for each in clients[:2]]
+        assert line.ran[1:] == [each.request.id for each in clients[2:]]
+
+
+@on_loop
+async def test_what_a_pass_does_not_answer_runs_alone(tmp_path: Path) -> None:
+    gate = Gate()
+    async with sharing(tmp_path, passes := Passes(), gate) as (line, _):
+        clients = [await line.join(user, trusted=True) for user in "abc"]
+        first, second, third = (each.request.id for each in clients)
+        passes.answer = lambda each: with_others(each) if each.id == second else None
+        passes.may_end.set()
+        gate.let_end()
+        assert await ends(clients[1]) == "With others."
+        assert (await gate.began.get()).id in (first, third)
+        await asyncio.sleep(0.02)
+        assert gate.began.empty()  # one after the other
+        gate.let_end(2)
+        assert [await ends(each) for each in (clients[0], clients[2])] == ["Done."] * 2
+        assert sorted(line.ran[1:]) == sorted([first, third])
+        assert clients[0].statuses == ["QUEUED", "DISPATCHED", "RUNNING", "COMPLETED"]
+
+
+@on_loop
+async def test_a_defect_of_a_pass_costs_nobody_the_job(tmp_path: Path) -> None:
+    passes, gate = Passes(error=ZeroDivisionError()), Gate()
+    passes.may_end.set()
+    async with sharing(tmp_path, passes, gate) as (line, _):
+        clients = [await line.join(user, trusted=True) for user in "ab"]
+        gate.let_end(3)
+        assert [await ends(each) for each in clients] == ["Done."] * 2
+
+
+@on_loop
+async def test_who_has_left_holds_up_nobody(tmp_path: Path) -> None:
+    passes, gate = Passes(), Gate()
+    passes.may_end.set()
+    async with sharing(tmp_path, passes, gate) as (line, _):
+        clients = [await line.join(user, trusted=True) for user in "abc"]
+        await clients[1].leave()
+        gate.let_end()
+        assert await passes.began.get() == [clients[at].request.id for at in (0, 2)]
+        assert [await ends(clients[at]) for at in (0, 2)] == ["With others."] * 2
+
+
+@on_loop
+async def test_who_does_not_read_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(co_batch, "_HEARD_S", 0.05)
+    hears = asyncio.Event()
+    passes, gate = Passes(), Gate()
+    passes.may_end.set()
+    async with sharing(tmp_path, passes, gate) as (line, _):
+        clients = [await line.join(user, trusted=True) for user in "abc"]
+        publish = line.broker.publish
+
+        async def slowly(request: Request, response: Response) -> bool:
+            if request.id == clients[0].request.id:
+                await hears.wait()
+            return await publish(request, response)
+
+        monkeypatch.setattr(line.broker, "publish", slowly)
+        gate.let_end(2)
+        assert await passes.began.get() == [clients[at].request.id for at in (1, 2)]
+        assert [await ends(clients[at]) for at in (1, 2)] == ["With others."] * 2
+        hears.set()
+        assert await ends(clients[0]) == "Done."
+
+
+@on_loop
+async def test_one_that_is_cancelled_ends_at_once_and_the_others_with_the_pass(
+    tmp_path: Path,
+) -> None:
+    passes, gate = Passes(), Gate()
+    async with sharing(tmp_path, passes, gate) as (line, _):
+        clients = [await line.join(user, trusted=True) for user in "abc"]
+        gate.let_end()
+        await passes.began.get()
+        assert await line.dispatcher.cancel(clients[1].request.id, "Not wanted.")
+        assert (await clients[1].hears(Status.ERROR)).description == "Not wanted."
+        passes.may_end.set()
+        assert [await ends(clients[at]) for at in (0, 2)] == ["With others."] * 2
+
+
+@on_loop
+async def test_a_pass_that_a_cancelled_request_holds_up_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(co_batch, "_GRACE_S", 0.05)
+    passes, gate = Passes(), Gate()
+    async with sharing(tmp_path, passes, gate) as (line, _):
+        clients = [await line.join(user, trusted=True) for user in "abc"]
+        gate.let_end()
+        await passes.began.get()
+        assert await line.dispatcher.cancel(clients[1].request.id, "Not wanted.")
+        gate.let_end(2)
+        assert [await ends(clients[at]) for at in (0, 2)] == ["Done."] * 2
+
+
+@on_loop
+async def test_one_that_is_cancelled_before_its_turn_alone_does_not_run(tmp_path: Path) -> None:
+    passes, gate = Passes(answer=lambda _: None), Gate()
+    passes.may_end.set()
+    async with sharing(tmp_path, passes, gate) as (line, _):
+        clients = {
+            each.request.id: each for each in [await line.join(u, trusted=True) for u in "abc"]
+        }
+        gate.let_end()
+        running = (await gate.began.get()).id
+        first, second = (name for name in clients if name != running)
+        assert await line.dispatcher.cancel(first, "Not wanted.")
+        assert (await clients[first].hears(Status.ERROR)).description == "Not wanted."
+        assert await line.dispatcher.cancel(running, "Nor this.")
+        assert line.replicas[0].cancelled.get_nowait() == "Nor this."
+        gate.let_end(2)
+        assert await ends(clients[second]) == "Done."
+        assert first not in line.ran
+
+
+@on_loop
+async def test_a_pass_that_loses_its_replica_runs_again(tmp_path: Path) -> None:
+    gate = Gate()
+    async with sharing(tmp_path, passes := Passes(), gate) as (line, _):
+        clients = [await line.join(user, trusted=True) for user in "ab"]
+        gate.let_end()
+        first = await passes.began.get()
+        passes.error = line.replicas[0].lose()
+        passes.may_end.set()
+        again = await passes.began.get()
+        assert again == first
+        passes.error = None
+        assert [await ends(each) for each in clients] == ["With others."] * 2
+        assert len(line.replicas) == 2
+
+
+@on_loop
+async def test_each_is_charged_its_part_of_the_time(tmp_path: Path) -> None:
+    passes, gate = Passes(), Gate()
+    async with sharing(tmp_path, passes, gate) as (line, _):
+        settled: list[float] = []
+        charge = line.processor.queue.settle
+
+        def settle(entry: Any, ran_s: float) -> None:
+            settled.append(ran_s)
+            charge(entry, ran_s)
+
+        line.processor.queue.settle = settle  # type: ignore[method-assign]
+        clients = [await line.join(user, trusted=True) for user in "abcd"]
+        gate.let_end()
+        await passes.began.get()
+        began = asyncio.get_running_loop().time()
+        await asyncio.sleep(0.2)
+        passes.may_end.set()
+        for each in clients:
+            await ends(each)
+        took = asyncio.get_running_loop().time() - began
+        assert 0.04 < max(settled[-4:]) < took / 2
+
+
+def request(**fields: Any) -> Request:
+    return Request(
+        **{
+            "model": MODEL,
+            "generation": "0.8",
+            "wire": Wire.ENVELOPE,
+            "payload": b"",
+            "compress": False,
+            "base_url": "",
+            "trusted": True,
+            **fields,
+        }
+    )
+
+
+def test_who_may_share(tmp_path: Path) -> None:
+    assert may_share(request(), request(key="another", user="bob"))
+    assert not may_share(request(), request(trusted=False))
+    assert not may_share(request(trusted=False), request(trusted=False))
+    assert not may_share(request(), request(env={"peft": "a/b"}))
+    assert not may_share(request(env={"peft": "a/b"}), request(env={"peft": "a/b"}))
+    assert may_share(request(env={"a": 1}), request(env={"a": 1}))
+    assert not may_share(request(env={"a": 1}), request(env={"a": 2}))
+    assert not may_share(request(), request(payload=PayloadFile.create(tmp_path)))
