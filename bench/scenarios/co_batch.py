@@ -1,13 +1,17 @@
 """Jobs a second of trusted clients whose requests share forward passes, beside those that have their own.
 
 Eight clients, each of whom sends a small trace once its last one has ended, to one server that joins up to
-eight requests and to one that joins none. Rounds of both alternate.
+eight requests and to one that joins none. Rounds of both alternate. Beside them, what a pass of eight gives
+at best: the same traces in one process without a server.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import statistics
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import uvloop
@@ -18,14 +22,15 @@ from bench.figures import Figure
 from bench.sampling import in_turn
 from bench.scenario import CLIENTS, Site
 from bench.servers.machine import TRUSTED, machine
-from bench.servers.processes import NAME, client
+from bench.servers.processes import NAME, ROOT, client
 
 _CLIENTS, _JOBS, _ROUNDS = 8, 64, 5
 _TOGETHER, _ALONE = "together", "alone"
 
 
 def measure(site: Site) -> Iterator[Figure]:
-    """Measure the demo model."""
+    """Measure the demo model in one process, then on the servers."""
+    yield _at_best(site)
     models = {NAME: site.folder}
     joining = {**site.environment, "NDIF_CO_BATCH": str(_CLIENTS)}
     with machine(models, joining) as one, machine(models, site.environment) as other:
@@ -59,4 +64,23 @@ def measure(site: Site) -> Iterator[Figure]:
         "x",
         at_most=False,
         how=f"{rates[_TOGETHER]} and {rates[_ALONE]} jobs/s; {_CLIENTS} trusted clients; {samples.said}",
+    )
+
+
+def _at_best(site: Site) -> Figure:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.clients.one_pass", str(site.folder), str(2 * _ROUNDS)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    took = json.loads(done.stdout.splitlines()[-1])
+    alone, together = took["one_by_one"], took["together"]
+    return Figure.of(
+        "eight traces one by one / in one pass, in one process",
+        [a / b for a, b in zip(alone, together, strict=True)],
+        None,
+        "x",
+        how=f"{statistics.median(alone) * 1e3:.0f} and {statistics.median(together) * 1e3:.0f} ms",
     )

@@ -14,6 +14,7 @@ import zstandard
 from nnsight import TransformersModel
 
 from ndif.config.settings import Settings
+from ndif.host import model_actor
 from ndif.host.port import ReplicaEvictedError, ReplicaLostError
 from ndif.host.runtimes import Runtime
 from ndif.schema.payload import PayloadFile
@@ -125,8 +126,9 @@ async def test_a_payload_in_a_file_is_read_alone(
 
 @on_loop
 async def test_a_pass_without_end_is_ended_and_its_requests_run_alone(
-    tiny_gpt2: Path, payloads: dict[str, bytes]
+    tiny_gpt2: Path, payloads: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(model_actor, "_PASS_S", 0.5)
     async with serve(tiny_gpt2, trusting=Settings(execution_timeout_seconds=1)) as served:
         requests = [a_request(payloads[name]) for name in ("reads", "holds_it_up", "reads")]
         assert await served.actor.run_together(requests) == [None] * 3

@@ -153,6 +153,7 @@ class Execution:
             async for header, body in runner.frames(protocol.max_body_bytes):
                 if protocol.accept(header) == "running":
                     until_begun.cancel()
+                    clock = _Clock()
                 elif header["kind"] == "together":
                     return await self._answers(requests, header, body, clock)
         finally:

@@ -59,6 +59,8 @@ _NOT_BEGUN = (
     "ends them. Send the job again, and tell its operator if that does not help."
 )
 
+_PASS_S = 60.0
+"""Seconds after which a forward pass of several requests is given up, and each of them runs alone."""
 _INTERRUPT_S = 3.0
 """Seconds that a block has to end once it was interrupted."""
 
@@ -292,13 +294,13 @@ class LocalModelActor:
         """See `ModelActor.run`."""
         if self._away:
             raise ReplicaEvictedError(self._away)
-        with self._run_begins() as stopped:
+        with self._busy() as stopped:
             await announce(request, respond)
             late = (
                 f"The job ran longer than {format_duration(self._timeout_s)}, the most that this "
                 "server allows (NDIF_EXECUTION_TIMEOUT_SECONDS), and was ended."
             )
-            with self._within(lambda: self._interrupt(LimitReason(late, "time"))):
+            with self._limited(self._timeout_s, lambda: self._interrupt(LimitReason(late, "time"))):
                 for _ in range(_RUNNERS):
                     with contextlib.suppress(_NotBegunError):
                         response = await self._serve(request, respond, stopped)
@@ -310,18 +312,19 @@ class LocalModelActor:
         if self._away:
             raise ReplicaEvictedError(self._away)
         # A block of them that does not end is ended where it runs alone.
-        with self._run_begins() as stopped, self._within(lambda: self.cancel("it took too long")):
+        limit_s = min(_PASS_S, self._timeout_s)
+        with self._busy() as stopped, self._limited(limit_s, lambda: self.cancel("it takes long")):
             try:
-                runner = await self._acquire(requests[0], stopped)
+                runner = await self._acquired(requests[0], stopped)
+                if runner is None:
+                    return [None] * len(requests)
+                return await self._serve_together(runner, requests)
             except (ModelProcessError, RunnerError) as error:
                 raise self._lost(str(error)) from error
-            if runner is None:
-                return [None] * len(requests)
-            return await self._serve_together(runner, requests)
 
     @contextlib.contextmanager
-    def _run_begins(self) -> Iterator[asyncio.Future[str]]:
-        """Be busy; give what says that the run ends early, by its reason."""
+    def _busy(self) -> Iterator[asyncio.Future[str]]:
+        """Be busy; give the future whose result is the reason why the run ends early."""
         self._idle.clear()
         stopped = self._stopped = asyncio.get_running_loop().create_future()
         try:
@@ -332,9 +335,9 @@ class LocalModelActor:
             self._idle.set()
 
     @contextlib.contextmanager
-    def _within(self, late: Callable[[], None]) -> Iterator[None]:
-        """Call `late` if the context lasts longer than a job may."""
-        timer = asyncio.get_running_loop().call_later(self._timeout_s, late)
+    def _limited(self, seconds: float, late: Callable[[], None]) -> Iterator[None]:
+        """Call `late` if the context lasts longer."""
+        timer = asyncio.get_running_loop().call_later(seconds, late)
         try:
             yield
         finally:
@@ -344,18 +347,24 @@ class LocalModelActor:
         self, request: Request, respond: Respond, stopped: asyncio.Future[str]
     ) -> Response:
         """Run a request on a runner, or end it as soon as it is `stopped`."""
-        acquiring = asyncio.create_task(self._acquire(request, stopped), name="acquire a runner")
-        acquiring.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
-            either: set[asyncio.Future[Any]] = {acquiring, stopped}
-            with step("acquire"):
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            runner = acquiring.result() if acquiring.done() else None
+            runner = await self._acquired(request, stopped)
             if runner is None:
                 return Response(request.id, Status.ERROR, stopped.result())
             return await self._serve_on(runner, request, respond)
         except (ModelProcessError, RunnerError) as error:
             raise self._lost(str(error)) from error
+
+    async def _acquired(
+        self, request: Request, stopped: asyncio.Future[str]
+    ) -> RunnerHandle | None:
+        """Return a runner; None as soon as the request is `stopped`. A search that is cancelled goes on."""
+        acquiring = asyncio.create_task(self._acquire(request, stopped), name="acquire a runner")
+        acquiring.add_done_callback(lambda task: task.cancelled() or task.exception())
+        either: set[asyncio.Future[Any]] = {acquiring, stopped}
+        with step("acquire"):
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        return acquiring.result() if acquiring.done() else None
 
     async def _acquire(self, request: Request, stopped: asyncio.Future[str]) -> RunnerHandle | None:
         """Return a runner on which the request finds nothing of others; None once it is `stopped`."""
@@ -417,7 +426,7 @@ class LocalModelActor:
             runner.kill()
             return Response(request.id, Status.ERROR, str(error))
         finally:
-            self._leave(runner, watching, request, answered=answered)
+            self._release(runner, watching, request, answered=answered)
 
     async def _serve_together(
         self, runner: RunnerHandle, requests: Sequence[Request]
@@ -434,9 +443,9 @@ class LocalModelActor:
         else:
             return found
         finally:
-            self._leave(runner, watching, requests[0], answered=answered)
+            self._release(runner, watching, requests[0], answered=answered)
 
-    def _leave(
+    def _release(
         self,
         runner: RunnerHandle,
         watching: Sequence[asyncio.Task[None]],

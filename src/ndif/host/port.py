@@ -25,6 +25,10 @@ class ReplicaEvictedError(ReplicaLostError):
     """The replica was taken off its device in the middle of a job, through no fault of the job."""
 
 
+class NotSharedError(Exception):
+    """The forward pass that a request was to share does not answer it: it has to run alone."""
+
+
 class EndedError(Exception):
     """A request was already ended by a replica that was lost after that."""
 
@@ -42,7 +46,7 @@ class DeviceError(ActorError):
 
 
 class RequestRunner(Protocol):
-    """Runs one request at a time."""
+    """Interface of a replica, or of a place in one, to which one request at a time is sent."""
 
     async def run(self, request: Request, respond: Respond) -> Response:
         """Report DISPATCHED, run one request and return its terminal response; `respond` delivers updates.
@@ -51,6 +55,7 @@ class RequestRunner(Protocol):
             BrokerAwayError: if the payload could not be read, so that the request did not run.
             ClientLeftError: if the live client did not receive DISPATCHED; the request did not run.
             EndedError: if the request has ended already.
+            NotSharedError: if this was a place in a forward pass, and the request has to run alone.
             ReplicaLostError: if the replica ended, or was evicted.
         """
 

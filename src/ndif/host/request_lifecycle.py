@@ -21,7 +21,13 @@ from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
 
-from ndif.host.port import EndedError, ReplicaEvictedError, ReplicaLostError, RequestRunner
+from ndif.host.port import (
+    EndedError,
+    NotSharedError,
+    ReplicaEvictedError,
+    ReplicaLostError,
+    RequestRunner,
+)
 from ndif.schema.job_record import JobRecord
 from ndif.schema.request import Request
 from ndif.schema.response import Response
@@ -290,7 +296,7 @@ class RequestLifecycle:
                 return Response(request.id, Status.ERROR, life.cancelled)
             with recording(life.steps):
                 return await actor.run(request, partial(self._report_from_replica, request))
-        except (BrokerAwayError, ClientLeftError, EndedError, ReplicaLostError):
+        except (BrokerAwayError, ClientLeftError, EndedError, NotSharedError, ReplicaLostError):
             raise
         except (BrokerError, ObjectStoreError) as error:
             logger.error("request %s: %s", request.id, error)  # noqa: TRY400 - a sentence
@@ -305,7 +311,7 @@ class RequestLifecycle:
     async def give_back(
         self,
         request: Request,
-        error: BrokerAwayError | ClientLeftError | ReplicaLostError | None = None,
+        error: BrokerAwayError | ClientLeftError | NotSharedError | ReplicaLostError | None = None,
     ) -> bool:
         """Take a request back from a replica, or from the queue where its client is away.
 
@@ -320,7 +326,9 @@ class RequestLifecycle:
             self._forget(life)
             return False
         self._move(life, Event.GIVE_BACK)
-        if isinstance(error, (BrokerAwayError, ReplicaLostError)):
+        if isinstance(error, NotSharedError):
+            reason = life.cancelled
+        elif isinstance(error, (BrokerAwayError, ReplicaLostError)):
             if await self._is_complete_at_last(life):  # the replica was lost after that
                 await self.release(request)
                 return False
@@ -332,7 +340,8 @@ class RequestLifecycle:
         if reason is None:
             self.broker.note_attempts(request, life.losses)
             self._watch(life)
-            await self._report_return(request, error)
+            if not isinstance(error, NotSharedError):  # it runs at once
+                await self._report_return(request, error)
             if life.cancelled is None:
                 return True
             reason = life.cancelled  # while a slow store was told

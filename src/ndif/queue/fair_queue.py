@@ -48,6 +48,8 @@ class Entry(Generic[T]):
     priority: bool = False
     cost: float = 1.0
     """Estimated run time in seconds."""
+    alone: bool = False
+    """True once a forward pass that it was to share has not answered it."""
 
     def __post_init__(self) -> None:
         # One NaN or infinite turn would disorder everybody's.

@@ -12,10 +12,16 @@ from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import ReplicaRequest
 from ndif.cluster.models import Model
 from ndif.cluster.replica import DeploymentError, EvictedError, Replica
-from ndif.host.port import EndedError, ReplicaEvictedError, ReplicaLostError, RequestRunner
+from ndif.host.port import (
+    EndedError,
+    NotSharedError,
+    ReplicaEvictedError,
+    ReplicaLostError,
+    RequestRunner,
+)
 from ndif.host.request_lifecycle import RequestLifecycle
 from ndif.placement.replica import ReplicaKey
-from ndif.queue.co_batch import CoBatch, may_share
+from ndif.queue.co_batch import CoBatch, Seat, may_share
 from ndif.queue.fair_queue import Entry, FairQueue
 from ndif.queue.replicas import ProcessorStatus, Replicas, ReplicaWorker, Run
 from ndif.queue.run_times import RunTimes, describe_wait
@@ -142,7 +148,7 @@ class Processor:
 
     def expected_wait_s(self, position: int, work_ahead_s: float | None = None) -> float | None:
         """Estimate the seconds until the request at `position` starts; None without run-time history."""
-        running = [run.since for run in self.replicas.runs]
+        running = self.replicas.busy
         now = asyncio.get_running_loop().time()
         serving = self.replicas.serving
         return self._run_times.wait_s(position, serving, running, now, work_ahead_s)
@@ -150,7 +156,7 @@ class Processor:
     def take_load_sample(self) -> LoadSample:
         """Return the maxima since this was called last, and start anew."""
         load = self._load
-        self._load = LoadSample(len(self.replicas.runs), self._waiting)
+        self._load = LoadSample(len(self.replicas.busy), self._waiting)
         return load
 
     @property
@@ -485,7 +491,7 @@ class Processor:
             return []
         taken = [first]
         while len(taken) < most and (entry := next(self.queue.order(), None)) is not None:
-            if not may_share(first.item, entry.item):
+            if first.alone or entry.alone or not may_share(first.item, entry.item):
                 break
             self.queue.take()
             taken.append(entry)
@@ -498,21 +504,20 @@ class Processor:
         if len(entries) == 1:
             await self._serve_one(worker, replica_, replica_.actor, entries[0], 1)
             return
-        together = CoBatch(replica_.actor, [entry.item for entry in entries])
-
-        async def serve(entry: Entry[Request]) -> None:
-            try:
-                await self._serve_one(worker, replica_, together.seat(), entry, len(entries))
-            finally:
-                together.leave(entry.item)
-
+        batch = CoBatch(replica_.actor, [entry.item for entry in entries])
         serving = [
-            asyncio.create_task(serve(entry), name=f"request {entry.id}") for entry in entries
+            asyncio.create_task(
+                self._serve_one(worker, replica_, Seat(batch), entry, len(entries)),
+                name=f"request {entry.id}",
+            )
+            for entry in entries
         ]
         try:
-            await asyncio.gather(*serving)
+            await asyncio.wait([*serving, batch.running])
         finally:
-            await end([*serving, together.running])
+            await end([*serving, batch.running])
+        for each in serving:
+            each.result()
 
     async def _serve_one(
         self,
@@ -525,6 +530,10 @@ class Processor:
         """Run one request to its end, or give it back; `sharing` requests take the replica's time."""
         try:
             await self._serve(worker, runner, entry, sharing)
+        except NotSharedError as error:
+            if await self._lifecycle.give_back(entry.item, error):
+                self.queue.give_back(replace(entry, alone=True))
+                self._arrived.set()
         except ReplicaLostError as error:
             worker.leaving = True
             if not isinstance(error, ReplicaEvictedError):
@@ -560,7 +569,7 @@ class Processor:
         worker.runs.append(run)
         worker.status = ProcessorStatus.BUSY
         try:
-            self._load.running = max(self._load.running, len(self.replicas.runs))
+            self._load.running = max(self._load.running, len(self.replicas.busy))
             response = await self._lifecycle.dispatch(entry.item, runner, worker.id)
             ran_s = (asyncio.get_running_loop().time() - run.since) / sharing
             self._run_times.measured(entry, ran_s)

@@ -78,6 +78,11 @@ class Replicas(list[ReplicaWorker]):
         return [run for replica in self for run in replica.runs]
 
     @property
+    def busy(self) -> list[float]:
+        """Return since when each replica that runs requests does, by the event loop's clock."""
+        return [replica.runs[0].since for replica in self if replica.runs]
+
+    @property
     def serving(self) -> int:
         """Return the number of replicas that have loaded their model and are not leaving."""
         return sum(replica.serving for replica in self.staying)

@@ -31,7 +31,20 @@ def edits(model: TransformersModel, sent: Sent) -> None:
     parts, vector = layers(model), torch.linspace(-1, 1, 64)
     with model.trace(AS_LONG, backend=sent):
         parts[0].output[:, -1] = 0
+        before = parts[1].output.save()
         parts[1].output += 5 * vector
+        parts[1].output[:, 0] = 1
+        parts[2].mlp.output *= -1
+        logits = model.lm_head.output.save()
+
+
+def assigns(model: TransformersModel, sent: Sent) -> None:
+    parts, vector = layers(model), torch.linspace(-1, 1, 64)
+    with model.trace(AS_LONG, backend=sent):
+        before = parts[0].output.save()
+        after = (before * 2 + vector).save()
+        parts[0].output = after
+        parts[1].input = parts[1].input - 1
         parts[2].mlp.output = -parts[2].mlp.output
         logits = model.lm_head.output.save()
 
@@ -56,6 +69,7 @@ def a_lens(model: TransformersModel, sent: Sent) -> None:
 
 
 ROW_WISE = [reads, edits, loops, a_lens]
+ASSIGNING = [assigns]
 
 
 def longer(model: TransformersModel, sent: Sent) -> None:
@@ -81,8 +95,9 @@ def invokes(model: TransformersModel, sent: Sent) -> None:
 
 
 def stops(model: TransformersModel, sent: Sent) -> None:
+    parts = layers(model)
     with model.trace(PROMPT, backend=sent) as tracer:
-        hidden = layers(model)[0].output.save()
+        hidden = parts[0].output.save()
         tracer.stop()
 
 
@@ -109,7 +124,50 @@ def fills_a_list_of_the_script(model: TransformersModel, sent: Sent) -> None:
         logits = model.lm_head.output.save()
 
 
+def writes_into_what_it_assigned(model: TransformersModel, sent: Sent) -> None:
+    parts = layers(model)
+    with model.trace(PROMPT, backend=sent):
+        hidden = (parts[0].output * 2).save()
+        parts[0].output = hidden
+        hidden[:, -1] = 0
+        logits = model.lm_head.output.save()
+
+
+def sum(values: Any) -> int:
+    """A function of the script, by a name of Python's."""
+    return 7
+
+
+def calls_its_own(model: TransformersModel, sent: Sent) -> None:
+    with model.trace(PROMPT, backend=sent):
+        number = [sum(model.lm_head.output)].save()
+
+
+def hooks_a_module(model: TransformersModel, sent: Sent) -> None:
+    parts = layers(model)
+    with model.trace(PROMPT, backend=sent):
+        early = model.lm_head(parts[0].output, hook=True).save()
+
+
+def takes_all_but_a_row(model: TransformersModel, sent: Sent) -> None:
+    parts = layers(model)
+    with model.trace([PROMPT, PROMPT], backend=sent):
+        parts[1].output = parts[1].output[:1]
+        logits = model.lm_head.output.save()
+
+
+def widens(model: TransformersModel, sent: Sent) -> None:
+    with model.trace(PROMPT, backend=sent):
+        model.lm_head.output = model.lm_head.output.double()
+        logits = model.lm_head.output.save()
+
+
 OTHERS = [
+    writes_into_what_it_assigned,
+    calls_its_own,
+    hooks_a_module,
+    takes_all_but_a_row,
+    widens,
     prints,
     generates,
     invokes,
@@ -122,8 +180,9 @@ OTHERS = [
 
 
 def fails(model: TransformersModel, sent: Sent) -> None:
+    parts = layers(model)
     with model.trace(PROMPT, backend=sent):
-        hidden = layers(model)[0].output[7, 7, 7].save()
+        hidden = parts[0].output[7, 7, 7].save()
 
 
 def waits_for_the_past(model: TransformersModel, sent: Sent) -> None:
@@ -134,6 +193,30 @@ def waits_for_the_past(model: TransformersModel, sent: Sent) -> None:
 
 
 def has_another_shape(model: TransformersModel, sent: Sent) -> None:
+    parts = layers(model)
     with model.trace(PROMPT, backend=sent):
-        layers(model)[0].output = torch.zeros(1, 1, 3)
+        parts[0].output = torch.zeros(1, 1, 3)
         logits = model.lm_head.output.save()
+
+
+def expands(model: TransformersModel, sent: Sent) -> None:
+    """A block that saves views with fewer bytes than they show."""
+    with model.trace(PROMPT, backend=sent):
+        last = model.lm_head.output[:, -1:].expand(-1, 64, -1).save()
+        turned = model.lm_head.output.transpose(1, 2).save()
+
+
+def frees_what_it_saved(model: TransformersModel, sent: Sent) -> None:
+    parts = layers(model)
+    with model.trace(PROMPT, backend=sent):
+        for layer in parts:
+            hidden = (layer.output * 2).save()
+
+
+def saves_little(model: TransformersModel, sent: Sent) -> None:
+    parts = layers(model)
+    with model.trace(PROMPT, backend=sent):
+        kept = [layer.output * 3 for layer in parts]
+        other = parts[-1].output * 2
+        one = parts[-1].output[0, 0, 0].item()
+        mean = model.lm_head.output.mean().save()

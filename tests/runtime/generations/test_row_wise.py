@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ndif.runtime.generations.row_wise import Kind, is_row_wise
+from ndif.runtime.generations.row_wise import Edits, Kind, row_wise_edits
 
 MODULES = frozenset(["transformer", "h", "ln_f", "lm_head", "attn", "mlp", "0", "1"])
 NAMES = {
@@ -12,13 +12,15 @@ NAMES = {
     "torch": Kind.TORCH,
     "F": Kind.TORCH,
     "nnsight": Kind.NNSIGHT,
-    "vector": Kind.VALUE,
-    "found": Kind.VALUE,
+    "vector": Kind.OWN,
+    "found": Kind.OWN,
+    "sorted": Kind.OTHER,
+    "reader": Kind.OTHER,
 }
 
 
-def holds(source: str) -> bool:
-    return is_row_wise(source, NAMES, MODULES)
+def edits(source: str) -> Edits | None:
+    return row_wise_edits(source, NAMES, MODULES)
 
 
 @pytest.mark.parametrize(
@@ -27,9 +29,8 @@ def holds(source: str) -> bool:
         "hidden = model.transformer.h[0].output.save()",
         "hidden = nnsight.save(model.transformer.h[-1].attn.output[0])",
         "model.transformer.h[1].output[:, -1] = 0",
-        "model.transformer.h[1].output = model.transformer.h[1].output + 3 * vector",
+        "model.transformer.h[1].output[0][:, -1] += vector",
         "model.transformer.h[1].mlp.output += vector",
-        "model.transformer.h[1].mlp.input = vector.to(torch.float32)",
         "token = model.lm_head.output[:, -1].argmax(dim=-1).save()",
         "logits = model.lm_head(model.transformer.ln_f(model.transformer.h[0].output)).save()",
         "head = model.lm_head\nlogits = head(vector).save()",
@@ -43,11 +44,68 @@ def holds(source: str) -> bool:
         "top = vector.topk(3)\nvalues, places = top.values, top.indices",
         "x = vector if vector.sum() > 0 else -vector",
         "for i in range(3):\n    if i == 1:\n        continue\n    break",
-        "x = vector[..., 1:3]\nx[0, 0] = True\nx.save()",
+        "x = vector * 2\nx[0, 0] = True\nx.save()",
+        "x = model.lm_head.output.clone()\nx[:, -1] = 0\nx += 1",
+        "total = 0\nfor layer in model.transformer.h:\n    total += layer.output.sum().item()",
+        "x = model.lm_head.output\nx = x + 1\nmodel.lm_head.output[:] = x",
+        "y = vector\nx = [y]\nx += [y]\nx[0] = y",
     ],
 )
-def test_reads_edits_and_arithmetic_are_row_wise(source: str) -> None:
-    assert holds(source)
+def test_reads_edits_in_place_and_arithmetic_are_row_wise(source: str) -> None:
+    assert edits(source) is Edits.IN_PLACE
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "model.transformer.h[1].output = model.transformer.h[1].output + 3 * vector",
+        "model.transformer.h[1].mlp.input = vector.to(torch.float32)",
+        "for layer in model.transformer.h:\n    layer.output = layer.output * 2",
+        "x = model.lm_head.output\nx = x * 2\nmodel.lm_head.output = x\nx.save()",
+    ],
+)
+def test_assignments_are_too(source: str) -> None:
+    assert edits(source) is Edits.ASSIGNED
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        # The model goes on with what was assigned.
+        "h = model.lm_head.output * 2\nmodel.lm_head.output = h\nh[:, -1] = 0",
+        "model.lm_head.output = vector\nmodel.lm_head.output[:, -1] = 0",
+        "h = model.lm_head.output.save()\nmodel.lm_head.output += 1\nmodel.lm_head.output = vector",
+        "model.lm_head.output = vector\nvector += 1",
+        # It may be the model's, by whatever name.
+        "h = model.lm_head.output\nh[:, -1] = 0",
+        "h = model.lm_head.output[0]\nh += 1",
+        "h = model.lm_head.output.squeeze()\nh *= 2",
+        "h = torch.squeeze(model.lm_head.output)\nh *= 2",
+        "h = [model.lm_head.output]\nh[0][:] = 0",
+        "h = [model.lm_head.output]\nh[0] += 1",
+        "h = list(model.lm_head.output)\nh[0] += 1",
+        "for h in [model.lm_head.output]:\n    h += 1",
+        "h, i = model.lm_head.output\nh += 1",
+        "h = vector if found else model.lm_head.output\nh += 1",
+        "h = found or model.lm_head.output\nh += 1",
+        "h = model.lm_head.output.save()\nh += 1",
+        "x = 0\nfor i in range(2):\n    x += 1\n    x = model.lm_head.output",
+        "y = 0\nx = 0\nfor i in range(3):\n    y += 1\n    y = x\n    x = model.lm_head.output",
+        # They act on the pass, or write.
+        "x = model.lm_head(vector, hook=True)",
+        "x = torch.cat([vector, vector], out=vector)",
+        "x = F.relu(model.lm_head.output, inplace=True)",
+        "x = model.lm_head(**found)",
+        "x = torch.cat(**found)",
+        "x = torch.cat([vector], *found)",
+        # A function of the script, by a name of Python's.
+        "x = sorted(vector)",
+        "x = reader",
+        "x = [reader]",
+    ],
+)
+def test_what_is_another_thing_beside_others_is_not(source: str) -> None:
+    assert edits(source) is None
 
 
 @pytest.mark.parametrize(
@@ -121,13 +179,13 @@ def test_reads_edits_and_arithmetic_are_row_wise(source: str) -> None:
     ],
 )
 def test_anything_else_is_not(source: str) -> None:
-    assert not holds(source)
+    assert edits(source) is None
 
 
 def test_a_module_that_is_called_output_could_be_either() -> None:
-    assert not is_row_wise("x = model.output", NAMES, {*MODULES, "output"})
+    assert row_wise_edits("x = model.output", NAMES, {*MODULES, "output"}) is None
 
 
 def test_nesting_without_end_is_refused() -> None:
-    assert not holds("x = " + "(" * 5000 + "vector" + ")" * 5000)
-    assert not holds("x = " + "-" * 100_000 + "1")
+    assert not edits("x = " + "(" * 5000 + "vector" + ")" * 5000)
+    assert not edits("x = " + "-" * 100_000 + "1")

@@ -18,14 +18,20 @@ from tests.runtime.generations.blocks import (
     OTHERS,
     ROW_WISE,
     Block,
+    assigns,
     edits,
+    expands,
     fails,
+    frees_what_it_saved,
     has_another_shape,
     longer,
     loops,
     prints,
     reads,
+    saves_little,
+    takes_all_but_a_row,
     waits_for_the_past,
+    widens,
 )
 from tests.runtime.replica import Sent
 from tests.tiny_models import make_gpt2, make_llama
@@ -87,6 +93,71 @@ def test_each_has_the_values_that_it_has_alone(generation: Nnsight08, block: Blo
     assert close(last, expected)
 
 
+@pytest.mark.parametrize("block", [has_another_shape, takes_all_but_a_row, widens])
+def test_an_assignment_that_others_would_notice_runs_alone(
+    generation: Nnsight08, block: Block
+) -> None:
+    first, other, last = together(generation, assigns, block, assigns)
+    assert other is None
+    assert close(first, alone(generation, assigns))
+    assert close(last, first)
+
+
+def test_assignments_have_a_pass_of_their_own(generation: Nnsight08) -> None:
+    found = together(generation, assigns, edits, assigns, reads)
+    expected = alone(generation, assigns)
+    assert close(found[0], expected)
+    assert close(found[2], expected)
+    assert close(found[1], alone(generation, edits))
+    assert close(found[3], alone(generation, reads))
+
+
+def test_nothing_is_assigned_where_the_model_writes_later(
+    generation: Nnsight08, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = generation.model
+    parts = model.transformer.h if hasattr(model._module, "transformer") else model.model.layers
+    monkeypatch.setattr(generation, "_together", None)
+
+    def write(_: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        args[0].add_(0)
+
+    with parts[1]._module.register_forward_pre_hook(write):
+        assert together(generation, assigns, assigns) == [None, None]
+        assert None not in together(generation, reads, reads)
+    monkeypatch.setattr(generation, "_together", None)
+
+
+def test_views_are_sent_without_what_they_are_of(generation: Nnsight08) -> None:
+    for found in together(generation, expands, expands, reads)[:2]:
+        assert found is not None
+        assert close(found, alone(generation, expands))
+        sizes = {name: value.untyped_storage().nbytes() for name, value in found.items()}
+        assert sizes["last"] <= found["last"].numel() * 4
+        assert sizes["turned"] == found["turned"].numel() * 4
+
+
+def test_what_is_saved_is_each_blocks_own(generation: Nnsight08) -> None:
+    """An id of a saved object that is gone may be that of another block's object."""
+    for _ in range(5):
+        blocks = [frees_what_it_saved, saves_little] * 4
+        found = together(generation, *blocks)
+        assert [list(each or ()) for each in found] == [["hidden"], ["mean"]] * 4
+
+
+@pytest.mark.parametrize(
+    "config", [{"num_local_experts": 8}, {"quantization_config": {"quant_method": "x"}}]
+)
+def test_some_models_run_each_alone(
+    generation: Nnsight08, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(generation, "_together", None)
+    for name, value in config.items():
+        monkeypatch.setattr(generation.model._module.config, name, value, raising=False)
+    assert together(generation, reads, reads) == [None, None]
+    generation._together = None
+
+
 @pytest.mark.parametrize("block", OTHERS)
 def test_what_may_notice_others_runs_alone(generation: Nnsight08, block: Block) -> None:
     first, other, last = together(generation, reads, block, edits)
@@ -129,7 +200,9 @@ def test_long_prompts_are_not_put_together(
 ) -> None:
     monkeypatch.setattr("ndif.runtime.generations.together08._MOST_TOKENS", 14)
     found = together(generation, reads, edits, reads, reads)
-    assert [each is None for each in found] == [False, False, True, True]
+    assert [each is None for each in found] == [False] * 4
+    found = together(generation, reads, edits, reads)
+    assert [each is None for each in found] == [False, False, True]
 
 
 def test_one_by_itself_is_not_a_company(generation: Nnsight08) -> None:

@@ -103,6 +103,7 @@ class RayModelActor:
     silent_s: float = _SILENT_S
     """Seconds without an answer after which the replica is ended."""
     most_together: int = 1
+    """See `ModelActor.most_together`."""
     made_s: float = _MADE_S
     """Seconds until its first answer after which the replica is ended."""
     _watching: list[asyncio.Task[None]] = field(default_factory=list)

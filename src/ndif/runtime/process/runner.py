@@ -293,7 +293,7 @@ class Runner:
         self._reset_peak()
         moments = [_now()]
         runs = header["runs"]
-        answers: list[tuple[Header | None, bytes]] = []
+        answers: list[tuple[Header | None, bytes]] = [(None, b"")] * len(runs)
         printed = io.StringIO()
         try:
             with redirect_stdout(printed), redirect_stderr(printed):
@@ -304,10 +304,8 @@ class Runner:
                 self._synchronize()
             moments.append(_now())
             # What is printed is somebody's, and nobody knows whose.
-            answers = [
-                (None, b"") if each is None or printed.getvalue() else self._answer(each, run)
-                for each, run in zip(saves, runs, strict=True)
-            ]
+            if not printed.getvalue():
+                answers = [self._answer(each, run) for each, run in zip(saves, runs, strict=True)]
         except DeviceError:
             raise
         except Exception:
@@ -322,9 +320,16 @@ class Runner:
         }
         self._channel.send(fields, b"".join(content for _, content in answers))
 
-    def _answer(self, saves: dict[str, Any], run: Mapping[str, Any]) -> tuple[Header | None, bytes]:
-        """Return the fields and the content of a result; no fields if it is too large for a frame."""
-        result = Result(self._generation.export(saves), run["max_result"], run["max_inline"])
+    def _answer(
+        self, saves: dict[str, Any] | None, run: Mapping[str, Any]
+    ) -> tuple[Header | None, bytes]:
+        """Return the fields and the content of a result; no fields if no frame can have it."""
+        if saves is None:
+            return None, b""
+        try:
+            result = Result(self._generation.export(saves), run["max_result"], run["max_inline"])
+        except Exception:  # too large, or a value that cannot be sent
+            return None, b""
         if result.content is None:
             return None, b""
         compress = run["compress_inline"]
