@@ -162,7 +162,13 @@ def widens(model: TransformersModel, sent: Sent) -> None:
         logits = model.lm_head.output.save()
 
 
+def saves_what_torch_has_a_class_for(model: TransformersModel, sent: Sent) -> None:
+    with model.trace(PROMPT, backend=sent):
+        top = model.lm_head.output.topk(3).save()
+
+
 OTHERS = [
+    saves_what_torch_has_a_class_for,
     writes_into_what_it_assigned,
     calls_its_own,
     hooks_a_module,

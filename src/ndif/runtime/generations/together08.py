@@ -200,8 +200,9 @@ class _Member:
             if id(value) in saved and not name.startswith("__nnsight_")
         }
         hints = self._unsaved.hints(saved, len(values), [self.tracer.info.code])
-        # What its author should be told is told where it runs alone.
-        self.values = None if list(hints) else _Copies().of(values)
+        if not list(hints):  # what its author should be told is told where it runs alone
+            with contextlib.suppress(TypeError):
+                self.values = _Copies().of(values)
 
 
 class _Guarded(Mediator):  # type: ignore[misc]
