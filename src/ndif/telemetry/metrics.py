@@ -161,6 +161,7 @@ def job_ended(record: JobRecord, peak_memory: int, limit: str = "") -> None:
     model = model_label(record.model)
     tags = {"model": model, "generation": record.generation, "status": record.status}
     JOBS.labels(model, record.status).inc()
+    SHARED.labels(model)  # a count that begins at 0 has a rate from its first job on
     if record.dispatched is not None:
         WAIT.labels(model).observe(max(0.0, record.dispatched - record.received))
     if record.execution_s:

@@ -130,7 +130,8 @@ def forks_with_a_changed_data_loader() -> object:
 
     loader = torch.utils.data.DataLoader([torch.zeros(1)] * 400)
     loader.num_workers, loader.prefetch_factor = 1, 2
-    first = next(iter(loader))
+    batches = iter(loader)  # its worker ends with it
+    first = next(batches)
     time.sleep(1)
     return first
 
@@ -146,7 +147,8 @@ def forks_below_a_data_loader() -> object:
             self.num_workers, self.prefetch_factor = 1, 2
             return super()._get_iterator()
 
-    first = next(iter(Loader([torch.zeros(1)] * 400)))
+    batches = iter(Loader([torch.zeros(1)] * 400))  # its worker ends with it
+    first = next(batches)
     time.sleep(1)
     return first
 
