@@ -110,9 +110,9 @@ async def _in_state(machine: Machine, name: str, state: State, beside: Beside) -
             await warm.until(lambda: len(warm.ended) >= _JOBS)
         async with _held(machine) as release, _served(machine, state.waiting) as crowd:
             await crowd.until(lambda: crowd.sent >= state.waiting)
-            if not state.idle:
-                beside.pings[name] += await pings(machine.port, _PINGS)
-                beside.others[name].append(await _another_job(User(machine.port, _OTHER, keys[0])))
+            # In each state: a server is slower in the seconds after its clients have come.
+            beside.pings[name] += await pings(machine.port, _PINGS)
+            beside.others[name].append(await _another_job(User(machine.port, _OTHER, keys[0])))
             release()
             await crowd.until(lambda: len(crowd.ended) > _WARM_UP + _JOBS)
             return (crowd.ended[_WARM_UP + _JOBS] - crowd.ended[_WARM_UP]) / _JOBS
