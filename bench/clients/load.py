@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import uvloop
+
+from bench.sampling import Samples, in_turn
 from bench.servers.processes import cpu_s
 
 
@@ -55,3 +58,16 @@ class Load:
 
     def _used_s(self) -> float:
         return cpu_s(self.pid) if self.pid else 0.0
+
+
+def loads_in_turn(loads: Mapping[str, Load], rounds: int, pause_s: float = 0.15) -> Samples:
+    """Return the seconds of each way's load, in turn, after a round that does not count."""
+    loop = uvloop.new_event_loop()
+    samples = in_turn(
+        {way: lambda load=load: loop.run_until_complete(load.run()) for way, load in loads.items()},
+        rounds=rounds,
+        warm_up=1,
+        pause_s=pause_s,
+    )
+    loop.close()
+    return samples

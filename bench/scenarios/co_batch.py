@@ -14,12 +14,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-import uvloop
-
-from bench.clients.load import Load
+from bench.clients.load import Load, loads_in_turn
 from bench.clients.user import User
 from bench.figures import Figure
-from bench.sampling import in_turn
 from bench.scenario import CLIENTS, Site
 from bench.servers.machine import TRUSTED, machine
 from bench.servers.processes import NAME, ROOT, client
@@ -45,17 +42,7 @@ def measure(site: Site) -> Iterator[Figure]:
             )
             for way, at in ((_TOGETHER, one), (_ALONE, other))
         }
-        loop = uvloop.new_event_loop()
-        samples = in_turn(
-            {
-                way: lambda load=load: loop.run_until_complete(load.run())
-                for way, load in loads.items()
-            },
-            rounds=_ROUNDS,
-            warm_up=1,
-            pause_s=0.5,
-        )
-        loop.close()
+        samples = loads_in_turn(loads, _ROUNDS, 0.5)
     rates = {way: f"{_JOBS / samples.median(way):.1f}" for way in samples.seconds}
     yield Figure.of(
         "jobs a second that share forward passes / that do not",

@@ -12,18 +12,17 @@ import base64
 import json
 import statistics
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import uvloop
 from tests.tiny_models import make_gpt2
 
-from bench.clients.load import Load
+from bench.clients.load import Load, loads_in_turn
 from bench.clients.socket_io_user import SocketIoUser
 from bench.clients.user import User
 from bench.figures import Figure
-from bench.sampling import Samples, in_turn
+from bench.sampling import Samples
 from bench.scenario import CLIENTS, Server, Site
 from bench.servers.machine import TRUSTED, Machine, machine
 from bench.servers.processes import NAME, client
@@ -65,20 +64,8 @@ def _sample(trusting: Machine, one: Machine, name: str, block: str, jobs: int) -
         )
         for way, (at, keys) in ways.items()
     }
-    samples = _in_turn(loads)
+    samples = loads_in_turn(loads, _ROUNDS, 0.5)
     samples.more = {way: load.cpu_s[1:] for way, load in loads.items()}
-    return samples
-
-
-def _in_turn(loads: Mapping[str, Load]) -> Samples:
-    loop = uvloop.new_event_loop()
-    samples = in_turn(
-        {way: lambda load=load: loop.run_until_complete(load.run()) for way, load in loads.items()},
-        rounds=_ROUNDS,
-        warm_up=1,
-        pause_s=0.5,
-    )
-    loop.close()
     return samples
 
 
@@ -99,7 +86,7 @@ def _beside(peer: Server, trusting: Machine, sandboxing: Machine, jobs: int) -> 
         )
         for way, (port, key) in ways.items()
     }
-    samples = _in_turn(loads)
+    samples = loads_in_turn(loads, _ROUNDS, 0.5)
     rates = ", ".join(f"{way} {jobs / samples.median(way):.1f}" for way in ways)
     for way in (TRUSTED, _ONE):
         yield Figure.of(

@@ -10,12 +10,9 @@ import base64
 import json
 from collections.abc import Iterator
 
-import uvloop
-
-from bench.clients.load import Load
+from bench.clients.load import Load, loads_in_turn
 from bench.clients.user import User
 from bench.figures import Figure
-from bench.sampling import in_turn
 from bench.scenario import Site
 from bench.servers.processes import client, server
 
@@ -41,16 +38,7 @@ def measure(site: Site) -> Iterator[Figure]:
             )
             for way, url, pid in ((_ONE, one, one_pid), (_TWO, two, two_pid))
         }
-        loop = uvloop.new_event_loop()
-        samples = in_turn(
-            {
-                way: lambda load=load: loop.run_until_complete(load.run())
-                for way, load in loads.items()
-            },
-            rounds=_ROUNDS,
-            warm_up=1,
-        )
-        loop.close()
+        samples = loads_in_turn(loads, _ROUNDS)
     ratio = samples.each(lambda one, two: one / two, _ONE, _TWO)
     how = (
         f"{_JOBS} generations of {_CLIENTS} clients: {samples.median(_TWO):.1f} and "
