@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import statistics
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -111,23 +112,24 @@ def in_turn(
     warm_up: int = 3,
     pause_s: float = 0.15,
 ) -> Samples:
-    """Sample each way once a round, each after the same pause; every round begins with another way.
+    """Sample each way once a round, each after the same pause and in an order of the round's own.
 
     A way returns what it measured itself, or None to have its time taken. Rounds during which other
-    programs took more than `BUSY` of the machine are repeated, up to as many again.
+    programs took more than `BUSY` of the machine are repeated, up to as many again. The orders are random,
+    and the same in each run: what comes back at intervals, such as a client's collection of garbage in
+    every fourth trace, would meet the same way each time if the orders came back too.
     """
-    names = [*ways]
+    names, orders = [*ways], random.Random(0)
     others, cores = Neighbours(), os.cpu_count() or 1
     quiet: list[dict[str, float]] = []
     busy: list[dict[str, float]] = []
     for number in range(warm_up + 2 * rounds):
         if len(quiet) == rounds:
             break
-        turn = number % len(names)
         row: dict[str, float] = {}
         others.used_s()
         began = time.perf_counter()
-        for name in (*names[turn:], *names[:turn]):
+        for name in orders.sample(names, len(names)):
             time.sleep(pause_s)
             row[name] = timed(ways[name])
         part = others.used_s() / (time.perf_counter() - began) / cores

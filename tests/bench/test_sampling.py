@@ -97,13 +97,22 @@ def test_rounds_beside_other_programs_are_left_out() -> None:
     assert "busy" in samples.said or "other programs" in samples.said
 
 
-def test_every_round_begins_with_another_way() -> None:
+def test_each_round_has_every_way_once_in_an_order_that_does_not_come_back() -> None:
     ran: list[str] = []
-    ways = {name: lambda name=name: ran.append(name) for name in "abc"}
-    in_turn(ways, rounds=2, warm_up=1, pause_s=0.0)
-    rounds = ["".join(ran[start : start + 3]) for start in range(0, len(ran), 3)]
-    assert len(rounds) >= 3
-    assert rounds == [("abc", "bca", "cab")[number % 3] for number in range(len(rounds))]
+    ways = {name: lambda name=name: ran.append(name) for name in "ab"}
+    in_turn(ways, rounds=40, warm_up=0, pause_s=0.0)
+    rounds = [*zip(ran[::2], ran[1::2], strict=True)]
+    assert len(rounds) >= 40
+    assert all({*each} == {*"ab"} for each in rounds)
+    first = [names[0] for names in rounds]
+    assert first.count("a") == pytest.approx(len(first) / 2, rel=0.3)
+    for period in (2, 3, 4):
+        assert any({*first[start::period]} == {*"ab"} for start in range(period))
+        assert first[period:] != first[:-period]
+    again = [*ran]
+    ran.clear()
+    in_turn(ways, rounds=40, warm_up=0, pause_s=0.0)
+    assert ran[:80] == again[:80]
 
 
 def test_each_way_has_a_pause_before_it() -> None:
