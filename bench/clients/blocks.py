@@ -93,8 +93,17 @@ def large(size: int, model: Any, **how: Any) -> None:
     assert values.dtype is torch.bfloat16
 
 
+def many_large(model: Any, **how: Any) -> None:
+    """Return ten results of 16 MB, each right after the one before."""
+    for _ in range(10):
+        large(16 * MB, model, **how)
+
+
 Block = Callable[..., None]
 BLOCKS: dict[str, Block] = {
-    **{block.__name__: block for block in (small, tiny, every_layer, generation, series, session)},
+    **{
+        block.__name__: block
+        for block in (small, tiny, every_layer, generation, series, session, many_large)
+    },
     **{f"large-{size}": partial(large, size * MB) for size in (1, 64, 256)},
 }

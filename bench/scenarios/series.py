@@ -1,4 +1,4 @@
-"""Longer work of one client: twenty traces one after the other, twenty in one session, 64 tokens.
+"""Longer work of one client: traces and large results one after the other, a session, 64 tokens.
 
 A trusted job ends the sandboxed processes that wait beside it, so each user has a server; the two are the
 same and are used in turn.
@@ -16,7 +16,7 @@ from bench.servers.machine import SANDBOXED, TRUSTED, trusted_and_sandboxed
 from bench.traces import HERE, sample
 
 _ROUNDS = 10
-_LIMITS = {"20 traces in a row": 1.1}
+_LIMITS = {"20 traces in a row": 1.1, "10 results of 16 MB in a row": 1.1}
 
 
 def measure(site: Site) -> Iterator[Figure]:
@@ -25,6 +25,7 @@ def measure(site: Site) -> Iterator[Figure]:
         here = {HERE: {"folder": str(site.folder)}}
         for block, what, taken in (
             ("series", "20 traces in a row", ways),
+            ("many_large", "10 results of 16 MB in a row", ways),
             ("session", "a session of 20 traces", ways),
             ("generation", "64 tokens", ways | here),
         ):

@@ -110,8 +110,8 @@ class Execution:
                         is_stored = True
                         return response
                     case "spilled" if upload is not None:
-                        if not request.trusted:
-                            # The user must not get a file that the runner can still write to.
+                        # The user must not get a file that the runner can still write to.
+                        if not request.trusted and not upload.seal():
                             runner.kill()
                             await runner.exit_code(EXIT_PATIENCE_S)
                         cost = clock.cost(header)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 from pathlib import Path
@@ -41,6 +42,20 @@ def half_of_free(folder: Path) -> int:
     """Return half of the bytes that are free on the disk of a folder, which need not be there yet."""
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     return shutil.disk_usage(there).free // 2
+
+
+def has_no_writer(descriptor: int) -> bool:
+    """Return True if no process can write to a file any more, which `descriptor` has open to read alone.
+
+    The kernel gives a lease to read a file only if that is open for writing nowhere, nor mapped, nor on its
+    way in a message: fcntl(2), F_SETLEASE. Where a file system has no leases, this is False.
+    """
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError:
+        return False
+    fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return True
 
 
 def sync(*paths: Path) -> None:

@@ -19,8 +19,9 @@ import torch
 from nnsight import TransformersModel
 
 from ndif.config.settings import Settings
-from ndif.schema.response import InlineResult
+from ndif.schema.response import InlineResult, StoredResult
 from ndif.schema.status import Status
+from ndif.stores.objects import FileStore
 from tests.runtime.replica import PROMPT, Sent, Served, alive, children, expected, reading, serve
 
 T = TypeVar("T")
@@ -42,10 +43,11 @@ class Site:
 
     def __init__(self, folder: Path, client: TransformersModel, settings: Settings) -> None:
         self.client = client
+        self.objects = FileStore(settings.session_root / "results", 3600)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._context = serve(folder, settings=settings)
+        self._context = serve(folder, settings=settings, objects=self.objects)
         self.served: Served = self.wait(self._context.__aenter__())
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
@@ -53,11 +55,21 @@ class Site:
 
     def says(self, code: str, key: str, **env: str) -> Any:
         """Return the words of a user's block."""
+        content = self.result(code, key, **env)
+        return torch.load(io.BytesIO(content), weights_only=False)["said"][0]
+
+    def result(self, code: str, key: str, **env: str) -> bytes:
+        """Return a user's result, from its frame or its file."""
         payload = executing(self.client, code)
         response = self.wait(self.served.run(payload, trusted=False, key=key, env=env))
         assert response.status is Status.COMPLETED, response.description
-        assert isinstance(response.data, InlineResult)
-        return torch.load(io.BytesIO(response.data.content), weights_only=False)["said"][0]
+        if isinstance(response.data, InlineResult):
+            return response.data.content
+        assert isinstance(response.data, StoredResult)
+        [path] = (self.objects.root / "results").iterdir()
+        content = path.read_bytes()
+        path.unlink()
+        return content
 
     def stays(self) -> bool:
         """Return True if the last request's process waits for its user's next."""
@@ -598,6 +610,49 @@ def test_a_runner_that_idles_ends(short: Site) -> None:
     assert short.stays()
     ends(pid)
     assert short.says(PID, "idler") != pid
+
+
+LARGE = "import os, resource, torch\nfrom resource import RLIMIT_FSIZE as most\n"
+LARGE += "said = (torch.arange(4 << 20), os.getpid(), resource.getrlimit(most)[0])"
+FORGES = """
+import mmap, os, socket, time
+from ndif.runtime.frames import Channel
+channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=3))
+channel.send({"kind": "spill", "size": 4})
+_, _, [file] = channel.receive()
+own = os.getpid()
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+os.write(file, own.to_bytes(4096, "little"))
+"""
+SAYS_SO = """
+channel.send({"kind": "spilled", "meta": {"execution_time": 0.1, "peak_memory": 1}})
+time.sleep(3600)
+"""
+KEEPS = {
+    "the file": "",
+    "a copy of its descriptor": "os.dup(file); os.close(file)",
+    "its pages": "pages = mmap.mmap(file, 4096); os.close(file)",
+}
+
+
+def test_a_process_stays_whose_result_was_large(site: Site) -> None:
+    values, pid, limit = site.says(LARGE, "large")
+    assert torch.equal(values, torch.arange(4 << 20))
+    assert site.stays()
+    assert limit == 0
+    # The next finds no more rights than the first.
+    assert site.says(LARGE, "large")[1:] == (pid, 0)
+    assert site.says(PID, "large") == pid
+
+
+@pytest.mark.parametrize("keeps", KEEPS.values(), ids=KEEPS)
+def test_who_keeps_the_file_of_a_result_ends_before_it_is_delivered(site: Site, keeps: str) -> None:
+    """A user's file must be the same each time that somebody asks for it."""
+    content = site.result(FORGES + keeps + SAYS_SO, "forger")
+    pid = int.from_bytes(content, "little")
+    assert not alive(pid)
+    assert not site.stays()
 
 
 TAKES = "import os, torch\nblock = torch.ones({size} << 18)\nsaid = (os.getpid(), len(block))\ndel block"

@@ -806,10 +806,10 @@ def write_too_early(given: Given) -> None:
 
 
 def write_the_result(given: Given) -> None:
-    given.confinement.allow_result_file()
-    assert os.write(given.file, bytes(RESULT)) == RESULT
-    os.pwrite(given.file, b"again", 0)
-    os.write(given.file, b"x")
+    with given.confinement.result_file_allowed():
+        assert os.write(given.file, bytes(RESULT)) == RESULT
+        os.pwrite(given.file, b"again", 0)
+        os.write(given.file, b"x")
 
 
 def open_many(_: Given) -> object:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import mmap
 import os
+import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -113,6 +115,62 @@ async def test_a_result_names_the_file_of_a_browser(
             assert answer.status_code == status
             assert answer.headers["Content-Disposition"] == name
             assert answer.content == (content if status == 200 else content[1:3])
+
+
+def by_descriptor(file: int) -> Callable[[], object]:
+    own = os.dup(file)
+    return lambda: os.pwrite(own, b"spoil", 0)
+
+
+def by_memory(file: int) -> Callable[[], object]:
+    pages = mmap.mmap(file, 5)
+    return lambda: pages.write(b"spoil")
+
+
+def by_message(file: int) -> Callable[[], object]:
+    here, there = socket.socketpair()
+    socket.send_fds(here, [b"a file"], [file])
+    return lambda: os.pwrite(socket.recv_fds(there, 6, 1)[1][0], b"spoil", 0)
+
+
+@pytest.mark.parametrize("other", [by_descriptor, by_memory, by_message])
+@on_loop
+async def test_who_can_still_write_to_an_upload_is_known(
+    form: Form, tmp_path: Path, other: Callable[[int], Callable[[], object]]
+) -> None:
+    async with form.open(tmp_path, LONG_S) as (store, _):
+        upload = store.create()
+        os.write(upload.fileno(), b"ready")
+        spoil = other(upload.fileno())
+        if upload.seal():
+            with pytest.raises(PermissionError):
+                spoil()
+        else:
+            spoil()
+        content = os.pread(upload.fileno(), 10, 0)
+        upload.discard()
+    # Memory is sealed although others have a descriptor.
+    was_sealed = not isinstance(store, FileStore) and other is not by_memory
+    assert content == (b"ready" if was_sealed else b"spoil")
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+@on_loop
+async def test_an_upload_that_nobody_else_writes_to_is_sealed(
+    form: Form, tmp_path: Path, is_read: bool
+) -> None:
+    async with form.open(tmp_path, LONG_S) as (store, _):
+        key, upload = result_key(), store.create()
+        os.write(upload.fileno(), b"ready")
+        os.close(os.dup(upload.fileno()))
+        read = os.open(f"/proc/self/fd/{upload.fileno()}", os.O_RDONLY) if is_read else None
+        assert upload.seal()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.write(upload.fileno(), b"more")
+        if read is not None:
+            os.close(read)
+        assert await upload.commit(key) == 5
+        assert await store.get(key) == b"ready"
 
 
 @on_loop

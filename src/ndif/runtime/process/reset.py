@@ -90,13 +90,11 @@ class Reset:
         gc.freeze()
         self._isolation.decode_ahead()
 
-    def __call__(self, header: Mapping[str, Any], *, spilled: bool, rested: bool) -> None:
+    def __call__(self, header: Mapping[str, Any], *, rested: bool) -> None:
         """Remove everything that a request left; raise ResetError if something cannot be removed.
 
         A process that `rested` before the request is taken to rest after it, and gives free memory back.
         """
-        if spilled:
-            raise ResetError("its result lies in a file that this process could still write to")
         if header["env"].get("peft"):
             raise ResetError("an adapter was put on the model")
         self._check_threads()

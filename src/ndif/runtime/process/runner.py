@@ -170,8 +170,6 @@ class Runner:
         self._model_reset: ModelReset | None = None
         """The reset of the model alone; None where the whole process is reset, or ends."""
         signal.signal(signal.SIGUSR1, _interrupt)
-        self._spilled = False
-        """True once a result was written into a file of the host's."""
 
     def serve_once(self) -> None:
         """Run one request; the end of the process cleans up after it."""
@@ -195,9 +193,7 @@ class Runner:
                 contextvars.copy_context().run(self._run, header, bytes(payload))
                 payload = bytearray()
                 since = _clock()  # once it has said that it waits, it may be stopped
-                if not self._reset(
-                    functools.partial(reset, header, spilled=self._spilled, rested=rested)
-                ):
+                if not self._reset(functools.partial(reset, header, rested=rested)):
                     return
 
     def serve(self, reset: ModelReset) -> None:
@@ -369,21 +365,28 @@ class Runner:
             content = result.compressed() if compress else result.content
             self._channel.send({"kind": "result", "compressed": compress, **cost()}, content)
             return
-        self._spilled = True
         self._channel.send({"kind": "spill", "size": result.size})
         _, _, fds = self._channel.receive()
-        if self._isolation is not None:
-            self._isolation.confinement.allow_result_file()
+        isolation = self._isolation
         try:
-            if not header["compress_stored"]:
-                result.write(fds[0])
-            elif header["nearby"] or not result.compresses():
-                result.write_frame(fds[0])
-            else:
-                result.write_compressed(fds[0], self._threads)
+            with (
+                isolation.confinement.result_file_allowed()
+                if isolation is not None
+                else contextlib.nullcontext()
+            ):
+                self._write(result, fds[0], header)
         finally:
             os.close(fds[0])
         self._channel.send({"kind": "spilled", **cost()})
+
+    def _write(self, result: Result, fd: int, header: Mapping[str, Any]) -> None:
+        """Write a result in its client's form, without effort on what hardly compresses or goes not far."""
+        if not header["compress_stored"]:
+            result.write(fd)
+        elif header["nearby"] or not result.compresses():
+            result.write_frame(fd)
+        else:
+            result.write_compressed(fd, self._threads)
 
     def _fail(
         self, text: str, meta: Mapping[str, Any], steps: list[tuple[str, float, float]]

@@ -202,10 +202,9 @@ class Confinement:
 
             self._attempt(restrict_self, rules)
 
-    def allow_result_file(self) -> None:
-        """Let this process write to the result file that the host passed to it."""
-        if self.mode != "off":
-            limits.allow_result_file()
+    def result_file_allowed(self) -> contextlib.AbstractContextManager[None]:
+        """Let this process write to the result file that the host passed to it while the context lasts."""
+        return contextlib.nullcontext() if self.mode == "off" else limits.result_file_allowed()
 
     def paths(self) -> tuple[list[Path], list[Path]]:
         """Return the paths that untrusted code may read, and those that it may also write to."""

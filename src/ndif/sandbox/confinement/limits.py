@@ -33,8 +33,8 @@ def apply_limits(
     Args:
         memory_bytes: Bytes beyond those that the process holds now; None leaves memory to the resource
             watchdog, as on a GPU, whose driver maps large ranges.
-        result_bytes: Size of the largest file that the process may write after `allow_result_file`; until
-            then, 0.
+        result_bytes: Size of the largest file that the process may write within `result_file_allowed`;
+            outside it, 0.
         beside_a_driver: Keep the descriptors that a GPU's driver, already started, holds.
     """
     for limit in _ZERO_LIMITS:
@@ -86,10 +86,15 @@ def limit_tasks(max_threads: int) -> None:
     resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
 
 
-def allow_result_file() -> None:
-    """Let this process write to the result file that the host passed to it."""
-    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+@contextlib.contextmanager
+def result_file_allowed() -> Iterator[None]:
+    """Let this process write to the result file that the host passed to it while the context lasts."""
+    none, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (none, most))
 
 
 @contextlib.contextmanager

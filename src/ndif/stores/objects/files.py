@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import mkstemp
 
 from ndif.schema.payload import Payload, PayloadFile
-from ndif.stores.disk import disk_problem, space_problem, sync
+from ndif.stores.disk import disk_problem, has_no_writer, space_problem, sync
 from ndif.stores.objects.port import SWEPT, DiskError, check, is_key, is_ours, lifetime_s
 from ndif.stores.objects.room import Room, RoomLimits, StoredObject
 from ndif.tasks import end
@@ -44,6 +44,13 @@ class FileUpload:
     def fileno(self) -> int:
         """See `Upload.fileno`."""
         return self._fd
+
+    def seal(self) -> bool:
+        """See `Upload.seal`."""
+        with _disk_errors():
+            written, self._fd = self._fd, os.open(self._part, os.O_RDONLY | os.O_CLOEXEC)
+        os.close(written)
+        return has_no_writer(self._fd)
 
     async def commit(self, key: str) -> int:
         """See `Upload.commit`."""

@@ -25,6 +25,9 @@ class Upload(Protocol):
     def fileno(self) -> int:
         """Return a descriptor, open for writing, that may be handed to another process."""
 
+    def seal(self) -> bool:
+        """Write no more; return True if no other process can write any more either."""
+
     async def commit(self, key: str) -> int:
         """Store the written bytes as the object `key`, and return their number."""
 

@@ -199,6 +199,19 @@ class S3Upload:
         """See `Upload.fileno`."""
         return self._fd
 
+    def seal(self) -> bool:
+        """See `Upload.seal`. Fails while another process has the memory mapped to write to it."""
+        written = self._fd
+        # Before Linux 6.7, sealed memory is mapped only from a descriptor that cannot write.
+        self._fd = os.open(f"/proc/self/fd/{written}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.fcntl(written, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW)
+        except OSError:
+            return False
+        finally:
+            os.close(written)
+        return True
+
     async def commit(self, key: str) -> int:
         """See `Upload.commit`."""
         size = os.fstat(self._fd).st_size
