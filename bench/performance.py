@@ -1,15 +1,17 @@
-"""The figures of docs/performance.md: `python -m bench.performance [REPORT.json]` writes table and plots.
+"""The figures of docs/performance.md: `python -m bench.performance [REPORT.json]` writes tables and plots.
 
-The text around them stays as it is.
+An earlier report, and one of a run beside the original, have tables of their own. The text around them
+stays as it is.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from bench.compare import compared
 from bench.figures import Figure
 from bench.machine_state import said_of
 from bench.plots import draw_all
@@ -44,46 +46,85 @@ def part_of(report: Report, plots: dict[str, Path]) -> str:
 
 
 def _lines(report: Report, plots: dict[str, Path]) -> Iterator[str]:
+    hold = sum(figure.holds for figure in report.figures)
+    yield f"{hold} of {len(report.figures)} figures hold. {_measured(report)}"
+    for scenario, figures in groupby(report.figures, key=lambda figure: figure.scenario):
+        yield f"\n### {_title(scenario)}\n"
+        if scenario in plots:
+            alternative = f"The figures of {_title(scenario).lower()} as parts of their limits"
+            yield f"![{alternative}](images/{plots[scenario].name})\n"
+        yield from table_of(("figure", "measured", "limit", "", "how"), map(Figure.row, figures))
+
+
+def since(before: Report, report: Report) -> Iterator[str]:
+    """Yield the lines of a table of what has changed since an earlier report."""
+    yield "\n### Before and after\n"
+    yield f"Before: {_measured(before)}\n"
+    changes, _, _ = compared(before, report)
+    rows = (
+        (_title(scenario), name, *rest)
+        for scenario, name, *rest in (each.row() for each in changes)
+    )
+    yield from table_of(("scenario", "figure", "before", "after", "change", ""), rows)
+
+
+def beside(peers: Report) -> Iterator[str]:
+    """Yield the lines of a table of what a run beside a peer has found."""
+    yield "\n### Beside the original\n"
+    yield f"{_measured(peers)}\n"
+    yield from table_of(
+        ("scenario", "figure", "measured", "limit", "", "how"),
+        ((_title(each.scenario), *each.row()) for each in peers.figures),
+    )
+
+
+def _measured(report: Report) -> str:
+    """Return the sentences that say where and when a report was made."""
     machine = report.machine
     versions = ", ".join(
         f"{name} {version}" for name, version in machine["versions"].items() if version
     )
     dirty = " with changes" if machine["is_dirty"] else ""
     commit = f", commit {machine['commit'][:12]}{dirty}" if machine["commit"] else ""
-    hold = sum(figure.holds for figure in report.figures)
-    yield (
-        f"{hold} of {len(report.figures)} figures hold. Measured on {machine['date'][:10]} in "
-        f"{format_duration(report.seconds)}: {said_of(machine)}, Python "
-        f"{machine['python']}, {versions}{commit}. A loop of five million steps took "
+    return (
+        f"Measured on {machine['date'][:10]} in {format_duration(report.seconds)}: {said_of(machine)}, "
+        f"Python {machine['python']}, {versions}{commit}. A loop of five million steps took "
         f"{machine['loop_seconds']:.2f} s; the load was {machine['load_average'][0]:.1f} at the start."
     )
-    for scenario, figures in groupby(report.figures, key=lambda figure: figure.scenario):
-        yield f"\n### {scenario.replace('_', ' ').capitalize()}\n"
-        if scenario in plots:
-            alternative = f"The figures of {scenario.replace('_', ' ')} as parts of their limits"
-            yield f"![{alternative}](images/{plots[scenario].name})\n"
-        yield "| figure | measured | limit | | how |"
-        yield "| --- | --- | --- | --- | --- |"
-        yield from map(_row, figures)
 
 
-def _row(figure: Figure) -> str:
-    cells = (cell.strip().replace("|", "\\|").replace("\n", " ") for cell in figure.row())
-    return f"| {' | '.join(cells)} |"
+def _title(scenario: str) -> str:
+    return scenario.replace("_", " ").capitalize()
+
+
+def table_of(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table in Markdown."""
+    yield f"| {' | '.join(headings)} |".replace("|  |", "| |")
+    yield f"| {' | '.join('---' for _ in headings)} |"
+    for row in rows:
+        cells = (cell.strip().replace("|", "\\|").replace("\n", " ") for cell in row)
+        yield f"| {' | '.join(cells)} |"
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Write the part of the page, and the plots."""
     parser = argparse.ArgumentParser(prog="python -m bench.performance")
     parser.add_argument("report", nargs="?", type=Path, default=LATEST, metavar="REPORT.json")
+    parser.add_argument("--before", type=Path, help="report of an earlier commit")
+    parser.add_argument("--original", type=Path, help="report of a run beside the original")
     said = parser.parse_args(arguments)
     try:
         report = Report.read(said.report)
+        more = [
+            *([] if said.original is None else beside(Report.read(said.original))),
+            *([] if said.before is None else since(Report.read(said.before), report)),
+        ]
     except ValueError as error:
         parser.error(str(error))
     for old in IMAGES.glob("performance-*.svg"):
         old.unlink()  # a scenario may be gone
-    PAGE.write_text(written(PAGE.read_text(), part_of(report, draw_all(report, IMAGES))))
+    part = "\n".join([part_of(report, draw_all(report, IMAGES)), *more])
+    PAGE.write_text(written(PAGE.read_text(), part))
 
 
 if __name__ == "__main__":

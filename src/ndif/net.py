@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import ipaddress
 import logging
 import signal
@@ -124,6 +125,7 @@ def answers(host: str, port: int) -> bool:
     return found.status_code == httpx.codes.OK
 
 
+@functools.lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
     """Return True if a host name or address reaches this machine alone."""
     try:

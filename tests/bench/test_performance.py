@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from bench.performance import BEGIN, END, IMAGES, PAGE, part_of, written
+from bench.performance import BEGIN, END, IMAGES, PAGE, beside, part_of, since, written
 
 from tests.bench.reports import once, report, sampled
 
@@ -33,6 +33,24 @@ def test_a_table_has_a_row_of_each_figure_with_quartiles_limit_and_verdict() -> 
     assert "commit 0123456789ab with changes" in part
     assert "ray" not in part
     assert "(images/performance-jobs.svg)" in part
+
+
+def test_a_peers_figures_have_a_table_with_their_scenarios() -> None:
+    lines = [
+        *beside(report(sampled([4.0], "a / theirs", at_most=False), commit="fedcba9876543210"))
+    ]
+    assert "commit fedcba987654" in lines[1]
+    assert lines[-1] == "| Jobs | a / theirs | 4.00 x (4.00 to 4.00) | ≥ 2 x | holds |  |"
+
+
+def test_what_has_changed_since_an_earlier_report_has_a_table() -> None:
+    earlier = report(sampled([8.0] * 9), once(1.0), once(3.0, "gone"), commit="fedcba9876543210")
+    lines = [*since(earlier, report(sampled([2.0] * 9), once(1.0)))]
+    assert "commit fedcba987654" in lines[1]
+    assert lines[-2:] == [
+        "| Jobs | a / b | 8.00 x | 2.00 x | -75.0% | better |",
+        "| Jobs | c | 1.00 s | 1.00 s | +0.0% | same |",
+    ]
 
 
 def test_the_page_has_its_marks_and_the_plots_that_are_there() -> None:

@@ -57,6 +57,12 @@ class _Window:
             return reached * quantile / (1 - quantile)
         return self._sorted[first + min(int(larger * quantile), larger - 1)] - reached
 
+    def mean(self, tail: float) -> float:
+        """Return the mean of `winsorised`, for one tail of many windows and not for many tails of one."""
+        top, kept = self._kept(tail)
+        count = len(self._sorted)
+        return (sum(self._sorted[:kept]) + (count - kept) * top) / count
+
     def winsorised(self, tail: float) -> tuple[float, float]:
         """Return mean and standard deviation, with the highest `tail` (a share) cut down to the rest."""
         if self._sums is None:
@@ -66,11 +72,15 @@ class _Window:
                 list(accumulate(squared, initial=0.0)),
             )
         sums, squares = self._sums
-        count = len(self._sorted)
-        kept = max(count - int(tail * count), 1)
-        top, cut = self._sorted[kept - 1], count - kept
+        count, (top, kept) = len(self._sorted), self._kept(tail)
+        cut = count - kept
         mean = (sums[kept] + cut * top) / count
         return mean, math.sqrt(max((squares[kept] + cut * top * top) / count - mean * mean, 0.0))
+
+    def _kept(self, tail: float) -> tuple[float, int]:
+        """Return the value to which the highest `tail` is cut down, and the number of the others."""
+        kept = max(len(self._sorted) - int(tail * len(self._sorted)), 1)
+        return self._sorted[kept - 1], kept
 
 
 class RunTimes:
@@ -97,7 +107,7 @@ class RunTimes:
         """Estimate an entry's run time in seconds, from its user's and everybody's; 1 before any."""
         if not self._runs:
             return _UNMEASURED_S
-        everybody, _ = self._runs.winsorised(_OUTLIERS)
+        everybody = self._runs.mean(_OUTLIERS)
         # The user's own mean keeps outliers: others wait for them.
         mine = self._users.get(entry.user, ())
         return (_PRIOR * everybody + math.fsum(mine)) / (_PRIOR + len(mine))

@@ -22,6 +22,7 @@ from ndif.schema.step import GATEWAY, QUEUE, Step
 from ndif.stores.usage import MemoryUsage, Total, UsageAwayError, UsageStore
 from ndif.stores.usage.history import BOUNDS_S, class_of, intervals_of, percentile
 from ndif.stores.usage.journal import JournaledUsage
+from ndif.tasks import end, within
 from tests.on_loop import on_loop
 from tests.services.postgres import PostgresServer
 from tests.stores.accounts.databases import FOREIGN
@@ -177,6 +178,33 @@ async def test_many_at_once_and_two_processes_at_once(
             assert sum(each.jobs for each in total) in (1000, 1500)
         assert sum(each.jobs for each in await here.totals("user")) == 1500
         assert sum(each.execution_s for each in await there.totals("day")) == 1500 * 1.5
+
+
+@on_loop
+async def test_who_asks_does_not_wait_for_what_is_noted_meanwhile(tmp_path: Path) -> None:
+    url, folder = f"sqlite:///{tmp_path / 'a.sqlite'}", tmp_path / "usage"
+    noted = 0
+
+    async def note_all_the_time(store: UsageStore) -> None:
+        nonlocal noted
+        while True:
+            store.note(record())
+            noted += 1
+            await asyncio.sleep(0.0005)
+
+    async with opened(JournaledUsage([url], folder, 3600)) as store:
+        noting = asyncio.create_task(note_all_the_time(store))
+        await asyncio.sleep(0.1)
+        for _ in range(5):
+            before = noted
+            (total,) = await within(store.totals("user"), 10)
+            assert before <= total.jobs <= noted
+            # What was stored has no file any more, and what came meanwhile has one.
+            assert len([*folder.iterdir()]) == 1
+        await end([noting])
+    async with opened(JournaledUsage([url], folder, 3600)) as store:
+        (total,) = await store.totals("user")
+        assert total.jobs == noted
 
 
 @on_loop

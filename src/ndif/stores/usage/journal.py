@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import json
 import logging
 import os
@@ -38,7 +39,8 @@ class JournaledUsage:
 
     A record is a line of a file of this machine before it is a row, so that it survives its process, and a
     database that is away. A row has its job's id: what is stored again after such an end counts once. Each
-    process has a file of its own, which it locks; files that nobody locks are taken over at the start.
+    process has files of its own, which it locks; files that nobody locks are taken over at the start. What
+    waits is stored once a second; the records that come meanwhile are in a new file, and the next ones.
     """
 
     def __init__(self, urls: Sequence[str], folder: Path, retention_s: float) -> None:
@@ -49,8 +51,10 @@ class JournaledUsage:
         self._urls = urls
         self._retention_s = retention_s
         self._folder = folder
-        self._journal: int | None = None
-        self._taken_over: list[Path] = []
+        self._journal: _File | None = None
+        """Records that came since others were last stored, or began to be."""
+        self._older: list[_File] = []
+        """Files of which all records waited when the others were last stored, or began to be."""
         self._waiting: list[JobRecord] = []
         self._noted = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -74,11 +78,9 @@ class JournaledUsage:
         await end(self._tasks)
         with contextlib.suppress(UsageAwayError):
             await self._store()
-        if self._journal is not None:
-            if not self._waiting:
-                self._own_file.unlink(missing_ok=True)
-            os.close(self._journal)
-            self._journal = None
+        for file in (*self._older, *([] if self._journal is None else [self._journal])):
+            file.close(keep=bool(self._waiting))
+        self._journal, self._older = None, []
         if self._opened is not None:
             await self._opened.close()
 
@@ -88,7 +90,7 @@ class JournaledUsage:
         self._noted.set()
         if self._journal is not None:
             try:
-                os.write(self._journal, json.dumps(record.as_fields()).encode() + b"\n")
+                self._journal.add(record)
             except OSError as error:
                 logger.warning("job %s is recorded in memory alone: %s", record.id, error)
 
@@ -147,40 +149,86 @@ class JournaledUsage:
                 pause_s = _LONGEST_PAUSE_S
 
     async def _store(self) -> None:
-        """Store all that waits, or raise a `UsageAwayError`."""
+        """Store all that waits now, or raise a `UsageAwayError`."""
         if not self._waiting:
             return
         tables = await self._tables()
-        while batch := self._waiting[:_MOST]:
+        waiting = self._waiting
+        if not self._older:
+            self._turn_over()
+        older = [*self._older]
+        for start in range(0, len(waiting), _MOST):
+            batch = waiting[start : start + _MOST]
             await tables.add(batch)
             stored = {record.id for record in batch}
             # Another call may have stored some of these meanwhile.
             self._waiting = [each for each in self._waiting if each.id not in stored]
-        self._noted.clear()
-        while self._taken_over:
-            self._taken_over.pop().unlink(missing_ok=True)
-        if self._journal is not None:
-            os.ftruncate(self._journal, 0)
+        for file in older:
+            file.close(keep=False)
+        self._older = [file for file in self._older if file not in older]
+        if not self._waiting:
+            self._noted.clear()
 
-    @property
-    def _own_file(self) -> Path:
-        return self._folder / f"{os.getpid()}{_SUFFIX}"
+    def _turn_over(self) -> None:
+        """Begin a new file. Where the disk takes none, the old one goes on."""
+        if self._journal is not None:
+            with contextlib.suppress(OSError):
+                self._journal, last = _File.begun(self._folder), self._journal
+                self._older.append(last)
 
     def _open_journal(self) -> None:
         """Take over the files of processes that have ended, and begin this one's."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         left = []
         for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
-            with contextlib.suppress(OSError), path.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                left += _parse(file.read())
-                self._taken_over.append(path)
-        if self._own_file in self._taken_over:  # of an earlier process of this number
-            self._taken_over.remove(self._own_file)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self._journal = os.open(self._own_file, flags, 0o600)
-        fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(OSError):
+                file = _File.locked(path)
+                left += _parse(path.read_bytes())
+                self._older.append(file)
+        self._journal = _File.begun(self._folder)
         self._waiting = [*left, *self._waiting]
+
+
+class _File:
+    """A file of records, locked as long as this process has it."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        """Lock an open file; raise an OSError if another process has it."""
+        self._path = path
+        self._descriptor = descriptor
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise
+
+    @classmethod
+    def begun(cls, folder: Path) -> _File:
+        """Return a new file."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        while True:
+            path = folder / f"{os.getpid()}-{next(cls._numbers)}{_SUFFIX}"
+            with contextlib.suppress(FileExistsError):  # of an earlier process of this number
+                return cls(path, os.open(path, flags, 0o600))
+
+    @classmethod
+    def locked(cls, path: Path) -> _File:
+        """Return the file of a process that has ended; raise an OSError if it has not."""
+        return cls(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def add(self, record: JobRecord) -> None:
+        """Write one more record."""
+        os.write(self._descriptor, json.dumps(record.as_fields()).encode() + b"\n")
+
+    def close(self, *, keep: bool) -> None:
+        """Unlock the file; delete it unless whoever comes next is to `keep` its records."""
+        if self._descriptor >= 0:
+            if not keep:
+                self._path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def _import_tables() -> type[UsageTables]:
