@@ -16,7 +16,7 @@ from bench.servers.machine import SANDBOXED, TRUSTED, trusted_and_sandboxed
 from bench.traces import HERE, sample
 
 _ROUNDS = 10
-_LIMITS = {"20 traces in a row": 1.1, "10 results of 16 MB in a row": 1.1}
+_LIMITS = {"20 traces in a row": 1.1}
 
 
 def measure(site: Site) -> Iterator[Figure]:
