@@ -68,13 +68,14 @@ def since(before: Report, report: Report) -> Iterator[str]:
     yield from table_of(("scenario", "figure", "before", "after", "change", ""), rows)
 
 
-def beside(peers: Report) -> Iterator[str]:
-    """Yield the lines of a table of what a run beside a peer has found."""
+def beside(peers: Report, report: Report) -> Iterator[str]:
+    """Yield the lines of a table of what a run beside a peer has found more than a report."""
+    _, _, more = compared(report, peers)
     yield "\n### Beside the original\n"
     yield f"{_measured(peers)}\n"
     yield from table_of(
         ("scenario", "figure", "measured", "limit", "", "how"),
-        ((_title(each.scenario), *each.row()) for each in peers.figures),
+        ((_title(each.scenario), *each.row()) for each in more),
     )
 
 
@@ -116,7 +117,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         report = Report.read(said.report)
         more = [
-            *([] if said.original is None else beside(Report.read(said.original))),
+            *([] if said.original is None else beside(Report.read(said.original), report)),
             *([] if said.before is None else since(Report.read(said.before), report)),
         ]
     except ValueError as error:
