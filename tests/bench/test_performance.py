@@ -36,10 +36,11 @@ def test_a_table_has_a_row_of_each_figure_with_quartiles_limit_and_verdict() -> 
 
 
 def test_a_peers_figures_have_a_table_with_their_scenarios() -> None:
-    lines = [
-        *beside(report(sampled([4.0], "a / theirs", at_most=False), commit="fedcba9876543210"))
-    ]
+    theirs = sampled([4.0], "a / theirs", at_most=False)
+    run = report(sampled([1.0]), theirs, commit="fedcba9876543210")
+    lines = [*beside(run, report(sampled([1.5])))]
     assert "commit fedcba987654" in lines[1]
+    assert len(lines) == 5
     assert lines[-1] == "| Jobs | a / theirs | 4.00 x (4.00 to 4.00) | ≥ 2 x | holds |  |"
 
 
