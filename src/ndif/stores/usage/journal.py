@@ -153,7 +153,7 @@ class JournaledUsage:
         if not self._waiting:
             return
         tables = await self._tables()
-        waiting = self._waiting
+        waiting = [*self._waiting]  # records that come meanwhile are for the next call
         if not self._older:
             self._turn_over()
         older = [*self._older]
