@@ -153,7 +153,7 @@ def test_a_broker_of_ours_comes_and_goes_with_the_server(
         file.write_text(content)
         assert place.ndif("restart", service).code == 0  # whenever its supervisor tries
     assert "started no object-store" in place.ndif("restart", "object-store").error
-    assert within(lambda: f"id={job} " in place.ndif("logs", "dispatcher").output)
+    assert within(lambda: f"id={job} " in place.ndif("logs", "dispatcher", "-n", "1000").output)
     # Its supervisor may have started the mended one before the command did so again.
     starts = place.ndif("logs", "broker").output.count("Ready to accept connections")
     assert starts in (3, 4)
@@ -219,7 +219,7 @@ def test_one_that_answers_is_used_and_stays(
         # The one that leads believes the other's gateway, and is believed.
         assert other.read("status")["nodes"] == place.read("status")["nodes"]
         job = send(elsewhere["url"], "no/model", b"x")
-        assert within(lambda: f"id={job} " in place.ndif("logs", "dispatcher").output)
+        assert within(lambda: f"id={job} " in place.ndif("logs", "dispatcher", "-n", "1000").output)
         # Somebody who writes to Redis is not.
         forged = a_request(subscription_id=None, trusted=True)
         Redis(port=redis.port).xadd("queue", {"request": encode_request(forged)})

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import subprocess
 import sys
 from typing import Any
 
 import pytest
+
+from ndif.telemetry.logs import OncePerWhile
 
 PROGRAM = """
 import logging, sys
@@ -85,3 +88,37 @@ def test_what_is_below_the_level_is_left_out(level: str, messages: list[str]) ->
     said = [each["message"] for each in objects(log_level=level)]
     # Steps are events of their own: the format asks for them.
     assert [message for message in said if message != "a step" or level == "debug"] == messages
+
+
+def test_a_warning_that_repeats_is_logged_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A service that is away does not push what else happens out of the log's last lines."""
+    now = 100.0
+    monkeypatch.setattr("ndif.telemetry.logs.time.monotonic", lambda: now)
+    once = OncePerWhile()
+
+    def is_logged(text: str, *, level: int = logging.WARNING, **fields: Any) -> bool:
+        record = logging.LogRecord(
+            "ndif.x", level, "f", 1, "%s is away", (text,), fields.pop("exc", None)
+        )
+        vars(record).update(fields)
+        return once.filter(record)
+
+    assert is_logged("a")
+    assert is_logged("b")
+    assert not is_logged("a")
+    assert is_logged("a", request_id="other")
+    for level in (logging.INFO, logging.ERROR):
+        assert is_logged("a", level=level)
+        assert is_logged("a", level=level)
+    error = ValueError("x")
+    assert is_logged("a", exc=(ValueError, error, None))
+    now += 9.9
+    assert not is_logged("a")
+    now += 0.2
+    assert is_logged("a")
+    assert not is_logged("a")
+    for count in range(1000):  # and its memory has an end
+        assert is_logged(f"of {count}")
+    assert len(once._logged) <= 256

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,35 @@ STEPS = "ndif.steps"
 """Logger of one event for each step of a job: in JSON, for Loki, and in lines of level DEBUG."""
 _VERBOSE_LIBRARIES = ("alembic", "httpx", "httpcore")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
+_REPEATS_S = 10.0
+_MAX_REMEMBERED = 256
+
+
+class OncePerWhile(logging.Filter):
+    """A filter of warnings: one that repeats another word for word is logged every 10 seconds.
+
+    A service that is away is met by each task that needs it, several times a second; their lines
+    would push out of sight what the log says besides. Warnings of different requests are different,
+    and those with a traceback are all logged.
+    """
+
+    def __init__(self) -> None:
+        """Remember no warnings yet."""
+        super().__init__()
+        self._logged: dict[tuple[str, str, str], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See `logging.Filter`."""
+        if record.levelno != logging.WARNING or record.exc_info:
+            return True
+        request_id = vars(record).get("request_id", "")
+        key, now = (record.name, record.getMessage(), request_id), time.monotonic()
+        if now - self._logged.get(key, -_REPEATS_S) < _REPEATS_S:
+            return False
+        if len(self._logged) >= _MAX_REMEMBERED:
+            self._logged.clear()
+        self._logged[key] = now
+        return True
 
 
 def configure(
@@ -46,6 +76,8 @@ def configure(
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.basicConfig(level=lowest, handlers=chosen, force=True)
     name_requests()
+    for handler in chosen:
+        handler.addFilter(OncePerWhile())
     has_steps = is_json or bool(url) or lowest <= logging.DEBUG
     logging.getLogger(STEPS).setLevel(logging.INFO if has_steps else logging.WARNING)
     for name in _VERBOSE_LIBRARIES:
