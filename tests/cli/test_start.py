@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -386,6 +387,26 @@ def test_the_server_is_restarted_with_its_models_and_its_environment(
     assert within(lambda: httpx.get(poll).json()["status"] == "RUNNING"), httpx.get(poll).json()
     assert place.ndif("kill", waiting).code == 0
     assert within(lambda: httpx.get(poll).json()["status"] == "ERROR")
+
+
+def test_a_booked_model_is_on_the_disk_before_its_booking_begins(
+    place: Place, tmp_path: Path
+) -> None:
+    begins = datetime.now(timezone.utc) + timedelta(minutes=50)
+    calendar, hub = tmp_path / "calendar.ics", tmp_path / "hf"
+    calendar.write_text(
+        "BEGIN:VCALENDAR\nVERSION:2.0\nPRODID:x\nBEGIN:VEVENT\nUID:1\nDTSTAMP:20260301T000000Z\n"
+        f"DTSTART:{begins:%Y%m%dT%H%M%SZ}\nDURATION:PT1H\nSUMMARY:{NAME}\nEND:VEVENT\n"
+        "END:VCALENDAR\n"
+    )
+    place.start("api", NDIF_SCHEDULE=str(calendar), HF_HOME=str(hub))
+    assert within(lambda: len(place.read("events", "--kind", "fetched")["events"]) == 1)
+    (event,) = place.read("events", "--kind", "fetched")["events"]
+    assert (event["subject"], event["by"]) == (NAME, "calendar")
+    assert f"for its booking at {begins:%Y-%m-%d %H:%M} UTC" in event["text"]
+    assert [path.is_file() for path in hub.rglob("model.safetensors")] == [True]
+    assert place.read("status")["models"] == []
+    assert place.ndif("stop").code == 0
 
 
 def test_one_that_listens_to_others_is_reached_from_its_own_machine(place: Place) -> None:

@@ -259,6 +259,22 @@ def test_no_node_has_a_second_replica_before_each_has_one(rng: random.Random) ->
     assert sorted(of_node.values()) == [1, 1, 2]
 
 
+@given(chances)
+def test_where_chance_would_decide_a_node_with_the_files_is_chosen(rng: random.Random) -> None:
+    nodes = [Node(f"n{i}", f"n{i}", Resources.of([24], 60, 1.0)) for i in range(5)]
+    files_on = frozenset(rng.sample([node.id for node in nodes], 2))
+
+    def places_of(replicas: int) -> list[str]:
+        demand = Demand("a", 20, replicas, files_on=files_on)
+        decision = Cluster.of(*nodes).deploy([demand], NOW, rng)
+        return [replica.node_id for replica in decision.cluster.replicas()]
+
+    assert set(places_of(1)) < files_on
+    assert set(places_of(2)) == files_on
+    # Files are fetched again sooner than a lost node is replaced.
+    assert sorted(places_of(5)) == [node.id for node in nodes]
+
+
 @examples
 @given(chances)
 def test_a_refusal_is_true(rng: random.Random) -> None:

@@ -22,6 +22,7 @@ from ndif.cluster.models import Models, NotServedError
 from ndif.cluster.replica import Replica, ReplicaState
 from ndif.cluster.status import client_status
 from ndif.control.control_plane import ControlPlane
+from ndif.control.fetch_ahead import FetchAhead
 from ndif.control.operations import (
     Deploy,
     Evict,
@@ -819,6 +820,84 @@ def test_a_calendar_has_a_model_dedicated_in_its_window(tmp_path: Path) -> None:
                 ]
 
     run(main())
+
+
+def test_a_booked_model_is_downloaded_before_and_nothing_makes_room_for_it_until_it_begins(
+    tmp_path: Path,
+) -> None:
+    calendar = tmp_path / "calendar.ics"
+    calendar.write_text(
+        "BEGIN:VCALENDAR\nVERSION:2.0\nPRODID:x\n"
+        + "".join(
+            f"BEGIN:VEVENT\nUID:{name}\nDTSTAMP:20260301T000000Z\nDTSTART:20260303T{at}00Z\n"
+            f"DTEND:20260303T{until}00Z\nSUMMARY:{name}\nEND:VEVENT\n"
+            for name, at, until in (
+                ("a/a", "0900", "1000"),
+                ("a/slow", "0905", "1000"),
+                ("a/unknown", "0910", "1000"),
+                ("a/large", "0915", "1000"),
+                ("a/later", "1200", "1300"),
+            )
+        )
+        + "END:VCALENDAR\n"
+    )
+    asked = []
+    cancelled = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def at_once(executor: None, function: Callable[[], Any]) -> asyncio.Future[Any]:
+            done = loop.create_future()
+            done.set_result(function())
+            return done
+
+        loop.run_in_executor = at_once  # type: ignore[method-assign, assignment]
+        sizes = {"a/a": 60, "a/b": 70, "a/slow": 5, "a/large": 600, "a/later": 5}
+        async with World(tmp_path, sizes, minimum_s=7200, calendar=calendar) as world:
+
+            async def fetch(config: DeploymentConfig, generation: str, node_id: str) -> None:
+                asked.append((config.repo_id, generation, node_id, f"{world.now():%H:%M}"))
+                if config.repo_id == "a/slow":
+                    try:
+                        await asyncio.sleep(24 * 3600)
+                    finally:
+                        cancelled.append(f"{world.now():%H:%M}")
+                elif len(asked) == 1:
+                    raise ActorError("the hub is away")
+
+            reconciler = world.reconciler
+            reconciler.fetch_ahead = FetchAhead(
+                world.controller, fetch, timedelta(hours=1), reconciler.events, world.now
+            )
+            # Until it is 07:00 of the day of the calendar.
+            at = datetime(2026, 3, 3, 7, tzinfo=timezone.utc)
+            await asyncio.sleep((at - world.now()).total_seconds())
+            world.keep_up()
+            (response,) = await world.until_ended(await world.send("a/b"))
+            assert response.status is Status.COMPLETED
+            await asyncio.sleep(115 * 60)
+            # Who has its memory keeps it; what has no place, or is unknown, is not downloaded.
+            assert world.levels("a/b") == ["HOT"]
+            assert world.levels("a/a") == []
+            assert asked == [
+                ("a/a", "0.8", "here", "08:00"),
+                ("a/slow", "0.8", "here", "08:05"),
+                ("a/a", "0.8", "here", "08:10"),  # ten minutes after it failed
+            ]
+            fetched = [each for each in reconciler.events.describe() if each["kind"] == "fetched"]
+            assert [(each["subject"], each["text"]) for each in fetched] == [
+                ("a/a", "Its files are on here for its booking at 2026-03-03 09:00 UTC.")
+            ]
+            assert cancelled == []
+            await asyncio.sleep(15 * 60)
+            assert world.levels("a/a") == world.levels("a/slow") == ["HOT"]
+            assert cancelled == ["09:05"]  # as it begins, and its replica downloads it
+            await asyncio.sleep(120 * 60)
+            assert len(asked) == 4
+
+    run(main())
+    assert asked[3] == ("a/later", "0.8", "here", "11:00")
 
 
 def test_clients_are_told_of_every_model_in_words_that_all_of_them_know(tmp_path: Path) -> None:

@@ -99,9 +99,8 @@ def test_a_warning_that_repeats_is_logged_every_ten_seconds(
     once = OncePerWhile()
 
     def is_logged(text: str, *, level: int = logging.WARNING, **fields: Any) -> bool:
-        record = logging.LogRecord(
-            "ndif.x", level, "f", 1, "%s is away", (text,), fields.pop("exc", None)
-        )
+        named, failed = fields.pop("logger", "ndif.stores.redis"), fields.pop("exc", None)
+        record = logging.LogRecord(named, level, "f", 1, "%s is away", (text,), failed)
         vars(record).update(fields)
         return once.filter(record)
 
@@ -112,6 +111,8 @@ def test_a_warning_that_repeats_is_logged_every_ten_seconds(
     for level in (logging.INFO, logging.ERROR):
         assert is_logged("a", level=level)
         assert is_logged("a", level=level)
+    for _ in range(2):  # one that says when it is back
+        assert is_logged("a", logger="ndif.telemetry.shipper")
     error = ValueError("x")
     assert is_logged("a", exc=(ValueError, error, None))
     now += 9.9

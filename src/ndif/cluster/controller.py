@@ -13,7 +13,7 @@ import logging
 import random
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -36,8 +36,10 @@ from ndif.host.port import ActorError, DeviceError
 from ndif.placement.cluster import Cluster, Decision
 from ndif.placement.delta import DeploymentDelta, build
 from ndif.placement.demand import DEFAULT_RULES, Device, PlacementRules
+from ndif.placement.node import Node
 from ndif.placement.refusal import explain_refusal
 from ndif.placement.replica import DeploymentLevel, PlacedReplica, ReplicaKey
+from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import Variant
 from ndif.schema.structure import read_structure
 from ndif.tasks import end, within
@@ -98,6 +100,8 @@ class Controller:
         self._ends: set[asyncio.Task[None]] = set()
         """Tasks that must run to their end, or a process would be left."""
         self._sizes: dict[Variant, int] = {}
+        self._files_on: dict[Variant, frozenset[str]] = {}
+        """Ids of the nodes to which a model was downloaded before it was placed."""
         self._device_errors = DeviceErrors()
         self._withdrawn: dict[str, Withdrawal] = {}
         self._asked: list[ReplicaRequest] = []
@@ -183,7 +187,11 @@ class Controller:
         Otherwise two models could evict each other again and again without running a request.
         """
         while True:
-            demands = [one.demand(size) for one, size in asked.items() if not one.void]
+            demands = [
+                one.demand(size, self._files_on.get(one.variant, frozenset()))
+                for one, size in asked.items()
+                if not one.void
+            ]
             if not self._places:
                 demands = [replace(demand, device=Device.AUTO) for demand in demands]
             decision = self.cluster.deploy(demands, self._now(), self._rng, self._rules)
@@ -192,6 +200,35 @@ class Controller:
             if not unused or any(one.dedicated for one in demands):
                 return decision
             await asyncio.gather(*(replica.used.wait() for replica in unused))
+
+    async def preview(self, config: DeploymentConfig, generation: str) -> list[Node]:
+        """Return the nodes where the replicas of a dedicated model would go now; nothing is placed.
+
+        Raises:
+            ActorError: If the model cannot be measured.
+        """
+        measured = await self._evaluate(config, generation)
+        key = self._variant(config, generation).model
+        one = ReplicaRequest(
+            Model(key, replace(config, dedicated=True)), generation, config.replicas
+        )
+        files_on = self._files_on.get(one.variant, frozenset())
+        # The ties of later decisions do not depend on it.
+        rng = random.Random(0)  # noqa: S311 - ties, not secrets
+        decision = self.cluster.deploy(
+            [one.demand(measured.size_bytes, files_on)], self._now(), rng, self._rules
+        )
+        ids = dict.fromkeys(each.replica.node_id for each in decision.placed)
+        return [self.cluster.nodes[node_id] for node_id in ids]
+
+    def note_files(self, config: DeploymentConfig, generation: str, node_ids: Set[str]) -> None:
+        """Note that these nodes have a model's files, so that it goes there where others are as good."""
+        self._files_on[self._variant(config, generation)] = frozenset(node_ids)
+
+    def _variant(self, config: DeploymentConfig, generation: str) -> Variant:
+        """Return the name of a model's queue and replicas, which are perhaps there already."""
+        known = self.models.find(config.key)
+        return Variant(config.key if known is None else known.key, generation)
 
     def evict(
         self,

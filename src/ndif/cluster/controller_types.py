@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass, field
 
 from ndif.cluster.models import Model
@@ -62,10 +62,16 @@ class ReplicaRequest:
         """Return True if an operator dedicates all of these replicas; those beyond are not protected."""
         return 0 < self.replicas <= self.model.dedicated_in(self.generation)
 
-    def demand(self, size_bytes: int) -> Demand:
-        """Return the demand on the cluster for replicas of this size."""
-        device = _device(self.model.deployment.device)
-        return Demand(str(self.variant), size_bytes, self.replicas, self.dedicated, device)
+    def demand(self, size_bytes: int, files_on: Set[str] = frozenset()) -> Demand:
+        """Return the demand on the cluster for replicas of this size, whose files are on these nodes."""
+        return Demand(
+            str(self.variant),
+            size_bytes,
+            self.replicas,
+            self.dedicated,
+            _device(self.model.deployment.device),
+            frozenset(files_on),
+        )
 
 
 @dataclass(frozen=True, slots=True)

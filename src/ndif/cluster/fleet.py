@@ -20,8 +20,9 @@ from ndif.host.environment import cpu_memory, cpus_by_node, machine_name, nearby
 from ndif.host.evaluation import EvaluationError, Evaluator
 from ndif.host.fork_server import ForkServers
 from ndif.host.gpus import Driver, DriverError, Gpu, VisibleGpus, without_memory
+from ndif.host.hub import DownloadError, download
 from ndif.host.model_actor import LocalModelActor
-from ndif.host.port import ModelActor
+from ndif.host.port import ActorError, ModelActor
 from ndif.host.runner_pool import context_bytes
 from ndif.host.runtimes import Runtime, Runtimes
 from ndif.host.shared_weights import SharedWeights
@@ -30,6 +31,7 @@ from ndif.placement.node import Node
 from ndif.placement.packing import fewest
 from ndif.placement.replica import PlacedReplica
 from ndif.placement.resources import Resources
+from ndif.runtime.spec import ModelSpec
 from ndif.schema.deployment import DeploymentConfig
 from ndif.stores.accounts import may_trust
 from ndif.stores.broker import Broker
@@ -67,6 +69,9 @@ class Fleet(Protocol):
         self, config: DeploymentConfig, generation: str, place: PlacedReplica
     ) -> ModelActor:
         """Return the actor of a replica, not started yet."""
+
+    async def fetch(self, config: DeploymentConfig, generation: str, node_id: str) -> None:
+        """Download the files of a model to a node; raises an `ActorError` if that fails."""
 
 
 @dataclass(eq=False)
@@ -164,11 +169,35 @@ class ThisMachine:
             near=self._near,
         )
 
+    async def fetch(self, config: DeploymentConfig, generation: str, node_id: str) -> None:
+        """See `Fleet.fetch`."""
+        await fetch(config, generation, self.settings, self.runtimes)
+
     def _near(self, indices: Collection[int]) -> frozenset[int] | None:
         if self._machine is None:
             return None
         nodes = [self._machine.gpus.gpus[index].numa_node for index in indices]
         return nearby_cpus(nodes, cpus_by_node(), frozenset(os.sched_getaffinity(0)))
+
+
+async def fetch(
+    config: DeploymentConfig, generation: str, settings: Settings, runtimes: Runtimes
+) -> None:
+    """Download the files of a model to this machine, or raise an `ActorError`."""
+    spec = ModelSpec(
+        checkpoint=config.checkpoint,
+        generation=generation,
+        revision=config.revision,
+        task=config.task,
+        trust_remote_code=config.trust_remote_code,
+        pickled=bool(settings.allow_pickled_weights),
+    )
+    if spec.is_folder:
+        return
+    try:
+        await download(spec, runtimes.installed()[generation], lambda done, total: None)
+    except DownloadError as error:
+        raise ActorError(str(error)) from error
 
 
 def choose(

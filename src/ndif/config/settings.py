@@ -352,6 +352,9 @@ class Settings(BaseSettings):
     """Models to deploy at the start as dedicated: repo ids or model keys, separated by |."""
     schedule: str = ""
     """iCalendar file or URL that says when which models are dedicated."""
+    schedule_fetch_ahead_s: Duration = Field(default=3600, ge=0)
+    """Time before an event of the schedule from which on its model is downloaded to where it will go;
+    0: at its start."""
     node_gpus: str = ""
     """GPUs to use instead of those that are found, such as 2x24GiB."""
     gpu_context_bytes: Size = Field(default=768 * MiB, ge=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import ReplicaRequest
 from ndif.cluster.models import Model
+from ndif.control.fetch_ahead import FetchAhead
 from ndif.queue.autoscaler import Scaling
 from ndif.queue.dispatcher import Dispatcher
 from ndif.schedule.schedule import Schedule, Window
@@ -47,6 +48,8 @@ class Reconciler:
     """Seconds between two looks at nodes and calendar; queues are looked at more often."""
     now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
     events: EventLog = field(default_factory=EventLog)
+    fetch_ahead: FetchAhead | None = None
+    """Downloads models before their bookings; None where these begin with that."""
     _schedule: Schedule = field(default_factory=Schedule, init=False)
     _problems: tuple[str, ...] = field(default=(), init=False)
     _failures: dict[Variant, tuple[int, float]] = field(default_factory=dict, init=False)
@@ -54,11 +57,15 @@ class Reconciler:
 
     async def run(self) -> None:
         """Reconcile until cancelled."""
-        await asyncio.gather(
-            self._every(self.interval_s, self.sync),
-            self._every(min(self.interval_s, _SCALING_INTERVAL_S), self.scaling.step),
-            self._follow_schedule(),
-        )
+        try:
+            await asyncio.gather(
+                self._every(self.interval_s, self.sync),
+                self._every(min(self.interval_s, _SCALING_INTERVAL_S), self.scaling.step),
+                self._follow_schedule(),
+            )
+        finally:
+            if self.fetch_ahead is not None:
+                await self.fetch_ahead.stop()
 
     async def _every(self, interval_s: float, step: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -96,6 +103,7 @@ class Reconciler:
                 for problem in self._problems:
                     logger.warning("%s", problem)
         await self.apply_schedule()
+        self._fetch_coming()
         self.dispatcher.forget_idle()
 
     async def apply_schedule(self) -> None:
@@ -112,6 +120,21 @@ class Reconciler:
         for model in begun:
             self._failures = {v: f for v, f in self._failures.items() if v.model != model.key}
         await self._deploy_missing()
+
+    def _fetch_coming(self) -> None:
+        """Start the downloads of models whose bookings begin soon."""
+        if self.fetch_ahead is not None:
+            now = self.now()
+            windows = self._schedule.windows(now, now + self.fetch_ahead.ahead)
+            self.fetch_ahead.look(windows, self._first_generation)
+
+    def _first_generation(self, window: Window) -> str:
+        """Return a generation that a booked model will be loaded for; all of them have the same files."""
+        model = self.controller.models.find(window.config.key)
+        named: Iterable[str] = window.config.deployed_for or sorted(
+            model.generations if model else ()
+        )
+        return next(iter((*named, *self.generations())))
 
     async def _deploy_missing(self) -> None:
         """Deploy the dedicated models that lack replicas, before any request asks for them."""

@@ -188,6 +188,10 @@ class RemoteActor:
         """Return what the replica works with on its node, or raise an `ActorError`."""
         raise NotImplementedError
 
+    async def fetch(self) -> str | None:
+        """Download the model's files to the node; return the reason why that failed, if it did."""
+        raise NotImplementedError
+
     async def describe(self) -> Answer:
         """Return all that a leader needs to adopt the replica."""
         return {

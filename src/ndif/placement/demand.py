@@ -31,6 +31,8 @@ class Demand:
     dedicated: bool = False
     """No other model evicts it, and it may evict replicas that are still protected."""
     device: Device = Device.AUTO
+    files_on: frozenset[str] = frozenset()
+    """Ids of nodes that have its files: they come first where chance would decide."""
 
     def __post_init__(self) -> None:
         if self.size_bytes < 1:

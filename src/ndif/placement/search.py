@@ -1,9 +1,9 @@
 """The choice of a node for one replica.
 
 The lowest `CandidateLevel` wins, then the node with the fewest HOT replicas of the same model, so that the
-loss of a node costs a model as few as possible; chance decides ties. `Device.AUTO` tries GPUs first, at
-every level, and CPUs only if no GPU can be had: evicting another replica is better than running many times
-slower.
+loss of a node costs a model as few as possible, then one that has its files; chance decides ties.
+`Device.AUTO` tries GPUs first, at every level, and CPUs only if no GPU can be had: evicting another replica
+is better than running many times slower.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def choose(nodes: Nodes, search: Search, rng: Random) -> tuple[Node, str, Candid
 def _best(nodes: Nodes, search: Search, on_cpu: bool, rng: Random) -> Choice | None:
     """Return one of the best nodes, and the WARM replica there if one is to return."""
     rules, size = search.rules, search.demand.size_bytes
-    spread = partial(_spread, search.demand.model_key, rng=rng)
+    spread = partial(_spread, search.demand, rng=rng)
     warm = [
         (node, replica)
         for node in nodes.values()
@@ -132,12 +132,15 @@ def _best(nodes: Nodes, search: Search, on_cpu: bool, rng: Random) -> Choice | N
     return spread(full) if full else None
 
 
-def _spread(model_key: str, choices: Sequence[Choice], *, rng: Random) -> Choice:
-    """Return one of the choices whose node has the fewest HOT replicas of a model."""
-    beside = [len(node.hot.get(model_key, ())) for node, _ in choices]
-    fewest = min(beside)
+def _spread(demand: Demand, choices: Sequence[Choice], *, rng: Random) -> Choice:
+    """Return one of the choices whose node has the fewest HOT replicas of a model, best with its files."""
+    ranks = [
+        (len(node.hot.get(demand.model_key, ())), node.id not in demand.files_on)
+        for node, _ in choices
+    ]
+    first = min(ranks)
     choice: Choice = rng.choice(
-        [one for one, count in zip(choices, beside, strict=True) if count == fewest]
+        [one for one, rank in zip(choices, ranks, strict=True) if rank == first]
     )
     return choice
 

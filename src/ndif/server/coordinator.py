@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
@@ -17,6 +18,7 @@ from ndif.cluster.models import Models
 from ndif.cluster.replica import Replica
 from ndif.config.settings import Settings
 from ndif.control.control_plane import ControlPlane
+from ndif.control.fetch_ahead import FetchAhead
 from ndif.control.operations import Deploy, GetStatus
 from ndif.control.overview import Overview
 from ndif.control.probing import watched
@@ -143,6 +145,7 @@ class Coordinator:
             self.generations,
             settings.controller_sync_interval_s,
             events=self._events,
+            fetch_ahead=self._fetch_ahead() if is_scheduled else None,
         )
         self.overview = Overview(
             self.controller,
@@ -276,6 +279,12 @@ class Coordinator:
         await asyncio.sleep(_PREPARE_AFTER_S)
         for runtime in [*self._runtimes.installed().values()][:1]:
             self._fleet.prepare(runtime)
+
+    def _fetch_ahead(self) -> FetchAhead | None:
+        if not self._settings.schedule_fetch_ahead_s:
+            return None
+        ahead = timedelta(seconds=self._settings.schedule_fetch_ahead_s)
+        return FetchAhead(self.controller, self._fleet.fetch, ahead, self._events)
 
     async def _evaluate(self, config: DeploymentConfig, generation: str) -> Measured:
         runtime = self._runtimes.installed().get(generation)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ndif.cluster.fleet import ThisMachine
+from ndif.cluster.fleet import ThisMachine, fetch
 from ndif.config.settings import Settings
 from ndif.errors import problems
 from ndif.host.port import ActorError
@@ -43,18 +43,32 @@ class NodeActor(RemoteActor):
         """Return the runtimes of this node."""
         return Runtimes(settings.runtimes)
 
-    async def prepare(self) -> NodeServices:
-        """See `RemoteActor.prepare`."""
-        settings, said, leader = _settings(), self._said, self._leader
-        if leader is None:
-            raise ActorError("the process that leads is of an older version")
-        generation = said["generation"]
-        runtimes = self.runtimes(settings)
+    def _runtimes(self, settings: Settings) -> Runtimes:
+        """Return the runtimes of this node, with the model's; raise an `ActorError` if it has not that."""
+        runtimes, generation = self.runtimes(settings), self._said["generation"]
         if generation not in runtimes.installed():
             raise ActorError(
                 f"nnsight {generation} is not installed on the node where it was to be; "
                 f"`ndif runtime add {generation}` adds it there"
             )
+        return runtimes
+
+    async def fetch(self) -> str | None:
+        """See `RemoteActor.fetch`."""
+        config, generation = DeploymentConfig(**self._said["config"]), self._said["generation"]
+        try:
+            settings = _settings()
+            await fetch(config, generation, settings, self._runtimes(settings))
+        except ActorError as error:
+            return str(error)
+        return None
+
+    async def prepare(self) -> NodeServices:
+        """See `RemoteActor.prepare`."""
+        settings, said, leader = _settings(), self._said, self._leader
+        if leader is None:
+            raise ActorError("the process that leads is of an older version")
+        generation, runtimes = said["generation"], self._runtimes(settings)
         objects = open_store(settings, settings.session_root)
         broker = RedisBroker(
             with_password(settings.broker_url, leader["broker_password"]),

@@ -52,6 +52,7 @@ Kind = Literal[
     "logout",
     "booking begun",
     "booking over",
+    "fetched",
     "alert opened",
     "alert resolved",
 ]

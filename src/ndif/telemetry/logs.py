@@ -21,16 +21,18 @@ STEPS = "ndif.steps"
 """Logger of one event for each step of a job: in JSON, for Loki, and in lines of level DEBUG."""
 _VERBOSE_LIBRARIES = ("alembic", "httpx", "httpcore")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
+_RETRYING = ("ndif.stores", "ndif.queue.callbacks", "ndif.control.remote")
+"""Loggers that are told of a service at each try, and not when it goes and when it comes back."""
 _REPEATS_S = 10.0
 _MAX_REMEMBERED = 256
 
 
 class OncePerWhile(logging.Filter):
-    """A filter of warnings: one that repeats another word for word is logged every 10 seconds.
+    """A filter of warnings of a service that is away: one that repeats is logged every 10 seconds.
 
-    A service that is away is met by each task that needs it, several times a second; their lines
-    would push out of sight what the log says besides. Warnings of different requests are different,
-    and those with a traceback are all logged.
+    Each task that needs the service tries it several times a second; their lines would push out of
+    sight what the log says besides. Warnings of different requests are different, and those with a
+    traceback are all logged.
     """
 
     def __init__(self) -> None:
@@ -41,6 +43,8 @@ class OncePerWhile(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """See `logging.Filter`."""
         if record.levelno != logging.WARNING or record.exc_info:
+            return True
+        if not record.name.startswith(_RETRYING):
             return True
         request_id = vars(record).get("request_id", "")
         key, now = (record.name, record.getMessage(), request_id), time.monotonic()

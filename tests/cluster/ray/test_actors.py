@@ -45,6 +45,7 @@ from tests.cluster.ray.rays import (
     place_on,
     ray_cluster,
 )
+from tests.conftest import NAME
 from tests.host.stand_in import Frozen, StandIn
 from tests.runtime.replica import PROMPT, Sent, expected, lasting, reading, sleeping
 from tests.services.ray import RayServer
@@ -65,10 +66,15 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> FileStore:
 
 @pytest.fixture(scope="module")
 def environment(
-    redis: RedisServer, s3: SwiftServer, tmp_path_factory: pytest.TempPathFactory
+    redis: RedisServer,
+    s3: SwiftServer,
+    hub_url: str,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, str]:
     """The settings with which every node is started."""
     return {
+        "HF_ENDPOINT": hub_url,
+        "HF_HOME": str(tmp_path_factory.mktemp("hf")),
         "NDIF_BROKER_URL": redis.url,
         "NDIF_OBJECT_STORE_URL": s3.url,
         "NDIF_OBJECT_STORE_ACCESS_KEY": ACCESS_KEY,
@@ -91,6 +97,29 @@ def large(client: TransformersModel) -> bytes:
     with client.trace(PROMPT, backend=sent):
         logits = client.lm_head.output[0, -1].repeat(5000).save()  # noqa: F841
     return sent.payload
+
+
+def weights_in(folder: str) -> list[Path]:
+    """The weights that were downloaded to a folder."""
+    return [*Path(folder).rglob("model.safetensors")]
+
+
+@as_a_leader
+async def test_a_model_is_downloaded_to_a_node_before_it_is_placed_there(
+    server: RayServer, environment: dict[str, str]
+) -> None:
+    async with driving(server) as cluster:
+        node = await node_called(cluster, "two")
+        await cluster.fetch(DeploymentConfig(NAME, NAME), "0.8", node)
+        assert weights_in(environment["HF_HOME"])
+        for config, generation, problem in (
+            (DeploymentConfig("no/model", "no/model"), "0.8", "There is no repository 'no/model'"),
+            (DeploymentConfig(NAME, NAME), "0.5", "nnsight 0.5 is not installed on the node"),
+        ):
+            with pytest.raises(ActorError, match=problem):
+                await cluster.fetch(config, generation, node)
+        with pytest.raises(ActorError):  # no such node
+            await cluster.fetch(config, generation, "0" * 56)
 
 
 # With a model

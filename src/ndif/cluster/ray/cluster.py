@@ -26,7 +26,7 @@ from ndif.cluster.controller_types import OrphanReplica
 from ndif.cluster.ray.actors import RayModelActor, aside
 from ndif.config.short_ids import unique_length
 from ndif.host.fork_server import ForkServers
-from ndif.host.port import ReplicaLostError
+from ndif.host.port import ActorError, ReplicaLostError
 from ndif.host.remote_actor import RemoteActor
 from ndif.host.runtimes import Runtime
 from ndif.placement.node import Node
@@ -206,14 +206,8 @@ class RayCluster:
             "name": place.name,
             "namespace": NAMESPACE,
             "lifetime": "detached",
-            "num_cpus": 0,
-            "num_gpus": 0,
-            # The controller replaces a lost replica.
-            "max_restarts": 0,
             "max_concurrency": _AT_ONCE,
-            # Ray's head keeps no history of calls: this server has its own of its jobs.
-            "enable_task_events": False,
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(place.node_id, soft=False),
+            **_on(place.node_id),
             # A replica is told which GPUs to use, and sees all of them.
             "runtime_env": {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}},
         }
@@ -227,6 +221,21 @@ class RayCluster:
                 node_id=place.node_id,
             )
         )
+
+    async def fetch(self, config: DeploymentConfig, generation: str, node_id: str) -> None:
+        """Download a model to a node by an actor that ends with it; see `Fleet.fetch`."""
+        said = {"config": asdict(config), "generation": generation, "place": {}}
+        kind = ray.remote(self._replica).options(**_on(node_id))
+        try:
+            handle = await aside(lambda: kind.remote(said))
+            try:
+                problem = await handle.fetch.remote()
+            finally:
+                await aside(lambda: ray.kill(handle))
+        except RayError as error:
+            problem = str(error).partition("\n")[0]
+        if problem is not None:
+            raise ActorError(problem)
 
     def _keep(self, actor: RayModelActor) -> RayModelActor:
         self._actors = [*(one for one in self._actors if not one.ended.is_set()), actor]
@@ -295,6 +304,19 @@ class RayCluster:
             raise ClusterError(f"the Ray cluster at {self._address} does not answer") from error
         except (RayError, RuntimeError, OSError) as error:
             raise ClusterError(f"the Ray cluster at {self._address}: {error}") from error
+
+
+def _on(node_id: str) -> dict[str, Any]:
+    """Return the options of an actor on this node alone."""
+    return {
+        "num_cpus": 0,
+        "num_gpus": 0,
+        # The controller replaces a lost replica.
+        "max_restarts": 0,
+        # Ray's head keeps no history of calls: this server has its own of its jobs.
+        "enable_task_events": False,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
+    }
 
 
 def _orphan(described: Mapping[str, Any], actor: RayModelActor) -> OrphanReplica:
