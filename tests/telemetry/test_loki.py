@@ -34,6 +34,7 @@ def logging_to(
     handler = LokiHandler(url, "gateway", policy)
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger(name)
+    level = logger.level
     logger.setLevel(logging.DEBUG)
     logger.addHandler(handler)
     logger.propagate = False  # a report of a test cannot have all that these lines have
@@ -41,6 +42,7 @@ def logging_to(
         yield logger
     finally:
         logger.propagate = True
+        logger.setLevel(level)
         logger.removeHandler(handler)
         handler.close()
 

@@ -134,6 +134,8 @@ def model_label(name: str) -> str:
     if name not in _models:
         if len(_models) >= _MOST_MODELS:
             return OTHER
+        # A lone surrogate would make the whole answer of /metrics impossible to write.
+        name = name.encode(errors="replace").decode()
         _models.add(name)
     return name
 
