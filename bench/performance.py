@@ -1,7 +1,7 @@
-"""The figures of docs/performance.md: `python -m bench.performance [REPORT.json]` writes tables and plots.
+"""The figures of docs/performance.md: `python -m bench.performance [REPORT.json...]` writes its tables.
 
-An earlier report, and one of a run beside the original, have tables of their own. The text around them
-stays as it is.
+Several reports are runs of one commit. Those of an earlier commit, and one of a run beside the original,
+have tables of their own. The text around them stays as it is.
 """
 
 from __future__ import annotations
@@ -110,15 +110,15 @@ def table_of(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator
 def main(arguments: list[str] | None = None) -> None:
     """Write the part of the page, and the plots."""
     parser = argparse.ArgumentParser(prog="python -m bench.performance")
-    parser.add_argument("report", nargs="?", type=Path, default=LATEST, metavar="REPORT.json")
-    parser.add_argument("--before", type=Path, help="report of an earlier commit")
+    parser.add_argument("reports", nargs="*", type=Path, metavar="REPORT.json")
+    parser.add_argument("--before", nargs="+", type=Path, help="reports of an earlier commit")
     parser.add_argument("--original", type=Path, help="report of a run beside the original")
     said = parser.parse_args(arguments)
     try:
-        report = Report.read(said.report)
+        report = Report.of_runs(said.reports or [LATEST])
         more = [
             *([] if said.original is None else beside(Report.read(said.original), report)),
-            *([] if said.before is None else since(Report.read(said.before), report)),
+            *([] if said.before is None else since(Report.of_runs(said.before), report)),
         ]
     except ValueError as error:
         parser.error(str(error))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +49,36 @@ class Report:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not a report of `python -m bench`.") from error
 
+    @staticmethod
+    def of_runs(paths: Sequence[Path]) -> Report:
+        """Return one report of several runs of a commit, whose figures are medians of all their samples.
+
+        Machine, order and explanations are those of the last run.
+
+        Raises:
+            ValueError: If a file is not a report, or two are of different commits.
+        """
+        runs = [Report.read(path) for path in paths]
+        if len({run.machine["commit"] for run in runs}) > 1:
+            raise ValueError(f"{' and '.join(map(str, paths))} are not of one commit.")
+        alike: defaultdict[tuple[str, str], list[Figure]] = defaultdict(list)
+        for run in runs:
+            for figure in run.figures:
+                alike[figure.scenario, figure.name].append(figure)
+        figures = [_of_runs(alike[each.scenario, each.name]) for each in runs[-1].figures]
+        seconds = sum(run.seconds for run in runs)
+        return Report(runs[-1].machine, runs[0].began, seconds, figures)
+
     def write(self, path: Path) -> None:
         """Write the report to a file."""
         figures = [{**asdict(figure), "holds": figure.holds} for figure in self.figures]
         path.write_text(json.dumps({**vars(self), "figures": figures}, indent=1) + "\n")
+
+
+def _of_runs(figures: Sequence[Figure]) -> Figure:
+    """Return a figure of several runs; one that each run measured once has their values as its samples."""
+    if len(figures) == 1:
+        return figures[0]
+    samples = [value for each in figures for value in each.samples or [each.value]]
+    how = f"{figures[-1].how}; {len(figures)} runs".removeprefix("; ")
+    return replace(figures[-1], value=statistics.median(samples), samples=samples, how=how)

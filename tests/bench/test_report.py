@@ -20,6 +20,24 @@ def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [each["holds"] for each in json.loads(file.read_text())["figures"]] == [True, False]
 
 
+def test_runs_of_one_commit_are_one_report(tmp_path: Path) -> None:
+    files = [tmp_path / "a.json", tmp_path / "b.json", tmp_path / "other.json"]
+    report(sampled([1.0, 3.0]), once(20.0), once(7.0, "gone")).write(files[0])
+    report(sampled([8.0]), once(30.0), once(5.0, "new")).write(files[1])
+    report(once(1.0), commit="another").write(files[2])
+    whole = Report.of_runs(files[:2])
+    assert whole.seconds == 180
+    assert [(each.name, each.value, each.samples, each.how) for each in whole.figures] == [
+        ("a / b", 3.0, [1.0, 3.0, 8.0], "2 runs"),
+        ("c", 25.0, [20.0, 30.0], "2 runs"),
+        ("new", 5.0, [], ""),
+    ]
+    assert [each.holds for each in whole.figures] == [False, False, True]
+    assert Report.of_runs(files[2:]) == Report.read(files[2])
+    with pytest.raises(ValueError, match="are not of one commit"):
+        Report.of_runs(files[1:])
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
