@@ -17,6 +17,7 @@ QUICK = (
 FULL = (
     "many_machines",
     "warm",
+    "concurrency",
     "commands",
     "co_batch",
     "control",

@@ -605,6 +605,22 @@ async def test_the_next_key_waits_until_the_last_ones_process_is_gone() -> None:
 
 
 @on_loop
+async def test_where_memory_is_short_nobodys_process_waits_beside_anothers() -> None:
+    async with a_zygote() as zygote:
+        zygote.reaping = True
+        short = False
+        pool = PerUserRunners(FreshRunners(zygote.fork, 1), 60, 10, 3, lambda: short)
+        await pool.start()
+        ada, bob = [await taken_and_reset(zygote, pool, key) for key in ("ada", "bob")]
+        assert (ada.alive, bob.alive) == (True, True)
+        short = True
+        assert await taken_and_reset(zygote, pool, "ada") is ada  # who has one keeps it
+        eve = await taken_and_reset(zygote, pool, "eve")
+        assert (ada.alive, bob.alive, eve.alive) == (False, False, True)
+        await pool.clear()
+
+
+@on_loop
 async def test_the_next_request_waits_for_the_reset() -> None:
     async with a_zygote() as zygote:
         pool = PerUserRunners(FreshRunners(zygote.fork, 2), 60, 10)

@@ -399,9 +399,9 @@ class Settings(BaseSettings):
     runner_scope: Literal["user", "request"] = "user"
     """Lifetime of a runner for untrusted code. `user`: a confined process for the requests of one API
     key, reset in between; `request`: a process for each request, as there is for requests without a key."""
-    runner_users: int = Field(default=8, ge=1)
-    """Number of API keys per replica whose runner waits for their next request. Where the weights are on
-    GPUs it is one."""
+    runner_users: int = Field(default=32, ge=1)
+    """Number of API keys per replica whose runner waits for their next request, some 30 MB each. Fewer
+    where less than a tenth of the memory is available, one where the weights are on GPUs."""
     runner_idle_s: Duration = Field(default=60, gt=0)
     """Time without a request after which a user's runner is stopped."""
     runner_max_requests: int = Field(default=100, ge=1)

@@ -103,6 +103,31 @@ def cpu_memory(
     return total
 
 
+_LEAST_AVAILABLE = 0.1
+_MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+
+
+def memory_is_short(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> bool:
+    """Return True if less than a tenth of the memory of this machine, or of its container, is available."""
+    fields = _numbers(meminfo)
+    if fields["MemAvailable"] < _LEAST_AVAILABLE * fields["MemTotal"]:
+        return True
+    try:
+        limit = int((cgroup / "memory.max").read_text())
+        used, parts = int((cgroup / "memory.current").read_text()), _numbers(cgroup / "memory.stat")
+    except (OSError, ValueError):  # "max": no limit
+        return False
+    # The page cache counts as used, and is given up for what needs memory.
+    given_up = parts.get("active_file", 0) + parts.get("inactive_file", 0)
+    return limit - used + given_up < _LEAST_AVAILABLE * limit
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """Return the names and numbers of a file of the kernel's with one of each a line."""
+    lines = (line.split() for line in file.read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1}
+
+
 _NUMA_NODES = Path("/sys/devices/system/node")
 
 

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 from ndif.config.settings import Settings
 from ndif.config.units import format_duration
 from ndif.host.channel import ProtocolError
+from ndif.host.environment import memory_is_short
 from ndif.host.runner_handle import RunnerError, RunnerHandle
 from ndif.tasks import within
 
@@ -235,16 +236,23 @@ class _UserRunner:
 class PerUserRunners:
     """Serve one API key's requests in a row with the same confined runner.
 
-    Owns the runners of the last `most` keys: each runs a request, resets itself, and is stopped until the
-    same key's next request. Takes runners from `FreshRunners` and returns each to be ended: when it is the
-    one unused for longest and another key comes, when `idle_s` is over, after `max_requests`, when the
-    runner cannot be reset, and after each request without a key or an answer. A runner that has served one
-    key never serves another.
+    Owns the runners of the last `most` keys, fewer where memory is short: each runs a request, resets
+    itself, and is stopped until the same key's next request. Takes runners from `FreshRunners` and returns
+    each to be ended: when it is the one unused for longest and another key comes, when `idle_s` is over,
+    after `max_requests`, when the runner cannot be reset, and after each request without a key or an
+    answer. A runner that has served one key never serves another.
     """
 
     def __init__(
-        self, fresh: FreshRunners, idle_s: float, max_requests: int, most: int = 1
+        self,
+        fresh: FreshRunners,
+        idle_s: float,
+        max_requests: int,
+        most: int = 1,
+        is_short: Callable[[], bool] = memory_is_short,
     ) -> None:
+        """Prepare a pool without runners; `is_short` says if memory is."""
+        self._is_short = is_short
         self.most = most
         """Number of keys whose runners are kept, of which one may run."""
         self._fresh = fresh
@@ -271,7 +279,7 @@ class PerUserRunners:
                 user.runner.resume()
                 return self._serves(user)
             await self._end_after_reset(user)
-        while len(self._users) >= self.most:
+        while len(self._users) >= self.most or (self._users and self._is_short()):
             await self._end_after_reset(next(iter(self._users.values())))
         await self._wait_for_exits()
         return self._serves(_UserRunner(key, await self._fresh.acquire(key)))
