@@ -60,7 +60,7 @@ def measure(site: Site) -> Iterator[Figure]:
         yield Figure.of(
             f"jobs a second of {name(_MANY)} / {name(_FEW)}",
             samples.each(lambda few, many: few / many, name(_FEW), name(_MANY)),
-            0.95,
+            0.9,
             "x",
             at_most=False,
             how=f"{rates[name(_MANY)]:.1f} and {rates[name(_FEW)]:.1f} jobs/s; {samples.said}",

@@ -192,7 +192,8 @@ def test_the_broker_starts_with_its_password_and_is_found_healthy(
 ) -> None:
     need("redis-server", "redis-server")
     service, port = SERVICES["message_broker"], free_port()
-    script = f"{inside(service['command'][0], secrets, tmp_path).rstrip()} --port {port}"
+    script = inside(service["command"][0], secrets, tmp_path)
+    script = script.replace("redis-server -", f"redis-server - --port {port}")
     check = inside(service["healthcheck"]["test"][1], secrets, tmp_path)
     check = check.replace("redis-cli ping", f"redis-cli -p {port} ping")
 
@@ -206,12 +207,16 @@ def test_the_broker_starts_with_its_password_and_is_found_healthy(
         assert process.pid is not None
         shown = Path(f"/proc/{process.pid}/cmdline").read_text()
         assert (secrets / "redis_password").read_text() not in shown
+        # A shell in its place would keep the signal from it that it ends by, with all that it was told.
+        assert shown.startswith("redis-server")
         refused = subprocess.run(
             ["redis-cli", "-p", str(port), "ping"], capture_output=True, text=True
         )
         assert "NOAUTH" in refused.stdout + refused.stderr
     finally:
         process.stop()
+    assert "User requested shutdown" in log.read_text()
+    assert not is_healthy()
 
 
 def test_prometheus_and_grafana_are_those_of_the_documents_at_other_addresses() -> None:
