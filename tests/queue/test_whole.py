@@ -370,6 +370,18 @@ class World:
         return sorted(hosted.placed.level.value for hosted in self.of(model))
 
 
+def read_files_at_once() -> None:
+    """Make the loop read files without threads: in simulated time, one would take hours."""
+    loop = asyncio.get_running_loop()
+
+    def at_once(executor: None, function: Callable[[], Any]) -> asyncio.Future[Any]:
+        done = loop.create_future()
+        done.set_result(function())
+        return done
+
+    loop.run_in_executor = at_once  # type: ignore[method-assign, assignment]
+
+
 def test_a_model_returns_without_being_loaded_again(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 60, "a/b": 70}) as world:
@@ -775,14 +787,7 @@ def test_a_calendar_has_a_model_dedicated_in_its_window(tmp_path: Path) -> None:
     )
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-
-        def at_once(executor: None, function: Callable[[], Any]) -> asyncio.Future[Any]:
-            done = loop.create_future()
-            done.set_result(function())
-            return done
-
-        loop.run_in_executor = at_once  # type: ignore[method-assign, assignment]
+        read_files_at_once()
         sizes = {"a/a": 60, "a/b": 70}
         async with World(tmp_path, sizes, minimum_s=7200, calendar=calendar) as world:
             world.keep_up()
@@ -845,14 +850,7 @@ def test_a_booked_model_is_downloaded_before_and_nothing_makes_room_for_it_until
     cancelled = []
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-
-        def at_once(executor: None, function: Callable[[], Any]) -> asyncio.Future[Any]:
-            done = loop.create_future()
-            done.set_result(function())
-            return done
-
-        loop.run_in_executor = at_once  # type: ignore[method-assign, assignment]
+        read_files_at_once()
         sizes = {"a/a": 60, "a/b": 70, "a/slow": 5, "a/large": 600, "a/later": 5}
         async with World(tmp_path, sizes, minimum_s=7200, calendar=calendar) as world:
 
@@ -909,14 +907,7 @@ def test_clients_are_told_of_every_model_in_words_that_all_of_them_know(tmp_path
     )
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-
-        def at_once(executor: None, function: Callable[[], Any]) -> asyncio.Future[Any]:
-            done = loop.create_future()
-            done.set_result(function())
-            return done
-
-        loop.run_in_executor = at_once  # type: ignore[method-assign, assignment]
+        read_files_at_once()
         names = ("a/warm", "a/running", "a/asked", "a/evicted", "a/broken")
         sizes = dict.fromkeys((*names, "a/scheduled"), 20)
         dedicated = [
