@@ -180,6 +180,21 @@ def test_memory_is_short_where_a_tenth_is_not_available(
     memory_is_short()  # files of this machine have that form
 
 
+@pytest.mark.parametrize(("used", "is_short"), [(8 * GIB, False), (10 * GIB, True)])
+def test_memory_is_short_in_a_container_of_the_older_form(
+    used: int,
+    is_short: bool,
+    tmp_path: Path,
+) -> None:
+    meminfo, folder = tmp_path / "meminfo", tmp_path / "memory"
+    meminfo.write_text("MemTotal: 10000 kB\nMemAvailable: 9000 kB\n")
+    folder.mkdir()
+    (folder / "memory.limit_in_bytes").write_text(f"{10 * GIB}\n")
+    (folder / "memory.usage_in_bytes").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text("total_active_file 5\ntotal_inactive_file 6\n")
+    assert memory_is_short(meminfo, tmp_path) is is_short
+
+
 def test_a_containers_limit_counts(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:       16777216 kB\nMemFree:        1 kB\n")

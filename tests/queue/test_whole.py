@@ -841,6 +841,7 @@ def test_a_booked_model_is_downloaded_before_and_nothing_makes_room_for_it_until
                 ("a/slow", "0905", "1000"),
                 ("a/unknown", "0910", "1000"),
                 ("a/large", "0915", "1000"),
+                ("a/next", "1000", "1100"),
                 ("a/later", "1200", "1300"),
             )
         )
@@ -851,7 +852,7 @@ def test_a_booked_model_is_downloaded_before_and_nothing_makes_room_for_it_until
 
     async def main() -> None:
         read_files_at_once()
-        sizes = {"a/a": 60, "a/b": 70, "a/slow": 5, "a/large": 600, "a/later": 5}
+        sizes = {"a/a": 60, "a/b": 70, "a/slow": 5, "a/large": 600, "a/next": 65, "a/later": 5}
         async with World(tmp_path, sizes, minimum_s=7200, calendar=calendar) as world:
 
             async def fetch(config: DeploymentConfig, generation: str, node_id: str) -> None:
@@ -891,11 +892,12 @@ def test_a_booked_model_is_downloaded_before_and_nothing_makes_room_for_it_until
             await asyncio.sleep(15 * 60)
             assert world.levels("a/a") == world.levels("a/slow") == ["HOT"]
             assert cancelled == ["09:05"]  # as it begins, and its replica downloads it
+            # It will have the place of the one before it.
+            assert asked[3:] == [("a/next", "0.8", "here", "09:00")]
             await asyncio.sleep(120 * 60)
-            assert len(asked) == 4
+            assert asked[4:] == [("a/later", "0.8", "here", "11:00")]
 
     run(main())
-    assert asked[3] == ("a/later", "0.8", "here", "11:00")
 
 
 def test_clients_are_told_of_every_model_in_words_that_all_of_them_know(tmp_path: Path) -> None:

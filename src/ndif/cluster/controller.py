@@ -13,7 +13,16 @@ import logging
 import random
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence, Set
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+    Set,
+)
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -40,7 +49,7 @@ from ndif.placement.node import Node
 from ndif.placement.refusal import explain_refusal
 from ndif.placement.replica import DeploymentLevel, PlacedReplica, ReplicaKey
 from ndif.schema.deployment import DeploymentConfig
-from ndif.schema.model_key import Variant
+from ndif.schema.model_key import ModelKey, Variant
 from ndif.schema.structure import read_structure
 from ndif.tasks import end, within
 from ndif.telemetry import metrics
@@ -100,7 +109,7 @@ class Controller:
         self._ends: set[asyncio.Task[None]] = set()
         """Tasks that must run to their end, or a process would be left."""
         self._sizes: dict[Variant, int] = {}
-        self._files_on: dict[Variant, frozenset[str]] = {}
+        self._files_on: dict[ModelKey, frozenset[str]] = {}
         """Ids of the nodes to which a model was downloaded before it was placed."""
         self._device_errors = DeviceErrors()
         self._withdrawn: dict[str, Withdrawal] = {}
@@ -188,7 +197,7 @@ class Controller:
         """
         while True:
             demands = [
-                one.demand(size, self._files_on.get(one.variant, frozenset()))
+                one.demand(size, self._files_on.get(one.model.key, frozenset()))
                 for one, size in asked.items()
                 if not one.void
             ]
@@ -201,34 +210,42 @@ class Controller:
                 return decision
             await asyncio.gather(*(replica.used.wait() for replica in unused))
 
-    async def preview(self, config: DeploymentConfig, generation: str) -> list[Node]:
-        """Return the nodes where the replicas of a dedicated model would go now; nothing is placed.
+    async def preview(
+        self, config: DeploymentConfig, generation: str, booked: Collection[ModelKey]
+    ) -> list[Node]:
+        """Return the node of each replica that a booked model would have if it were placed now.
+
+        There are fewer where there is no room, and nothing is placed. `booked`: the models of all
+        bookings of that time, whose place it cannot have; it can have that of others that are booked now.
 
         Raises:
             ActorError: If the model cannot be measured.
         """
         measured = await self._evaluate(config, generation)
-        key = self._variant(config, generation).model
-        one = ReplicaRequest(
-            Model(key, replace(config, dedicated=True)), generation, config.replicas
+        cluster, stay = self.cluster, {self._key(key) for key in booked}
+        for replica in self.replicas():
+            if replica.model.scheduled is not None and replica.model.key not in stay:
+                own = replica.model.config
+                kept = own.replicas if own.dedicated else 0
+                cluster = cluster.with_dedicated(replica.placed.model_key, kept)
+        key = self._key(config.key)
+        model = Model(key, replace(config, dedicated=True))
+        demand = ReplicaRequest(model, generation, config.replicas).demand(
+            measured.size_bytes, self._files_on.get(key, frozenset())
         )
-        files_on = self._files_on.get(one.variant, frozenset())
         # The ties of later decisions do not depend on it.
         rng = random.Random(0)  # noqa: S311 - ties, not secrets
-        decision = self.cluster.deploy(
-            [one.demand(measured.size_bytes, files_on)], self._now(), rng, self._rules
-        )
-        ids = dict.fromkeys(each.replica.node_id for each in decision.placed)
-        return [self.cluster.nodes[node_id] for node_id in ids]
+        decision = cluster.deploy([demand], self._now(), rng, self._rules)
+        return [self.cluster.nodes[each.replica.node_id] for each in decision.placed]
 
-    def note_files(self, config: DeploymentConfig, generation: str, node_ids: Set[str]) -> None:
+    def note_files(self, key: ModelKey, node_ids: Set[str]) -> None:
         """Note that these nodes have a model's files, so that it goes there where others are as good."""
-        self._files_on[self._variant(config, generation)] = frozenset(node_ids)
+        self._files_on[self._key(key)] = frozenset(node_ids)
 
-    def _variant(self, config: DeploymentConfig, generation: str) -> Variant:
-        """Return the name of a model's queue and replicas, which are perhaps there already."""
-        known = self.models.find(config.key)
-        return Variant(config.key if known is None else known.key, generation)
+    def _key(self, key: ModelKey) -> ModelKey:
+        """Return the key of the model that is known by a key; the key itself if none is."""
+        known = self.models.find(key)
+        return key if known is None else known.key
 
     def evict(
         self,

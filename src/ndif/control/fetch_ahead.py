@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
@@ -41,8 +41,8 @@ class FetchAhead:
     """Time before a booking in which its model is downloaded."""
     events: EventLog
     now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
-    _tasks: dict[_Booking, asyncio.Task[bool]] = field(default_factory=dict, init=False)
-    """Of each coming booking the last download, which returns True once the files are there."""
+    _tasks: dict[_Booking, asyncio.Task[frozenset[str]]] = field(default_factory=dict, init=False)
+    """Of each coming booking the last download, which returns the nodes that have all that it needs."""
     _not_before: dict[_Booking, datetime] = field(default_factory=dict, init=False)
 
     def look(self, windows: Sequence[Window], generation: Callable[[Window], str]) -> None:
@@ -54,31 +54,60 @@ class FetchAhead:
             del self._not_before[booking]
         for booking, window in coming.items():
             last = self._tasks.get(booking)
-            has_failed = last is not None and last.done() and not last.result()
-            if last is None or (has_failed and now >= self._not_before[booking]):
+            if last is None or (now >= self._not_before[booking] and self._is_void(last)):
                 self._not_before[booking] = now + _AGAIN
-                fetching = self._fetch(window, generation(window))
+                booked = {
+                    each.config.key for each in windows if each.start <= window.start < each.end
+                }
+                fetching = self._fetch(window, generation(window), booked)
                 self._tasks[booking] = asyncio.create_task(fetching, name="download ahead")
+
+    def _is_void(self, last: asyncio.Task[frozenset[str]]) -> bool:
+        """Return True if a download has failed, or the node that it went to is gone."""
+        if not last.done():
+            return False
+        return not last.result() or not last.result() <= self.controller.cluster.nodes.keys()
 
     async def stop(self) -> None:
         """End the downloads."""
         await end(self._tasks.values())
 
-    async def _fetch(self, window: Window, generation: str) -> bool:
-        config = window.config
+    async def _fetch(
+        self, window: Window, generation: str, booked: Collection[ModelKey]
+    ) -> frozenset[str]:
+        """Return the nodes that have the files now; none if replicas of the booking lack them."""
+        name = window.config.repo_id
         try:
-            nodes = await self.controller.preview(config, generation)
-            if not nodes:
-                raise ActorError("no node has room for it now")  # noqa: TRY301
-            await asyncio.gather(*(self.fetch(config, generation, node.id) for node in nodes))
+            nodes = await self._download(window.config, generation, booked)
         except ActorError as error:
-            logger.warning("%s is not downloaded yet: %s", config.repo_id, error)
-            return False
+            logger.warning("%s is not downloaded yet: %s", name, error)
+            return frozenset()
         except Exception:
-            logger.exception("%s is not downloaded", config.repo_id)
-            return False
-        self.controller.note_files(config, generation, {node.id for node in nodes})
-        names = ", ".join(sorted(node.name for node in nodes))
-        text = f"Its files are on {names} for its booking at {window.start:%Y-%m-%d %H:%M %Z}."
-        self.events.note("fetched", config.repo_id, text, "calendar")
-        return True
+            logger.exception("%s is not downloaded", name)
+            return frozenset()
+        on = ", ".join(sorted(nodes.values()))
+        text = f"Its files are on {on} for its booking at {window.start:%Y-%m-%d %H:%M %Z}."
+        self.events.note("fetched", name, text, "calendar")
+        return frozenset(nodes)
+
+    async def _download(
+        self, config: DeploymentConfig, generation: str, booked: Collection[ModelKey]
+    ) -> dict[str, str]:
+        """Return the names, by id, of the nodes that have the files, or raise the first error."""
+        places = await self.controller.preview(config, generation, booked)
+        nodes = {node.id: node.name for node in places}
+        # An end from outside reaches all of them, and the failure of one no other.
+        outcomes = await asyncio.gather(
+            *(self.fetch(config, generation, node_id) for node_id in nodes), return_exceptions=True
+        )
+        problems = {
+            node_id: outcome
+            for node_id, outcome in zip(nodes, outcomes, strict=True)
+            if outcome is not None
+        }
+        self.controller.note_files(config.key, nodes.keys() - problems.keys())
+        if problems:
+            raise next(iter(problems.values()))
+        if len(places) < config.replicas:
+            raise ActorError(f"now there is room for {len(places)} of {config.replicas} replicas")
+        return nodes

@@ -123,7 +123,7 @@ class Reconciler:
 
     def _fetch_coming(self) -> None:
         """Start the downloads of models whose bookings begin soon."""
-        if self.fetch_ahead is not None:
+        if self.fetch_ahead is not None and self.generations():
             now = self.now()
             windows = self._schedule.windows(now, now + self.fetch_ahead.ahead)
             self.fetch_ahead.look(windows, self._first_generation)

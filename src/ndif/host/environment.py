@@ -104,6 +104,16 @@ def cpu_memory(
 
 
 _LEAST_AVAILABLE = 0.1
+_CGROUP_FILES = (
+    ("memory.max", "memory.current", "memory.stat", ""),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_",
+    ),
+)
+"""A container's limit, what it uses, the parts of that and their prefix: of cgroups 2, and 1."""
 _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
@@ -112,14 +122,17 @@ def memory_is_short(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> bool:
     fields = _numbers(meminfo)
     if fields["MemAvailable"] < _LEAST_AVAILABLE * fields["MemTotal"]:
         return True
-    try:
-        limit = int((cgroup / "memory.max").read_text())
-        used, parts = int((cgroup / "memory.current").read_text()), _numbers(cgroup / "memory.stat")
-    except (OSError, ValueError):  # "max": no limit
-        return False
-    # The page cache counts as used, and is given up for what needs memory.
-    given_up = parts.get("active_file", 0) + parts.get("inactive_file", 0)
-    return limit - used + given_up < _LEAST_AVAILABLE * limit
+    for limited, current, stat, prefix in _CGROUP_FILES:
+        try:
+            limit = int((cgroup / limited).read_text())
+            used, parts = int((cgroup / current).read_text()), _numbers(cgroup / stat)
+        except (OSError, ValueError):  # another version; "max": no limit
+            continue
+        # The page cache counts as used, and is given up for what needs memory.
+        given_up = parts[f"{prefix}active_file"] + parts[f"{prefix}inactive_file"]
+        if limit - used + given_up < _LEAST_AVAILABLE * limit:
+            return True
+    return False
 
 
 def _numbers(file: Path) -> dict[str, int]:

@@ -38,7 +38,7 @@ class OncePerWhile(logging.Filter):
     def __init__(self) -> None:
         """Remember no warnings yet."""
         super().__init__()
-        self._logged: dict[tuple[str, str, str], float] = {}
+        self._logged: dict[tuple[str, str], float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """See `logging.Filter`."""
@@ -47,7 +47,8 @@ class OncePerWhile(logging.Filter):
         if not record.name.startswith(_RETRYING):
             return True
         request_id = vars(record).get("request_id", "")
-        key, now = (record.name, record.getMessage(), request_id), time.monotonic()
+        key = f"{record.name} {record.msg} {record.args!r}", request_id
+        now = time.monotonic()
         if now - self._logged.get(key, -_REPEATS_S) < _REPEATS_S:
             return False
         if len(self._logged) >= _MAX_REMEMBERED:

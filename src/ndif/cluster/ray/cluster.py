@@ -233,7 +233,8 @@ class RayCluster:
             finally:
                 await aside(lambda: ray.kill(handle))
         except RayError as error:
-            problem = str(error).partition("\n")[0]
+            # What was raised on the node, whose traceback the error's text has.
+            problem = str(getattr(error, "cause", None) or error).strip().partition("\n")[0]
         if problem is not None:
             raise ActorError(problem)
 
