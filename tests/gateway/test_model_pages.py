@@ -233,6 +233,21 @@ async def test_many_who_look_at_once_ask_the_leader_once(
 
 
 @on_loop
+async def test_a_model_that_has_come_up_shows_its_tree_at_once(
+    structures: dict[str, ModelStructure], runtimes: Path
+) -> None:
+    models = Models([DeploymentConfig(GPT2, GPT2)])
+    (model,) = models
+    loading = entry_of(model) | {"runtimes": {"0.8": "DEPLOYING"}}
+    status = {str(model.config.key): loading}
+    app = application(models, runtimes, status)
+    assert (await ask(app, f"/models/{GPT2}"))["tree"] is None
+    model.structures["0.8"] = structures[GPT2]
+    status[str(model.config.key)] = loading | {"runtimes": {"0.8": "RUNNING"}}
+    assert (await ask(app, f"/models/{GPT2}"))["tree"] is not None
+
+
+@on_loop
 async def test_any_name_has_an_answer(runtimes: Path) -> None:
     app = application(Models([DeploymentConfig(GPT2, GPT2)]), runtimes)
     for name in ("", "a", "a/b/c", "%00", "..%2f..%2fetc", "%3Cimg%20src=x%3E", "x" * 5000, "%ff"):

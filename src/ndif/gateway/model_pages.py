@@ -73,6 +73,15 @@ class _Details:
         return cls(structures, described["load_s"])
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question to the leader for a model's details, and what `/status` said of it by then."""
+
+    at: float
+    entry: Mapping[str, Any] | None
+    task: asyncio.Task[_Details]
+
+
 @dataclass(eq=False)
 class ModelRoutes:
     """Answers with what the server knows of one model, from its catalogue alone."""
@@ -84,7 +93,7 @@ class ModelRoutes:
     hub: str | None
     """Address of the hub from which models come; None for the public one."""
     _looked: tuple[float, asyncio.Task[Sequence[str]]] | None = None
-    _asked: dict[ModelKey, tuple[float, asyncio.Task[_Details]]] = field(default_factory=dict)
+    _asked: dict[ModelKey, _Asked] = field(default_factory=dict)
 
     def routes(self) -> list[BaseRoute]:
         """Return the route."""
@@ -97,7 +106,7 @@ class ModelRoutes:
         models = await self.catalogue.models()
         found = _find(models, repo_id, revision)
         entry = _entry(await self.catalogue.status(), found, repo_id, revision)
-        details = await self._details(found.key) if found is not None else _Details()
+        details = await self._details(found.key, entry) if found is not None else _Details()
         is_known = entry is not None or (details.structures and found and not found.gated)
         if not is_known:
             raise HttpError(404, _unknown(repo_id, revision))
@@ -120,19 +129,24 @@ class ModelRoutes:
     async def _look(self) -> Sequence[str]:
         return [*await asyncio.to_thread(self.runtimes.installed)]
 
-    async def _details(self, key: ModelKey) -> _Details:
-        """Return the details of a model, at most some seconds old; those who ask at once ask once."""
+    async def _details(self, key: ModelKey, entry: Mapping[str, Any] | None) -> _Details:
+        """Return the details of a model, at most some seconds old; those who ask at once ask once.
+
+        A model that has come up since has a tree that it may not have had: it is asked for again.
+        """
         now = time.monotonic()
         self._asked = {
-            each: asked for each, asked in self._asked.items() if now - asked[0] < _FRESH_S
+            each: asked for each, asked in self._asked.items() if now - asked.at < _FRESH_S
         }
-        if key not in self._asked:
-            self._asked[key] = now, asyncio.create_task(self._ask(key), name="details of a model")
-        task = self._asked[key][1]
+        asked = self._asked.get(key)
+        if asked is None or _states(asked.entry) != _states(entry):
+            task = asyncio.create_task(self._ask(key), name="details of a model")
+            asked = self._asked[key] = _Asked(now, entry, task)
         try:
-            return await asyncio.shield(task)
+            return await asyncio.shield(asked.task)
         except Exception:
-            self._asked.pop(key, None)
+            if self._asked.get(key) is asked:
+                del self._asked[key]
             raise
 
     async def _ask(self, key: ModelKey) -> _Details:
@@ -237,6 +251,11 @@ def _entry(
         if is_named and (revision is None or entry["revision"] == wanted):
             return entry
     return None
+
+
+def _states(entry: Mapping[str, Any] | None) -> Any:
+    """Return how far each generation's replicas of a model have come, by its entry in `/status`."""
+    return entry and entry["runtimes"]
 
 
 def _unknown(repo_id: str, revision: str | None) -> str:
