@@ -466,16 +466,20 @@ async def test_a_rehearsal_that_freezes_keeps_nobody_waiting(
 
 @on_loop
 async def test_who_waits_for_a_frozen_process_need_not(
-    tiny_gpt2: Path, client: TransformersModel, strict: Settings
+    tiny_gpt2: Path,
+    client: TransformersModel,
+    strict: Settings,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The time of a job runs from when it was dispatched, and a client may leave at any time."""
+    monkeypatch.setattr("ndif.host.runner_pool._DELIVERY_S", 60.0)  # no runner is forked ahead
     settings = strict.model_copy(
         update={"execution_timeout_seconds": 1.0, "runner_pool": 1, "protector": "off"}
     )
     read, last = reading(client), lasting(client)
     async with impatient(tiny_gpt2, settings, frozen_s=60) as served:
         assert (await served.run(read, trusted=False)).status is Status.COMPLETED
-        os.kill(served.zygote, signal.SIGSTOP)  # before it has forked the next runner
+        os.kill(served.zygote, signal.SIGSTOP)
         response = await asyncio.wait_for(served.run(read, trusted=False), 5)
         assert response.status is Status.ERROR
         assert "NDIF_EXECUTION_TIMEOUT_SECONDS" in response.description

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ndif.config.settings import MiB, Settings
+from ndif.host import runner_pool
 from ndif.host.channel import Channel
 from ndif.host.model_process import ModelProcessError
 from ndif.host.runner_handle import RunnerError, RunnerHandle
@@ -647,21 +648,51 @@ async def test_a_runner_that_does_not_report_its_reset_is_ended() -> None:
         assert await pool.acquire("ada") is not runner
 
 
+def state(process: subprocess.Popen[bytes]) -> str:
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runners that are stopped soon after their last request."""
+    monkeypatch.setattr(runner_pool, "_STOPPED_AFTER_S", 0.05)
+
+
+@pytest.mark.usefixtures("soon")
 @on_loop
 async def test_a_waiting_runner_is_stopped() -> None:
     async with a_zygote() as zygote:
         zygote.real = True
         pool = PerUserRunners(FreshRunners(zygote.fork, 1), 60, 10)
         await pool.start()
-
-        def state() -> str:
-            pid = zygote.processes[0].pid
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
         await taken_and_reset(zygote, pool, "ada")
-        await settle(lambda: state() == "T")
+        (process,) = zygote.processes
+        assert state(process) != "T"
+        await settle(lambda: state(process) == "T")
         await pool.acquire("ada")
-        await settle(lambda: state() == "S")
+        await settle(lambda: state(process) != "T")
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("waits_for_reset", [False, True])
+@on_loop
+async def test_a_runner_that_has_its_next_request_is_not_stopped(waits_for_reset: bool) -> None:
+    async with a_zygote() as zygote:
+        zygote.real = True
+        pool = PerUserRunners(FreshRunners(zygote.fork, 1), 60, 10)
+        await pool.start()
+        if waits_for_reset:
+            runner = await pool.acquire("ada")
+            pool.release(runner, answered=True)
+            taking = asyncio.create_task(pool.acquire("ada"))
+            await nothing_more_happens()
+            zygote.says(runner, IDLE)
+            assert await taking is runner
+        else:
+            runner = await taken_and_reset(zygote, pool, "ada")
+            assert await pool.acquire("ada") is runner
+        await asyncio.sleep(0.1)
+        assert state(zygote.processes[0]) != "T"
 
 
 @on_loop

@@ -477,6 +477,8 @@ class LocalModelActor:
         # Until it is gone or stopped, it may still write; a trusted one has no reason to.
         if await (self._kept if trusted else self._fresh).wait_until_reset():
             self._waited = None if trusted else runner
+            if not trusted:
+                runner.pause()
         else:
             self._waited = None
             await runner.exit_code(GONE_S)

@@ -38,6 +38,7 @@ class RunnerHandle:
     def __init__(self, runner_id: str, channel: Channel, frozen_s: float = FROZEN_S) -> None:
         self.id = runner_id
         self.pid: int | None = None
+        self._is_paused = False
         self.channel = channel
         self._frozen_s = frozen_s
         loop = asyncio.get_running_loop()
@@ -140,11 +141,14 @@ class RunnerHandle:
 
     def pause(self) -> None:
         """Stop the process: none of its threads runs until `resume`."""
+        self._is_paused = True
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Continue a stopped process."""
-        self._signal(signal.SIGCONT)
+        """Continue the process if it is stopped."""
+        if self._is_paused:
+            self._is_paused = False
+            self._signal(signal.SIGCONT)
 
     def interrupt(self) -> None:
         """Raise an error in the line that the process's block is in."""

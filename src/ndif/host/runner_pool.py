@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from ndif.config.settings import Settings
@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 _READY_TIMEOUT_S = 120.0
 _RESET_TIMEOUT_S = 10.0
 """Seconds that a runner may take to reset itself after a request."""
+_STOPPED_AFTER_S = 1.0
+"""Seconds without a request after which a user's process is stopped: its next trace often comes before."""
 _EXIT_TIMEOUT_S = 30.0
 """Seconds that a killed process may take to end."""
 _DELIVERY_S = 0.01
@@ -223,24 +225,23 @@ class _UserRunner:
     """Number of its requests so far, with the running one."""
     reset: asyncio.Task[bool] | None = None
     """The reset after its last request; None while a request runs."""
-    timer: asyncio.TimerHandle | None = None
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
     ended: bool = False
 
-    def stop_timer(self) -> None:
+    def cancel_timers(self) -> None:
         """Let the runner wait on."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+        while self.timers:
+            self.timers.pop().cancel()
 
 
 class PerUserRunners:
     """Serve one API key's requests in a row with the same confined runner.
 
     Owns the runners of the last `most` keys, fewer where memory is short: each runs a request, resets
-    itself, and is stopped until the same key's next request. Takes runners from `FreshRunners` and returns
-    each to be ended: when it is the one unused for longest and another key comes, when `idle_s` is over,
-    after `max_requests`, when the runner cannot be reset, and after each request without a key or an
-    answer. A runner that has served one key never serves another.
+    itself, and is stopped if the same key's next request does not come soon. Takes runners from
+    `FreshRunners` and returns each to be ended: when it is the one unused for longest and another key
+    comes, when `idle_s` is over, after `max_requests`, when the runner cannot be reset, and after each
+    request without a key or an answer. A runner that has served one key never serves another.
     """
 
     def __init__(
@@ -272,8 +273,9 @@ class PerUserRunners:
         """See `RunnerPool.acquire`. Raise a `RunnerError` if a process does not end in time."""
         user = self._users.pop(key, None)
         if user is not None:
-            user.stop_timer()
+            user.cancel_timers()
             if self._admits_another(user) and await _was_reset(user):
+                user.cancel_timers()  # the one that would stop it is set after the reset
                 user.served += 1
                 user.reset = None
                 user.runner.resume()
@@ -304,14 +306,15 @@ class PerUserRunners:
             return
         user.reset = asyncio.create_task(self._await_reset(user), name="runner reset")
         loop = asyncio.get_running_loop()
-        user.timer = loop.call_later(self._idle_s, self._end_idle, user)
+        user.timers.append(loop.call_later(self._idle_s, self._end_idle, user))
 
     async def _await_reset(self, user: _UserRunner) -> bool:
         if not await _is_reset(user.runner):
             self._end(user)
             return False
         # A stopped process runs none of its user's threads.
-        user.runner.pause()
+        loop = asyncio.get_running_loop()
+        user.timers.append(loop.call_later(_STOPPED_AFTER_S, user.runner.pause))
         return True
 
     def _end_idle(self, user: _UserRunner) -> None:
@@ -325,7 +328,7 @@ class PerUserRunners:
         if user.ended:
             return
         user.ended = True
-        user.stop_timer()
+        user.cancel_timers()
         if self._users.get(user.key) is user:
             del self._users[user.key]
         if user.key:

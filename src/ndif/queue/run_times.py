@@ -12,7 +12,6 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from itertools import accumulate
 from operator import mul
 from typing import Any
 
@@ -35,7 +34,8 @@ class _Window:
     def __init__(self) -> None:
         self._recent: deque[float] = deque()
         self._sorted: list[float] = []
-        self._sums: tuple[list[float], list[float]] | None = None
+        self._winsorised: dict[int, tuple[float, float]] = {}
+        """By the number of values that are not cut down."""
 
     def add(self, value: float) -> None:
         """Add a value; drop the oldest beyond the window."""
@@ -43,7 +43,7 @@ class _Window:
         insort(self._sorted, value)
         if len(self._recent) > _WINDOW:
             del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
-        self._sums = None
+        self._winsorised.clear()
 
     def __len__(self) -> int:
         return len(self._recent)
@@ -57,30 +57,16 @@ class _Window:
             return reached * quantile / (1 - quantile)
         return self._sorted[first + min(int(larger * quantile), larger - 1)] - reached
 
-    def mean(self, tail: float) -> float:
-        """Return the mean of `winsorised`, for one tail of many windows and not for many tails of one."""
-        top, kept = self._kept(tail)
-        count = len(self._sorted)
-        return (sum(self._sorted[:kept]) + (count - kept) * top) / count
-
     def winsorised(self, tail: float) -> tuple[float, float]:
         """Return mean and standard deviation, with the highest `tail` (a share) cut down to the rest."""
-        if self._sums is None:
-            squared = map(mul, self._sorted, self._sorted)
-            self._sums = (
-                list(accumulate(self._sorted, initial=0.0)),
-                list(accumulate(squared, initial=0.0)),
-            )
-        sums, squares = self._sums
-        count, (top, kept) = len(self._sorted), self._kept(tail)
-        cut = count - kept
-        mean = (sums[kept] + cut * top) / count
-        return mean, math.sqrt(max((squares[kept] + cut * top * top) / count - mean * mean, 0.0))
-
-    def _kept(self, tail: float) -> tuple[float, int]:
-        """Return the value to which the highest `tail` is cut down, and the number of the others."""
-        kept = max(len(self._sorted) - int(tail * len(self._sorted)), 1)
-        return self._sorted[kept - 1], kept
+        count = len(self._sorted)
+        kept = max(count - int(tail * count), 1)
+        if kept not in self._winsorised:
+            below, top, cut = self._sorted[:kept], self._sorted[kept - 1], count - kept
+            mean = (sum(below) + cut * top) / count
+            square = (sum(map(mul, below, below)) + cut * top * top) / count
+            self._winsorised[kept] = mean, math.sqrt(max(square - mean * mean, 0.0))
+        return self._winsorised[kept]
 
 
 class RunTimes:
@@ -107,7 +93,7 @@ class RunTimes:
         """Estimate an entry's run time in seconds, from its user's and everybody's; 1 before any."""
         if not self._runs:
             return _UNMEASURED_S
-        everybody = self._runs.mean(_OUTLIERS)
+        everybody, _ = self._runs.winsorised(_OUTLIERS)
         # The user's own mean keeps outliers: others wait for them.
         mine = self._users.get(entry.user, ())
         return (_PRIOR * everybody + math.fsum(mine)) / (_PRIOR + len(mine))

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -156,12 +156,6 @@ class PretendDriver:
 
     def release_memory(self) -> None:
         return
-
-    def random_states(self) -> list[torch.Tensor]:
-        return []
-
-    def set_random_states(self, states: Sequence[torch.Tensor]) -> None:
-        assert not states
 
     def reset_peak(self) -> None:
         return

@@ -375,6 +375,37 @@ LEFT = {
         "import warnings; said = str(warnings.filters[0])",
         True,
     ),
+    "numpy's generator": Left(
+        "import numpy; numpy.random.set_bit_generator(numpy.random.PCG64(3))",
+        "import numpy; said = type(numpy.random.get_bit_generator()).__name__",
+        True,
+    ),
+    "torch's random numbers": Left(
+        "import torch; torch.manual_seed(3)",
+        "import torch\nseeded = torch.Generator().manual_seed(3)\n"
+        "said = torch.rand(1).item() == torch.rand(1, generator=seeded).item()",
+        True,
+    ),
+    "a logger's level": Left(
+        "import logging; logging.getLogger('transformers').setLevel(7)",
+        "import logging; said = logging.getLogger('transformers').level",
+        True,
+    ),
+    "a logger's handlers": Left(
+        "import logging; logging.getLogger('torch').addHandler(logging.NullHandler())",
+        "import logging; said = len(logging.getLogger('torch').handlers)",
+        True,
+    ),
+    "a handler of another kind": Left(
+        "import logging; logging.root.handlers[:] = [logging.NullHandler()]",
+        "import logging; said = [type(each).__name__ for each in logging.root.handlers]",
+        True,
+    ),
+    "a handler's level": Left(
+        "import logging; logging.getLogger('transformers').handlers[0].setLevel(7)",
+        "import logging; said = [each.level for each in logging.getLogger('transformers').handlers]",
+        True,
+    ),
     "logging": Left(
         "import logging; logging.getLogger().setLevel(10); logging.disable(50)",
         "import logging; said = (logging.root.level, logging.root.manager.disable)",

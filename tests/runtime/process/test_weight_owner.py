@@ -134,21 +134,29 @@ def telling(client: TransformersModel) -> bytes:
 
 @on_loop
 async def test_a_key_has_its_runner_in_a_row_and_finds_the_weights_as_they_were(
-    tiny_gpt2: Path, runtime: Runtime, client: TransformersModel, tmp_path: Path
+    tiny_gpt2: Path,
+    runtime: Runtime,
+    client: TransformersModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """This is the default on GPUs."""
     read, write, tell = reading(client), writing(client), telling(client)
     truth = expected(tiny_gpt2)
     async with serve(tiny_gpt2, runtime, strangers(tmp_path)) as served:
-        verified = 0
-        verify = served.actor.process.verify
+        did: list[str] = []
+        verify, pause = served.actor.process.verify, RunnerHandle.pause
 
-        async def counted() -> int:
-            nonlocal verified
-            verified += 1
+        async def noted() -> int:
+            did.append("verified")
             return await verify()
 
-        served.actor.process.verify = counted  # type: ignore[method-assign]
+        def paused(runner: RunnerHandle) -> None:
+            did.append("stopped")
+            pause(runner)
+
+        monkeypatch.setattr(served.actor.process, "verify", noted)
+        monkeypatch.setattr(RunnerHandle, "pause", paused)
 
         async def pid(key: str) -> float:
             return (await served.logits(tell, trusted=False, key=key)).item()
@@ -157,13 +165,14 @@ async def test_a_key_has_its_runner_in_a_row_and_finds_the_weights_as_they_were(
         assert not (await served.logits(write, trusted=False, key="one")).any()
         assert torch.equal(await served.logits(read, trusted=False, key="one"), truth)
         assert await pid("one") == first
-        assert verified == 3
+        # While the owner looks at them, the process that waits cannot write to them.
+        assert did[:6] == ["stopped", "verified"] * 3
         # When it is gone it may have written to them since.
         assert await pid("another") not in (first, 0)
-        assert verified == 5
+        assert did.count("verified") == 5
         # Nobody shares a process for want of a key, and then once is enough.
         assert await pid("") != await pid("")
-        assert verified == 8
+        assert did.count("verified") == 8
         assert torch.equal(await served.logits(read, trusted=False), truth)
 
 

@@ -11,7 +11,7 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -214,15 +214,6 @@ class Cuda:
     def release_memory(self) -> None:
         """Return memory that the allocator caches to the device."""
         torch.cuda.empty_cache()
-
-    def random_states(self) -> list[torch.Tensor]:
-        """Return the states of the devices' random generators."""
-        return [torch.cuda.get_rng_state(index) for index in _devices_in_use()]
-
-    def set_random_states(self, states: Sequence[torch.Tensor]) -> None:
-        """Set the devices' random generators to states that `random_states` returned."""
-        for index, state in zip(_devices_in_use(), states, strict=True):
-            torch.cuda.set_rng_state(state, index)
 
     def reset_peak(self) -> None:
         """Begin to measure the peak of allocated memory anew."""

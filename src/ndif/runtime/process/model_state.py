@@ -6,6 +6,7 @@ import ctypes
 import mmap
 from collections import OrderedDict
 from collections.abc import Iterator
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import torch
@@ -42,13 +43,15 @@ class ModelState:
         inner = getattr(getattr(model, "tokenizer", None), "_tokenizer", None)
         self._tokenizer = _TokenizerState(inner) if hasattr(inner, "get_vocab_size") else None
         self._versions = Versions(self._dicts)
-        tensors = _tensors(model._module)
+        self._tensors = _tensors(model._module)
         # A storage that is kept is at an address that no other one can have.
-        self._storages = [each.untyped_storage() for each in tensors]
-        self._tensors = [
-            (each, each.requires_grad, each.data_ptr(), each.dtype, each.shape, dict(vars(each)))
-            for each in tensors
-        ]
+        self._storages = [each.untyped_storage() for each in self._tensors]
+        self._trains = [each.requires_grad for each in self._tensors]
+        self._addresses = list(map(_ADDRESS, self._tensors))
+        self._kinds_of_tensors = list(map(_KIND, self._tensors))
+        self._attributes = list(map(vars, self._tensors))
+        self._attribute_copies = list(map(copied, self._attributes))
+        self._attribute_versions = Versions(self._attributes)
 
     def restore(self) -> None:
         """Restore all that can be restored; raise ResetError if a weight or the tokenizer was changed."""
@@ -67,18 +70,39 @@ class ModelState:
             items[:] = before_items
         if self._tokenizer is not None:
             self._tokenizer.restore()
-        for tensor, trains, address, dtype, shape, attributes in self._tensors:
-            if (tensor.data_ptr(), tensor.dtype, tensor.shape) != (address, dtype, shape):
-                raise ResetError("a weight was replaced")
-            if not has_same_members(vars(tensor), attributes):
+        self._restore_tensors()
+
+    def _restore_tensors(self) -> None:
+        """Restore the weights' gradients; raise ResetError if a weight is another one.
+
+        There are hundreds, so each of their properties is read of all of them before it is compared.
+        """
+        tensors = self._tensors
+        if (
+            list(map(_ADDRESS, tensors)) != self._addresses
+            or list(map(_KIND, tensors)) != self._kinds_of_tensors
+        ):
+            raise ResetError("a weight was replaced")
+        for at in self._attribute_versions.changed():
+            if not has_same_members(self._attributes[at], self._attribute_copies[at]):
                 raise ResetError("a weight has other attributes")
-            if tensor.is_leaf is False or tensor._backward_hooks:
-                raise ResetError("a weight belongs to a graph")
-            if tensor._post_accumulate_grad_hooks:
-                raise ResetError("a weight has a hook")
-            if tensor.requires_grad is not trains:
+        self._attribute_versions.note()
+        if not all(map(_IS_LEAF, tensors)) or any(map(_HOOKS, tensors)):
+            raise ResetError("a weight belongs to a graph")
+        if any(map(_GRADIENT_HOOKS, tensors)):
+            raise ResetError("a weight has a hook")
+        for tensor, trains, now in zip(tensors, self._trains, map(_TRAINS, tensors), strict=True):
+            if now is not trains:
                 tensor.requires_grad_(trains)
-            tensor.grad = None
+        for tensor, gradient in zip(tensors, map(_GRADIENT, tensors), strict=True):
+            if gradient is not None:
+                tensor.grad = None
+
+
+_ADDRESS = methodcaller("data_ptr")
+_KIND = attrgetter("dtype", "shape")
+_IS_LEAF, _TRAINS, _GRADIENT = map(attrgetter, ("is_leaf", "requires_grad", "grad"))
+_HOOKS, _GRADIENT_HOOKS = map(attrgetter, ("_backward_hooks", "_post_accumulate_grad_hooks"))
 
 
 class _TokenizerState:

@@ -409,6 +409,18 @@ class Versions:
             self._words.note()
 
 
+class Lengths:
+    """The lengths of many lists, read at once to find those that have grown or shrunk."""
+
+    def __init__(self, lists: Sequence[list[Any]]) -> None:
+        self._count = len(lists)
+        self._words = _Words(lists, _LIST.words) if lists and _is_known(_LIST) else None
+
+    def changed(self) -> Sequence[int]:
+        """Return the indices of the lists that have changed; all of them where nothing tells."""
+        return range(self._count) if self._words is None else self._words.changed()
+
+
 def _function_offsets() -> list[int]:
     """Return the offsets in a function's memory of its code, defaults and attributes."""
 

@@ -18,15 +18,15 @@ import sys
 import tracemalloc
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.random import mtrand
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-if TYPE_CHECKING:
-    from ndif.runtime.process.cuda import Cuda
+from ndif.runtime.process.namespaces import Lengths, Versions
 
 
 class ProcessSetting(NamedTuple):
@@ -39,13 +39,17 @@ class ProcessSetting(NamedTuple):
     def is_unchanged(self, before: Any) -> bool:
         """Return True if the setting has the value `before`; False if it can no longer be read."""
         try:
-            return bool(self.read() == before)
+            now = self.read()
+            return now is before or bool(now == before)
         except Exception:
             return False
 
 
-def settings(driver: Cuda | None) -> list[ProcessSetting]:
-    """Return all settings that this Python, torch and numpy have."""
+def settings() -> list[ProcessSetting]:
+    """Return all settings that this Python, torch and numpy have.
+
+    Random numbers are no settings: each request begins with a seed of its own.
+    """
     rows: list[_Row] = []
     for module, names in _PAIRS:
         for name in names:
@@ -69,8 +73,6 @@ def settings(driver: Cuda | None) -> list[ProcessSetting]:
             limit = getattr(resource, name)
             reading = functools.partial(resource.getrlimit, limit)
             rows.append((name, reading, functools.partial(resource.setrlimit, limit)))
-    random = functools.partial(_torch_random, driver), functools.partial(_set_torch_random, driver)
-    rows.append(("random numbers of torch", *random))
     return [ProcessSetting(*row) for row in rows]
 
 
@@ -116,7 +118,7 @@ def _of_python() -> list[_Row]:
         ),
         ("warnings", lambda: list(warnings.filters), _set_warnings),
         ("logging", lambda: logging.root.manager.disable, logging.disable),
-        ("loggers", _loggers, _set_loggers),
+        ("loggers", _Loggers().read, _set_loggers),
         ("working directory", _folder, os.chdir),
         ("umask", _umask, os.umask),
         ("environment", lambda: dict(os.environ._data), _set_environment),  # type: ignore[attr-defined]
@@ -141,23 +143,46 @@ def _set_warnings(filters: list[Any]) -> None:
     warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
-def _loggers() -> dict[str, tuple[Any, ...]]:
-    known = {"": logging.root, **logging.root.manager.loggerDict}
-    return {
-        name: (
-            logger,
-            logger.level,
-            logger.propagate,
-            logger.disabled,
-            # Most loggers have neither.
-            [(each, each.level, each.formatter) for each in logger.handlers]
-            if logger.handlers
-            else (),
-            list(logger.filters) if logger.filters else (),
-        )
-        for name, logger in known.items()
-        if isinstance(logger, logging.Logger)
-    }
+class _Loggers:
+    """The settings of all loggers, of which there are hundreds: read again only after a change."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[Any, ...]] = {}
+        self._attributes = Versions(())
+        self._lists = Lengths(())
+        self._with_handlers: list[tuple[str, logging.Logger]] = []
+
+    def read(self) -> dict[str, tuple[Any, ...]]:
+        """Return the settings of each logger, by its name."""
+        if not self._found or self._attributes.changed() or self._lists.changed():
+            self._read_all()
+        for name, logger in self._with_handlers:
+            if self._found[name] != (now := _logger_settings(logger)):
+                self._found = {**self._found, name: now}
+        return self._found
+
+    def _read_all(self) -> None:
+        known = {"": logging.root, **logging.root.manager.loggerDict}
+        loggers = {name: each for name, each in known.items() if isinstance(each, logging.Logger)}
+        self._attributes = Versions([logging.root.manager.loggerDict, *map(vars, loggers.values())])
+        lists = [each for logger in loggers.values() for each in (logger.handlers, logger.filters)]
+        self._lists = Lengths(lists)
+        # The rest have lists without items, which do not change unless they grow.
+        self._with_handlers = [
+            (name, each) for name, each in loggers.items() if each.handlers or each.filters
+        ]
+        self._found = {name: _logger_settings(each) for name, each in loggers.items()}
+
+
+def _logger_settings(logger: logging.Logger) -> tuple[Any, ...]:
+    return (
+        logger,
+        logger.level,
+        logger.propagate,
+        logger.disabled,
+        [(each, each.level, each.formatter) for each in logger.handlers],
+        list(logger.filters),
+    )
 
 
 def _set_loggers(before: Mapping[str, tuple[Any, ...]]) -> None:
@@ -232,40 +257,16 @@ def _flushes_denormal() -> bool:
     return bool(torch.tensor([1e-310], dtype=torch.float64).mul(1.0).item() == 0)
 
 
-def _torch_random(driver: Cuda | None) -> list[bytes]:
-    """Return the state of torch's random generators on the CPU and on every device in use."""
-    states = [torch.get_rng_state(), *(driver.random_states() if driver else ())]
-    return [state.numpy().tobytes() for state in states]
-
-
-def _set_torch_random(driver: Cuda | None, before: list[bytes]) -> None:
-    cpu, *devices = (torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in before)
-    torch.set_rng_state(cpu)
-    if driver is not None:
-        driver.set_random_states(devices)
-
-
 def _of_numpy() -> list[_Row]:
     return [
         ("errors of numpy", np.geterr, lambda before: np.seterr(**before)),
         ("printing of numpy", np.get_printoptions, _set_printing),
-        ("random numbers of numpy", _numpy_random, _set_numpy_random),
+        ("generator of numpy", mtrand.get_bit_generator, mtrand.set_bit_generator),
     ]
 
 
 def _set_printing(before: Mapping[str, Any]) -> None:
     np.set_printoptions(**{name: before[name] for name in before if name != "override_repr"})
-
-
-def _numpy_random() -> tuple[Any, ...]:
-    state: Any = np.random.get_state(legacy=True)
-    name, keys, *others = state
-    return name, keys.tobytes(), *others
-
-
-def _set_numpy_random(before: tuple[Any, ...]) -> None:
-    name, keys, *others = before
-    np.random.set_state((name, np.frombuffer(keys, np.uint32), *others))
 
 
 def stop_timers() -> None:

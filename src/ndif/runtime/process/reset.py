@@ -1,9 +1,9 @@
 """The reset of a confined process between two requests of one user.
 
 After a reset the process shows no more of an earlier request than a new process does. State that is simple
-to restore is restored: settings of torch and numpy, random numbers, the model's hooks, modules that came
-with the request. Any other change is only detected: then the process ends, and the next request gets a new
-one.
+to restore is restored: settings of torch and numpy, the model's hooks, modules that came with the request.
+Any other change is only detected: then the process ends, and the next request gets a new one. Random
+numbers need neither, because each request begins with a seed of its own.
 
 The reset does not keep users apart: a process never serves two of them.
 """
@@ -77,7 +77,7 @@ class Reset:
         self._generation.forget()
         gc.collect()
         self._namespaces.inherit()
-        self._settings = [(setting, setting.read()) for setting in settings(self._driver)]
+        self._settings = [(setting, setting.read()) for setting in settings()]
         self._model = self._isolation.model_state or ModelState(self._generation.model)
         # Weights on devices belong to another process, which verifies them.
         own = self._generation.model._module if self._driver is None else torch.nn.Module()
@@ -88,7 +88,6 @@ class Reset:
         self._descriptors = _descriptors()
         # Present objects stay frozen, so that a request's objects are all that the collector tracks.
         gc.freeze()
-        self._isolation.decode_ahead()
 
     def __call__(self, header: Mapping[str, Any], *, rested: bool) -> None:
         """Remove everything that a request left; raise ResetError if something cannot be removed.
@@ -111,7 +110,14 @@ class Reset:
             raise ResetError("descriptors were opened, closed or changed")
         if rested:
             trim(KEPT_TOP)
-        # Of these objects the next request makes its own: the collector is to find them after it.
+        if self._driver is not None:
+            self.decode_ahead()  # where weights could be written to, it is stopped as soon as it waits
+
+    def decode_ahead(self) -> None:
+        """Decode what the next request will have in common with others, once it may be on its way.
+
+        Of these objects it makes its own: the collector is to find them after it.
+        """
         self._isolation.decode_ahead()
 
     def _check_threads(self) -> None:

@@ -187,12 +187,13 @@ class Runner:
         with contextlib.suppress(EOFError, ConnectionError, DeviceError):
             since = -_RESTED_S  # a user who has just come may think, too
             while True:
+                reset.decode_ahead()
                 header, payload, _ = self._channel.receive()
                 rested = _clock() - since > _RESTED_S
                 # Context variables that the request sets end with the copied context.
                 contextvars.copy_context().run(self._run, header, bytes(payload))
                 payload = bytearray()
-                since = _clock()  # once it has said that it waits, it may be stopped
+                since = _clock()
                 if not self._reset(functools.partial(reset, header, rested=rested)):
                     return
 
