@@ -17,6 +17,8 @@ from nnsight import TransformersModel
 
 from ndif.config.settings import Settings
 from ndif.host.port import ActorError, ModelActor, ReplicaEvictedError, ReplicaLostError
+from ndif.host.runner_protocol import LimitReason
+from ndif.host.watchdogs import ResourceWatchdog
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.objects import FileStore
@@ -250,6 +252,31 @@ async def test_idle_runners_that_are_killed_cost_nobody_a_job(
         response = await running
         assert response.status is Status.ERROR
         assert "SIGKILL" in response.description
+
+
+@on_loop
+async def test_a_runner_that_takes_too_much_between_requests_is_ended(
+    tiny_gpt2: Path, client: TransformersModel, strict: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_too_much = False
+
+    def exceeded(*_: object) -> LimitReason | None:
+        return LimitReason("It is too much.", "memory") if is_too_much else None
+
+    monkeypatch.setattr("ndif.host.runner_pool._STOPPED_AFTER_S", 60.0)
+    monkeypatch.setattr(ResourceWatchdog, "exceeded", exceeded)
+    sent = Sent()
+    with client.trace(PROMPT, backend=sent):
+        logits = torch.tensor(os.getpid()).save()  # noqa: F841
+    settings = strict.model_copy(update={"protector": "off"})
+    async with serve(tiny_gpt2, settings=settings) as served:
+        first = int((await served.logits(sent.payload, trusted=False, key="one")).item())
+        assert alive(first)
+        is_too_much = True
+        await until(lambda: not alive(first))
+        is_too_much = False
+        second = int((await served.logits(sent.payload, trusted=False, key="one")).item())
+        assert second != first
 
 
 @on_loop

@@ -75,10 +75,10 @@ class _Details:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A question to the leader for a model's details, and what `/status` said of it by then."""
+    """A question to the leader for a model's details, and how far its replicas had come by then."""
 
     at: float
-    entry: Mapping[str, Any] | None
+    states: Any
     task: asyncio.Task[_Details]
 
 
@@ -139,9 +139,9 @@ class ModelRoutes:
             each: asked for each, asked in self._asked.items() if now - asked.at < _FRESH_S
         }
         asked = self._asked.get(key)
-        if asked is None or _states(asked.entry) != _states(entry):
+        if asked is None or asked.states != _states(entry):
             task = asyncio.create_task(self._ask(key), name="details of a model")
-            asked = self._asked[key] = _Asked(now, entry, task)
+            asked = self._asked[key] = _Asked(now, _states(entry), task)
         try:
             return await asyncio.shield(asked.task)
         except Exception:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -466,11 +467,23 @@ class LocalModelActor:
         """Watch what a request takes: of the CPU an untrusted one, of a GPU that others share any."""
         if runner.pid is None:
             return []
-        watchers = [] if request.trusted else [self._watch.enforce(runner.pid, self.cancel)]
+        if not request.trusted:
+            # Until it is stopped it may take more.
+            end = partial(self._exceeded, runner)
+            watching = self._watch.enforce(runner.pid, end)
+            runner.watch(asyncio.create_task(watching, name="runner's resources"))
         zygote = self.process.pid
-        if self._gpu_watch is not None and zygote is not None and self.process.exposes_weights:
-            watchers.append(self._gpu_watch.enforce(runner.pid, zygote, self._held, self.cancel))
-        return [asyncio.create_task(watcher) for watcher in watchers]
+        if self._gpu_watch is None or zygote is None or not self.process.exposes_weights:
+            return []
+        watching = self._gpu_watch.enforce(runner.pid, zygote, self._held, self.cancel)
+        return [asyncio.create_task(watching, name="a GPU's memory")]
+
+    def _exceeded(self, runner: RunnerHandle, reason: str) -> None:
+        """End what runs on a runner that took too much, or the runner where nothing runs."""
+        if self._runner is runner:
+            self.cancel(reason)
+        else:
+            runner.kill()
 
     async def _verify(self, runner: RunnerHandle, *, trusted: bool) -> None:
         """See that a runner left the weights that it shared as they were, or else end the replica."""

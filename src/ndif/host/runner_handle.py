@@ -38,9 +38,10 @@ class RunnerHandle:
     def __init__(self, runner_id: str, channel: Channel, frozen_s: float = FROZEN_S) -> None:
         self.id = runner_id
         self.pid: int | None = None
-        self._is_paused = False
         self.channel = channel
         self._frozen_s = frozen_s
+        self._is_paused = False
+        self._watching: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[int | None] = loop.create_future()
         self._over: asyncio.Future[None] = loop.create_future()
@@ -140,15 +141,23 @@ class RunnerHandle:
                 yield await self.channel.receive(max_body_bytes)
 
     def pause(self) -> None:
-        """Stop the process: none of its threads runs until `resume`."""
-        self._is_paused = True
-        self._signal(signal.SIGSTOP)
+        """Stop the process: none of its threads runs until `resume`, and it takes nothing more."""
+        if not self._is_paused:
+            self._is_paused = True
+            self._signal(signal.SIGSTOP)
+        self.watch(None)
 
     def resume(self) -> None:
         """Continue the process if it is stopped."""
         if self._is_paused:
             self._is_paused = False
             self._signal(signal.SIGCONT)
+
+    def watch(self, watching: asyncio.Task[None] | None) -> None:
+        """Replace the task that watches what the process takes while it runs; None if it does not run."""
+        if self._watching is not None:
+            self._watching.cancel()
+        self._watching = watching
 
     def interrupt(self) -> None:
         """Raise an error in the line that the process's block is in."""
@@ -157,6 +166,7 @@ class RunnerHandle:
     def kill(self) -> None:
         """Kill the process, from which nothing more is read."""
         self._signal(signal.SIGKILL)
+        self.watch(None)
         # It may not be forked yet, or its zygote may be frozen: no reader waits for its end.
         self.channel.hang_up()
         self._be_over(is_cut=True)

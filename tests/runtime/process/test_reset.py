@@ -208,6 +208,22 @@ LEFT = {
         "said = model._module.lm_head.weight.sum().item()",
         False,
     ),
+    "a weight's attributes": Left(
+        "model._module.lm_head.weight.__dict__ = {'note': 1}",
+        "said = hasattr(model._module.lm_head.weight, 'note')",
+        False,
+    ),
+    "a transposed weight": Left(
+        "model._module.transformer.h[0].attn.c_proj.weight.detach_().t_()",
+        "said = model._module.transformer.h[0].attn.c_proj.weight.stride()",
+        False,
+    ),
+    "a weight of another class": Left(
+        "import torch\n"
+        "model._module.lm_head.weight.__class__ = type('Own', (torch.nn.Parameter,), {})",
+        "said = type(model._module.lm_head.weight).__name__",
+        False,
+    ),
     "tokens": Left("model.tokenizer.add_tokens(['xyzzy'])", "said = len(model.tokenizer)", False),
     "side of the padding": Left(
         "model.tokenizer.padding_side = 'left' if model.tokenizer.padding_side == 'right' else 'right'",
@@ -395,6 +411,18 @@ LEFT = {
         "import logging; logging.getLogger('torch').addHandler(logging.NullHandler())",
         "import logging; said = len(logging.getLogger('torch').handlers)",
         True,
+    ),
+    "a logger's dictionary": Left(
+        "import logging; logger = logging.getLogger('torch')\n"
+        "logger.__dict__ = {**vars(logger), 'level': 7}",
+        "import logging; said = logging.getLogger('torch').level",
+        True,
+    ),
+    "the dictionary of loggers": Left(
+        "import logging; manager = logging.root.manager\n"
+        "manager.loggerDict = {**manager.loggerDict, 'new': logging.Logger('new')}",
+        "import logging; said = 'new' in logging.root.manager.loggerDict",
+        False,
     ),
     "a handler of another kind": Left(
         "import logging; logging.root.handlers[:] = [logging.NullHandler()]",

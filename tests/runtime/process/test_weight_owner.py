@@ -141,6 +141,7 @@ async def test_a_key_has_its_runner_in_a_row_and_finds_the_weights_as_they_were(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """This is the default on GPUs."""
+    monkeypatch.setattr("ndif.host.runner_pool._STOPPED_AFTER_S", 60.0)  # not by time
     read, write, tell = reading(client), writing(client), telling(client)
     truth = expected(tiny_gpt2)
     async with serve(tiny_gpt2, runtime, strangers(tmp_path)) as served:

@@ -6,7 +6,7 @@ import ctypes
 import mmap
 from collections import OrderedDict
 from collections.abc import Iterator
-from operator import attrgetter, methodcaller
+from operator import attrgetter, is_, methodcaller
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ class ModelState:
         self._storages = [each.untyped_storage() for each in self._tensors]
         self._trains = [each.requires_grad for each in self._tensors]
         self._addresses = list(map(_ADDRESS, self._tensors))
-        self._kinds_of_tensors = list(map(_KIND, self._tensors))
+        self._forms = list(map(_form, self._tensors))
         self._attributes = list(map(vars, self._tensors))
         self._attribute_copies = list(map(copied, self._attributes))
         self._attribute_versions = Versions(self._attributes)
@@ -73,16 +73,18 @@ class ModelState:
         self._restore_tensors()
 
     def _restore_tensors(self) -> None:
-        """Restore the weights' gradients; raise ResetError if a weight is another one.
+        """Restore which weights train, and drop gradients; raise ResetError if a weight was changed.
 
-        There are hundreds, so each of their properties is read of all of them before it is compared.
+        There are hundreds: each property is read of all of them at once.
         """
         tensors = self._tensors
         if (
             list(map(_ADDRESS, tensors)) != self._addresses
-            or list(map(_KIND, tensors)) != self._kinds_of_tensors
+            or list(map(_form, tensors)) != self._forms
         ):
             raise ResetError("a weight was replaced")
+        if not all(map(is_, map(vars, tensors), self._attributes)):
+            raise ResetError("a weight has other attributes")
         for at in self._attribute_versions.changed():
             if not has_same_members(self._attributes[at], self._attribute_copies[at]):
                 raise ResetError("a weight has other attributes")
@@ -100,9 +102,12 @@ class ModelState:
 
 
 _ADDRESS = methodcaller("data_ptr")
-_KIND = attrgetter("dtype", "shape")
 _IS_LEAF, _TRAINS, _GRADIENT = map(attrgetter, ("is_leaf", "requires_grad", "grad"))
 _HOOKS, _GRADIENT_HOOKS = map(attrgetter, ("_backward_hooks", "_post_accumulate_grad_hooks"))
+
+
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return type(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 class _TokenizerState:

@@ -313,10 +313,21 @@ def _at(addresses: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], npt.
     if not len(addresses):
         return np.empty(0, np.uint64), np.empty(0, np.intp)
     start = int(addresses.min())
-    size = int(addresses.max()) - start + 8
-    memory = memoryview((ctypes.c_char * size).from_address(start)).cast("B")
+    words = (int(addresses.max()) - start) // 8 + 1
     places = ((addresses - np.uint64(start)) // np.uint64(8)).astype(np.intp)
-    return np.frombuffer(memory, np.uint64), places
+    return np.asarray(_Span(start, words)), places
+
+
+class _Span:
+    """The words from an address on, for numpy. An array of `ctypes` would make a class for each size."""
+
+    def __init__(self, start: int, words: int) -> None:
+        self.__array_interface__ = {
+            "data": (start, True),  # read only
+            "shape": (words,),
+            "typestr": np.dtype(np.uint64).str,
+            "version": 3,
+        }
 
 
 _PIECE = 1 << 13

@@ -18,6 +18,7 @@ import sys
 import tracemalloc
 import warnings
 from collections.abc import Callable, Mapping
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -148,30 +149,49 @@ class _Loggers:
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[Any, ...]] = {}
-        self._attributes = Versions(())
+        self._by_name: dict[str, Any] = {}
+        self._loggers: list[logging.Logger] = []
+        self._dicts: list[dict[str, Any]] = []
+        self._versions = Versions(())
         self._lists = Lengths(())
-        self._with_handlers: list[tuple[str, logging.Logger]] = []
+        self._with_items: list[tuple[str, logging.Logger]] = []
 
     def read(self) -> dict[str, tuple[Any, ...]]:
         """Return the settings of each logger, by its name."""
-        if not self._found or self._attributes.changed() or self._lists.changed():
+        if self._may_have_changed():
             self._read_all()
-        for name, logger in self._with_handlers:
+        for name, logger in self._with_items:
             if self._found[name] != (now := _logger_settings(logger)):
                 self._found = {**self._found, name: now}
         return self._found
 
+    def _may_have_changed(self) -> bool:
+        return (
+            not self._found
+            or logging.root.manager.loggerDict is not self._by_name
+            or not all(map(is_, map(vars, self._loggers), self._dicts))
+            or bool(self._versions.changed())
+            or bool(self._lists.changed())
+        )
+
     def _read_all(self) -> None:
-        known = {"": logging.root, **logging.root.manager.loggerDict}
-        loggers = {name: each for name, each in known.items() if isinstance(each, logging.Logger)}
-        self._attributes = Versions([logging.root.manager.loggerDict, *map(vars, loggers.values())])
-        lists = [each for logger in loggers.values() for each in (logger.handlers, logger.filters)]
-        self._lists = Lengths(lists)
-        # The rest have lists without items, which do not change unless they grow.
-        self._with_handlers = [
-            (name, each) for name, each in loggers.items() if each.handlers or each.filters
+        self._found = {}  # so that a read that fails is repeated
+        self._by_name = logging.root.manager.loggerDict
+        known = {"": logging.root, **self._by_name}
+        found = {name: each for name, each in known.items() if isinstance(each, logging.Logger)}
+        settings = {name: _logger_settings(each) for name, each in found.items()}
+        self._loggers = [*found.values()]
+        self._dicts = [*map(vars, self._loggers)]
+        self._versions = Versions([self._by_name, *self._dicts])
+        # These are kept by their loggers, whose versions tell of another one in their place.
+        self._lists = Lengths(
+            [items for each in self._loggers for items in (each.handlers, each.filters)]
+        )
+        # The other lists change only if they grow.
+        self._with_items = [
+            (name, each) for name, each in found.items() if each.handlers or each.filters
         ]
-        self._found = {name: _logger_settings(each) for name, each in loggers.items()}
+        self._found = settings
 
 
 def _logger_settings(logger: logging.Logger) -> tuple[Any, ...]:

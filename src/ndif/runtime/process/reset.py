@@ -3,7 +3,7 @@
 After a reset the process shows no more of an earlier request than a new process does. State that is simple
 to restore is restored: settings of torch and numpy, the model's hooks, modules that came with the request.
 Any other change is only detected: then the process ends, and the next request gets a new one. Random
-numbers need neither, because each request begins with a seed of its own.
+numbers of torch and numpy need neither, because each request begins with a seed of its own.
 
 The reset does not keep users apart: a process never serves two of them.
 """

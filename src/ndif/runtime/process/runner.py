@@ -193,7 +193,7 @@ class Runner:
                 # Context variables that the request sets end with the copied context.
                 contextvars.copy_context().run(self._run, header, bytes(payload))
                 payload = bytearray()
-                since = _clock()
+                since = _clock()  # the reset may take a while
                 if not self._reset(functools.partial(reset, header, rested=rested)):
                     return
 
