@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import attrgetter, is_, methodcaller
 from typing import Any
 
@@ -47,8 +47,7 @@ class ModelState:
         # A storage that is kept is at an address that no other one can have.
         self._storages = [each.untyped_storage() for each in self._tensors]
         self._trains = [each.requires_grad for each in self._tensors]
-        self._addresses = list(map(_ADDRESS, self._tensors))
-        self._forms = list(map(_form, self._tensors))
+        self._forms = _forms(self._tensors)
         self._attributes = list(map(vars, self._tensors))
         self._attribute_copies = list(map(copied, self._attributes))
         self._attribute_versions = Versions(self._attributes)
@@ -78,10 +77,7 @@ class ModelState:
         There are hundreds: each property is read of all of them at once.
         """
         tensors = self._tensors
-        if (
-            list(map(_ADDRESS, tensors)) != self._addresses
-            or list(map(_form, tensors)) != self._forms
-        ):
+        if _forms(tensors) != self._forms:
             raise ResetError("a weight was replaced")
         if not all(map(is_, map(vars, tensors), self._attributes)):
             raise ResetError("a weight has other attributes")
@@ -101,13 +97,20 @@ class ModelState:
                 tensor.grad = None
 
 
-_ADDRESS = methodcaller("data_ptr")
 _IS_LEAF, _TRAINS, _GRADIENT = map(attrgetter, ("is_leaf", "requires_grad", "grad"))
 _HOOKS, _GRADIENT_HOOKS = map(attrgetter, ("_backward_hooks", "_post_accumulate_grad_hooks"))
 
 
-def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return type(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+def _forms(tensors: list[torch.Tensor]) -> list[list[Any]]:
+    """Return what says which memory each tensor is, and how it is read."""
+    return [list(map(read, tensors)) for read in _READS]
+
+
+_READS: tuple[Callable[[Any], Any], ...] = (
+    type,
+    attrgetter("dtype", "shape"),
+    *map(methodcaller, ("data_ptr", "stride", "storage_offset")),
+)
 
 
 class _TokenizerState:
