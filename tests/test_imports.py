@@ -8,6 +8,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,7 @@ HEAVY = (
 )
 SERVING = ("starlette", "pydantic", "uvicorn", "socketio")
 DANGEROUS = ("pickle", "cloudpickle", "dill", "marshal", "shelve", "torch", "joblib")
+LOADS = {"load", "loads", "Unpickler"}
 
 ROOMS = (
     "cli",
@@ -86,7 +89,83 @@ def modules_of(tmp_path: Path, *arguments: str) -> tuple[set[str], str]:
             text=True,
         )
     assert done.returncode == 0, done.stderr
-    return {name.partition(".")[0] for name in json.loads(report.read_text())}, done.stdout
+    return top_level(json.loads(report.read_text())), done.stdout
+
+
+def top_level(names: Sequence[str]) -> set[str]:
+    return {name.partition(".")[0] for name in names}
+
+
+# Each command line runs in a fork, which starts with the modules that every command line needs.
+FORKS = """
+import json, os, runpy, sys, traceback
+from pathlib import Path
+import ndif.cli.main
+for number, arguments in enumerate(json.loads(sys.argv.pop())):
+    if child := os.fork():
+        os.waitpid(child, 0)
+        continue
+    said = os.open(f"said-{number}", os.O_CREAT | os.O_WRONLY)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    sys.argv[1:] = arguments
+    code = None
+    try:
+        runpy.run_module("ndif", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    Path(f"modules-{number}").write_text(json.dumps([code or 0, list(sys.modules)]))
+    os._exit(0)
+"""
+
+
+def modules_of_commands(
+    folder: Path, lines: Sequence[Sequence[str]]
+) -> list[tuple[Sequence[str], set[str], str]]:
+    """Return what `modules_of` returns for command lines of ndif, at the price of one process."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, json.dumps(lines)], cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = []
+    for number, line in enumerate(lines):
+        printed = (folder / f"said-{number}").read_text()
+        code, names = json.loads((folder / f"modules-{number}").read_text())
+        assert code == 0, f"{line}: {printed}"
+        found.append((line, top_level(names), printed))
+    return found
+
+
+IN_TURN = """
+import importlib, json, sys
+here = set()
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+    print(json.dumps(sorted(sys.modules.keys() - here)))
+    here = {*sys.modules}
+"""
+
+
+def modules_imported_in_turn(*modules: str) -> list[tuple[str, set[str]]]:
+    """Import modules one after another in one process; return the top-level modules that each adds."""
+    done = subprocess.run([sys.executable, "-c", IN_TURN, *modules], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    added = [top_level(json.loads(line)) for line in done.stdout.splitlines()]
+    return [*zip(modules, added, strict=True)]
+
+
+def surplus(found: Iterable[tuple[str, set[str]]], unneeded: Iterable[str]) -> list[str]:
+    """Return a line for each unneeded module that something imports."""
+    return [
+        f"{name} imports {other}"
+        for name, imported in found
+        for other in sorted(imported & set(unneeded))
+    ]
 
 
 # In a process of its own
@@ -104,42 +183,56 @@ def test_the_command_line_answers() -> None:
         assert command in done.stdout
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["-c", "import ndif.cli.main"],
-        ["-m", "ndif", "--help"],
-        ["-m", "ndif", "local", "--help"],
-        ["-m", "ndif", "local", "start", "--help"],
-        ["-m", "ndif", "runtime", "--help"],
-        ["-m", "ndif", "runtime", "add", "--help"],
-        ["-m", "ndif", "version"],
-    ],
-    ids=" ".join,
+COMMAND_LINES = (
+    ["--help"],
+    ["local", "--help"],
+    ["local", "start", "--help"],
+    ["runtime", "--help"],
+    ["runtime", "add", "--help"],
+    ["version"],
 )
-def test_the_command_line_imports_nothing_it_does_not_need(
-    tmp_path: Path, arguments: list[str]
-) -> None:
-    imported, _ = modules_of(tmp_path, *arguments)
-    assert "ndif" in imported
-    assert imported.isdisjoint((*HEAVY, *SERVING, "pynvml"))
 
 
-@pytest.mark.parametrize(
-    "module", ["ndif.server.embedded", "ndif.server.local", "ndif.host.model_actor"]
-)
-def test_the_control_plane_imports_no_model_plane(tmp_path: Path, module: str) -> None:
-    imported, _ = modules_of(tmp_path, "-c", f"import {module}")
-    assert {"ndif", "pydantic"} <= imported
+def test_the_command_line_imports_nothing_it_does_not_need(tmp_path: Path) -> None:
+    for arguments in (["-c", "import ndif.cli.main"], ["-m", "ndif", "--help"]):
+        imported, _ = modules_of(tmp_path, *arguments)
+        assert "ndif" in imported
+        assert imported.isdisjoint((*HEAVY, *SERVING, "pynvml"))
+    found = [
+        (" ".join(line), imported)
+        for line, imported, _ in modules_of_commands(tmp_path, COMMAND_LINES)
+    ]
+    assert all("ndif" in imported for _, imported in found)
+    assert surplus(found, (*HEAVY, *SERVING, "pynvml")) == []
+
+
+def test_a_forked_process_tells_what_its_own_command_imports(tmp_path: Path) -> None:
+    """`modules_of_commands` and `modules_of` agree."""
+    line = ("runtime", "list")
+    ((_, imported, printed),) = modules_of_commands(tmp_path, [line])
+    alone, printed_alone = modules_of(tmp_path, "-m", "ndif", *line)
+    assert printed == printed_alone
+    # Modules that report the others.
+    assert imported - alone <= {"runpy", "traceback"}
+    assert alone - imported <= {"sitecustomize", "atexit"}
+
+
+SERVERS = ("ndif.server.embedded", "ndif.server.local")
+
+
+def test_the_control_plane_imports_no_model_plane() -> None:
+    found = modules_imported_in_turn(*SERVERS, "ndif.host.model_actor")
+    assert {"ndif", "pydantic"} <= found[0][1]
     # socketio takes redis with it wherever that is installed.
     # The driver is asked by a process of its own.
-    assert imported.isdisjoint({*HEAVY, "pynvml"} - {"redis"})
+    assert surplus(found, {*HEAVY, "pynvml"} - {"redis"}) == []
 
 
-@pytest.mark.parametrize("module", ["ndif.server.embedded", "ndif.server.local"])
-def test_a_server_of_one_process_needs_no_engine(module: str) -> None:
+def test_a_server_of_one_process_needs_no_engine() -> None:
     """An installation without extras leaves the clients of Redis, S3 and Ray out."""
-    code = f"import sys; sys.modules.update(dict.fromkeys({ENGINE_PACKAGES!r})); import {module}"
+    code = f"import sys; sys.modules.update(dict.fromkeys({ENGINE_PACKAGES!r}));" + "".join(
+        f"import {module};" for module in SERVERS
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -158,37 +251,59 @@ def name_of(file: Path) -> str:
     return ".".join(part for part in parts if part != "__init__")
 
 
-def imports_of(file: Path) -> set[str]:
-    """Full names of what a file imports, wherever in it."""
+@cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _let_the_trees_go() -> Iterator[None]:
+    """They take a hundred megabytes, and later tests run in the same process."""
+    yield
+    tree_of.cache_clear()
+
+
+@cache
+def imports_of(file: Path) -> dict[str, int]:
+    """Full names of what a file imports, wherever in it, and the first line that does."""
     package = name_of(file) if file.name == "__init__.py" else name_of(file).rpartition(".")[0]
-    return imports_in(file.read_text(), package)
+    return imports_in(tree_of(file), package)
 
 
-def imports_in(text: str, package: str) -> set[str]:
+def imports_in(tree: ast.Module, package: str) -> dict[str, int]:
     """`from a import b` is `a` and `a.b`: which of them is the module only its folder can tell."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
+    found: dict[str, int] = {}
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-            found.add(base)
-            found.update(f"{base}.{alias.name}" for alias in node.names)
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        for name in names:
+            found.setdefault(name, node.lineno)
     return found
 
 
 MODULES = {name_of(file): file for file in sorted(SOURCE.rglob("*.py"))}
 
 
-def modules_imported_by(module: str) -> set[str]:
+@cache
+def modules_imported_by(module: str) -> frozenset[str]:
     """Return the modules of ndif that a module imports, itself excepted.
 
     `from package import module` is an import of that module, and not of what `package/__init__.py` defines.
     """
-    names = imports_of(MODULES[module])
+    names = imports_of(MODULES[module]).keys()
     of_modules = {name.rpartition(".")[0] for name in names & set(MODULES)}
     of_values = {name.rpartition(".")[0] for name in names - set(MODULES)}
-    return (names & set(MODULES)) - (of_modules - of_values) - {module, "ndif"}
+    return frozenset((names & set(MODULES)) - (of_modules - of_values) - {module, "ndif"})
+
+
+def place_of_import(module: str, imported: str) -> str:
+    file = MODULES[module]
+    return f"{file.relative_to(SOURCE)}:{imports_of(file)[imported]}"
 
 
 def room_of(module: str) -> str:
@@ -209,25 +324,42 @@ def test_imports_are_found_in_every_form() -> None:
     text = (
         "import a.b as c\nfrom d import e\ndef f():\n    from . import g\n    from ..h.i import j\n"
     )
-    assert imports_in(text, "ndif.host") == {
-        *("a.b", "d", "d.e"),
-        *("ndif.host", "ndif.host.g", "ndif.h.i", "ndif.h.i.j"),
+    assert imports_in(ast.parse(text), "ndif.host") == {
+        "a.b": 1,
+        "d": 2,
+        "d.e": 2,
+        "ndif.host": 4,
+        "ndif.host.g": 4,
+        "ndif.h.i": 5,
+        "ndif.h.i.j": 5,
     }
 
 
-@pytest.mark.parametrize("module", sorted(set(MODULES) - {"ndif", "ndif.__main__"}))
-def test_a_file_imports_only_what_lies_deeper(module: str) -> None:
-    imported = modules_imported_by(module)
-    if room_of(module) in GROUND:
-        assert {room_of(other) for other in imported} <= GROUND
-        return
-    floor = ROOMS.index(room_of(module))
-    upwards = {
-        other
-        for other in imported
-        if room_of(other) not in GROUND and ROOMS.index(room_of(other)) < floor
-    }
-    assert not upwards
+def lies_deeper(imported: str, module: str) -> bool:
+    """Return whether a module may import another: its own room, a room below, or the ground."""
+    if room_of(imported) in GROUND:
+        return True
+    return room_of(module) not in GROUND and (
+        ROOMS.index(room_of(imported)) >= ROOMS.index(room_of(module))
+    )
+
+
+def test_the_floors_are_told_apart() -> None:
+    assert lies_deeper("ndif.host.frames", "ndif.queue.job")
+    assert lies_deeper("ndif.queue.turns", "ndif.queue.job")
+    assert lies_deeper("ndif.sizes", "ndif.net")
+    assert not lies_deeper("ndif.queue.job", "ndif.host.frames")
+    assert not lies_deeper("ndif.config.settings", "ndif.net")
+
+
+def test_a_file_imports_only_what_lies_deeper() -> None:
+    upwards = [
+        f"{place_of_import(module, imported)}: {imported} does not lie deeper"
+        for module in sorted(set(MODULES) - {"ndif", "ndif.__main__"})
+        for imported in sorted(modules_imported_by(module))
+        if not lies_deeper(imported, module)
+    ]
+    assert not upwards, "\n".join(upwards)
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
@@ -257,53 +389,89 @@ def test_the_order_is_not_empty() -> None:
     ("room", "known"), [("runtime", {"runtime", "sandbox", "sizes"}), ("sandbox", {"sandbox"})]
 )
 def test_the_model_plane_imports_nothing_of_ndif_but_itself(room: str, known: set[str]) -> None:
-    for file in files_of(room):
-        ours = {name for name in imports_of(file) if name.partition(".")[0] == "ndif"}
-        strangers = {name for name in ours if name.split(".")[1:2] not in [[k] for k in known]}
-        assert not strangers, f"{file} imports {strangers}"
+    strangers = [
+        f"{file.relative_to(SOURCE)}:{line}: {name}"
+        for file in files_of(room)
+        for name, line in imports_of(file).items()
+        if name.partition(".")[0] == "ndif" and name.split(".")[1:2] not in [[k] for k in known]
+    ]
+    assert not strangers, "\n".join(strangers)
+
+
+def loads_in(tree: ast.Module) -> Iterator[int]:
+    """Yield the lines that read objects of any class, with `pickle.loads` or its like."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id in DANGEROUS and node.attr in LOADS:
+                yield node.lineno
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and node.module in DANGEROUS
+            and not LOADS.isdisjoint(alias.name for alias in node.names)
+        ):
+            yield node.lineno
+
+
+def test_loads_are_found_in_every_form() -> None:
+    text = "import pickle\npickle.loads(b'')\nfrom dill import load as l\ntorch.load\njson.load\n"
+    assert [*loads_in(ast.parse(text))] == [3, 4, 2]
 
 
 def test_the_control_plane_unpickles_nothing() -> None:
     """No `pickle.loads` or its like, and no heavy import hidden in a function."""
     checked = 0
-    for file in sorted(SOURCE.rglob("*.py")):
+    found = []
+    for file in MODULES.values():
         if file.is_relative_to(SOURCE / "runtime"):
             continue
         if file.is_relative_to(SOURCE / "sandbox" / "protector"):
             continue  # it is entered in runners alone
         checked += 1
-        roots = {name.partition(".")[0] for name in imports_of(file)}
         room = file.relative_to(SOURCE).as_posix()
         if room in CLIENTS:
             continue
-        for path, engines in ENGINES.items():
-            roots -= set(engines.split()) if room.startswith(path) else set()
-        assert roots.isdisjoint(HEAVY), file
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                loads = node.value.id in DANGEROUS and node.attr in ("load", "loads", "Unpickler")
-                assert not loads, f"{file}:{node.lineno}"
-            if isinstance(node, ast.ImportFrom) and node.module in DANGEROUS:
-                taken = {alias.name for alias in node.names}
-                assert taken.isdisjoint({"load", "loads", "Unpickler"}), f"{file}:{node.lineno}"
+        allowed = {
+            engine
+            for path, engines in ENGINES.items()
+            if room.startswith(path)
+            for engine in engines.split()
+        }
+        found += [
+            f"{room}:{line}: imports {name}"
+            for name, line in imports_of(file).items()
+            if name.partition(".")[0] in set(HEAVY) - allowed
+        ]
+        found += [f"{room}:{line}: loads" for line in loads_in(tree_of(file))]
+    assert not found, "\n".join(found)
     assert checked > 30
 
 
 def test_nothing_imports_the_programs_of_clients() -> None:
     names = {name_of(SOURCE / client) for client in CLIENTS}
     assert names <= MODULES.keys()
-    for module in MODULES:
-        assert names.isdisjoint(modules_imported_by(module)), module
+    importers = [
+        place_of_import(module, client)
+        for module in MODULES
+        for client in names & modules_imported_by(module)
+    ]
+    assert not importers, "\n".join(importers)
 
 
 def test_only_the_configuration_reads_the_environment_for_settings() -> None:
     """`os.environ` is passed on to child processes; a variable of ours is read in one place."""
-    for file in sorted(SOURCE.rglob("*.py")):
+    found = []
+    for file in MODULES.values():
         if file == SOURCE / "config" / "settings.py":
             continue
-        for node in ast.walk(ast.parse(file.read_text())):
+        place = file.relative_to(SOURCE).as_posix()
+        for node in ast.walk(tree_of(file)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                assert node.func.attr != "getenv", f"{file}:{node.lineno}"
-                continue
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                assert not node.value.startswith("NDIF_"), f"{file}:{node.lineno}"
+                if node.func.attr == "getenv":
+                    found.append(f"{place}:{node.lineno}: getenv")
+            elif (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and node.value.startswith("NDIF_")
+            ):
+                found.append(f"{place}:{node.lineno}: {node.value}")
+    assert not found, "\n".join(found)
