@@ -258,7 +258,7 @@ def tree_of(file: Path) -> ast.Module:
 
 @pytest.fixture(scope="module", autouse=True)
 def _let_the_trees_go() -> Iterator[None]:
-    """They take a hundred megabytes, and later tests run in the same process."""
+    """Free a hundred megabytes for the tests of the next module."""
     yield
     tree_of.cache_clear()
 

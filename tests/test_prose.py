@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import pytest
 
 import ndif
 
@@ -42,10 +40,10 @@ def first_word(text: str) -> str:
     return found[1] if found else ""
 
 
-@pytest.mark.parametrize("file", [*FILES, *BESIDE], ids=lambda file: "/".join(file.parts[-3:]))
-def test_docstrings_name_their_subject(file: Path) -> None:
+def test_docstrings_name_their_subject() -> None:
     riddles = [
-        f"{file}:{line}: {text.splitlines()[0]}"
+        f"{file.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
+        for file in (*FILES, *BESIDE)
         for line, text in docstrings_of(file)
         if first_word(text) in FORBIDDEN_FIRST_WORDS
     ]
@@ -68,18 +66,31 @@ DOCUMENTS = sorted(
 )
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
-def test_files_that_a_document_names_are_there(document: Path) -> None:
-    named = set(re.findall(r"`((?:[\w.-]+/)+[\w-]+\.(?:py|yaml|md|json))`", document.read_text()))
-    places = (ROOT, SOURCE, document.parent)
-    missing = {
-        name
-        for name in named
+def files_missing_from(text: str, places: Sequence[Path]) -> Iterator[tuple[int, str]]:
+    """Yield line and path of every file that a text names and that is in none of the places."""
+    for found in re.finditer(r"`((?:[\w.-]+/)+[\w-]+\.(?:py|yaml|md|json))`", text):
+        name = found[1]
         # NAME stands for a name to be chosen; `build` is what a command makes.
-        if not re.search(r"[A-Z]{2}", name) and not name.startswith("build/")
-        if not any((place / name).exists() for place in places)
-    }
-    assert not missing
+        if re.search(r"[A-Z]{2}", name) or name.startswith("build/"):
+            continue
+        if not any((place / name).exists() for place in places):
+            yield text.count("\n", 0, found.start()) + 1, name
+
+
+def test_files_that_a_document_names_are_there() -> None:
+    missing = [
+        f"{document.relative_to(ROOT)}:{line}: {name} is not there"
+        for document in DOCUMENTS
+        for line, name in files_missing_from(document.read_text(), (ROOT, SOURCE, document.parent))
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def test_a_file_that_is_not_there_is_found(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "here.md").touch()
+    text = "`docs/here.md`\n`docs/gone.md` `docs/NAME.md` `build/page.md`\n"
+    assert [*files_missing_from(text, [tmp_path])] == [(2, "docs/gone.md")]
 
 
 def test_every_term_of_the_glossary_that_is_code_is_in_the_source() -> None:

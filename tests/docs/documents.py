@@ -44,6 +44,12 @@ def name_of(document: Path) -> str:
     return document.relative_to(ROOT).as_posix()
 
 
+def line_of(document: Path, text: str) -> int:
+    """Return the first line of a document in which a text begins; 0 if it has none."""
+    before, found, _ = document.read_text().partition(text)
+    return before.count("\n") + 1 if found else 0
+
+
 def blocks_of(document: Path) -> Iterator[Block]:
     """Yield a document's blocks."""
     content = document.read_text()

@@ -149,15 +149,18 @@ def test_marks_name_a_reason_and_stand_before_a_block() -> None:
     assert all(len(block.why_not_run.split()) > 1 for block in marked)
 
 
-@pytest.mark.parametrize(
-    "block", [each for each in BLOCKS if each.language in SHELL], ids=lambda block: block.place
-)
-def test_what_a_block_names_of_the_repository_is_there(block: Block) -> None:
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    for words in commands_of(block.text):
-        if words[0] == "make":
-            named = [word for word in words[1:] if "=" not in word]
-            assert set(named) <= set(targets)
-        for word in words:
-            if re.match(r"(tests|examples|bench|deploy|docs)/", word):
-                assert (ROOT / word.partition("::")[0]).exists()
+def test_what_a_block_names_of_the_repository_is_there() -> None:
+    targets = {*re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)}
+    missing = []
+    for block in BLOCKS:
+        for words in commands_of(block.text) if block.language in SHELL else ():
+            if words[0] == "make":
+                named = {word for word in words[1:] if "=" not in word}
+                missing += [f"{block.place}: make {name}" for name in sorted(named - targets)]
+            missing += [
+                f"{block.place}: {word}"
+                for word in words
+                if re.match(r"(tests|examples|bench|deploy|docs)/", word)
+                if not (ROOT / word.partition("::")[0]).exists()
+            ]
+    assert not missing, "\n".join(missing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -12,11 +12,13 @@ import pytest
 from ndif.cli.main import cli
 from ndif.config.reference import name_of as variable_of
 from ndif.config.settings import Settings
+from tests.docs import documents
 from tests.docs.documents import (
     DOCUMENTS,
     SHELL,
     blocks_of,
     commands_of,
+    line_of,
     name_of,
     prose_of,
 )
@@ -60,10 +62,9 @@ def problem(words: Sequence[str]) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_command_lines_in_blocks_can_be_run(document: Path) -> None:
+def test_command_lines_in_blocks_can_be_run() -> None:
     problems = []
-    for block in blocks_of(document):
+    for block in (block for document in DOCUMENTS for block in blocks_of(document)):
         if block.language in SHELL:
             lines = commands_of(block.text)
         elif not block.language:  # maybe a terminal, with what a command prints
@@ -79,10 +80,10 @@ def test_command_lines_in_blocks_can_be_run(document: Path) -> None:
     assert not problems, "\n".join(problems)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_commands_in_sentences_are_there(document: Path) -> None:
-    problems = []
+def problems_in_sentences(document: Path) -> Iterator[str]:
+    """Yield a line for each command or option that a document's sentences name and that is not there."""
     for text in re.findall(r"`ndif ([a-z][^`]*)`", prose_of(document)):
+        place = f"{name_of(document)}:{line_of(document, f'`ndif {text}`')}: `ndif {text}`"
         # `keys list|show KEY [--json]`: the name ends where a form begins.
         name = re.match(r"[a-z]+(?:[ -][a-z]+(?:\\?\|[a-z]+)*)*", text)
         assert name is not None
@@ -90,7 +91,7 @@ def test_commands_in_sentences_are_there(document: Path) -> None:
             try:
                 command, context, _ = found(words)
             except click.UsageError as error:
-                problems.append(f"`ndif {text}`: {error.format_message()}")
+                yield f"{place}: {error.format_message()}"
                 continue
             known = {
                 option
@@ -98,8 +99,25 @@ def test_commands_in_sentences_are_there(document: Path) -> None:
                 for option in (*parameter.opts, *parameter.secondary_opts)
             }
             if lacking := set(re.findall(r"(?<!\S)\[?(--[a-z][a-z-]*)", text)) - known:
-                problems.append(f"`ndif {text}`: no {', '.join(sorted(lacking))}")
+                yield f"{place}: no {', '.join(sorted(lacking))}"
+
+
+def test_commands_in_sentences_are_there() -> None:
+    problems = [problem for document in DOCUMENTS for problem in problems_in_sentences(document)]
     assert not problems, "\n".join(problems)
+
+
+def test_a_command_that_is_not_there_is_found_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "ROOT", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("`ndif status [--json]` and\n`ndif statuz`, `ndif keys list|shov --wach`\n")
+    assert [*problems_in_sentences(page)] == [
+        "page.md:2: `ndif statuz`: ndif has no command 'statuz'",
+        "page.md:2: `ndif keys list|shov --wach`: no --wach",
+        "page.md:2: `ndif keys list|shov --wach`: keys has no command 'shov'",
+    ]
 
 
 def alternatives(words: list[str]) -> list[list[str]]:
@@ -110,10 +128,15 @@ def alternatives(words: list[str]) -> list[list[str]]:
     return lines
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_variables_that_a_document_names_are_read(document: Path) -> None:
-    named = set(re.findall(r"\bNDIF_[A-Z0-9_]*[A-Z0-9]\b", document.read_text()))
-    assert not named - VARIABLES
+def test_variables_that_a_document_names_are_read() -> None:
+    unread = [
+        f"{name_of(document)}:{line_of(document, name)}: nothing reads {name}"
+        for document in DOCUMENTS
+        for name in sorted(
+            set(re.findall(r"\bNDIF_[A-Z0-9_]*[A-Z0-9]\b", document.read_text())) - VARIABLES
+        )
+    ]
+    assert not unread, "\n".join(unread)
 
 
 def test_the_limits_of_the_users_page_are_the_defaults() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from docs.make.hooks import REFERENCES
 from docs.make.links import moved_to_the_site, targets
 
-from tests.docs.documents import DOCUMENTS, ROOT, name_of, prose_of
+from tests.docs.documents import DOCUMENTS, ROOT, line_of, name_of, prose_of
 
 SITE_ALONE = {f"docs/{place}" for place in REFERENCES}
 """Pages that exist on the site and not in the repository: the front page of the site links to them."""
@@ -30,9 +31,8 @@ def anchors(document: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_every_link_leads_somewhere(document: Path) -> None:
-    broken = []
+def broken_links(document: Path) -> Iterator[str]:
+    """Yield the links of a document that lead to no file, or to no heading of one."""
     for target in targets(document.read_text()):
         if "://" in target or target.startswith("mailto:"):
             continue
@@ -42,8 +42,26 @@ def test_every_link_leads_somewhere(document: Path) -> None:
         if name in SITE_ALONE and document.name == "index.md":
             continue
         if not file.exists() or (anchor and anchor not in anchors(file)):
-            broken.append(target)
-    assert not broken
+            yield target
+
+
+def test_every_link_leads_somewhere() -> None:
+    broken = [
+        f"{name_of(document)}:{line_of(document, f'({target})')}: {target} leads nowhere"
+        for document in DOCUMENTS
+        for target in broken_links(document)
+    ]
+    assert not broken, "\n".join(broken)
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text("# A heading\n")
+    document = tmp_path / "page.md"
+    document.write_text(
+        "[a](other.md) [b](other.md#a-heading)\n[c](other.md#nowhere)\n[d](gone.md)\n"
+    )
+    assert [*broken_links(document)] == ["other.md#nowhere", "gone.md"]
+    assert [line_of(document, f"({target})") for target in broken_links(document)] == [2, 3]
 
 
 def test_every_decision_is_in_their_list() -> None:
