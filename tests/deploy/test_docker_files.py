@@ -100,21 +100,23 @@ def test_compose_has_the_services_of_the_specification_and_a_database() -> None:
     assert gpu["networks"]["internal"]["aliases"] == ["ray"]
 
 
-@pytest.mark.parametrize("name", sorted(SERVICES))
-def test_a_service_is_confined_and_tells_how_it_is(name: str) -> None:
-    service = SERVICES[name]
-    assert service["read_only"] is True
-    assert service["cap_drop"] == ["ALL"]
-    assert service["security_opt"] == ["no-new-privileges:true"]
-    assert "privileged" not in service
-    assert name in OURS or service["healthcheck"]["test"], "our own image has a check"
-    for before in service.get("depends_on", {}).values():
-        assert before["condition"] == "service_healthy"
-    for port in service.get("ports", []):
-        assert port.startswith(("127.0.0.1:", "${BIND:-127.0.0.1}:")), "nothing is open by default"
-    if name in OURS:
-        component = service["command"][1]
-        assert component in COMPONENTS
+def test_a_service_is_confined_and_tells_how_it_is(subtests: pytest.Subtests) -> None:
+    for name, service in SERVICES.items():
+        with subtests.test(name):
+            assert service["read_only"] is True
+            assert service["cap_drop"] == ["ALL"]
+            assert service["security_opt"] == ["no-new-privileges:true"]
+            assert "privileged" not in service
+            assert name in OURS or service["healthcheck"]["test"], "our own image has a check"
+            for before in service.get("depends_on", {}).values():
+                assert before["condition"] == "service_healthy"
+            for port in service.get("ports", []):
+                assert port.startswith(("127.0.0.1:", "${BIND:-127.0.0.1}:")), (
+                    "nothing is open by default"
+                )
+            if name in OURS:
+                component = service["command"][1]
+                assert component in COMPONENTS
 
 
 def test_every_file_and_volume_that_is_mounted_is_there() -> None:

@@ -44,22 +44,22 @@ def templates() -> Iterator[tuple[str, dict[str, Any]]]:
 PODS = dict(templates())
 
 
-@pytest.mark.parametrize(
-    "manifest",
-    [each for each in OBJECTS if each["kind"] != "RayCluster"],
-    ids=lambda each: f"{each['kind']}-{each['metadata']['name']}",
-)
-def test_a_manifest_is_what_kubernetes_takes(manifest: dict[str, Any]) -> None:
-    kubernetes_validate.validate(manifest, VERSION, strict=True)
-    assert manifest["metadata"].get("namespace", "ndif") == "ndif"
+def test_a_manifest_is_what_kubernetes_takes(subtests: pytest.Subtests) -> None:
+    for manifest in OBJECTS:
+        if manifest["kind"] == "RayCluster":  # which is not Kubernetes' own
+            continue
+        with subtests.test(f"{manifest['kind']}-{manifest['metadata']['name']}"):
+            kubernetes_validate.validate(manifest, VERSION, strict=True)
+            assert manifest["metadata"].get("namespace", "ndif") == "ndif"
 
 
-@pytest.mark.parametrize("name", sorted(PODS))
-def test_a_pod_of_ray_is_what_kubernetes_takes(name: str) -> None:
+def test_a_pod_of_ray_is_what_kubernetes_takes(subtests: pytest.Subtests) -> None:
     [deployment] = of_kind("Deployment")
-    around = copy.deepcopy(deployment)
-    around["spec"]["template"] = PODS[name]
-    kubernetes_validate.validate(around, VERSION, strict=True)
+    for name, template in PODS.items():
+        with subtests.test(name):
+            around = copy.deepcopy(deployment)
+            around["spec"]["template"] = template
+            kubernetes_validate.validate(around, VERSION, strict=True)
 
 
 def test_ray_understands_its_cluster() -> None:
@@ -74,50 +74,56 @@ def test_ray_understands_its_cluster() -> None:
     assert cluster["spec"]["rayVersion"] == ray.__version__
 
 
-@pytest.mark.parametrize("name", sorted(PODS))
-def test_a_pod_meets_the_restricted_profile(name: str) -> None:
-    pod = PODS[name]["spec"]
-    whole = pod["securityContext"]
-    assert whole["runAsNonRoot"] is True
-    assert whole["runAsUser"] > 0
-    assert whole["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert pod["automountServiceAccountToken"] is False
-    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
-    for container in pod["containers"]:
-        context = container["securityContext"]
-        assert context["allowPrivilegeEscalation"] is False
-        assert context["capabilities"] == {"drop": ["ALL"]}
-        assert context["readOnlyRootFilesystem"] is True
-        assert container["readinessProbe"]
-        assert container["livenessProbe"]
-        assert container["resources"]["limits"]["memory"]
-    kinds = {kind for volume in pod["volumes"] for kind in volume.keys() - {"name"}}
-    assert kinds <= {"emptyDir", "persistentVolumeClaim", "secret"}
+def test_a_pod_meets_the_restricted_profile(subtests: pytest.Subtests) -> None:
+    for name, template in PODS.items():
+        with subtests.test(name):
+            pod = template["spec"]
+            whole = pod["securityContext"]
+            assert whole["runAsNonRoot"] is True
+            assert whole["runAsUser"] > 0
+            assert whole["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert pod["automountServiceAccountToken"] is False
+            assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+            for container in pod["containers"]:
+                context = container["securityContext"]
+                assert context["allowPrivilegeEscalation"] is False
+                assert context["capabilities"] == {"drop": ["ALL"]}
+                assert context["readOnlyRootFilesystem"] is True
+                assert container["readinessProbe"]
+                assert container["livenessProbe"]
+                assert container["resources"]["limits"]["memory"]
+            kinds = {kind for volume in pod["volumes"] for kind in volume.keys() - {"name"}}
+            assert kinds <= {"emptyDir", "persistentVolumeClaim", "secret"}
 
 
-@pytest.mark.parametrize("name", sorted(PODS))
-def test_a_pod_has_the_secrets_that_it_needs_by_reference_alone(name: str, tmp_path: Path) -> None:
+def test_a_pod_has_the_secrets_that_it_needs_by_reference_alone(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     subprocess.run(["sh", DOCKER / "make-secrets.sh", tmp_path], check=True)
     made = {file.name for file in tmp_path.iterdir()}
-    pod = PODS[name]["spec"]
-    mounted = {
-        item["key"]
-        for volume in pod["volumes"]
-        if "secret" in volume
-        for item in volume["secret"]["items"]
-    }
-    assert mounted <= made
-    [container] = pod["containers"]
-    environment = {each["name"]: each.get("value", "") for each in container.get("env", [])}
-    assert unread(environment) == []
-    text = yaml.safe_dump(container)
-    for key in (
-        mounted - {each for each in mounted if each.startswith("ndif_")} - {"postgres_password"}
-    ):
-        assert f"/run/secrets/{key}" in text
-    # Who runs blocks has not what decides.
-    if name.startswith("ray"):
-        assert not mounted & {"ndif_cluster_secret", "postgres_password"}
+    for name, template in PODS.items():
+        with subtests.test(name):
+            pod = template["spec"]
+            mounted = {
+                item["key"]
+                for volume in pod["volumes"]
+                if "secret" in volume
+                for item in volume["secret"]["items"]
+            }
+            assert mounted <= made
+            [container] = pod["containers"]
+            environment = {each["name"]: each.get("value", "") for each in container.get("env", [])}
+            assert unread(environment) == []
+            text = yaml.safe_dump(container)
+            for key in (
+                mounted
+                - {each for each in mounted if each.startswith("ndif_")}
+                - {"postgres_password"}
+            ):
+                assert f"/run/secrets/{key}" in text
+            # Who runs blocks has not what decides.
+            if name.startswith("ray"):
+                assert not mounted & {"ndif_cluster_secret", "postgres_password"}
 
 
 def test_the_stores_are_those_of_compose() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 import yaml
@@ -54,11 +53,14 @@ def test_alerts_name_commands_and_settings_that_there_are() -> None:
     assert settings <= set(re.findall(r"NDIF_\w+", (ROOT / ".env.example").read_text()))
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule["alert"]))
-def test_an_alert_says_what_to_do(rule: dict[str, Any]) -> None:
-    assert rule["labels"]["severity"] in ("critical", "warning")
-    assert re.fullmatch(r"\d+m", rule["for"])
-    summary, description = (rule["annotations"][name] for name in ("summary", "description"))
-    assert summary.endswith(".")
-    assert description.endswith(".")
-    assert len(description.split()) >= 20
+def test_an_alert_says_what_to_do(subtests: pytest.Subtests) -> None:
+    for rule in RULES:
+        with subtests.test(str(rule["alert"])):
+            assert rule["labels"]["severity"] in ("critical", "warning")
+            assert re.fullmatch(r"\d+m", rule["for"])
+            summary, description = (
+                rule["annotations"][name] for name in ("summary", "description")
+            )
+            assert summary.endswith(".")
+            assert description.endswith(".")
+            assert len(description.split()) >= 20

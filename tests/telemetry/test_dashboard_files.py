@@ -22,8 +22,6 @@ from tests.telemetry.operating import (
     source_of,
 )
 
-every_dashboard = pytest.mark.parametrize("name", DASHBOARDS)
-
 
 def test_the_files_are_those_that_their_source_makes() -> None:
     written = {file.name: file.read_text() for file in (GRAFANA / "dashboards").iterdir()}
@@ -36,77 +34,82 @@ def test_dashboards_have_names_of_their_own() -> None:
         assert len({dashboard[field] for dashboard in DASHBOARDS.values()}) == len(DASHBOARDS)
 
 
-@every_dashboard
-def test_panels_have_ids_and_places_of_their_own(name: str) -> None:
-    found = DASHBOARDS[name]["panels"]
-    assert len({panel["id"] for panel in found}) == len(found)
-    taken: set[tuple[int, int]] = set()
-    for panel in found:
-        x, y, w, h = (panel["gridPos"][side] for side in "xywh")
-        assert x >= 0
-        assert x + w <= 24
-        place = set(itertools.product(range(x, x + w), range(y, y + h)))
-        assert len(place) == w * h > 0
-        assert not taken & place, panel["title"]
-        taken |= place
+def test_panels_have_ids_and_places_of_their_own(subtests: pytest.Subtests) -> None:
+    for name, dashboard in DASHBOARDS.items():
+        with subtests.test(name):
+            found = dashboard["panels"]
+            assert len({panel["id"] for panel in found}) == len(found)
+            taken: set[tuple[int, int]] = set()
+            for panel in found:
+                x, y, w, h = (panel["gridPos"][side] for side in "xywh")
+                assert x >= 0
+                assert x + w <= 24
+                place = set(itertools.product(range(x, x + w), range(y, y + h)))
+                assert len(place) == w * h > 0
+                assert not taken & place, panel["title"]
+                taken |= place
 
 
-@every_dashboard
-def test_panels_say_what_they_show(name: str) -> None:
-    dashboard = DASHBOARDS[name]
-    assert dashboard["schemaVersion"] >= 39
-    titles = [panel["title"] for panel in panels(dashboard)]
-    assert len(set(titles)) == len(titles) > 5
-    for panel in panels(dashboard):
-        assert panel["title"]
-        assert panel["description"].endswith("."), panel["title"]
-        source = {"type": source_of(dashboard), "uid": "${datasource}"}
-        assert panel["datasource"] == source
-        if panel["type"] == "alertlist":  # which asks for alerts, and not for values
-            continue
-        assert panel["fieldConfig"]["defaults"]["unit"]
-        targets = panel["targets"]
-        assert len({target["refId"] for target in targets}) == len(targets) > 0
-        for target in targets:
-            assert asked(target).strip()
-            assert target["datasource"] == source
+def test_panels_say_what_they_show(subtests: pytest.Subtests) -> None:
+    for name, dashboard in DASHBOARDS.items():
+        with subtests.test(name):
+            assert dashboard["schemaVersion"] >= 39
+            titles = [panel["title"] for panel in panels(dashboard)]
+            assert len(set(titles)) == len(titles) > 5
+            for panel in panels(dashboard):
+                assert panel["title"]
+                assert panel["description"].endswith("."), panel["title"]
+                source = {"type": source_of(dashboard), "uid": "${datasource}"}
+                assert panel["datasource"] == source
+                if panel["type"] == "alertlist":  # which asks for alerts, and not for values
+                    continue
+                assert panel["fieldConfig"]["defaults"]["unit"]
+                targets = panel["targets"]
+                assert len({target["refId"] for target in targets}) == len(targets) > 0
+                for target in targets:
+                    assert asked(target).strip()
+                    assert target["datasource"] == source
 
 
-@every_dashboard
-def test_variables_are_there_and_used(name: str) -> None:
-    dashboard = DASHBOARDS[name]
-    variables = [each["name"] for each in dashboard["templating"]["list"]]
-    texts = [asked(target) for panel in panels(dashboard) for target in panel.get("targets", ())]
-    used = set(re.findall(r"\$\{?(\w+)", " ".join(texts)))
-    if source_of(dashboard) == "prometheus":
-        assert variables == ["datasource", "instance", "model"]
-        assert used <= {*variables, "__rate_interval"}
-        assert "instance" in used
-    else:
-        assert variables == ["datasource", "model"]
-        assert used == {"model", "timeFilter", "__interval", "__interval_ms"}
+def test_variables_are_there_and_used(subtests: pytest.Subtests) -> None:
+    for name, dashboard in DASHBOARDS.items():
+        with subtests.test(name):
+            variables = [each["name"] for each in dashboard["templating"]["list"]]
+            texts = [
+                asked(target) for panel in panels(dashboard) for target in panel.get("targets", ())
+            ]
+            used = set(re.findall(r"\$\{?(\w+)", " ".join(texts)))
+            if source_of(dashboard) == "prometheus":
+                assert variables == ["datasource", "instance", "model"]
+                assert used <= {*variables, "__rate_interval"}
+                assert "instance" in used
+            else:
+                assert variables == ["datasource", "model"]
+                assert used == {"model", "timeFilter", "__interval", "__interval_ms"}
 
 
-@every_dashboard
-def test_dashboards_are_linked_to_those_of_their_source(name: str) -> None:
-    source = source_of(DASHBOARDS[name])
-    (link,) = DASHBOARDS[name]["links"]
-    linked = {other for other, each in DASHBOARDS.items() if each["tags"] == link["tags"]}
-    assert linked == of_source(source).keys()
+def test_dashboards_are_linked_to_those_of_their_source(subtests: pytest.Subtests) -> None:
+    for name in DASHBOARDS:
+        with subtests.test(name):
+            source = source_of(DASHBOARDS[name])
+            (link,) = DASHBOARDS[name]["links"]
+            linked = {other for other, each in DASHBOARDS.items() if each["tags"] == link["tags"]}
+            assert linked == of_source(source).keys()
 
 
-@pytest.mark.parametrize("name", of_source("influxdb"))
-def test_each_query_to_influxdb_is_of_a_documented_measurement(name: str) -> None:
-    documented = measurements()
-    for panel in panels(DASHBOARDS[name]):
-        for target in panel["targets"]:
-            assert target["rawQuery"] is True
-            assert target["resultFormat"] == "time_series"
-            text = target["query"]
-            (measurement,) = re.findall(r'FROM "(\w+)" WHERE \$timeFilter AND ', text)
-            names = {*re.findall(r'"(\w+)"', text)} - {measurement}
-            assert names <= documented[measurement]
-            assert {*re.findall(r"\$tag_(\w+)", target["alias"])} <= names
+def test_each_query_to_influxdb_is_of_a_documented_measurement(subtests: pytest.Subtests) -> None:
+    for name in of_source("influxdb"):
+        with subtests.test(name):
+            documented = measurements()
+            for panel in panels(DASHBOARDS[name]):
+                for target in panel["targets"]:
+                    assert target["rawQuery"] is True
+                    assert target["resultFormat"] == "time_series"
+                    text = target["query"]
+                    (measurement,) = re.findall(r'FROM "(\w+)" WHERE \$timeFilter AND ', text)
+                    names = {*re.findall(r'"(\w+)"', text)} - {measurement}
+                    assert names <= documented[measurement]
+                    assert {*re.findall(r"\$tag_(\w+)", target["alias"])} <= names
 
 
 def test_every_measurement_is_shown() -> None:
