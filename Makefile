@@ -7,7 +7,7 @@ BIN := .venv/bin
 # Those that pyproject.toml names.
 PYTHONS := $(shell sed -n 's/.*Python :: \(3\.[0-9]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-fast check resolve format docs bench bench-full gpu gpu-kit clean build up down ta
+.PHONY: demo test test-fast fuzz check resolve format docs bench bench-full gpu gpu-kit clean build up down ta
 .DELETE_ON_ERROR:
 
 demo: .venv/demo
@@ -30,6 +30,14 @@ SLOW := sandbox/protector/test_generations.py gateway/test_bad_input.py gateway/
 test-fast: .venv/dev
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(addprefix --ignore=tests/,$(SLOW)) \
 		$(addprefix tests/,$(FAST)) $(PYTEST)
+
+# Tests that make up their input, with that many examples each. TEST_SEED repeats a run.
+EXAMPLES ?= 1000
+FUZZED = $(shell grep -rlE "hypothesis" tests --include "test_*.py")
+
+fuzz: .venv/dev
+	TEST_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest --hypothesis-profile fuzz -m hypothesis \
+		--numprocesses 3 --dist loadfile $(FUZZED) $(PYTEST)
 
 check: .venv/dev
 	$(BIN)/ruff format --check .

@@ -21,7 +21,7 @@ from tests.host.machines import Machine, pretend_driver
 from tests.serving import serving
 from tests.tiny_models import make_adapter, make_gpt2
 
-pytest_plugins = ["tests.services.fixtures"]
+pytest_plugins = ["tests.services.fixtures", "tests.fuzzing"]
 
 CACHE = Path(__file__).parent.parent / ".cache"
 NAME = "test-org/tiny-gpt2"

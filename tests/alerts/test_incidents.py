@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import count, pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ndif.alerts.causes import ROOTS, Cause, Findings, Key, Kind
@@ -50,7 +50,6 @@ def play(looks: list[tuple[float, Findings]], timing: Timing = TIMING) -> list[N
     return told
 
 
-@settings(max_examples=300, deadline=None)
 @given(LOOKS)
 def test_each_incident_is_opened_once_and_resolved_once(
     looks: list[tuple[float, set[Key], set[Key], bool]],

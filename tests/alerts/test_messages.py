@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -98,7 +98,6 @@ def of_the_schema(body: dict[str, Any]) -> None:
             assert cause.keys() == {"kind", "subject", "sentence", "since", "over"}
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.lists(TEXTS, min_size=1, max_size=40), TEXTS, st.sampled_from(Event), st.sampled_from(Kind)
 )

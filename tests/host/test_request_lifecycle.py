@@ -74,6 +74,7 @@ from ndif.stores.objects import FileStore
 from ndif.stores.responder import Responder, last_response
 from ndif.tasks import end, within
 from tests import frames
+from tests.fuzzing import examples
 from tests.services.redis import RedisServer
 from tests.stores.broker.signers import SIGNER
 
@@ -723,29 +724,31 @@ def hasty() -> Iterator[None]:
         yield
 
 
-def play(machine: type[LivesMachine], examples: int, steps: int) -> None:
+def play(machine: type[LivesMachine], share: float, steps: int) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=examples,
+            max_examples=examples(share),
             stateful_step_count=steps,
-            deadline=None,
             phases=[Phase.generate],  # what depends on time cannot be made smaller
             suppress_health_check=list(HealthCheck),
         ),
     )
 
 
+@pytest.mark.hypothesis
 def test_each_request_has_one_end_whatever_happens_to_an_embedded_server() -> None:
-    play(LivesMachine, 60, 40)
+    play(LivesMachine, 0.5, 40)
 
 
+@pytest.mark.hypothesis
 def test_each_request_has_one_end_whenever_an_embedded_server_is_killed() -> None:
-    play(RestartsMachine, 10, 40)
+    play(RestartsMachine, 0.1, 40)
 
 
+@pytest.mark.hypothesis
 def test_each_request_has_one_end_whatever_happens_to_a_server_of_many_processes(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LeadersMachine, "url", redis.url)
-    play(LeadersMachine, 14, 30)
+    play(LeadersMachine, 0.1, 30)

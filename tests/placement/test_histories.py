@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from ndif.placement.cluster import Cluster, Decision
@@ -262,7 +262,6 @@ class History:
                 assert fits == (level is not CandidateLevel.CANT_ACCOMMODATE)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**64).map(random.Random), st.integers(1, 40))
 def test_histories(rng: random.Random, length: int) -> None:
     history = History(rng)

@@ -20,6 +20,7 @@ from ndif.placement.demand import DEFAULT_RULES, Demand, Device
 from ndif.placement.node import Node
 from ndif.placement.replica import CandidateLevel, DeploymentLevel, PlacedReplica
 from ndif.placement.resources import Resources
+from tests.fuzzing import examples
 from tests.placement.worlds import warm
 
 NOW = 10_000.0
@@ -207,10 +208,10 @@ def one_more_of(cluster: Cluster, demand: Demand) -> Demand:
     )
 
 
-examples = settings(max_examples=1500, deadline=None)
+many = settings(max_examples=examples(4))
 
 
-@examples
+@many
 @given(chances)
 def test_a_replica_is_placed_where_there_is_any_place_and_at_the_lowest_level(
     rng: random.Random,
@@ -275,7 +276,7 @@ def test_where_chance_would_decide_a_node_with_the_files_is_chosen(rng: random.R
     assert sorted(places_of(5)) == [node.id for node in nodes]
 
 
-@examples
+@many
 @given(chances)
 def test_a_refusal_is_true(rng: random.Random) -> None:
     cluster = a_cluster(rng)

@@ -20,6 +20,7 @@ from ndif.queue.autoscaler import (
     desired,
     median_wait,
 )
+from tests.fuzzing import examples
 
 BOUNDS = Bounds(least=1, most=4, target_wait_s=30, idle_s=300, cooldown_s=60, backoff_s=30)
 
@@ -217,7 +218,7 @@ _moments = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=examples(2))
 @given(_bounds, st.integers(0, 9), _moments)
 def test_no_history_breaks_the_rules(
     bounds: Bounds, replicas: int, moments: list[tuple[float, int, int, float, str]]
@@ -253,7 +254,6 @@ def test_no_history_breaks_the_rules(
             replicas -= 1
 
 
-@settings(deadline=None, max_examples=100)
 @given(_bounds, st.integers(0, 9), _moments)
 def test_at_idle_it_goes_to_the_least_and_stays(
     bounds: Bounds, replicas: int, moments: list[tuple[float, int, int, float, str]]
@@ -272,7 +272,7 @@ def test_at_idle_it_goes_to_the_least_and_stays(
     assert counts[-1] == bounds.least
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(0.5))
 @given(
     st.sampled_from([0.05, 0.5, 0.9, 1.0, 1.5, 2.2, 2.9, 4.0, 5.3, 7.5]),
     st.integers(1, 8),

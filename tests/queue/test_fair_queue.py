@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ndif.queue.fair_queue import Entry, FairQueue
+from tests.fuzzing import examples
 
 Step = tuple[Any, ...]
 
@@ -324,7 +325,6 @@ class History:
                 self.overtaken[waits.id] += 1
 
 
-@settings(deadline=None, max_examples=150)
 @given(_lines, _histories)
 def test_positions_are_the_order_of_takes(line: FairQueue[None], steps: list[Step]) -> None:
     History(line).run(steps)
@@ -335,7 +335,7 @@ def test_positions_are_the_order_of_takes(line: FairQueue[None], steps: list[Ste
     assert takes(line) == [one for one, _ in told]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=examples(2))
 @given(_lines, _histories, st.integers(0, 60))
 def test_no_history_breaks_the_bound(
     line: FairQueue[None], steps: list[Step], strangers: int
@@ -351,7 +351,6 @@ def test_no_history_breaks_the_bound(
         assert count <= (line.patience - 1) * (history.ahead[entry_id] + 1)
 
 
-@settings(deadline=None, max_examples=150)
 @given(_lines, _histories)
 def test_nothing_is_lost_and_nothing_comes_twice(line: FairQueue[None], steps: list[Step]) -> None:
     history = History(line)
@@ -371,7 +370,6 @@ def test_nothing_is_lost_and_nothing_comes_twice(line: FairQueue[None], steps: l
             assert never == sorted(never, key=lambda one: history.came[one.id])
 
 
-@settings(deadline=None, max_examples=150)
 @given(
     st.dictionaries(
         st.sampled_from("abcde"),

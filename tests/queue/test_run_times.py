@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ndif.queue.fair_queue import Entry, FairQueue
@@ -196,7 +196,6 @@ def test_waits_are_honest_where_users_are_unlike() -> None:
     assert statistics.fmean(0.33 <= ratio <= 3 for ratio in ratios) > 0.9
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.floats(0, 1e4), min_size=1, max_size=40),
     st.integers(1, 5),
@@ -246,7 +245,6 @@ def seconds_said(words: str) -> float:
     return (int(number) if number.isdigit() else 1) * UNITS_S[unit]
 
 
-@settings(deadline=None)
 @given(st.floats(3, 1e6))
 def test_words_are_true(seconds: float) -> None:
     words = describe_wait(seconds)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import zstandard
 
 from ndif.runtime.raw_frame import RawFrame
+from tests.fuzzing import dice
 
 BLOCK = 1 << 17
 
@@ -50,7 +50,7 @@ def test_every_decoder_reads_a_frame(sizes: list[int]) -> None:
 
 
 def test_writes_of_any_sizes_are_one_content() -> None:
-    sizes = [random.choice((1, 100, 4096, BLOCK - 1, BLOCK, 3 * BLOCK + 5)) for _ in range(100)]
+    sizes = dice().choices((1, 100, 4096, BLOCK - 1, BLOCK, 3 * BLOCK + 5), k=100)
     pieces = [os.urandom(size) for size in sizes]
     assert zstandard.ZstdDecompressor().decompress(framed(pieces)) == b"".join(pieces)
 

@@ -8,6 +8,7 @@ import recurring_ical_events
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fuzzing import examples
 from tests.schedule.calendars import (
     BERLIN,
     NEW_YORK,
@@ -48,7 +49,7 @@ def calendars(draw: st.DrawFn) -> str:
     return calendar(*events)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(0.5))
 @given(calendars(), st.lists(MINUTES, min_size=1, max_size=20))
 def test_what_is_dedicated_at_a_time_agrees_with_the_windows(text: str, minutes: list[int]) -> None:
     schedule = read(text, now=NOW)
@@ -73,7 +74,7 @@ def test_what_is_dedicated_at_a_time_agrees_with_the_windows(text: str, minutes:
             assert schedule.dedicated_at(change) != dedicated
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(0.2))
 @given(calendars(), MINUTES)
 def test_when_it_is_read_does_not_matter(text: str, minutes: int) -> None:
     moment = NOW + timedelta(minutes=minutes)
@@ -102,7 +103,7 @@ def rules(draw: st.DrawFn) -> str:
     return ";".join([*parts, end] if end else parts)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(0.5))
 @given(rules(), st.integers(-800, 100), st.sampled_from(["Europe/Berlin", "America/New_York"]))
 def test_rules_mean_what_the_library_says(rule: str, days: int, zone: str) -> None:
     """Such rules are followed here because it has no bounds; what comes out must be the same."""

@@ -21,6 +21,7 @@ from ndif.schema.deployment_file import (
     schema,
 )
 from ndif.schema.deployment_settings import SETTING_NAMES, DeploymentSettings
+from tests.fuzzing import examples
 
 KEY = 'nnsight.modeling.transformers.TransformersModel:{"repo_id": "a/b", "revision": "v2"}'
 
@@ -331,7 +332,7 @@ DOCUMENTS = st.one_of(
 VALIDATOR = Draft202012Validator(schema())
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(2))
 @given(DOCUMENTS)
 def test_the_schema_agrees_with_the_reader(document: Any) -> None:
     """The schema allows every document that the reader takes; the reader alone checks names."""

@@ -24,6 +24,7 @@ from ndif.schema.status import Status
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.responder import Responder
 from ndif.tasks import end
+from tests.fuzzing import examples
 from tests.on_loop import on_loop
 from tests.security.serving import (
     SOMEBODY,
@@ -179,7 +180,7 @@ def test_a_malformed_name_opens_no_websocket(served: Gateway, header: str) -> No
 _TEXT = st.text(st.characters(codec="latin-1", exclude_characters="\r\n\0"), max_size=30)
 
 
-@how(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@how(max_examples=examples(0.5), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     host=_TEXT | st.from_regex(r"[\[\]:.a-f0-9%@/]{0,20}", fullmatch=True), origin=st.none() | _TEXT
 )

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ndif.simulation.virtual_time import DeadlockError, VirtualLoop, run
@@ -43,7 +43,6 @@ def test_it_starts_at_zero_and_stands_still_while_code_runs() -> None:
     assert run(main()) == (0.0, 0.0)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.floats(0, 1e7), min_size=1, max_size=40))
 def test_timers_come_in_the_order_of_their_time(delays: list[float]) -> None:
     """Equal ones in the order they were set; each finds the clock at its own time."""

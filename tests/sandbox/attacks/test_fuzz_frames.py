@@ -9,7 +9,7 @@ import socket
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ndif.host.channel import Channel, ProtocolError
@@ -118,13 +118,11 @@ def _end(sent: bytes, pieces: int = 1) -> list[dict[str, object]]:
     return asyncio.run(asyncio.wait_for(_received(sent, pieces), PATIENCE_S))
 
 
-@settings(max_examples=400, deadline=None)
 @given(SENT, st.integers(1, 5))
 def test_reading_any_bytes_ends(sent: bytes, pieces: int) -> None:
     _end(sent, pieces)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(KINDS, st.binary(max_size=100)), max_size=20), st.integers(1, 20))
 def test_valid_frames_are_received_whole(frames: list[tuple[str, bytes]], pieces: int) -> None:
     sent = b"".join(pack({"kind": kind}, len(body)) + body for kind, body in frames)

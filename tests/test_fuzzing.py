@@ -1,0 +1,86 @@
+"""The seed of a run: all its processes share it, and it repeats what tests made up."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PLUGINS = ("-p", "xdist", "-p", "_hypothesis_pytestplugin", "-p", "tests.fuzzing")
+MADE_UP = """
+import os
+from hypothesis import given, settings, strategies as st
+from tests.fuzzing import dice, examples
+
+def note(test, value):
+    with open(os.environ["NOTES"], "a") as notes:
+        notes.write(f"{test} {value}\\n")
+
+@given(st.integers())
+def test_first(number):
+    note("first", number)
+
+@settings(max_examples=examples(0.2))
+@given(st.integers())
+def test_second(number):
+    note("second", number)
+
+def test_third():
+    note("third", dice().random())
+"""
+
+
+def run(folder: Path, *arguments: str, **environment: str) -> tuple[dict[str, list[str]], int]:
+    """Run tests that make up numbers; return the numbers of each test, and the seed that the run names."""
+    (folder / "test_made_up.py").write_text(MADE_UP)
+    notes = folder / "notes"
+    notes.unlink(missing_ok=True)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TEST_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *PLUGINS, *arguments],
+        cwd=folder,
+        env={
+            **inherited,
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTHONPATH": str(ROOT),
+            "NOTES": str(notes),
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = re.search(r"^seed (\d+) \(TEST_SEED=\1 repeats it\)$", done.stdout, re.MULTILINE)
+    assert told is not None, done.stdout
+    found = defaultdict(list)
+    for line in notes.read_text().splitlines():
+        test, number = line.split()
+        found[test].append(number)
+    return dict(found), int(told[1])
+
+
+def test_a_run_names_its_seed_which_repeats_it(tmp_path: Path) -> None:
+    first, seed = run(tmp_path, "--numprocesses", "2")
+    again, same = run(tmp_path, TEST_SEED=str(seed))
+    assert (again, same) == (first, seed)
+    assert [len(first[test]) for test in ("first", "second", "third")] == [50, 10, 1]
+    other, another = run(tmp_path)
+    assert another != seed
+    assert all(other[test] != first[test] for test in first)
+
+
+def test_the_seed_of_hypothesis_is_that_of_the_run(tmp_path: Path) -> None:
+    found, seed = run(tmp_path, "--hypothesis-seed", "7")
+    assert seed == 7
+    assert found == run(tmp_path, TEST_SEED="7")[0]
+
+
+def test_fuzzing_makes_up_as_much_as_is_asked_for(tmp_path: Path) -> None:
+    found, _ = run(
+        tmp_path, "--hypothesis-profile", "fuzz", "-m", "hypothesis", TEST_EXAMPLES="300"
+    )
+    assert {test: len(numbers) for test, numbers in found.items()} == {"first": 300, "second": 60}
