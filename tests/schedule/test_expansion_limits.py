@@ -1,15 +1,17 @@
 from __future__ import annotations
 
-import random
+import gc
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
 
 from ndif.schedule.expansion import CalendarError, Expansion, Limits
+from tests.fuzzing import dice, examples
 from tests.schedule.calendars import (
     APPLE,
     GOOGLE,
@@ -21,6 +23,14 @@ from tests.schedule.calendars import (
     read,
     spans,
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _garbage_collection_takes_no_time() -> Iterator[None]:
+    """A collection takes a third of a second, which the limits would count as a series'."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.mark.parametrize(
@@ -45,7 +55,7 @@ from tests.schedule.calendars import (
 def test_no_rule_hangs(rule: str) -> None:
     text = calendar(once(f"RRULE:{rule}"), once(uid="good", summary="org/good"))
     began = time.process_time()
-    schedule = read(text, now=NOW, limits=Limits(series_cpu_s=0.3))
+    schedule = read(text, now=NOW, limits=Limits(series_cpu_s=0.1))
     assert time.process_time() - began < 3
     assert len(schedule.problems) <= 1
     # A rule that can be followed fires seldom.
@@ -146,7 +156,7 @@ def test_cpu_time_is_limited_by_the_kernel_too() -> None:
 
 
 def test_many_dates_cost_no_more_than_many_rules() -> None:
-    dates = ",".join(f"{NOW + timedelta(minutes=n):%Y%m%dT%H%M%SZ}" for n in range(200_000))
+    dates = ",".join(f"{NOW + timedelta(minutes=n):%Y%m%dT%H%M%SZ}" for n in range(100_000))
     hostile = once(f"RDATE:{dates}")
     few = "from functools import partial; e.expand = partial(e.expand, limits=e.Limits(0.3))"
     done = run(few, calendar(hostile, once(uid="good", summary="org/good")))
@@ -170,10 +180,11 @@ def test_what_is_no_calendar_is_refused(text: str, why: str) -> None:
     assert str(caught.value) == why
 
 
+@pytest.mark.hypothesis
 def test_damage_never_raises_anything_else() -> None:
-    chance = random.Random(4)
-    read_at_all = 0
-    for _ in range(150):
+    chance = dice()
+    read_at_all, count = 0, examples(1)
+    for _ in range(count):
         text = list(chance.choice([GOOGLE, OUTLOOK, APPLE]))
         for _ in range(chance.randint(1, 8)):
             at = chance.randrange(len(text))
@@ -186,4 +197,4 @@ def test_damage_never_raises_anything_else() -> None:
             continue
         read_at_all += 1
         assert all(len(problem) < 1000 for problem in schedule.problems)
-    assert read_at_all > 100
+    assert read_at_all > count / 2
