@@ -10,8 +10,10 @@ from typing import ParamSpec
 import pytest
 import uvloop
 
+from ndif.simulation import virtual_time
+from tests.waiting import PATIENCE_S
+
 P = ParamSpec("P")
-PATIENCE_S = 60
 
 
 def on_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
@@ -23,6 +25,19 @@ def on_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
             await asyncio.wait_for(test(*args, **kwargs), PATIENCE_S)
 
         asyncio.run(whole())
+
+    return run
+
+
+def on_virtual_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
+    """Run `test` in virtual time, where no machine is slow: it may use no thread, process or socket."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def whole() -> None:
+            await asyncio.wait_for(test(*args, **kwargs), PATIENCE_S)
+
+        virtual_time.run(whole())
 
     return run
 

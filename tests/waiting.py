@@ -1,0 +1,66 @@
+"""Waits of tests: for an event, with one bound for all, or for time that a test is about.
+
+A wait for an event ends when the event comes, so that a busy machine makes a test slower and never red.
+This is the only file of tests that may sleep for long; `tests/test_waits.py` holds that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
+from typing import TypeVar
+
+from ndif.simulation.virtual_time import VirtualLoop
+
+T = TypeVar("T")
+
+PATIENCE_S = 300.0
+"""Bound of every wait, in seconds: far beyond each limit under test on a machine with four busy loops."""
+POLL_S = 0.02
+
+
+def until(condition: Callable[[], T | None], explain: Callable[[], str] = str) -> T:
+    """Wait until `condition` returns something true, and return it; fail with `explain` otherwise."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, explain()
+        time.sleep(POLL_S)
+    return found
+
+
+async def eventually(
+    condition: Callable[[], T | Awaitable[T | None] | None], explain: Callable[[], str] = str
+) -> T:
+    """Wait until `condition`, a function or a coroutine function, returns something true; return it."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + PATIENCE_S
+    while True:
+        found = condition()
+        if isawaitable(found):
+            found = await found
+        if found:
+            return found
+        assert loop.time() < deadline, explain()
+        await asyncio.sleep(POLL_S)
+
+
+def time_passes(seconds: float) -> None:
+    """Let real time pass, where a test is about time or holds that nothing happens in it.
+
+    More time than asked for must never make the test fail.
+    """
+    time.sleep(seconds)
+
+
+async def time_passes_async(seconds: float) -> None:
+    """Let real time pass on an event loop, as `time_passes` does."""
+    assert not isinstance(asyncio.get_running_loop(), VirtualLoop)
+    await asyncio.sleep(seconds)
+
+
+async def virtual_time_passes(seconds: float) -> None:
+    """Let time pass on a `VirtualLoop`, where it takes none."""
+    assert isinstance(asyncio.get_running_loop(), VirtualLoop)
+    await asyncio.sleep(seconds)
