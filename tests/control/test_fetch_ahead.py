@@ -19,10 +19,10 @@ from ndif.placement.resources import Resources
 from ndif.schedule.schedule import Window
 from ndif.schema.deployment import DeploymentConfig
 from ndif.stores.events import EventLog
-from tests.on_loop import on_loop
+from tests.on_loop import on_virtual_loop
 
 
-@on_loop
+@on_virtual_loop
 async def test_each_node_is_asked_until_all_that_a_booking_needs_have_the_files(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -7,14 +7,24 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from ndif.control import overview
 from ndif.control.overview import PATIENCE_S
 from ndif.dashboard.answers import State
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.job_record import JobRecord
 from ndif.simulation.virtual_time import run
 from tests.queue.test_whole import World
+from tests.waiting import virtual_time_passes as elapse
 
 FACTS = {"version": "1", "access": "public", "needs_key": True, "generations": []}
+
+
+@pytest.fixture(autouse=True)
+def _a_look_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look of a busy machine's real time would put the next one off by much virtual time."""
+    monkeypatch.setattr(overview, "_COST", 0)
 
 
 def models_of(state: dict[str, Any]) -> dict[str, Any]:
@@ -33,7 +43,7 @@ def test_a_job_is_seen_by_all_and_named_to_its_user(tmp_path: Path) -> None:
             assert node["gpus"][0]["held"] == []
             running = await world.send("a/a", run_s=100.0, user="ada")
             waiting = await world.send("a/a", run_s=1.0, user="bob")
-            await asyncio.sleep(60)
+            await elapse(60)
             seen = await world.overview.next(first["name"], ["ada", "carol"])
             assert seen["jobs"].keys() == {"ada"}
             (job,) = seen["jobs"]["ada"]
@@ -52,7 +62,7 @@ def test_a_job_is_seen_by_all_and_named_to_its_user(tmp_path: Path) -> None:
             for secret in ("ada", "bob", running, waiting):
                 assert secret not in json.dumps(seen["state"])
             await world.until_ended(running, waiting)
-            await asyncio.sleep(5)
+            await elapse(5)
             after = await world.overview.next(seen["name"], ["ada", "carol"])
             assert after["jobs"] == {}
             model = models_of(after["state"])["a/a"]
@@ -73,7 +83,7 @@ def test_who_has_seen_it_waits_for_a_change(tmp_path: Path) -> None:
             assert loop.time() - before >= PATIENCE_S
             before = loop.time()
             coming = asyncio.create_task(world.overview.next(seen["name"]))
-            await asyncio.sleep(0.5)
+            await elapse(0.5)
             await world.send("a/a")
             changed = await coming
             assert changed["name"] != seen["name"]
@@ -89,7 +99,7 @@ def test_levels_and_what_the_calendar_has_coming(tmp_path: Path) -> None:
         dedicated = DeploymentConfig("a/b", "a/b", dedicated=True)
         async with World(tmp_path, {"a/a": 60, "a/b": 70}, configs=(dedicated,)) as world:
             world.keep_up()
-            await asyncio.sleep(60)
+            await elapse(60)
             state = (await world.overview.next())["state"]
             model = models_of(state)["a/b"]
             assert (model["level"], model["dedicated"]) == ("HOT", True)
@@ -97,7 +107,7 @@ def test_levels_and_what_the_calendar_has_coming(tmp_path: Path) -> None:
             assert model["last_used"] is None
             assert state["schedule"] == []
             await world.operations.evict("a/b", None, cold=False)
-            await asyncio.sleep(60)
+            await elapse(60)
             state = (await world.overview.next())["state"]
             assert models_of(state)["a/b"]["level"] == "WARM"
             assert [held["level"] for held in state["nodes"][0]["cpu"]["held"]] == ["WARM"]

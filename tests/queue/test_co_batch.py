@@ -16,8 +16,9 @@ from ndif.schema.payload import PayloadFile
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from tests.on_loop import on_loop
+from tests.on_loop import on_loop, on_virtual_loop
 from tests.queue.test_processor import MODEL, Client, Gate, Line, Replica, a_line
+from tests.waiting import virtual_time_passes as elapse
 
 _MOST = 4
 Answer = Callable[[Request], Response | None]
@@ -119,7 +120,7 @@ async def test_turns_stay_as_they_are(tmp_path: Path) -> None:
         assert line.ran[1:] == [each.request.id for each in clients[2:]]
 
 
-@on_loop
+@on_virtual_loop
 async def test_what_a_pass_does_not_answer_runs_alone(tmp_path: Path) -> None:
     gate = Gate()
     async with sharing(tmp_path, passes := Passes(), gate) as (line, _):
@@ -130,7 +131,7 @@ async def test_what_a_pass_does_not_answer_runs_alone(tmp_path: Path) -> None:
         gate.let_end()
         assert await ends(clients[1]) == "With others."
         assert (await gate.began.get()).id in (first, third)
-        await asyncio.sleep(0.02)
+        await elapse(1)
         assert gate.began.empty()  # one after the other
         gate.let_end(2)
         assert [await ends(each) for each in (clients[0], clients[2])] == ["Done."] * 2
@@ -198,7 +199,7 @@ async def test_one_that_is_cancelled_ends_at_once_and_the_others_with_the_pass(
         assert [await ends(clients[at]) for at in (0, 2)] == ["With others."] * 2
 
 
-@on_loop
+@on_virtual_loop
 async def test_one_that_is_cancelled_before_its_turn_alone_does_not_run(tmp_path: Path) -> None:
     passes, gate = Passes(answer=lambda _: None), Gate()
     passes.may_end.set()
@@ -266,7 +267,7 @@ async def test_a_shared_replica_is_one_that_is_busy(tmp_path: Path) -> None:
             await ends(each)
 
 
-@on_loop
+@on_virtual_loop
 async def test_each_is_charged_its_part_of_the_time(tmp_path: Path) -> None:
     passes, gate = Passes(), Gate()
     async with sharing(tmp_path, passes, gate) as (line, _):
@@ -281,13 +282,11 @@ async def test_each_is_charged_its_part_of_the_time(tmp_path: Path) -> None:
         clients = [await line.join(user, trusted=True) for user in "abcd"]
         gate.let_end()
         await passes.began.get()
-        began = asyncio.get_running_loop().time()
-        await asyncio.sleep(0.2)
+        await elapse(2)
         passes.may_end.set()
         for each in clients:
             await ends(each)
-        took = asyncio.get_running_loop().time() - began
-        assert 0.04 < max(settled[-4:]) < took / 2
+        assert settled[-4:] == pytest.approx([2 / 4] * 4)
 
 
 def request(**fields: Any) -> Request:

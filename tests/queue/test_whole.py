@@ -64,6 +64,8 @@ from ndif.stores.objects import FileStore
 from ndif.stores.responder import Responder
 from ndif.stores.usage import MemoryUsage
 from tests import frames
+from tests.waiting import eventually
+from tests.waiting import virtual_time_passes as elapse
 
 LOAD_S, MOVE_S = 20.0, 2.0
 LONG_AGO = datetime(2026, 3, 2, 8, tzinfo=timezone.utc)
@@ -147,17 +149,17 @@ class Actor:
         on_gpus = self._place.gpu_mem_bytes_by_id
         self._hold({"cpu": self._place.size_bytes} if self._place.on_cpu else on_gpus)
         self.loads += 1
-        await asyncio.sleep(LOAD_S)
+        await elapse(LOAD_S)
         if self._place.model_key.split('"')[3] in self._broken:
             raise ActorError("it is broken")
 
     async def to_cache(self) -> None:
         self._end_run(ReplicaEvictedError("evicted"))
-        await asyncio.sleep(MOVE_S)
+        await elapse(MOVE_S)
         self._hold({"cpu": self._place.size_bytes})
 
     async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
-        await asyncio.sleep(MOVE_S)
+        await elapse(MOVE_S)
         self._hold(gpu_mem_bytes_by_id or {"cpu": self._place.size_bytes})
 
     async def stop(self) -> None:
@@ -294,7 +296,7 @@ class World:
         return actor
 
     async def _size(self, config: DeploymentConfig, generation: str) -> Measured:
-        await asyncio.sleep(1)
+        await elapse(1)
         repo_id = self.hub.get(config.checkpoint.lower(), config.repo_id)
         if repo_id not in self.sizes:
             raise ActorError("there is no such repository")
@@ -308,7 +310,7 @@ class World:
         )
 
     async def _discover(self) -> list[Node]:
-        await asyncio.sleep(self.look_s)
+        await elapse(self.look_s)
         return [Node("here", "here", Resources.of([GPU] * self.gpus, CPU, 1.0))]
 
     async def __aenter__(self) -> World:
@@ -421,7 +423,7 @@ def test_why_there_is_no_room_and_until_when_is_told(tmp_path: Path) -> None:
             assert "there is no such repository" in unknown.description
             # Its time began when it began to serve.
             served = next(iter(world.of("a/a"))).placed.deployed
-            await asyncio.sleep(served + 100 - world.now().timestamp() + 1)
+            await elapse(served + 100 - world.now().timestamp() + 1)
             (response,) = await world.until_ended(await world.send("a/c"))
             assert response.status is Status.COMPLETED, response
 
@@ -433,11 +435,11 @@ def test_a_job_that_is_evicted_runs_again_and_is_not_held_against(tmp_path: Path
         config = DeploymentConfig("a/a", "a/a", replicas=2)
         async with World(tmp_path, {"a/a": 40}, configs=(config,), gpus=2) as world:
             ids = [await world.send("a/a", 100.0) for _ in range(2)]
-            await asyncio.sleep(LOAD_S + 10)
+            await elapse(LOAD_S + 10)
             first, second = world.of("a/a")
             for gone in (first, second):
                 await world.operations.evict("a/a", gone.placed.replica_id, cold=True)
-                await asyncio.sleep(60)  # longer than it may go on
+                await elapse(60)  # longer than it may go on
             responses = await world.until_ended(*ids)
             assert {response.status for response in responses} == {Status.COMPLETED}
 
@@ -448,14 +450,14 @@ def test_eviction_tells_those_who_wait_and_lets_end_what_runs(tmp_path: Path) ->
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
             running, waiting = [await world.send("a/a", 10.0) for _ in range(2)]
-            await asyncio.sleep(LOAD_S + 5)
+            await elapse(LOAD_S + 5)
             gone = await world.operations.evict("A/A", None, cold=False)
             assert len(gone) == 1
             (told,) = await world.until_ended(waiting)
             assert "taken 'a/a' off the server" in told.description
             (done,) = await world.until_ended(running)
             assert done.status is Status.COMPLETED
-            await asyncio.sleep(5)
+            await elapse(5)
             assert world.levels("a/a") == ["WARM"]
             with pytest.raises(OperationError, match="no model 'a/zzz'"):
                 await world.operations.evict("a/zzz", None, cold=False)
@@ -470,7 +472,7 @@ class Stubborn(Actor):
         self._end_run(ReplicaLostError("it does not answer"))
 
     async def stop(self) -> None:
-        await asyncio.sleep(10)
+        await elapse(10)
         await super().stop()
 
 
@@ -482,7 +484,7 @@ def test_the_place_of_a_lost_replica_is_anothers_when_its_process_has_ended(
     async def main() -> None:
         async with World(tmp_path, {"a/a": 60, "a/b": 70}) as world:
             ids = [await world.send("a/a", 100.0)]
-            await asyncio.sleep(LOAD_S + 5)
+            await elapse(LOAD_S + 5)
             next(iter(world.actors.values())).die()
             await asyncio.sleep(0)
             (told,) = await world.operations.deploy(
@@ -522,15 +524,15 @@ def test_what_comes_and_goes_while_the_machines_are_looked_at(
     async def main() -> None:
         async with World(tmp_path, {"a/a": 60, "b/b": 10}, gpus=2) as world:
             await world.send("a/a", 100.0)
-            await asyncio.sleep(LOAD_S + 5)
+            await elapse(LOAD_S + 5)
             world.look_s = look_s
             looking = asyncio.create_task(world.controller.discover())
-            await asyncio.sleep(1)
+            await elapse(1)
             (actor,) = world.actors.values()
             actor.die()
             other = await world.send("b/b")
             await looking
-            await asyncio.sleep(2 * LOAD_S + 2 * look_s)
+            await elapse(2 * LOAD_S + 2 * look_s)
             # Of the first the job runs again, in another; the second is where it was placed.
             places = {deployment.key for deployment in world.controller.cluster.replicas()}
             assert places == {hosted.placed.key for hosted in world.controller.replicas()}
@@ -549,10 +551,10 @@ def test_a_server_that_stops_waits_for_what_is_ending(
     async def main() -> None:
         async with World(tmp_path, {"a/a": 60}) as world:
             await world.send("a/a", 100.0)
-            await asyncio.sleep(LOAD_S + 5)
+            await elapse(LOAD_S + 5)
             (actor,) = world.actors.values()
             actor.die()
-            await asyncio.sleep(1)
+            await elapse(1)
             assert world.of("a/a") == []
         assert actor.ended.is_set()
 
@@ -563,9 +565,9 @@ def test_a_model_that_is_still_loading_is_evicted_at_once(tmp_path: Path) -> Non
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
             waiting = await world.send("a/a")
-            await asyncio.sleep(LOAD_S / 2)
+            await elapse(LOAD_S / 2)
             await world.operations.evict("a/a", None, cold=False)
-            await asyncio.sleep(1)
+            await elapse(1)
             assert world.of("a/a") == []
             assert world.ended[waiting].status is Status.ERROR
 
@@ -576,13 +578,13 @@ def test_a_model_that_is_still_measured_is_evicted_and_does_not_come(tmp_path: P
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
             waiting = await world.send("a/a")
-            await asyncio.sleep(0.5)
+            await elapse(0.5)
             (gone,) = await world.operations.evict("a/a", None, cold=False)
             assert gone["replica_id"] is None
             assert "a/a" in gone["model_key"]
             (told,) = await world.until_ended(waiting)
             assert "taken 'a/a' off the server" in told.description
-            await asyncio.sleep(60)
+            await elapse(60)
             assert world.actors == {}
             assert (await world.operations.status())["problems"] == []
             # It was no ban: who comes then is served.
@@ -599,11 +601,11 @@ def test_a_model_that_is_still_measured_is_scaled_to_nothing(tmp_path: Path) -> 
             coming = asyncio.create_task(
                 world.operations.deploy([config], None, wait=True, sync=False)
             )
-            await asyncio.sleep(0.5)
+            await elapse(0.5)
             await world.operations.scale("a/a", 0, None)
             (told,) = await coming
             assert told["replicas"] == []
-            await asyncio.sleep(60)
+            await elapse(60)
             assert world.actors == {}
 
     run(main())
@@ -618,7 +620,7 @@ def test_a_model_that_is_deployed_anew_while_it_is_measured_is_given_what_it_nee
             coming = asyncio.create_task(
                 world.operations.deploy([first], None, wait=True, sync=False)
             )
-            await asyncio.sleep(0.5)
+            await elapse(0.5)
             larger = replace(first, padding_bytes=30)
             await world.operations.deploy([larger], None, wait=True, sync=False)
             await coming
@@ -643,7 +645,7 @@ def test_who_asks_again_after_an_eviction_does_not_hear_of_it(tmp_path: Path) ->
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
             first = await world.send("a/a")
-            await asyncio.sleep(0.5)
+            await elapse(0.5)
             await world.operations.evict("a/a", None, cold=False)
             second = await world.send("a/a")
             told, served = await world.until_ended(first, second)
@@ -660,14 +662,14 @@ def test_a_model_that_waits_for_anothers_place_is_evicted_and_displaces_nobody(
     async def main() -> None:
         async with World(tmp_path, {"a/a": 60, "a/b": 70}) as world:
             first = await world.send("a/a", 200.0)
-            await asyncio.sleep(LOAD_S + 5)
+            await elapse(LOAD_S + 5)
             second = await world.send("a/b")
-            await asyncio.sleep(5)
+            await elapse(5)
             assert len(await world.operations.evict("a/b", None, cold=False)) == 1
             served, told = await world.until_ended(first, second)
             assert served.status is Status.COMPLETED
             assert told.status is Status.ERROR
-            await asyncio.sleep(60)
+            await elapse(60)
             assert world.levels("a/a") == ["HOT"]
             assert world.of("a/b") == []
 
@@ -681,7 +683,7 @@ def test_who_deploys_what_is_evicted_meanwhile_is_told(tmp_path: Path) -> None:
             deploying = asyncio.create_task(
                 world.operations.deploy(configs, None, wait=True, sync=False)
             )
-            await asyncio.sleep(0.5)
+            await elapse(0.5)
             assert len(await world.operations.evict("a/a", None, cold=False)) == 1
             (told,) = await deploying
             assert told["replicas"] == []
@@ -695,7 +697,7 @@ def test_a_restart_is_a_new_process_and_loses_no_job(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
             ids = [await world.send("a/a", 10.0) for _ in range(3)]
-            await asyncio.sleep(LOAD_S + 5)
+            await elapse(LOAD_S + 5)
             before = {hosted.placed.replica_id for hosted in world.of("a/a")}
             await world.operations.restart("a/a")
             responses = await world.until_ended(*ids)
@@ -715,7 +717,7 @@ def test_sync_leaves_what_is_named_and_nothing_else(tmp_path: Path) -> None:
             assert [one["problem"] for one in told] == [None, None]
             configs = [DeploymentConfig(name, name) for name in ("a/b", "a/c")]
             await world.operations.deploy(configs, None, wait=True, sync=True)
-            await asyncio.sleep(5)
+            await elapse(5)
             assert [world.levels(name) for name in ("a/a", "a/b", "a/c")] == [
                 ["WARM"],
                 ["HOT"],
@@ -730,12 +732,12 @@ def test_a_dedicated_model_that_dies_comes_back_before_anybody_asks(tmp_path: Pa
         config = DeploymentConfig("a/a", "a/a", dedicated=True)
         async with World(tmp_path, {"a/a": 40}, configs=(config,)) as world:
             world.keep_up()
-            await asyncio.sleep(60)
+            await elapse(60)
             assert [hosted.state for hosted in world.of("a/a")] == [ReplicaState.RUNNING]
             next(iter(world.actors.values())).die()
-            await asyncio.sleep(1)
+            await elapse(1)
             assert world.of("a/a") == []
-            await asyncio.sleep(120)
+            await elapse(120)
             assert [hosted.state for hosted in world.of("a/a")] == [ReplicaState.RUNNING]
 
     run(main())
@@ -747,7 +749,7 @@ def test_a_dedicated_model_that_is_broken_is_tried_less_and_less(tmp_path: Path)
         broken = frozenset({"a/a"})
         async with World(tmp_path, {"a/a": 40}, configs=(config,), broken=broken) as world:
             world.keep_up()
-            await asyncio.sleep(3600)
+            await elapse(3600)
             assert 3 <= len(world.actors) <= 12
             assert "could not be loaded" in (await world.operations.status())["problems"][0]
 
@@ -797,7 +799,7 @@ def test_a_calendar_has_a_model_dedicated_in_its_window(tmp_path: Path) -> None:
             for _ in range(2):
                 # An hour later: it displaces what is young, and nobody had to ask.
                 hour = (9 - world.now().hour) * 3600 % 86400
-                await asyncio.sleep(hour - world.now().minute * 60 + 60)
+                await elapse(hour - world.now().minute * 60 + 60)
                 assert world.levels("a/a") == ["HOT"]
                 (held,) = world.of("a/a")
                 assert held.placed.dedicated
@@ -811,7 +813,7 @@ def test_a_calendar_has_a_model_dedicated_in_its_window(tmp_path: Path) -> None:
                     with pytest.raises(OperationError, match=r"until 2026-03-0\d 10:00 UTC") as no:
                         await refused
                     assert no.value.status == 409
-                await asyncio.sleep(3600)
+                await elapse(3600)
                 (held,) = world.of("a/a")
                 assert not held.placed.dedicated
                 assert (await world.operations.status())["schedule"]["windows"] == []
@@ -859,7 +861,7 @@ def test_a_booked_model_is_downloaded_before_and_nothing_makes_room_for_it_until
                 asked.append((config.repo_id, generation, node_id, f"{world.now():%H:%M}"))
                 if config.repo_id == "a/slow":
                     try:
-                        await asyncio.sleep(24 * 3600)
+                        await elapse(24 * 3600)
                     finally:
                         cancelled.append(f"{world.now():%H:%M}")
                 elif len(asked) == 1:
@@ -871,11 +873,11 @@ def test_a_booked_model_is_downloaded_before_and_nothing_makes_room_for_it_until
             )
             # Until it is 07:00 of the day of the calendar.
             at = datetime(2026, 3, 3, 7, tzinfo=timezone.utc)
-            await asyncio.sleep((at - world.now()).total_seconds())
+            await elapse((at - world.now()).total_seconds())
             world.keep_up()
             (response,) = await world.until_ended(await world.send("a/b"))
             assert response.status is Status.COMPLETED
-            await asyncio.sleep(115 * 60)
+            await elapse(115 * 60)
             # Who has its memory keeps it; what has no place, or is unknown, is not downloaded.
             assert world.levels("a/b") == ["HOT"]
             assert world.levels("a/a") == []
@@ -889,12 +891,12 @@ def test_a_booked_model_is_downloaded_before_and_nothing_makes_room_for_it_until
                 ("a/a", "Its files are on here for its booking at 2026-03-03 09:00 UTC.")
             ]
             assert cancelled == []
-            await asyncio.sleep(15 * 60)
+            await elapse(15 * 60)
             assert world.levels("a/a") == world.levels("a/slow") == ["HOT"]
             assert cancelled == ["09:05"]  # as it begins, and its replica downloads it
             # It will have the place of the one before it.
             assert asked[3:] == [("a/next", "0.8", "here", "09:00")]
-            await asyncio.sleep(120 * 60)
+            await elapse(120 * 60)
             assert asked[4:] == [("a/later", "0.8", "here", "11:00")]
 
     run(main())
@@ -940,9 +942,9 @@ def test_clients_are_told_of_every_model_in_words_that_all_of_them_know(tmp_path
                 return entry["deployment_level"], entry["application_state"], entry["state"]
 
             world.keep_up()
-            await asyncio.sleep(0.5)  # their sizes are being worked out
+            await elapse(0.5)  # their sizes are being worked out
             assert words("a/running") == ("HOT", "DEPLOYING", "DEPLOYING")
-            await asyncio.sleep(5)  # they load
+            await elapse(5)  # they load
             assert words("a/running") == ("HOT", "DEPLOYING", "DEPLOYING")
             assert told()["a/running"]["replicas"] == {"0.8": 0}
             for config in evicted:
@@ -951,7 +953,7 @@ def test_clients_are_told_of_every_model_in_words_that_all_of_them_know(tmp_path
             await world.operations.evict("a/evicted", None, cold=True)
             unknown = await world.send("no/such")
             await world.until_ended(unknown, await world.send("a/asked"))
-            await asyncio.sleep(3600)
+            await elapse(3600)
 
             assert words("a/running") == ("HOT", "RUNNING", "RUNNING")
             assert words("a/asked") == ("HOT", "RUNNING", "RUNNING")
@@ -981,7 +983,7 @@ def test_clients_are_told_of_every_model_in_words_that_all_of_them_know(tmp_path
             }
 
             now = datetime(2026, 3, 3, 9, 30, tzinfo=timezone.utc)
-            await asyncio.sleep((now - world.now()).total_seconds())
+            await elapse((now - world.now()).total_seconds())
             assert words("a/scheduled") == ("HOT", "RUNNING", "RUNNING")
             assert "schedule" in told()["a/scheduled"]
             assert "dedicated" not in told()["a/scheduled"]
@@ -997,10 +999,10 @@ def test_replicas_are_added_while_many_wait_and_let_go_when_they_idle(tmp_path: 
             ids = [await world.send("a/a", 20.0, user=str(i % 4)) for i in range(60)]
             most = 0
             while not all(one in world.ended for one in ids):
-                await asyncio.sleep(5)
+                await elapse(5)
                 most = max(most, world.levels("a/a").count("HOT"))
             assert most == 3
-            await asyncio.sleep(3600)
+            await elapse(3600)
             assert world.levels("a/a").count("HOT") == 1
 
     run(main())
@@ -1019,7 +1021,7 @@ def test_a_dedicated_model_that_is_busy_displaces_nobody_who_is_protected(tmp_pa
             ids = [await world.send("a/a", 20.0, user=str(i % 4)) for i in range(60)]
             most = 0
             while not all(one in world.ended for one in ids):
-                await asyncio.sleep(5)
+                await elapse(5)
                 assert world.levels("a/b") == ["HOT"]
                 hot = [h.placed for h in world.of("a/a") if not h.placed.on_cpu]
                 assert sum(place.dedicated for place in hot) == 1
@@ -1035,13 +1037,13 @@ def test_a_further_replica_stands_in_for_the_dedicated_one_that_is_lost(tmp_path
         bounds = Bounds(most=2, target_wait_s=5, idle_s=300, cooldown_s=10)
         async with World(tmp_path, {"a/a": 60}, configs=(config,), gpus=2, bounds=bounds) as world:
             world.keep_up()
-            await asyncio.sleep(60)
+            await elapse(60)
             ids = [await world.send("a/a", 100.0) for _ in range(3)]
-            await asyncio.sleep(60)
+            await elapse(60)
             assert sorted(h.placed.dedicated for h in world.of("a/a")) == [False, True]
             (first,) = (h for h in world.of("a/a") if h.placed.dedicated)
             world.actors[first.placed.key].die()
-            await asyncio.sleep(60)
+            await elapse(60)
             assert sum(h.placed.dedicated for h in world.of("a/a")) == 1
             await world.until_ended(*ids)
 
@@ -1056,7 +1058,7 @@ def test_a_restart_has_no_more_replicas_dedicated_than_before(tmp_path: Path) ->
             (line,) = world.dispatcher.processors.values()
             ids = [await world.send("a/a", 100.0) for _ in range(3)]
             line.add_replicas(2)
-            await asyncio.sleep(60)
+            await elapse(60)
             await world.operations.restart("a/a")
             await world.until_ended(*ids)
             assert sorted(h.placed.dedicated for h in world.of("a/a")) == [False, True]
@@ -1070,7 +1072,7 @@ def test_a_request_of_another_generation_reserves_nothing(tmp_path: Path) -> Non
         sizes = {"a/a": 60, "a/b": 60}
         async with World(tmp_path, sizes, configs=(config,), gpus=3) as world:
             world.keep_up()
-            await asyncio.sleep(60)
+            await elapse(60)
             await world.until_ended(await world.send("a/a", generation="0.7"))
             assert len(world.of("a/a")) == 3
             (older,) = (h.placed for h in world.of("a/a") if not h.placed.dedicated)
@@ -1080,7 +1082,7 @@ def test_a_request_of_another_generation_reserves_nothing(tmp_path: Path) -> Non
             assert displaced is not None
             assert displaced.level is not older.level
             await world.operations.evict("a/a", older.replica_id, cold=True)
-            await asyncio.sleep(1000)
+            await elapse(1000)
             assert [h.placed.dedicated for h in world.of("a/a")] == [True, True]
             assert len(world.dispatcher.processors) == 2  # that of a/b is one
             found = from_value(await world.operations.export(), "it")
@@ -1097,7 +1099,7 @@ def test_all_is_evicted_that_the_calendar_does_not_keep(tmp_path: Path) -> None:
         ) as world:
             await world.operations.deploy(configs, None, wait=True, sync=False)
             running = await world.send("a/b", 1000.0)
-            await asyncio.sleep(10)
+            await elapse(10)
             booked = world.controller.models.find(configs[1].key)
             assert booked is not None
             booked.scheduled = configs[1]
@@ -1128,7 +1130,7 @@ def test_who_waits_for_a_model_that_is_no_longer_dedicated_is_told_which_are(
             await world.operations.deploy(configs, None, wait=True, sync=False)
             running = await world.send("a/a", 1000.0, hotswapping=False)
             waiting = await world.send("a/a", hotswapping=False)
-            await asyncio.sleep(10)
+            await elapse(10)
             world.controller.models.put(replace(configs[0], dedicated=False))
             (lost,) = world.of("a/a")
             await world.operations.evict("a/a", lost.placed.replica_id, cold=True)
@@ -1181,7 +1183,7 @@ def test_a_dedicated_model_comes_back_in_each_of_its_generations(tmp_path: Path)
         config = DeploymentConfig("a/a", "a/a", dedicated=True, generations=("0.7", "0.8"))
         async with World(tmp_path, {"a/a": 20}, configs=(config,), gpus=2) as world:
             world.keep_up()
-            await asyncio.sleep(60)
+            await elapse(60)
             found = {Variant.parse(h.placed.model_key).generation for h in world.of("a/a")}
             assert found == {"0.7", "0.8"}
 
@@ -1201,7 +1203,7 @@ def test_how_many_replicas_a_long_line_brings_is_each_models_own(
                 await world.send("a/a", 30.0, user=str(i))
             there = 0
             for _ in range(100):
-                await asyncio.sleep(10)
+                await elapse(10)
                 there = max(there, len(world.of("a/a")))
             assert there == most
 
@@ -1231,7 +1233,7 @@ def test_a_further_replica_that_does_not_load_is_tried_less_and_less(tmp_path: P
                 await world.send("a/a", 30.0, user=str(i))
             tried = []
             for second in range(3000):
-                await asyncio.sleep(1)
+                await elapse(1)
                 tried += [second] * (len(world.actors) - 1 - len(tried))
             pauses = [after - before for before, after in itertools.pairwise(tried)]
             assert 3 <= len(tried) <= 7
@@ -1280,7 +1282,7 @@ class SlowStore(FileStore):
         self.stored: list[dict[str, Any]] = []
 
     async def put(self, key: str, content: bytes, *, soon: bool = False) -> None:
-        await asyncio.sleep(4)
+        await elapse(4)
         self.stored.append(json.loads(content))
 
 
@@ -1290,11 +1292,11 @@ def test_a_job_is_killed_until_its_answer_is_on_its_way(tmp_path: Path) -> None:
         async with World(tmp_path, {"a/a": 40}, store=store) as world:
             await world.until_ended(await world.send("a/a"))
             job = await world.send("a/a", 10.0, polled=True)
-            await asyncio.sleep(16)  # told that it is sent to a replica, run
+            await elapse(16)  # told that it is sent to a replica, run
             (line,) = (await world.operations.queue())["models"]
             assert line["running"][0]["request_id"] == job
             assert not await world.operations.kill(job)
-            await asyncio.sleep(10)
+            await elapse(10)
             assert [told["status"] for told in store.stored][-1] == "COMPLETED"
 
     run(main())
@@ -1309,7 +1311,7 @@ def test_the_jobs_of_a_key_that_is_revoked_end_and_so_do_those_that_still_come(
             runs = await world.send("a/a", 1000.0, key="his")
             waits = [await world.send(model, 1.0, key="his") for model in ("a/a", "a/b")]
             hers = await world.send("a/a", 1.0, key="hers")
-            await asyncio.sleep(2)
+            await elapse(2)
             revoke = KillKey(account="his", revoked=True)
             assert await revoke.perform(world.operations) == {"killed": 3}
             ended = await world.until_ended(runs, *waits)
@@ -1322,14 +1324,14 @@ def test_the_jobs_of_a_key_that_is_revoked_end_and_so_do_those_that_still_come(
             assert await revoke.perform(world.operations) == {"killed": 0}
             # A key whose jobs an operator ends goes on: its later jobs run.
             runs = await world.send("a/a", 1000.0, key="hers")
-            await asyncio.sleep(2)
+            await elapse(2)
             end = KillKey(account="hers")
             assert await end.perform(world.operations) == {"killed": 1}
             ended = await world.until_ended(runs, await world.send("a/a", 1.0, key="hers"))
             assert [each.status for each in ended] == [Status.ERROR, Status.COMPLETED]
             assert "operator has ended this job" in ended[0].description
             # In the end nobody has a revoked key's name in mind.
-            await asyncio.sleep(700)
+            await elapse(700)
             (last,) = await world.until_ended(await world.send("a/a", 1.0, key="his"))
             assert last.status is Status.COMPLETED
 
@@ -1342,11 +1344,11 @@ def test_a_job_that_is_killed_before_its_replica_has_it_does_not_run(tmp_path: P
         async with World(tmp_path, {"a/a": 40}, store=store) as world:
             await world.until_ended(await world.send("a/a"))
             job = await world.send("a/a", 1000.0, polled=True)
-            await asyncio.sleep(2)  # it is told that it is sent to a replica
+            await elapse(2)  # it is told that it is sent to a replica
             (line,) = (await world.operations.queue())["models"]
             assert line["running"][0]["request_id"] == job
             assert await world.operations.kill(job)
-            await asyncio.sleep(10)
+            await elapse(10)
             assert [told["status"] for told in store.stored] == ["DISPATCHED", "ERROR"]
             assert "operator has ended this job" in store.stored[-1]["description"]
 
@@ -1358,7 +1360,7 @@ def test_a_job_that_is_killed_does_not_run_again_when_its_replica_is_lost(tmp_pa
         async with World(tmp_path, {"a/a": 40}) as world:
             await world.until_ended(await world.send("a/a"))
             job = await world.send("a/a", 1000.0)
-            await asyncio.sleep(5)
+            await elapse(5)
             (actor,) = world.actors.values()
             actor.cancel = lambda _: actor.die()  # type: ignore[method-assign]
             assert await world.operations.kill(job)
@@ -1372,9 +1374,9 @@ def test_who_waits_for_anothers_first_use_goes_on_when_that_is_evicted(tmp_path:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 60, "a/b": 70}) as world:
             first = await world.send("a/a", 200.0)
-            await asyncio.sleep(LOAD_S + 5)
+            await elapse(LOAD_S + 5)
             second = await world.send("a/b")
-            await asyncio.sleep(5)
+            await elapse(5)
             (there,) = world.of("a/a")
             await world.operations.evict("a/a", there.placed.replica_id, cold=True)
             responses = await asyncio.wait_for(world.until_ended(first, second), 3600)
@@ -1415,7 +1417,7 @@ def test_other_settings_are_another_load(tmp_path: Path) -> None:
             other = DeploymentConfig("a/a", "/two", dtype="float32")
             (told,) = await world.operations.deploy([other], None, wait=True, sync=False)
             assert len(told["evicted"]) == 2
-            await asyncio.sleep(60)
+            await elapse(60)
             (there,) = world.of("a/a")
             assert [there.placed.replica_id] == told["replicas"]
             assert there.state is ReplicaState.RUNNING
@@ -1428,17 +1430,17 @@ def test_what_is_scaled_stays_so(tmp_path: Path) -> None:
         config = DeploymentConfig("a/a", "a/a", dedicated=True, replicas=2)
         async with World(tmp_path, {"a/a": 30}, configs=(config,)) as world:
             world.keep_up()
-            await asyncio.sleep(60)
+            await elapse(60)
             assert world.levels("a/a") == ["HOT", "HOT"]
             await world.operations.scale("a/a", 1, None)
-            await asyncio.sleep(300)
+            await elapse(300)
             assert world.levels("a/a").count("HOT") == 1
             await world.operations.scale("a/a", 3, None)
-            await asyncio.sleep(300)
+            await elapse(300)
             for actor in list(world.actors.values()):
                 if not actor.ended.is_set():
                     actor.die()
-            await asyncio.sleep(300)
+            await elapse(300)
             assert world.levels("a/a") == ["HOT"] * 3
             assert (await world.operations.export())[0]["replicas"] == 3
 
@@ -1601,7 +1603,7 @@ def test_who_leaves_or_is_killed_while_two_lines_become_one_is_in_neither(
             publish = world.broker.publish
 
             async def slowly(request: Request, response: Response) -> bool:
-                await asyncio.sleep(0.5)  # as Redis does
+                await elapse(0.5)  # as Redis does
                 return await publish(request, response)
 
             monkeypatch.setattr(world.broker, "publish", slowly)
@@ -1611,11 +1613,10 @@ def test_who_leaves_or_is_killed_while_two_lines_become_one_is_in_neither(
             left = await world.send(ALIAS, subscription_id=channel.id)
             killed, last = await world.send(ALIAS), await world.send(ALIAS)
             real = world.dispatcher.processor(world.of(REAL)[0].model, "0.8")
-            while moved not in real.queue:  # noqa: ASYNC110 - virtual time
-                await asyncio.sleep(0.1)
+            await eventually(lambda: moved in real.queue)
             await channel.close()
             assert await world.operations.kill(killed)
-            await asyncio.sleep(10)
+            await elapse(10)
             assert [entry.id for entry in real.queue] == [moved, last]
             await world.until_ended(running, moved, last)
             assert world.ended[killed].status is Status.ERROR
@@ -1687,7 +1688,7 @@ def test_a_model_that_could_not_be_measured_is_forgotten_when_it_is_evicted(
             (gone,) = await world.operations.evict("a/a", None, cold=cold)
             assert gone["replica_id"] is None
             assert (await world.operations.status())["problems"] == []
-            await asyncio.sleep(60)
+            await elapse(60)
             assert (await world.operations.status())["models"] == []
             with pytest.raises(OperationError, match="a/a"):
                 await world.operations.evict("a/a", None, cold=cold)
@@ -1708,7 +1709,7 @@ def test_a_model_that_did_not_load_keeps_its_settings_when_it_is_evicted(tmp_pat
             assert len((await world.operations.status())["problems"]) == 1
             (gone,) = await world.operations.evict("a/a", None, cold=True)
             assert gone["replica_id"] is None
-            await asyncio.sleep(60)
+            await elapse(60)
             status = await world.operations.status()
             assert status["problems"] == []
             assert [each["repo_id"] for each in status["models"]] == ["a/a"]
@@ -1736,7 +1737,7 @@ def test_what_is_evicted_while_it_loads_is_not_what_returns(tmp_path: Path) -> N
         async with World(tmp_path, {"a/a": 40}) as world:
             config = DeploymentConfig("a/a", "a/a")
             await world.operations.deploy([config], None, wait=False, sync=False)
-            await asyncio.sleep(LOAD_S / 2)
+            await elapse(LOAD_S / 2)
             await world.operations.evict("a/a", None, cold=False)
             (told,) = await world.operations.deploy([config], None, wait=True, sync=False)
             assert told["problem"] is None
@@ -1767,7 +1768,7 @@ def test_what_is_only_in_memory_is_restarted_on_its_device(tmp_path: Path) -> No
             assert world.levels("a/a") == ["WARM"]
             (told,) = await world.operations.restart("a/a")
             assert told["replica_id"] == before.placed.replica_id
-            await asyncio.sleep(60)
+            await elapse(60)
             (after,) = world.of("a/a")
             assert after.state is ReplicaState.RUNNING
             assert after is not before
@@ -1781,7 +1782,7 @@ def test_nothing_is_loaded_for_a_client_that_has_left(tmp_path: Path) -> None:
             channel = await world.broker.subscribe()
             await world.send("a/a", subscription_id=channel.id)
             await channel.close()
-            await asyncio.sleep(60)
+            await elapse(60)
             assert world.actors == {}
 
     run(main())
@@ -1817,7 +1818,7 @@ def test_whatever_happens_memory_suffices_and_every_job_ends(tmp_path: Path, see
             world.keep_up()
             ids = []
             for _ in range(60):
-                await asyncio.sleep(dice.expovariate(1 / 10))
+                await elapse(dice.expovariate(1 / 10))
                 model = dice.choice([*sizes, "no/such"])
                 match dice.choice(["send"] * 8 + ["evict", "scale", "restart", "die", "deploy"]):
                     case "send":
@@ -1836,7 +1837,7 @@ def test_whatever_happens_memory_suffices_and_every_job_ends(tmp_path: Path, see
             served = [r for r in responses if r.status is Status.COMPLETED]
             assert served, responses
             # What is decided is what is there.
-            await asyncio.sleep(300)
+            await elapse(300)
             for hosted in world.controller.replicas():
                 assert world.controller.cluster.find(hosted.placed.key) == hosted.placed
             decided = {d.key for d in world.controller.cluster.replicas()}

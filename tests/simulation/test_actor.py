@@ -20,6 +20,7 @@ from ndif.simulation.actor import SimulatedActor
 from ndif.simulation.journal import Journal, Usage
 from ndif.simulation.trace import TraceRequest
 from ndif.simulation.world import read
+from tests.waiting import virtual_time_passes as elapse
 
 WORLD = read(
     """
@@ -81,13 +82,13 @@ def test_each_step_takes_its_time_and_holds_what_it_holds() -> None:
         times.append(now())
         await replica.to_cache()
         times.append(now())
-        await asyncio.sleep(3)
+        await elapse(3)
         await replica.from_cache({2: 10**10})
         times.append(now())
         await replica.stop()
         await replica.stop()
         assert replica.ended.is_set()
-        await asyncio.sleep(100)
+        await elapse(100)
 
     usage = play(scene)
     assert times == [18.0, 23.0, 25.0, 32.0]
@@ -114,7 +115,7 @@ def test_whoever_runs_when_it_leaves_is_told_so(leave: str) -> None:
     async def scene(replica: ModelActor, usage: Usage) -> None:
         await replica.start(no_progress)
         running = asyncio.ensure_future(replica.run(REQUEST, ignore))
-        await asyncio.sleep(2)
+        await elapse(2)
         await getattr(replica, leave)()
         with pytest.raises(ReplicaEvictedError):
             await running
@@ -129,7 +130,7 @@ def test_what_is_cancelled_is_an_error_with_the_reason() -> None:
         await replica.start(no_progress)
         replica.cancel("nobody runs")
         running = asyncio.ensure_future(replica.run(REQUEST, ignore))
-        await asyncio.sleep(2)
+        await elapse(2)
         replica.cancel("The client left.")
         replica.cancel("again")
         response = await running
@@ -153,11 +154,11 @@ def test_what_runs_longer_than_its_model_lets_it_is_ended() -> None:
 def test_one_that_is_ended_while_it_loads_holds_nothing_more() -> None:
     async def scene(replica: ModelActor, usage: Usage) -> None:
         loading = asyncio.ensure_future(replica.start(no_progress))
-        await asyncio.sleep(6)
+        await elapse(6)
         loading.cancel()
         await asyncio.wait([loading])
         await replica.stop()
-        await asyncio.sleep(50)
+        await elapse(50)
 
     usage = play(scene)
     assert (usage.cold_loads, usage.evicted_cold, usage.dropped) == (0, 0, 0)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ndif.simulation.virtual_time import DeadlockError, VirtualLoop, run
+from tests.waiting import virtual_time_passes as elapse
 
 DAY_S = 86400.0
 
@@ -27,7 +28,7 @@ def now() -> float:
 
 def test_a_thousand_years_pass_at_once() -> None:
     async def main() -> float:
-        await asyncio.sleep(1000 * 365 * DAY_S)
+        await elapse(1000 * 365 * DAY_S)
         return now()
 
     assert run(main()) == pytest.approx(1000 * 365 * DAY_S, rel=1e-12)
@@ -49,7 +50,7 @@ def test_timers_come_in_the_order_of_their_time(delays: list[float]) -> None:
     came: list[tuple[float, int]] = []
 
     async def sleeper(number: int, delay: float) -> None:
-        await asyncio.sleep(delay)
+        await elapse(delay)
         came.append((delay, number))
         assert now() == pytest.approx(delay, rel=1e-12, abs=1e-8)
 
@@ -71,7 +72,7 @@ def test_equal_timers_come_in_the_order_they_were_set() -> None:
         loop = asyncio.get_running_loop()
         for number in range(20):
             loop.call_at(5.0, came.append, number)
-        await asyncio.sleep(5.1)
+        await elapse(5.1)
 
     run(main())
     assert sorted(came) == list(range(20))
@@ -83,7 +84,7 @@ def test_a_cancelled_timer_does_not_move_the_clock() -> None:
         timers = [loop.call_later(delay, pytest.fail, "cancelled") for delay in range(1, 400)]
         for timer in timers:
             timer.cancel()
-        await asyncio.sleep(0.5)
+        await elapse(0.5)
         return now()
 
     assert run(main()) == 0.5
@@ -100,7 +101,7 @@ def test_what_is_ready_goes_before_time_passes_each_in_its_turn() -> None:
     async def main() -> None:
         asyncio.get_running_loop().call_later(1e-6, came.append, "timer")
         await asyncio.gather(chatter("a"), chatter("b"))
-        await asyncio.sleep(1)
+        await elapse(1)
 
     run(main())
     assert came == ["a", "b", "a", "b", "a", "b", "timer"]
@@ -119,8 +120,12 @@ def test_wait_for_gives_up_at_its_time() -> None:
 
 
 def test_wait_for_returns_before_its_time() -> None:
+    async def works() -> str:
+        await elapse(3)
+        return "done"
+
     async def main() -> tuple[str, float]:
-        return await asyncio.wait_for(asyncio.sleep(3, "done"), 7), now()
+        return await asyncio.wait_for(works(), 7), now()
 
     assert run(main()) == ("done", 3.0)
 
@@ -140,7 +145,7 @@ def test_events_queues_and_locks_pass_things_on_without_time() -> None:
 
         listening = asyncio.create_task(listen())
         for number in range(3):
-            await asyncio.sleep(2)
+            await elapse(2)
             await queue.put(number)
         over.set()
         await listening
@@ -151,7 +156,7 @@ def test_events_queues_and_locks_pass_things_on_without_time() -> None:
 
 def test_what_fails_fails() -> None:
     async def main() -> None:
-        await asyncio.sleep(1)
+        await elapse(1)
         raise LookupError("mine")
 
     with pytest.raises(LookupError, match="mine"):
@@ -163,7 +168,7 @@ def test_what_fails_fails() -> None:
 
 def test_a_deadlock_is_an_error_that_names_who_waits() -> None:
     async def main() -> None:
-        await asyncio.sleep(12)
+        await elapse(12)
         task = asyncio.create_task(asyncio.Event().wait(), name="the one that waits")
         await task
 
@@ -177,7 +182,7 @@ def test_two_that_wait_for_each_other_are_a_deadlock() -> None:
 
         async def take(first: asyncio.Lock, second: asyncio.Lock) -> None:
             async with first:
-                await asyncio.sleep(1)
+                await elapse(1)
                 async with second:
                     pass
 
@@ -201,12 +206,12 @@ def test_what_is_left_behind_is_cancelled_and_may_clean_up() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(60)
+            await elapse(60)
             said.append("cleaned up")
 
     async def main() -> AsyncIterator[int]:
         asyncio.create_task(stays())  # noqa: RUF006 - left behind on purpose
-        await asyncio.sleep(1)
+        await elapse(1)
         left = numbers()
         assert await anext(left) == 1
         return left

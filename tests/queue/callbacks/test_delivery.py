@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from email.message import EmailMessage
 from pathlib import Path
@@ -31,18 +31,9 @@ from ndif.stores.responder import Responder
 from ndif.tasks import end
 from tests.on_loop import on_loop
 from tests.queue.callbacks.receiver import receiving
+from tests.waiting import PATIENCE_S, eventually
 
 QUICK = RetryPolicy(max_attempts=3, first_s=0.01, factor=1.0)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    while not condition():  # noqa: ASYNC110 - state of another task
-        await asyncio.sleep(0.01)
-
-
-async def until_async(condition: Callable[[], Awaitable[bool]]) -> None:
-    while not await condition():  # noqa: ASYNC110 - state of another task
-        await asyncio.sleep(0.01)
 
 
 class Mailbox:
@@ -68,7 +59,7 @@ class Server:
         allowed: Sequence[Network] = options.pop("allowed", EVERYWHERE)
         policy = options.pop("policy", QUICK)
         mailer = self.mailbox if options.pop("sends_mail", True) else None
-        self.hooks = Webhooks(allowed, ["the server's secret"], 5.0, lambda: 1.0)
+        self.hooks = Webhooks(allowed, ["the server's secret"], PATIENCE_S, lambda: 1.0)
         self.delivery = CallbackDelivery(
             self.queue, self.objects, self.hooks, mailer, allowed, policy, **options
         )
@@ -83,6 +74,15 @@ class Server:
         """True once nothing waits."""
         waiting, _ = await self.queue.counts()
         return waiting == 0
+
+    async def until_put_off(self, request: Request) -> None:
+        """Wait until the call-back of a request was looked at, and is to be looked at again."""
+
+        async def is_put_off() -> bool:
+            (found,) = await self.queue.find(request.id)
+            return found.due > found.created
+
+        await eventually(is_put_off)
 
 
 @contextlib.asynccontextmanager
@@ -113,7 +113,7 @@ def path_of(target: str) -> str:
 async def test_the_end_of_a_job_is_told(tmp_path: Path, status: Status) -> None:
     async with receiving() as receiver, running(tmp_path) as server:
         request = await server.end(f"{receiver.url}/done", status)
-        await until_async(server.idle)
+        await eventually(server.idle)
     assert [each.target for each in receiver.asked] == [
         f"/done?status={status.value}&id={request.id}"
     ]
@@ -128,8 +128,8 @@ async def test_only_the_end_is_told_and_only_to_who_asked(tmp_path: Path) -> Non
         await server.end("")
         assert await server.queue.counts() == (0, 0)
         await server.end(receiver.url)
-        await until(lambda: receiver.asked)
-        await until_async(server.idle)
+        await eventually(lambda: receiver.asked)
+        await eventually(server.idle)
     assert len(receiver.asked) == 1
 
 
@@ -143,7 +143,7 @@ async def test_who_wants_every_status_is_told_each_once(tmp_path: Path) -> None:
             *(Status.STREAM, Status.RUNNING, Status.QUEUED, Status.RUNNING, Status.COMPLETED),
         ):
             await respond(request, Response(request.id, status, "A description."))
-            await until_async(server.idle)
+            await eventually(server.idle)
         told = [json.loads(each.body) for each in receiver.asked]
         # It ran twice.
         statuses = ["QUEUED", "RUNNING", "QUEUED", "RUNNING", "COMPLETED"]
@@ -175,14 +175,14 @@ async def test_a_status_that_was_given_up_costs_the_end_nothing(tmp_path: Path) 
         receiver.status = 500
         request = a_request(f"every+{receiver.url}")
         await server.responder.respond(request, Response(request.id, Status.RUNNING))
-        await until_async(server.idle)
+        await eventually(server.idle)
         receiver.status = 200
         await server.responder.respond(request, Response(request.id, Status.ERROR))
-        await until_async(server.idle)
+        await eventually(server.idle)
         (dead,) = await server.queue.all(10)
         assert dead.content["status"] == "RUNNING"
         assert await server.delivery.retry(request.id[:8]) == [request.id]
-        await until_async(server.idle)
+        await eventually(server.idle)
         assert await server.queue.counts() == (0, 0)
     last = [each.target for each in receiver.asked][-2:]
     assert last == [f"/?status={status}&id={request.id}" for status in ("ERROR", "RUNNING")]
@@ -192,7 +192,7 @@ async def test_a_status_that_was_given_up_costs_the_end_nothing(tmp_path: Path) 
 async def test_a_job_that_is_waited_for_is_told_of_too(tmp_path: Path) -> None:
     async with receiving() as receiver, running(tmp_path) as server:
         request = await server.end(receiver.url, subscription_id="somebody")
-        await until(lambda: receiver.asked)
+        await eventually(lambda: receiver.asked)
         assert await server.objects.get(end_key(request.id)) is None
 
 
@@ -204,12 +204,12 @@ async def test_nothing_is_told_before_the_end_is_stored(tmp_path: Path) -> None:
         response = Response(request.id, Status.ERROR, "At its first run.")
         await server.queue.add(callback_for(request, response, server.delivery._now()))
         await server.end(receiver.url)
-        await until(lambda: receiver.asked)
-        await asyncio.sleep(0.3)
+        await eventually(lambda: receiver.asked)
+        await server.until_put_off(request)
         assert len(receiver.asked) == 1
         # The job runs again, and ends otherwise.
         await server.responder.respond(request, Response(request.id, Status.COMPLETED))
-        await until_async(server.idle)
+        await eventually(server.idle)
     assert receiver.asked[1].target == f"/?status=COMPLETED&id={request.id}"
 
 
@@ -219,11 +219,11 @@ async def test_without_an_end_a_call_back_is_given_up(tmp_path: Path) -> None:
     async with running(tmp_path, now=lambda: clock[0]) as server:
         request = a_request("http://example.org/")
         await server.queue.add(callback_for(request, Response(request.id, Status.ERROR), 1000.0))
-        await asyncio.sleep(0.1)
+        await server.until_put_off(request)
         assert await server.queue.counts() == (1, 0)
         clock[0] = 2000.0
         await server.queue.add(callback_for(request, Response(request.id, Status.ERROR), 1000.0))
-        await until_async(server.idle)
+        await eventually(server.idle)
         (dead,) = await server.queue.all(10)
         assert (dead.dead, dead.problem) == (True, "the end of its job is not stored")
 
@@ -252,9 +252,9 @@ async def test_a_failure_is_repeated_until_it_succeeds(
     async with receiving() as receiver, running(tmp_path) as server:
         receiver.status = 503
         request = await server.end(f"post+{receiver.url}/secret-path")
-        await until(lambda: len(receiver.asked) == 2)
+        await eventually(lambda: len(receiver.asked) == 2)
         receiver.status = 200
-        await until_async(server.idle)
+        await eventually(server.idle)
     assert len(receiver.asked) == 3
     assert len({each.headers["webhook-id"] for each in receiver.asked}) == 1
     assert (
@@ -270,7 +270,7 @@ async def test_after_the_last_attempt_an_operator_may_repeat_it(tmp_path: Path) 
     async with receiving() as receiver, running(tmp_path) as server:
         receiver.status = 500
         request = await server.end(f"{receiver.url}/x?token=secret")
-        await until_async(server.idle)
+        await eventually(server.idle)
         assert len(receiver.asked) == QUICK.max_attempts
         described = await server.delivery.describe()
         assert (described["waiting"], described["given_up"]) == (0, 1)
@@ -280,8 +280,8 @@ async def test_after_the_last_attempt_an_operator_may_repeat_it(tmp_path: Path) 
         assert (row["state"], row["attempts"], row["problem"]) == ("given up", 3, "it answered 500")
         receiver.status = 204
         assert await server.delivery.retry(None) == [request.id]
-        await until(lambda: len(receiver.asked) == QUICK.max_attempts + 1)
-        await until_async(server.idle)
+        await eventually(lambda: len(receiver.asked) == QUICK.max_attempts + 1)
+        await eventually(server.idle)
         assert await server.queue.counts() == (0, 0)
 
 
@@ -291,7 +291,7 @@ async def test_an_address_that_is_not_called_is_given_up_at_once(tmp_path: Path)
     async with receiving() as receiver, running(tmp_path, allowed=()) as server:
         await server.end(f"http://127.0.0.1:{receiver.port}/")
         await server.end("gopher://x/")
-        await until_async(server.idle)
+        await eventually(server.idle)
         dead = await server.queue.all(10)
     assert {(each.attempts, each.problem) for each in dead} == {
         (1, "its address is not one that is called")
@@ -310,11 +310,10 @@ class AwayStore(FileStore):
 async def test_while_the_store_is_away_nothing_is_told(tmp_path: Path) -> None:
     async with receiving() as receiver, running(tmp_path) as server:
         server.delivery._objects = AwayStore(tmp_path / "objects", 3600)
-        await server.end(receiver.url)
-        await asyncio.sleep(0.3)
+        await server.until_put_off(await server.end(receiver.url))
         assert receiver.asked == []
         server.delivery._objects = server.objects
-        await until(lambda: receiver.asked)
+        await eventually(lambda: receiver.asked)
 
 
 @on_loop
@@ -331,7 +330,7 @@ async def test_an_error_of_the_servers_costs_one_attempt(
 
         monkeypatch.setattr(server.hooks, "send", fail)
         await server.end(receiver.url)
-        await until_async(server.idle)
+        await eventually(server.idle)
         assert len(receiver.asked) == 1
 
 
@@ -372,13 +371,13 @@ async def test_one_host_gets_two_at_once_and_delays_no_other(tmp_path: Path) -> 
         slow.release.clear()
         for _ in range(20):
             await server.end(f"http://localhost:{slow.port}/")
-        await until(lambda: slow.at_once == 2)
+        await eventually(lambda: slow.at_once == 2)
         # Hosts are told apart by name, not by port.
         await server.end(f"http://127.0.0.1:{quick.port}/")
-        await until(lambda: quick.asked)
+        await eventually(lambda: quick.asked)
         assert slow.at_once == 2
         slow.release.set()
-        await until_async(server.idle)
+        await eventually(server.idle)
         assert (len(slow.asked), slow.most_at_once) == (20, 2)
 
 
@@ -388,11 +387,11 @@ async def test_an_attempt_under_way_is_made_again_by_the_next_process(tmp_path: 
         receiver.release.clear()
         async with running(tmp_path) as server:
             request = await server.end(receiver.url)
-            await until(lambda: receiver.asked)
+            await eventually(lambda: receiver.asked)
         assert server.queue.left == 1
         receiver.release.set()
         async with running(tmp_path) as server:
-            await until_async(server.idle)
+            await eventually(server.idle)
     assert [each.target for each in receiver.asked] == [f"/?status=COMPLETED&id={request.id}"] * 2
 
 
@@ -405,7 +404,7 @@ async def test_mail_says_what_ended_and_nothing_that_a_users_code_wrote(tmp_path
         request = a_request("ada@example.org", received=1000.0)
         end_ = Response(request.id, Status.ERROR, "Buy this: http://evil.example")
         await server.responder.respond(request, end_)
-        await until(lambda: server.mailbox.sent)
+        await eventually(lambda: server.mailbox.sent)
     (message,) = server.mailbox.sent
     assert (message["To"], message["From"]) == ("ada@example.org", "ndif@example.org")
     assert message["Subject"] == f"NDIF job {request.id[:8]}: ERROR"
@@ -422,7 +421,7 @@ async def test_mail_says_what_ended_and_nothing_that_a_users_code_wrote(tmp_path
 async def test_a_server_that_sends_no_mail_any_more_gives_up(tmp_path: Path) -> None:
     async with running(tmp_path, sends_mail=False) as server:
         await server.end("ada@example.org")
-        await until_async(server.idle)
+        await eventually(server.idle)
         described = await server.delivery.describe()
     (row,) = described["callbacks"]
     assert (row["to"], row["problem"]) == ("a…@example.org", "this server sends no mail any more")
@@ -441,7 +440,7 @@ async def test_the_settings_say_how_often_and_how_long(tmp_path: Path) -> None:
         async def is_given_up() -> bool:
             return (await queue.counts())[1] == 1
 
-        await until_async(is_given_up)
+        await eventually(is_given_up)
     (dead,) = await queue.all(1)
     assert (dead.attempts, dead.problem) == (1, "it did not answer within 0.2s")
     await end([task])

@@ -28,6 +28,7 @@ from ndif.queue.callbacks.guard import (
     shown,
 )
 from tests.on_loop import on_loop
+from tests.waiting import PATIENCE_S
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 
@@ -320,7 +321,7 @@ class Names:
 async def fetch(backend: GuardedBackend, host: str, port: int) -> int:
     async with httpcore.AsyncConnectionPool(network_backend=backend) as pool:
         url = httpcore.URL(scheme="http", host=host, port=port, target="/")
-        timeouts = {"connect": 2.0, "read": 2.0}
+        timeouts = {"connect": PATIENCE_S, "read": PATIENCE_S}
         return (await pool.request("GET", url, extensions={"timeout": timeouts})).status
 
 

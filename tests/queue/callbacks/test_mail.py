@@ -25,6 +25,7 @@ from ndif.schema.callback import Callback
 from tests.on_loop import on_loop
 from tests.queue.callbacks.receiver import receiving
 from tests.services.process import free_port
+from tests.waiting import PATIENCE_S
 
 REQUEST = "8f14e45f-ceea-467f-a8f5-0d1c9c6b2f10"
 CONTENT = {
@@ -81,6 +82,7 @@ def mail_server(post: Post, **options: Any) -> Iterator[int]:
 
 
 def mailer(url: str, **settings: Any) -> Mailer:
+    settings = {"callback_timeout_s": PATIENCE_S, **settings}
     made = open_mailer(Settings(smtp_url=url, mail_from="ndif@example.org", **settings))
     assert made is not None
     return made
@@ -207,18 +209,24 @@ async def test_a_message_that_the_mail_server_refuses(answer: str, final: bool) 
 async def test_a_mail_server_that_is_away_or_says_nothing() -> None:
     silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
-    made = mailer(f"smtp://127.0.0.1:{port}", callback_timeout_s=0.2)
-    assert str(await problem(made)) == "the mail server does not answer in time"
+    hasty = mailer(f"smtp://127.0.0.1:{port}", callback_timeout_s=0.2)
+    assert str(await problem(hasty)) == "the mail server does not answer in time"
     silent.close()
     await silent.wait_closed()
-    assert str(await problem(made)) == "the mail server cannot be reached"
+    patient = mailer(f"smtp://127.0.0.1:{port}")
+    assert str(await problem(patient)) == "the mail server cannot be reached"
 
 
 # Mailgun
 
 
 def mailgun(url: str, **settings: Any) -> Mailer:
-    settings = {"MAILGUN_API_KEY": "key-7", "MAILGUN_DOMAIN": "mg.example.org", **settings}
+    settings = {
+        "MAILGUN_API_KEY": "key-7",
+        "MAILGUN_DOMAIN": "mg.example.org",
+        "callback_timeout_s": PATIENCE_S,
+        **settings,
+    }
     made = open_mailer(Settings(MAILGUN_URL=url, **settings))
     assert isinstance(made, MailgunMailer)
     return made

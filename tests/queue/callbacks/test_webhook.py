@@ -21,6 +21,7 @@ from ndif.queue.callbacks.webhook import DeliveryError, Webhooks, signature, sig
 from ndif.schema.callback import Callback
 from tests.on_loop import on_loop
 from tests.queue.callbacks.receiver import receiving
+from tests.waiting import PATIENCE_S
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "callbacks.md"
 NOW = 1_700_000_000.0
@@ -39,7 +40,7 @@ async def to_loopback(host: str, port: int) -> Sequence[str]:
 
 def webhooks(
     secrets: Sequence[str] = SECRETS,
-    timeout_s: float = 5.0,
+    timeout_s: float = PATIENCE_S,
     allowed: Sequence[Network] = EVERYWHERE,
     **options: Any,
 ) -> Webhooks:
