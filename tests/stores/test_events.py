@@ -18,10 +18,10 @@ from ndif.stores.leader import SharedCache
 from ndif.stores.redis import connect
 from ndif.stores.saved import EVENTS, SharedState, State, StateFile
 from ndif.tasks import end
-from tests.alerts.test_delivery import until
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
 from tests.stores.broker.signers import SIGNER
+from tests.waiting import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -73,13 +73,13 @@ async def test_the_next_process_finds_the_events(tmp_path: Path) -> None:
     file = tmp_path / "events.json"
     async with running(EventLog(StateFile(tmp_path, EVENTS))) as log:
         log.note("deployed", "org/a", "", "token")
-        await until(file.exists)
+        await eventually(file.exists)
         assert file.stat().st_mode & 0o077 == 0
         log.note("deployed", "org/b", "", "token")  # and ends before it is saved by itself
     again = EventLog(StateFile(tmp_path, EVENTS))
     again.note("started", "the server", "", "server")
     async with running(again):
-        await until(lambda: len(subjects(again)) == 3)
+        await eventually(lambda: len(subjects(again)) == 3)
     assert subjects(again) == ["the server", "org/b", "org/a"]
     saved = json.loads(file.read_text())["events"]
     assert [each["subject"] for each in saved] == ["org/a", "org/b", "the server"]
@@ -93,7 +93,7 @@ async def test_the_next_leader_finds_them_in_redis(redis: RedisServer) -> None:
         async with running(EventLog(first)) as log:
             log.note("deployed", "org/a", "", "token")
         async with running(EventLog(second)) as log:
-            await until(lambda: subjects(log) == ["org/a"])
+            await eventually(lambda: subjects(log) == ["org/a"])
         # Of a leader with another secret it takes nothing over.
         other = SharedCache(clients[1], Signer(["another secret of tests"]))
         assert await SharedState(other, EVENTS).load() is None
@@ -124,4 +124,4 @@ async def test_a_store_that_is_away_loses_nothing(tmp_path: Path) -> None:
         await asyncio.sleep(0.05)
         assert (tmp_path / "events.json").read_text() == "{"
         store.is_away = False
-        await until(lambda: "org/a" in (tmp_path / "events.json").read_text())
+        await eventually(lambda: "org/a" in (tmp_path / "events.json").read_text())

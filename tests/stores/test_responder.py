@@ -18,7 +18,8 @@ from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import FileStore, ObjectStoreError
 from ndif.stores.responder import DEFERRABLE, Responder, last_response
 from ndif.tasks import within
-from tests.on_loop import on_loop
+from tests.on_loop import on_loop, on_virtual_loop
+from tests.waiting import virtual_time_passes as elapse
 
 MODEL = ModelKey("a.B", "org/name")
 
@@ -100,7 +101,7 @@ class Client:
         channel = await self._broker.subscribe("a-client")
         for status in statuses:
             await responder.respond(self.request, Response(self.request.id, status))
-        await asyncio.sleep(for_s)
+        await elapse(for_s)
         heard = []
         with contextlib.suppress(asyncio.TimeoutError):
             while True:
@@ -112,7 +113,7 @@ QUEUED, DISPATCHED, RUNNING = DEFERRABLE
 LATER_S = 0.2
 
 
-@on_loop
+@on_virtual_loop
 async def test_a_quick_job_is_told_its_end_alone(tmp_path: Path) -> None:
     broker = MemoryBroker()
     responder = Responder(broker, FileStore(tmp_path, 60), deferred=DEFERRABLE)
@@ -121,7 +122,7 @@ async def test_a_quick_job_is_told_its_end_alone(tmp_path: Path) -> None:
     assert await client.hears(responder, *all_of_it, for_s=LATER_S) == ["COMPLETED"]
 
 
-@on_loop
+@on_virtual_loop
 async def test_a_longer_job_is_told_the_last_state_of_each_while(tmp_path: Path) -> None:
     broker = MemoryBroker()
     responder = Responder(broker, FileStore(tmp_path, 60), deferred=DEFERRABLE)
@@ -132,7 +133,7 @@ async def test_a_longer_job_is_told_the_last_state_of_each_while(tmp_path: Path)
     assert await client.hears(responder, QUEUED, Status.COMPLETED) == ["COMPLETED"]
 
 
-@on_loop
+@on_virtual_loop
 async def test_states_that_follow_each_other_do_not_hold_each_other_up(tmp_path: Path) -> None:
     """A job whose place in the line changes all the time is told it all the same."""
     broker = MemoryBroker()
@@ -146,7 +147,7 @@ async def test_states_that_follow_each_other_do_not_hold_each_other_up(tmp_path:
 @pytest.mark.parametrize(
     ("deferred", "callback"), [((), ""), (DEFERRABLE, "every+https://example.org/told")]
 )
-@on_loop
+@on_virtual_loop
 async def test_a_status_is_told_at_once(
     tmp_path: Path, deferred: Collection[Status], callback: str
 ) -> None:
@@ -156,7 +157,7 @@ async def test_a_status_is_told_at_once(
     assert await client.hears(responder, QUEUED, RUNNING) == ["QUEUED", "RUNNING"]
 
 
-@on_loop
+@on_virtual_loop
 async def test_what_a_job_prints_comes_after_its_state(tmp_path: Path) -> None:
     broker = MemoryBroker()
     responder = Responder(broker, FileStore(tmp_path, 60), deferred=DEFERRABLE)
@@ -164,7 +165,7 @@ async def test_what_a_job_prints_comes_after_its_state(tmp_path: Path) -> None:
     assert heard == ["RUNNING", "LOG", "LOG"]
 
 
-@on_loop
+@on_virtual_loop
 async def test_a_state_that_is_over_by_then_is_not_told(tmp_path: Path) -> None:
     broker, is_over = MemoryBroker(), False
     responder = Responder(broker, FileStore(tmp_path, 60), deferred=DEFERRABLE)
@@ -176,7 +177,7 @@ async def test_a_state_that_is_over_by_then_is_not_told(tmp_path: Path) -> None:
     assert await client.hears(responder, for_s=LATER_S) == []
 
 
-@on_loop
+@on_virtual_loop
 async def test_whoever_is_away_is_known_to_be_before_a_state_is_told(tmp_path: Path) -> None:
     broker = MemoryBroker()
     responder = Responder(broker, FileStore(tmp_path, 60), deferred=DEFERRABLE)

@@ -37,6 +37,7 @@ from tests.on_loop import on_loop
 from tests.services.postgres import PostgresServer
 from tests.stores.accounts.databases import FOREIGN, WITHOUT_USERS, TestDatabase
 from tests.stores.accounts.databases import database as database
+from tests.waiting import PATIENCE_S
 
 CACHE_S = 5.0
 
@@ -292,7 +293,7 @@ def test_processes_that_create_at_once_lose_nothing(database: TestDatabase) -> N
         subprocess.Popen([sys.executable, "-c", _CREATES, database.url, str(number)])
         for number in range(3)
     ]
-    assert [process.wait(60) for process in started] == [0, 0, 0]
+    assert [process.wait(PATIENCE_S) for process in started] == [0, 0, 0]
     assert database.sql("SELECT count(*) FROM ndif_keys") == ["60"]
     assert database.sql("SELECT count(*) FROM ndif_users") == ["1"]
 

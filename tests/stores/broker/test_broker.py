@@ -27,6 +27,7 @@ from tests import frames
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
 from tests.stores.broker.signers import SIGNER
+from tests.waiting import PATIENCE_S, eventually, time_passes_async
 
 Opening = Callable[..., AbstractAsyncContextManager[Broker]]
 SOON_S = 0.05
@@ -88,8 +89,10 @@ def make_request(subscription_id: str | None = None, payload: bytes = b"opaque")
 
 
 async def until_gone(store: FileStore, key: str) -> None:
-    while await store.get(key) is not None:  # noqa: ASYNC110 - a file of another task
-        await asyncio.sleep(0.01)
+    async def is_gone() -> bool:
+        return await store.get(key) is None
+
+    await eventually(is_gone)
 
 
 def update(request: Request, text: str) -> Response:
@@ -218,10 +221,10 @@ async def test_a_client_that_lets_updates_gather_is_disconnected_once(opening: O
         for _ in range(3):
             await broker.publish(request, queued)
         for _ in range(3):  # whoever reads stays
-            await within(subscription.next(), 5)
+            await within(subscription.next(), PATIENCE_S)
         for _ in range(10):
             await broker.publish(request, queued)
-        await within(is_called.wait(), 5)
+        await within(is_called.wait(), PATIENCE_S)
         assert calls == [1]
 
 
@@ -242,7 +245,7 @@ async def test_a_claim_that_is_given_up_takes_no_request_with_it(opening: Openin
     async with opening() as broker:
         for is_late in (False, True):
             claim = asyncio.create_task(broker.claim())
-            await asyncio.sleep(SOON_S)
+            await time_passes_async(SOON_S)
             request = make_request()
             if is_late:
                 # The claim is woken, and given up before it could run on.
@@ -362,9 +365,9 @@ async def test_clients_are_told_of_requests_that_redis_has_lost(
         done = Response(ended.id, Status.COMPLETED)
         await broker.publish(ended, done)
         await broker.submit(unclaimed)
-        await asyncio.sleep(5 * SOON_S)
+        await time_passes_async(5 * SOON_S)
         redis.command("flushall")
-        told = [frames.read(await within(channel.next(), 5)) for _ in range(3)]
+        told = [frames.read(await within(channel.next(), PATIENCE_S)) for _ in range(3)]
         assert told[0] == done
         assert {each.id for each in told[1:]} == {claimed.id, unclaimed.id}
         for each in told[1:]:
@@ -373,7 +376,7 @@ async def test_clients_are_told_of_requests_that_redis_has_lost(
         # Whoever comes now is served.
         following = make_request(channel.id)
         await broker.submit(following)
-        while (await within(broker.claim(), 5)).id != following.id:
+        while (await within(broker.claim(), PATIENCE_S)).id != following.id:
             pass
         await broker.publish(following, Response(following.id, Status.COMPLETED))
         assert frames.read(await channel.next()).id == following.id
@@ -385,7 +388,7 @@ async def test_a_channel_that_waits_is_woken(opening: Opening) -> None:
     async with opening() as broker:
         channel = await broker.subscribe()
         waiting = asyncio.create_task(channel.next())
-        await asyncio.sleep(SOON_S)
+        await time_passes_async(SOON_S)
         assert not waiting.done()
         request = make_request(channel.id)
         await broker.publish(request, update(request, "now"))
@@ -456,7 +459,7 @@ async def test_a_departure_is_noticed(opening: Opening) -> None:
         await broker.until_disconnected("nobody")
         channel = await broker.subscribe()
         both = [asyncio.create_task(broker.until_disconnected(channel.id)) for _ in range(2)]
-        await asyncio.sleep(SOON_S)
+        await time_passes_async(SOON_S)
         assert not any(task.done() for task in both)
         await channel.close()
         await asyncio.gather(*both)
@@ -477,7 +480,7 @@ async def test_an_upload_reaches_its_job_in_order_before_and_after_it_waits(
         claimed = await broker.claim()
         assert await broker.uploaded(claimed) == b"before the claim"
         waiting = asyncio.create_task(broker.uploaded(claimed))
-        await asyncio.sleep(SOON_S)
+        await time_passes_async(SOON_S)
         assert not waiting.done()
         await broker.upload(request.id, request.subscription_id or "", b"")
         assert await waiting == b""
@@ -519,7 +522,7 @@ async def test_an_upload_for_a_polled_job_is_dropped_whoever_sends_it(opening: O
         for subscription_id in ("", "None", (await broker.subscribe()).id):
             await broker.upload(request.id, subscription_id, b"from a stranger")
         waiting = asyncio.create_task(broker.uploaded(await broker.claim()))
-        await asyncio.sleep(SOON_S)
+        await time_passes_async(SOON_S)
         assert not waiting.done()
         waiting.cancel()
 
@@ -722,11 +725,11 @@ async def test_a_submission_that_is_given_up_leaves_nothing_to_run(
         try:
             # As its client's connection ends, or its gateway; the other one was claimed by then.
             submitting = [asyncio.create_task(broker.submit(each)) for each in (given_up, claimed)]
-            await asyncio.sleep(5 * SOON_S)
+            await time_passes_async(5 * SOON_S)
             await end(submitting)
         finally:
             redis.resume()
-        await asyncio.sleep(10 * SOON_S)
+        await time_passes_async(10 * SOON_S)
         claims = [held]
         with contextlib.suppress(
             asyncio.TimeoutError
@@ -735,9 +738,9 @@ async def test_a_submission_that_is_given_up_leaves_nothing_to_run(
         for each in claims:
             with pytest.raises(BrokerError, match="is there no longer"):
                 await broker.payload(each)
-        assert redis.command("xlen", "queue") == "0"
-        assert redis.command("get", "queue:bytes") == "0"
-        assert not list((tmp_path / "requests").glob("*"))
+        await eventually(lambda: redis.command("xlen", "queue") == "0")
+        await eventually(lambda: redis.command("get", "queue:bytes") == "0")
+        await eventually(lambda: not list((tmp_path / "requests").glob("*")))
 
 
 @on_loop
@@ -756,7 +759,7 @@ async def test_a_redis_that_is_full_takes_nothing_more_and_lets_go_of_what_it_ha
             done = Response(request.id, Status.COMPLETED)
             assert await broker.publish(claimed, done)
             assert frames.read(await channel.next()) == done
-            await within(broker.complete(claimed, done), 1)
+            await within(broker.complete(claimed, done), PATIENCE_S)
             with pytest.raises(BrokerError, match="is there no longer"):
                 await broker.payload(claimed)
         finally:
@@ -779,10 +782,10 @@ async def test_what_is_let_go_of_while_redis_is_away_is_so_once_it_is_back(
         end = Response(request.id, Status.COMPLETED)
         coming = broker.complete(claimed, end) if with_an_end else broker.release(claimed)
         letting_go = asyncio.create_task(coming)
-        await asyncio.sleep(SOON_S)
+        await time_passes_async(SOON_S)
         assert not letting_go.done()
         redis.start()
-        await within(letting_go, 10)
+        await within(letting_go, PATIENCE_S)
         assert await broker.is_complete(claimed) is with_an_end
         with pytest.raises(BrokerError, match="is there no longer"):
             await broker.payload(claimed)
@@ -807,4 +810,4 @@ async def test_who_asks_while_it_is_closed_is_told(redis: RedisServer, tmp_path:
         await asyncio.sleep(0)
         await broker.client.aclose()
         with pytest.raises((BrokerError, asyncio.CancelledError)):
-            await within(asking, 1)
+            await within(asking, PATIENCE_S)

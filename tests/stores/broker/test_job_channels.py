@@ -24,10 +24,10 @@ from tests import frames
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
 from tests.stores.broker.signers import SIGNER
+from tests.waiting import PATIENCE_S, time_passes_async
 
 INLINE = 1000
 SOON_S = 0.05
-PATIENCE_S = 20
 AGAIN_S = 2.0
 
 
@@ -176,7 +176,7 @@ async def test_after_a_connection_was_lost_both_ends_hear_again(
             # Nobody has heard of it, or whoever did lost the connection, as a leader then finds out by Ray.
             assert run not in done or run.result() is None
             run.cancel()
-            await asyncio.sleep(SOON_S)
+            await time_passes_async(SOON_S)
             run = running(lanes, request)
         assert heard.result().id == request.id
         while not run.done():

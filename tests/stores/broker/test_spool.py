@@ -30,6 +30,7 @@ from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
 from tests.stores.broker.signers import SECRET, SIGNER
 from tests.stores.small_disk import fill, small_disk
+from tests.waiting import PATIENCE_S
 
 __all__ = ["small_disk"]
 
@@ -128,13 +129,13 @@ async def test_what_was_given_up_while_it_was_written_does_not_run(
         if is_written:
             commit(group)
         writing.set()
-        may_end.wait(10)
+        may_end.wait(PATIENCE_S)
         if not is_written:
             commit(group)
 
     spool._commit = slowly  # type: ignore[method-assign]
     submitting = asyncio.create_task(broker.submit(a_request(payload)))
-    await asyncio.to_thread(writing.wait, 10)
+    await asyncio.to_thread(writing.wait, PATIENCE_S)
     submitting.cancel()
     await asyncio.wait([submitting])
     assert submitting.cancelled()

@@ -25,6 +25,7 @@ from ndif.tasks import within
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
 from tests.stores.broker.signers import SECRET, SIGNER
+from tests.waiting import PATIENCE_S
 
 Opening = Callable[..., AbstractAsyncContextManager[CallbackQueue]]
 
@@ -205,9 +206,9 @@ async def test_a_user_of_many_call_backs_leaves_room_for_others(opening: Opening
 @on_loop
 async def test_it_waits_no_longer_than_asked(opening: Opening) -> None:
     async with opening() as queue:
-        await within(queue.wait(0.01), 5)
+        await within(queue.wait(0.01), PATIENCE_S)
         await queue.add(a_callback())
-        await within(queue.wait(60), 5)
+        await within(queue.wait(2 * PATIENCE_S), PATIENCE_S)
 
 
 # A file

@@ -22,6 +22,7 @@ from ndif.gateway.results import ResultRoute
 from ndif.stores.objects import DiskError, FileStore, files
 from tests.on_loop import on_loop
 from tests.stores.objects.stores import files_in, request_key, response_key, result_key
+from tests.waiting import eventually, time_passes_async
 
 LONG_S = 3600.0
 REFETCH_S = 0.3
@@ -113,11 +114,6 @@ async def serving(store: FileStore) -> AsyncIterator[str]:
         await task
 
 
-async def gone(store: FileStore, key: str) -> None:
-    while await store.get(key) is not None:  # noqa: ASYNC110 - nothing tells of a file's end
-        await asyncio.sleep(0.05)
-
-
 @on_loop
 async def test_what_is_fetched_once_goes_when_it_has_been(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -133,9 +129,13 @@ async def test_what_is_fetched_once_goes_when_it_has_been(
         async with http.stream("GET", url) as leaving:
             await anext(leaving.aiter_raw(1000))
         # Longer than a fetched one is kept: neither a part nor a broken download counts.
-        await asyncio.sleep(2 * REFETCH_S)
+        await time_passes_async(2 * REFETCH_S)
         assert (await http.get(url)).content == content
-        await asyncio.wait_for(gone(store, key), 10)
+
+        async def is_gone() -> bool:
+            return await store.get(key) is None
+
+        await eventually(is_gone)
         assert (await http.get(url)).status_code == 404
 
 
@@ -153,7 +153,7 @@ async def test_what_may_be_fetched_again_stays(
         assert (await http.get(once.removesuffix("&once=1"))).status_code == 403
         assert (await http.get(f"{often}&once=1")).status_code == 403
         assert (await http.get(often)).content == b"content"
-        await asyncio.sleep(2 * REFETCH_S)
+        await time_passes_async(2 * REFETCH_S)
         assert (await http.get(often)).content == b"content"
 
 
@@ -191,8 +191,7 @@ async def test_a_sweep_of_many_results_holds_up_nobody(tmp_path: Path) -> None:
     swept_by: list[int] = []
     store = Noting(tmp_path, 0.01)
     await store.start()
-    while len(swept_by) < 2:  # noqa: ASYNC110 - a thread's
-        await asyncio.sleep(0.01)
+    await eventually(lambda: len(swept_by) >= 2)
     await store.stop()
     assert threading.get_ident() not in swept_by
 

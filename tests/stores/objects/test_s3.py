@@ -10,8 +10,10 @@ import re
 import socket
 import ssl
 import subprocess
+import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -21,9 +23,11 @@ from tests.on_loop import on_loop
 from tests.services.process import free_port
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
 from tests.stores.objects.stores import request_key, response_key, result_key
+from tests.waiting import PATIENCE_S, eventually, time_passes_async
 
 pytest.importorskip("obstore", reason="obstore needs Python 3.11")
 
+from ndif.stores.objects import s3 as s3_module
 from ndif.stores.objects.s3 import S3Address, S3Store
 
 LONG_S = 3600.0
@@ -190,15 +194,15 @@ async def test_several_servers_sweep_one_bucket(
     await lasting.sweep()
     for key in (old[0], old[-1]):
         assert await brief.get(key) == b"1"
-    await asyncio.sleep(3)
-    young = result_key()
+    await time_passes_async(3)
+    young, stored = result_key(), time.monotonic()
     await brief.put(young, b"2")
     await asyncio.gather(brief.sweep(), S3Store(address, 1.0).sweep(), brief.sweep())
     for key in old:
         assert await brief.get(key) is None
     for key in (waiting, foreign):
         assert await brief.get(key) == b"1"
-    assert await brief.get(young) == b"2"
+    assert await brief.get(young) == b"2" or time.monotonic() - stored >= brief.ttl_s
 
 
 @on_loop
@@ -209,8 +213,7 @@ async def test_a_sweeper_goes_on_when_the_store_is_back(
     store = S3Store(S3Address(gone, gone, "a", "b"), 1.0, hurried_s=0.1)
     with caplog.at_level(logging.WARNING):
         await store.start()
-        while len(caplog.messages) < 2:  # noqa: ASYNC110 - nothing tells of a message
-            await asyncio.sleep(0.05)
+        await eventually(lambda: len(caplog.messages) >= 2)
         await store.stop()
     assert gone in caplog.text
 
@@ -224,13 +227,14 @@ async def test_what_is_stored_waits_for_a_store_that_is_away(
 ) -> None:
     store = S3Store(address, LONG_S)
     await store.put(response_key(), b"{}")
+    patient = S3Store(address, LONG_S, patience_s=PATIENCE_S, hurried_s=0.2)
     keys, content = [response_key(), result_key()], os.urandom(20 * MIB)
     with s3.away():
         storing = [
-            asyncio.create_task(store.put(keys[0], b"{}")),
-            asyncio.create_task(filled(store, content).commit(keys[1])),
+            asyncio.create_task(patient.put(keys[0], b"{}")),
+            asyncio.create_task(filled(patient, content).commit(keys[1])),
         ]
-        await asyncio.sleep(7)  # longer than what is hurried would wait
+        await time_passes_async(2)  # longer than what is hurried would wait
         assert not any(task.done() for task in storing)
     await asyncio.gather(*storing)
     assert [await store.get(key) for key in keys] == [b"{}", content]
@@ -364,7 +368,7 @@ async def test_a_certificate_is_looked_at_unless_it_is_not_to_be(
             S3Store(
                 dataclasses.replace(address, url=url, public_url=url, verify=verify),
                 LONG_S,
-                patience_s=0.5,
+                patience_s=0.5 if verify is True else PATIENCE_S,
             )
             for verify in (True, False, certificate)
         ]
@@ -394,10 +398,12 @@ def test_authorities_that_cannot_be_read_are_told(address: S3Address, tmp_path: 
 async def test_what_is_just_being_replaced_is_looked_for_again(
     address: S3Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ndif.stores.objects.s3._REPLACING_S", 3.0)
     store, key = S3Store(address, LONG_S), response_key()
     await store.put(response_key(), b"has the bucket made")
-    looking = asyncio.create_task(store.get(key))
-    await asyncio.sleep(0.3)
-    await store.put(key, b"here")
-    assert await looking == b"here"
+
+    async def is_replaced(for_s: float) -> None:
+        assert for_s == s3_module._REPLACING_S
+        await store.put(key, b"here")
+
+    monkeypatch.setattr(s3_module, "asyncio", SimpleNamespace(sleep=is_replaced))
+    assert await store.get(key) == b"here"

@@ -8,8 +8,7 @@ import fcntl
 import itertools
 import signal
 import sys
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import date
@@ -26,6 +25,7 @@ from ndif.tasks import end, within
 from tests.on_loop import on_loop
 from tests.services.postgres import PostgresServer
 from tests.stores.accounts.databases import FOREIGN
+from tests.waiting import PATIENCE_S, eventually
 
 MIDNIGHT = 1_790_000_000 - 1_790_000_000 % 86_400
 FORMS = ("memory", "sqlite", "postgres")
@@ -194,10 +194,10 @@ async def test_who_asks_does_not_wait_for_what_is_noted_meanwhile(tmp_path: Path
 
     async with opened(JournaledUsage([url], folder, 3600)) as store:
         noting = asyncio.create_task(note_all_the_time(store))
-        await asyncio.sleep(0.1)
+        await eventually(lambda: noted >= 50)
         for _ in range(5):
             before = noted
-            (total,) = await within(store.totals("user"), 10)
+            (total,) = await within(store.totals("user"), PATIENCE_S)
             assert before <= total.jobs <= noted
             # What was stored has no file any more, and what came meanwhile has one.
             assert len([*folder.iterdir()]) == 1
@@ -222,13 +222,13 @@ async def test_what_is_noted_while_the_database_is_away_comes_later(
         async with opened(JournaledUsage([url], folder, 3600)) as store:
             store.note(record())
             postgres.start()
-            deadline = time.monotonic() + 20
-            while True:
+
+            async def totals() -> Sequence[Total] | None:
                 with contextlib.suppress(UsageAwayError):
-                    assert await store.totals("user") == [Total("ada", 2, 0, 3.0, 2000)]
-                    break
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.05)
+                    return await store.totals("user")
+                return None
+
+            assert await eventually(totals) == [Total("ada", 2, 0, 3.0, 2000)]
     finally:
         with contextlib.suppress(AssertionError):
             postgres.start()
