@@ -208,7 +208,7 @@ def one_more_of(cluster: Cluster, demand: Demand) -> Demand:
     )
 
 
-many = settings(max_examples=examples(4))
+many = settings(max_examples=examples(8))
 
 
 @many
