@@ -12,7 +12,6 @@ import random
 import re
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
@@ -29,13 +28,13 @@ import zstandard
 import ndif
 from tests.clients.harness import Client, LocalServer, scenarios
 from tests.conftest import NAME, client_environment
+from tests.waiting import PATIENCE_S, until
 
 NEW = "nnsight.modeling.transformers.TransformersModel"
 OLD = "nnsight.modeling.language.LanguageModel"
 VERSION = version("nnsight")
 UNKNOWN = "01234567-89ab-cdef-0123-456789abcdef"
 
-PATIENCE_S = 30
 TTL_S = 4
 MIB = 1 << 20
 GIB = 1 << 30
@@ -85,14 +84,15 @@ def bare(
         "NDIF_RUNTIMES_DIR": str(tmp_path_factory.mktemp("no-runtimes")),
     }
     started = LocalServer(NAME, "--port", str(port), environment=environment)
-    deadline = time.monotonic() + PATIENCE_S
+
+    def answers() -> bool:
+        with contextlib.suppress(httpx.ConnectError):
+            assert httpx.get(f"http://127.0.0.1:{port}/ping").json() == "pong"
+            return True
+        return False
+
     try:
-        while True:
-            with contextlib.suppress(httpx.ConnectError):
-                assert httpx.get(f"http://127.0.0.1:{port}/ping").json() == "pong"
-                break
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(answers)
         yield f"http://127.0.0.1:{port}"
     finally:
         started.stop()
@@ -243,15 +243,22 @@ def ended(server: LocalServer, accepted: httpx.Response) -> dict[str, Any]:
     """Poll until an accepted job ends and return its last response."""
     assert accepted.status_code == 200, accepted.text
     assert accepted.json()["status"] == "RECEIVED"
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
+    response: dict[str, Any] = {}
+
+    def has_ended() -> bool:
+        nonlocal response
         answer = httpx.get(f"{server.url}/response/{accepted.json()['id']}")
         assert answer.status_code == 200, answer.text
-        response: dict[str, Any] = answer.json()
-        if response["status"] in ("COMPLETED", "ERROR"):
-            return response
-        time.sleep(0.01)
-    raise AssertionError(f"still {response}")
+        response = answer.json()
+        return response["status"] in ("COMPLETED", "ERROR")
+
+    until(has_ended, lambda: f"still {response}")
+    return response
+
+
+def unless_ok(answer: httpx.Response) -> httpx.Response | None:
+    """Return an answer, or None if it is the usual one."""
+    return None if answer.status_code == 200 else answer
 
 
 def failed(server: LocalServer, accepted: httpx.Response) -> str:
@@ -596,10 +603,7 @@ def test_a_subscription_ends_with_its_websocket(server: LocalServer) -> None:
     session = json.loads(channel.recv())["session_id"]
     assert send(server, envelope(session_id=session)).status_code == 200
     channel.close()
-    deadline = time.monotonic() + PATIENCE_S
-    while (answer := send(server, envelope(session_id=session))).status_code == 200:
-        assert time.monotonic() < deadline
-    refused(answer, 409)
+    refused(until(lambda: unless_ok(send(server, envelope(session_id=session)))), 409)
 
 
 def test_unexpected_websocket_messages_are_ignored(server: LocalServer) -> None:
@@ -645,7 +649,10 @@ def test_no_other_path_accepts_a_websocket(server: LocalServer) -> None:
 def test_unexpected_socket_io_events_are_ignored(server: LocalServer) -> None:
     with socketio.SimpleClient() as channel:
         channel.connect(
-            server.url, socketio_path="/ws/socket.io", transports=["websocket"], wait_timeout=10
+            server.url,
+            socketio_path="/ws/socket.io",
+            transports=["websocket"],
+            wait_timeout=PATIENCE_S,
         )
         for upload in (None, 7, ["a"], (b"content", None), (b"content", UNKNOWN), (UNKNOWN, b"")):
             channel.emit("stream_upload", upload)
@@ -941,28 +948,24 @@ def test_an_address_is_valid_for_its_own_result_until_it_expires(
     strict: LocalServer, payload: bytes
 ) -> None:
     answers = [ended(strict, send(strict, blob=payload)) for _ in range(2)]
-    urls = [httpx.URL(answer["data"]) for answer in answers]
-    expires, signature = (urls[0].params[name] for name in ("expires", "signature"))
-    assert httpx.get(urls[0]).status_code == 200
+    # Of the one that has just ended, so that it has not expired yet.
+    other, url = (httpx.URL(answer["data"]) for answer in answers)
+    expires, signature = (url.params[name] for name in ("expires", "signature"))
+    assert httpx.get(url).status_code == 200
     flipped = ("0" if signature[0] != "0" else "1") + signature[1:]
     for wrong in (
-        urls[1].copy_with(query=urls[0].query),
-        urls[0].copy_set_param("signature", flipped),
-        urls[0].copy_set_param("signature", signature.upper()),
-        urls[0].copy_set_param("signature", signature[:-1]),
-        urls[0].copy_set_param("expires", str(int(expires) + 1)),
-        urls[0].copy_set_param("expires", f"{expires} "),
+        other.copy_with(query=url.query),
+        url.copy_set_param("signature", flipped),
+        url.copy_set_param("signature", signature.upper()),
+        url.copy_set_param("signature", signature[:-1]),
+        url.copy_set_param("expires", str(int(expires) + 1)),
+        url.copy_set_param("expires", f"{expires} "),
     ):
         refused(httpx.get(wrong), 403)
-    time.sleep(max(0.0, int(expires) + 1 - time.time()))
-    assert f"within {TTL_S}s." in refused(httpx.get(urls[0]), 403)
+    assert f"within {TTL_S}s." in refused(until(lambda: unless_ok(httpx.get(url))), 403)
     # The stored response expires as well.
-    deadline = time.monotonic() + 2 * TTL_S
-    poll = f"{strict.url}/response/{answers[0]['id']}"
-    while (answer := httpx.get(poll)).status_code == 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    refused(answer, 404)
+    poll = f"{strict.url}/response/{answers[1]['id']}"
+    refused(until(lambda: unless_ok(httpx.get(poll))), 404)
 
 
 def test_a_result_is_answered_in_ranges(server: LocalServer, payload: bytes) -> None:

@@ -23,8 +23,8 @@ from starlette.routing import Route
 from tests.security.serving import gateway
 from tests.services.packages import need
 from tests.serving import serving
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 90
 PAGE = """\
 <!doctype html><title>a notebook</title><script>
 const server = new URLSearchParams(location.search).get("server");

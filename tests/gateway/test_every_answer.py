@@ -35,6 +35,7 @@ from ndif.stores.broker import MemoryBroker
 from ndif.telemetry.request_id import LOG_FORMAT, name_requests
 from tests.security.serving import Gateway, gateway, get
 from tests.serving import serving_on
+from tests.waiting import PATIENCE_S, until
 
 UNKNOWN = "01234567-89ab-cdef-0123-456789abcdef"
 MADE = re.compile(r"[0-9a-f]{32}")
@@ -114,7 +115,7 @@ def raw(url: str, sent: bytes) -> tuple[int, dict[str, str], bytes]:
     """Send bytes, and return status, headers and body of the answer."""
     parts = httpx.URL(url)
     assert parts.port
-    with socket.create_connection((parts.host, parts.port), timeout=10) as connection:
+    with socket.create_connection((parts.host, parts.port), timeout=PATIENCE_S) as connection:
         connection.sendall(sent)
         with connection.makefile("rb") as file:
             answer = file.read()
@@ -200,7 +201,9 @@ def test_a_live_channel_has_an_id_and_one_line_when_it_ends(
         ("live-07", "/ws/socket.io/?EIO=4&transport=websocket"),
     ):
         url = f"{server.url.replace('http', 'ws')}{path}"
-        channel = websocket.create_connection(url, header={"X-Request-Id": name}, timeout=10)
+        channel = websocket.create_connection(
+            url, header={"X-Request-Id": name}, timeout=PATIENCE_S
+        )
         assert channel.getheaders()["x-request-id"] == name
         assert not lines(log, name)
         channel.close()
@@ -210,13 +213,8 @@ def test_a_live_channel_has_an_id_and_one_line_when_it_ends(
 
 
 def wait_for_lines(log: io.StringIO, name: str, count: int = 1) -> list[str]:
-    import time
-
-    deadline = time.monotonic() + 10
-    while len(found := lines(log, name)) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found
+    until(lambda: len(lines(log, name)) >= count)
+    return lines(log, name)
 
 
 # The headers
@@ -298,7 +296,7 @@ def test_a_failure_before_a_websocket_is_open_shows_nothing(failing: str, log: i
         websocket.create_connection(
             f"{failing.replace('http', 'ws')}/fails/live",
             header={"X-Request-Id": "fails-live"},
-            timeout=10,
+            timeout=PATIENCE_S,
         )
     error = caught.value
     check(error.status_code, error.resp_headers, error.resp_body)
@@ -314,7 +312,7 @@ def test_a_request_that_a_stop_cuts_short_is_answered(log: io.StringIO) -> None:
 
     async def hang(_: Request) -> Response:
         begun.set()
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
         return Response()
 
     options = Settings()
@@ -331,8 +329,8 @@ def test_a_request_that_a_stop_cuts_short_is_answered(log: io.StringIO) -> None:
         config.timeout_graceful_shutdown = 0
         with serving_on(config, listening) as url:
             asked = threads.submit(get, f"{url}/hangs", headers={"X-Request-Id": "hangs"})
-            assert begun.wait(10)
-        answer = asked.result(10)
+            assert begun.wait(PATIENCE_S)
+        answer = asked.result(PATIENCE_S)
     assert answer.status_code == 503
     assert "was stopped" in check(answer.status_code, answer.headers, answer.content)
     assert answer.headers["Retry-After"] == "5"
@@ -461,7 +459,7 @@ def hasty(runtimes: Path, tmp_path_factory: pytest.TempPathFactory, log: Any) ->
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(heads())
 def test_any_head_has_an_answer_in_the_usual_form(hasty: Gateway, head: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", hasty.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", hasty.port), timeout=PATIENCE_S) as connection:
         connection.sendall(head)
         answer = http.client.HTTPResponse(connection, method="HEAD" if head[:4] == b"HEAD" else "")
         try:

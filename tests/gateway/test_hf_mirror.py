@@ -27,6 +27,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from tests.serving import serving
 from tests.tiny_models import make_gpt2, make_llama
+from tests.waiting import PATIENCE_S
 
 TINY = "test-org/tiny"
 SHARED = {
@@ -113,7 +114,7 @@ def run_client(script: str, served: Served, home: Path) -> str:
         cwd=home,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -431,7 +432,7 @@ def test_no_path_leads_out(folder: Path, share_weights: bool) -> None:
     with hub_of(model, share_weights=share_weights) as served:
         for path in ASTRAY:
             # Other clients tidy a path before they send it.
-            connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
+            connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=PATIENCE_S)
             connection.request("GET", f"/hub/{TINY}/resolve/main/{path}")
             response = connection.getresponse()
             body = response.read()

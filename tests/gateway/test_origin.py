@@ -21,6 +21,7 @@ from ndif.gateway.origin import SameOrigin
 from tests.clients.harness import LocalServer
 from tests.on_loop import on_loop
 from tests.security.serving import gateway
+from tests.waiting import PATIENCE_S
 
 PUBLIC = "https://ndif.example.org"
 
@@ -53,17 +54,17 @@ def test_programs_on_this_machine_are_allowed(server: LocalServer) -> None:
 
 def test_a_foreign_page_cannot_open_a_websocket(server: LocalServer) -> None:
     address = server.url.replace("http", "ws") + "/subscribe"
-    websocket.create_connection(address, timeout=10).close()
+    websocket.create_connection(address, timeout=PATIENCE_S).close()
     with pytest.raises(websocket.WebSocketBadStatusException, match=r"403.*another site"):
-        websocket.create_connection(address, origin="https://evil.example", timeout=10)
+        websocket.create_connection(address, origin="https://evil.example", timeout=PATIENCE_S)
 
 
 def test_a_foreign_page_cannot_open_socket_io(server: LocalServer) -> None:
     url = server.url.replace("http", "ws")
     address = f"{url}/ws/socket.io/?EIO=4&transport=websocket"
-    websocket.create_connection(address, timeout=10).close()
+    websocket.create_connection(address, timeout=PATIENCE_S).close()
     with pytest.raises(websocket.WebSocketBadStatusException, match=r"403.*another site"):
-        websocket.create_connection(address, origin="https://evil.example", timeout=10)
+        websocket.create_connection(address, origin="https://evil.example", timeout=PATIENCE_S)
 
 
 async def status(
@@ -241,9 +242,11 @@ def test_a_page_that_the_operator_names_may_open_a_live_channel(
     with gateway(tmp_path, runtimes, options={}, cors_origins="https://a.page") as server:
         for path in ("/subscribe", "/ws/socket.io/?EIO=4&transport=websocket"):
             address = f"{server.url.replace('http', 'ws')}{path}"
-            websocket.create_connection(address, origin="https://a.page", timeout=10).close()
+            websocket.create_connection(
+                address, origin="https://a.page", timeout=PATIENCE_S
+            ).close()
             with pytest.raises(websocket.WebSocketBadStatusException, match="403"):
-                websocket.create_connection(address, origin="https://b.page", timeout=10)
+                websocket.create_connection(address, origin="https://b.page", timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from ndif.stores.rates import Rates
 from tests.on_loop import on_loop
 from tests.security.serving import Gateway, gateway
 from tests.stores.callbacks.test_callbacks import a_callback
+from tests.waiting import eventually
 
 SMALL = {
     "request_bytes": 2000,
@@ -108,14 +109,14 @@ async def test_so_many_channels_are_open_at_once(
         assert said.startswith("Your API key may have 2 live channels open at once")
         # One that is closed is open no more.
         await first.close()
-        for _ in range(100):
+
+        async def may_open() -> bool:
             with contextlib.suppress(InvalidStatus):
                 async with opened("small") as another:
-                    assert "session_id" in await another.recv()
-                    break
-            await asyncio.sleep(0.02)
-        else:
-            raise AssertionError("a closed channel is counted")
+                    return "session_id" in await another.recv()
+            return False
+
+        await eventually(may_open, lambda: "a closed channel is counted")
 
 
 def test_so_many_channels_are_of_one_address(runtimes: Path, tmp_path: Path) -> None:

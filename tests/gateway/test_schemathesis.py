@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis.errors import Unsatisfiable
 
 from ndif.stores.accounts.sql.accounts import SqlAccounts
 from ndif.stores.accounts.sql.database import Database
 from tests.cli.operations import TOKEN, Table, application
 from tests.cli.test_start import Place, a_place
+from tests.failures import retry
+from tests.fuzzing import examples
 from tests.serving import serving
 from tests.stores.accounts.databases import TestDatabase
 from tests.stores.accounts.databases import database as database
+from tests.waiting import PATIENCE_S
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis needs Python 3.11")
 checks = pytest.importorskip("schemathesis.specs.openapi.checks")
 FailureGroup = pytest.importorskip("schemathesis.core.failures").FailureGroup
 GenerationMode = schemathesis.GenerationMode
-EXAMPLES = 5
-"""Requests of each kind that are made up for each route; more of them have found no more."""
-TIMEOUT_S = 20
 CHECKS: list[Any] = [
     schemathesis.checks.not_a_server_error,
     checks.status_code_conformance,
@@ -36,10 +38,7 @@ CHECKS: list[Any] = [
     checks.unsupported_method,
 ]
 bounded = settings(
-    max_examples=EXAMPLES,
-    derandomize=True,
-    deadline=None,
-    database=None,
+    max_examples=examples(0.06),  # of each kind for each route
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
@@ -74,14 +73,24 @@ def ask(operation: Any, mode: Any, token: str) -> int:
     @given(operation.as_strategy(generation_mode=mode))
     def send(case: Any) -> None:
         nonlocal asked
+        # A path with a line break is that of no route, as Starlette mounts the hub's.
+        assume(not any(re.search(r"\n|%0A", str(each)) for each in case.path_parameters.values()))
         asked += 1
-        case.call_and_validate(headers=headers, timeout=TIMEOUT_S, checks=CHECKS)
+        case.call_and_validate(headers=headers, timeout=PATIENCE_S, checks=CHECKS)
 
     with contextlib.suppress(Unsatisfiable):  # it takes nothing that could be wrong
-        send()
+        try:
+            send()
+        except SystemError as error:
+            # Two threads may not read code at once: https://github.com/python/cpython/issues/106905
+            if sys.version_info >= (3, 11, 8):
+                raise
+            retry(operation.label, str(error))
+            send()
     return asked
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("mode", GenerationMode, ids=lambda mode: mode.value)
 def test_what_is_made_up_is_answered_as_described(
     started: str, token: str, mode: Any, subtests: pytest.Subtests
@@ -95,6 +104,7 @@ def test_what_is_made_up_is_answered_as_described(
     assert asked > 50
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("mode", GenerationMode, ids=lambda mode: mode.value)
 def test_what_is_made_up_about_keys_is_answered_as_described(
     database: TestDatabase, mode: Any, subtests: pytest.Subtests

@@ -36,6 +36,7 @@ from ndif.stores.rates import Rates
 from ndif.stores.responder import Responder
 from tests.on_loop import on_loop
 from tests.stores.small_disk import fill, small_disk
+from tests.waiting import PATIENCE_S
 
 __all__ = ["small_disk"]
 
@@ -86,7 +87,7 @@ def accepted(folder: Path, headers: Mapping[str, str], client: str = "10.0.0.7")
                 headers={"nnsight-version": "0.8.1", **headers},
             )
         assert answer.status_code == 200, answer.text
-        return await asyncio.wait_for(broker.claim(), 5)
+        return await asyncio.wait_for(broker.claim(), PATIENCE_S)
 
     return asyncio.run(run())
 

@@ -42,6 +42,7 @@ from tests import frames
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
 from tests.stores.broker.signers import SIGNER
+from tests.waiting import PATIENCE_S, time_passes
 
 ME = f"uid {os.geteuid()}"
 """The name of a caller of this machine."""
@@ -104,7 +105,7 @@ class Disordered(engineio.Client):  # type: ignore[misc] # it has no types
         """See `engineio.Client`. Each message has a thread."""
 
         def late() -> None:
-            time.sleep(self._random.choice((0, 0.01, 0.02)))
+            time_passes(self._random.choice((0, 0.01, 0.02)))
             with contextlib.suppress(ValueError):  # as such a thread ends that has lost its message
                 target(*arguments, **named)
 
@@ -129,7 +130,7 @@ def received(address: str, connected: Callable[[str], object]) -> list[Response]
         client.connect(f"http://{address}", socketio_path="/ws/socket.io", transports=["websocket"])
         connected(client.sid)
         while not told or not told[-1].status.terminal:
-            told.append(frames.read(client.receive(timeout=20)[1]))
+            told.append(frames.read(client.receive(timeout=PATIENCE_S)[1]))
     return told
 
 
@@ -190,6 +191,6 @@ async def test_a_client_that_answers_no_ping_leaves_nothing(
         connection.last_ping = time.time() - 3600
         request = a_request(opened.subscription.id, Wire.HEADERS)
         await broker.publish(request, Response(request.id, Status.QUEUED))
-        await within(asyncio.wait(opened.tasks), 5)
+        await within(asyncio.wait(opened.tasks), PATIENCE_S)
         assert await broker.disconnected([opened.subscription.id])
     await broker.stop()
