@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from ndif.control.control_plane import ControlPlane
+from ndif.control.answers import Outcome
+from ndif.control.control_plane import ControlPlane, outcome_fields
 from ndif.control.operations import (
     OPERATIONS,
     Answer,
@@ -180,3 +181,12 @@ async def test_a_leader_of_an_older_version_has_no_details(status: int, is_older
     else:
         with pytest.raises(OperationError):
             await ask(ModelKey("A", "a/b"))
+
+
+def test_an_outcome_names_models_that_went_before_they_had_a_replica() -> None:
+    model = SimpleNamespace(config=CONFIG, problems={})
+    request = SimpleNamespace(model=model, generation="0.8", replicas=1, withdrawn=False)
+    result = SimpleNamespace(replica_ids=("r1",), evicted=(("org/a@0.8", "r2"),), problem=None)
+    fields = outcome_fields(cast(Any, request), cast(Any, result), [("org/b@0.8", None)])
+    assert Outcome.model_validate(fields).model_dump() == fields
+    assert [each["replica_id"] for each in fields["evicted"]] == [None, "r2"]

@@ -302,12 +302,13 @@ class Exported(BaseModel):
 
 
 class EvictedReplica(BaseModel):
-    """A replica that made room."""
+    """A replica that made room, or a model of which none was there yet."""
 
     model_config = _with()
 
     model: str
-    replica_id: str
+    replica_id: str | None
+    """Null for a model that was on its way, or did not load."""
 
 
 class Outcome(BaseModel):
