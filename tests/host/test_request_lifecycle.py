@@ -738,12 +738,12 @@ def play(machine: type[LivesMachine], share: float, steps: int) -> None:
 
 @pytest.mark.hypothesis
 def test_each_request_has_one_end_whatever_happens_to_an_embedded_server() -> None:
-    play(LivesMachine, 0.5, 40)
+    play(LivesMachine, 1, 40)
 
 
 @pytest.mark.hypothesis
 def test_each_request_has_one_end_whenever_an_embedded_server_is_killed() -> None:
-    play(RestartsMachine, 0.1, 40)
+    play(RestartsMachine, 0.2, 40)
 
 
 @pytest.mark.hypothesis
@@ -751,4 +751,4 @@ def test_each_request_has_one_end_whatever_happens_to_a_server_of_many_processes
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LeadersMachine, "url", redis.url)
-    play(LeadersMachine, 0.1, 30)
+    play(LeadersMachine, 0.2, 30)

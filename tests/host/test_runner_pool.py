@@ -28,7 +28,6 @@ from ndif.host.runner_pool import (
     context_bytes,
 )
 from ndif.runtime.frames import pack
-from tests.fuzzing import examples
 from tests.on_loop import on_loop
 
 IDLE = pack({"kind": "idle"})
@@ -534,7 +533,7 @@ def visits(draw: st.DrawFn) -> list[tuple[str, str]]:
     return draw(st.lists(st.tuples(st.sampled_from(["", "ada", "bob", "eve"]), ends), max_size=30))
 
 
-@settings(max_examples=examples(0.5), suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(visits=visits(), most=st.integers(1, 5), users=st.integers(1, 3))
 def test_a_runner_never_serves_two_keys(
     visits: list[tuple[str, str]], most: int, users: int
