@@ -130,7 +130,7 @@ class Told:
     real: float
 
 
-def simulated(draw: Draw, replicas: int, load: float, count: int = 2000) -> list[Told]:
+def simulated(draw: Draw, replicas: int, load: float, count: int = 1000) -> list[Told]:
     """A line in the order of arrival, Poisson arrivals, `replicas` that serve it (M/G/c)."""
     dice = random.Random(7)
     mean = statistics.fmean(draw(dice) for _ in range(20_000))
