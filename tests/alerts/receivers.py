@@ -20,6 +20,8 @@ class Receiver:
 
     port: int = 0
     status: int = 200
+    later_status: int | None = None
+    """The status of all answers but the first, if it is another."""
     headers: dict[str, str] = field(default_factory=dict)
     asked: int = 0
     taken: list[dict[str, Any]] = field(default_factory=list)
@@ -42,6 +44,8 @@ def receiving(port: int = 0) -> Iterator[Receiver]:
         def do_POST(self) -> None:
             # Read before the call is counted: who sees the count may change them for the next.
             status, headers = receiver.status, dict(receiver.headers)
+            if receiver.asked and receiver.later_status is not None:
+                status = receiver.later_status
             receiver.asked += 1
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             assert self.headers["Content-Type"] == "application/json"

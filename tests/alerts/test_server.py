@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from email import message_from_bytes
@@ -18,19 +18,26 @@ import pytest
 
 from ndif.control.answers import Alerts as AlertsAnswer
 from ndif.control.answers import TestedAlerts as AnswerOfTest
+from ndif.stores.broker.signing import Signer
+from ndif.stores.leader import SharedCache
+from ndif.stores.redis import connect
+from ndif.stores.saved import ALERTS, SharedState, State
 from tests.alerts.receivers import Receiver, receiving
 from tests.alerts.test_messages import (
     of_the_schema,
     within_the_limits_of_discord,
     within_the_limits_of_slack,
 )
-from tests.clients.harness import NDIF, StartedServer
+from tests.clients.harness import StartedServer
+from tests.commands import NDIF, ndif
 from tests.queue.callbacks.test_mail import Post, mail_server
-from tests.server.test_callbacks import processes_of, within
+from tests.server.test_callbacks import processes_of
 from tests.services.redis import RedisServer
 from tests.tiny_models import make_gpt2
+from tests.waiting import until
 
 SECRETS = ("a-secret", "another-secret")
+CLUSTER_SECRET = "a secret that the processes share"
 
 
 class Operator:
@@ -48,9 +55,8 @@ class Operator:
         self.seen = 0
 
     def ndif(self, *arguments: str, code: int = 0) -> str:
-        command = [NDIF, *arguments]
         variables = {**os.environ, **self.environment, "NO_COLOR": "1"}
-        done = subprocess.run(command, env=variables, capture_output=True, text=True)
+        done = ndif(*arguments, environment=variables)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout
 
@@ -64,8 +70,7 @@ class Operator:
                 if body["event"] == event and body["incident"] and body["incident"]["kind"] == kind
             ]
 
-        assert within(found), self.receiver.taken
-        return found()[-1]
+        return until(found, lambda: str(self.receiver.taken))[-1]
 
 
 def killed(running: Callable[[], set[int]]) -> int:
@@ -81,7 +86,7 @@ def killed(running: Callable[[], set[int]]) -> int:
             deaths.append(process)
         return bool(deaths)
 
-    assert within(is_killed)
+    until(is_killed)
     (death,) = deaths
     return death
 
@@ -123,7 +128,7 @@ def test_a_server_tells_of_a_model_that_does_not_load_and_sums_up_its_day(
             assert len(AnswerOfTest.model_validate_json(tested).destinations) == 4
             said = operator.ndif("alerts", "test")
             assert said.count("delivered") == 4, said
-            assert within(lambda: post.received)
+            until(lambda: post.received)
             operator.ndif("deploy", f"tests/broken={files}", "--dedicated", code=1)
             opened = operator.told("opened", "load-failed")
             assert "tests/broken" in opened["headline"]
@@ -140,15 +145,15 @@ def test_a_server_tells_of_a_model_that_does_not_load_and_sums_up_its_day(
             # Its process is killed again and again.
             for _ in range(3):
                 process = killed(operator.server.processes)
-                assert within(lambda gone=process: operator.server.processes() - {gone})
+                until(lambda gone=process: operator.server.processes() - {gone})
                 operator.ndif("deploy", f"tests/broken={files}", "--dedicated")
             lost = operator.told("opened", "replicas-lost")
             assert "3 processes of tests/broken ended" in lost["text"]
-            assert within(lambda: [body for body in receiver.taken if body["event"] == "digest"])
+            until(lambda: [body for body in receiver.taken if body["event"] == "digest"])
             digest = next(body for body in receiver.taken if body["event"] == "digest")
             for text in ("Jobs: none ended.", "Incidents: ", "Disk of results: "):
                 assert text in digest["text"]
-            assert within(lambda: len(post.received) >= len(receiver.taken))
+            until(lambda: len(post.received) >= len(receiver.taken))
             listed = json.loads(operator.ndif("alerts", "list", "--json"))
             assert opened["incident"]["id"] in [each["id"] for each in listed["resolved"]]
             said = operator.ndif("info", "--config") + operator.ndif("logs", "api")
@@ -180,11 +185,11 @@ def test_a_server_tells_of_a_broker_that_is_away_and_the_next_leader_of_its_end(
         **server_environment,
         "NDIF_SESSION_ROOT": str(tmp_path / "sessions"),
         "NDIF_BROKER_URL": redis.url,
-        "NDIF_CLUSTER_SECRET": "a secret that the processes share",
+        "NDIF_CLUSTER_SECRET": CLUSTER_SECRET,
     }
     operator = Operator(receiver, environment)
     try:
-        assert within(lambda: "delivered" in ready(operator))
+        until(lambda: "delivered" in ready(operator))
         redis.pause()
         opened = operator.told("opened", "store-away")
         causes = [cause["subject"] for cause in opened["incident"]["causes"]]
@@ -194,15 +199,16 @@ def test_a_server_tells_of_a_broker_that_is_away_and_the_next_leader_of_its_end(
         assert resolved["incident"]["id"] == opened["incident"]["id"]
         operator.ndif("deploy", f"tests/broken={files}", "--dedicated", code=1)
         opened = operator.told("opened", "load-failed")
-        time.sleep(1)  # the state is saved after the message
+        # The next leader finds that the incident is open, and that its message is sent.
+        until(lambda: (state := saved(redis))["incidents"]["open"] and not state["messages"])
 
         def leaders() -> set[int]:
             return set(processes_of(operator.server.process.pid, "ndif.server.leader"))
 
         leader = killed(leaders)
-        assert within(lambda: leaders() - {leader})
+        until(lambda: leaders() - {leader})
         (files / "tokenizer.json").write_bytes(right)
-        assert within(lambda: "delivered" in ready(operator))
+        until(lambda: "delivered" in ready(operator))
         operator.ndif("deploy", f"tests/broken={files}", "--dedicated")
         resolved = operator.told("resolved", "load-failed")
         assert resolved["incident"]["id"] == opened["incident"]["id"]
@@ -219,11 +225,25 @@ def test_a_server_tells_of_a_broker_that_is_away_and_the_next_leader_of_its_end(
         operator.server.stop()
 
 
+def saved(redis: RedisServer) -> State:
+    """The state of alerts that the next leader would find."""
+
+    async def load() -> State | None:
+        client = connect(redis.url)
+        try:
+            return await SharedState(SharedCache(client, Signer([CLUSTER_SECRET])), ALERTS).load()
+        finally:
+            await client.aclose()
+
+    found = asyncio.run(load())
+    assert found is not None
+    return found
+
+
 def ready(operator: Operator) -> str:
     """The answer to a test message; none while nobody leads."""
-    command = [NDIF, "alerts", "test"]
     variables = {**os.environ, **operator.environment}
-    return subprocess.run(command, env=variables, capture_output=True, text=True).stdout
+    return ndif("alerts", "test", environment=variables).stdout
 
 
 def test_a_server_without_these_settings_imports_nothing_and_says_so(

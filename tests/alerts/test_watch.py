@@ -31,10 +31,10 @@ from ndif.tasks import end
 from ndif.telemetry import metrics
 from tests.alerts.receivers import Receiver, receiving
 from tests.alerts.states import status, waits
-from tests.alerts.test_delivery import until
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
 from tests.stores.broker.signers import SIGNER
+from tests.waiting import eventually, time_passes_async
 
 
 class Site:
@@ -95,18 +95,18 @@ async def test_a_restart_keeps_what_is_open_and_what_was_not_brought(tmp_path: P
         site = Site(receiver, tmp_path)
         site.is_away = True
         async with site.watching() as alerts:
-            await until(lambda: events(receiver) == ["opened"])
+            await eventually(lambda: events(receiver) == ["opened"])
             assert len(alerts.describe()["open"]) == 1
             receiver.status = 503
             site.is_away = False
-            await until(lambda: receiver.asked > 1)  # "resolved" is refused for now
+            await eventually(lambda: receiver.asked > 1)  # "resolved" is refused for now
         saved = json.loads(site.file.read_text())
         assert (saved["incidents"]["open"], len(saved["messages"])) == ([], 1)
         assert site.file.stat().st_mode & 0o077 == 0
         receiver.status = 200
         async with site.watching() as alerts:
-            await until(lambda: len(receiver.taken) == 2)
-            await until(lambda: not json.loads(site.file.read_text())["messages"])
+            await eventually(lambda: len(receiver.taken) == 2)
+            await eventually(lambda: not json.loads(site.file.read_text())["messages"])
             assert [each["kind"] for each in alerts.describe()["resolved"]] == ["store-away"]
     opened, resolved = receiver.taken
     assert resolved["event"] == "resolved"
@@ -120,10 +120,10 @@ async def test_an_incident_that_ends_while_nobody_looks_is_resolved(tmp_path: Pa
         site.is_away = True
         async with site.watching():
             # The receiver has a message before its sender knows that, and a restart would bring it again.
-            await until(lambda: site.saved["incidents"]["open"] and not site.saved["messages"])
+            await eventually(lambda: site.saved["incidents"]["open"] and not site.saved["messages"])
         site.is_away = False
         async with site.watching():
-            await until(lambda: events(receiver) == ["opened", "resolved"])
+            await eventually(lambda: events(receiver) == ["opened", "resolved"])
             (noted,) = site.log.describe()
             assert (noted["kind"], noted["by"]) == ("alert resolved", "server")
             assert "broker" in noted["subject"]
@@ -136,17 +136,17 @@ async def test_a_digest_is_sent_once_a_day_whoever_leads(tmp_path: Path) -> None
         site = Site(receiver, tmp_path, alert_digest_at=f"{past:%H:%M}")
         # A server that never sent one begins with the next day's.
         async with site.watching():
-            await until(site.file.exists)
+            await eventually(site.file.exists)
         assert receiver.taken == []
         state = json.loads(site.file.read_text())
         site.file.write_text(json.dumps({**state, "digest_day": "2020-01-01"}))
         for _ in range(2):
             async with site.watching():
-                await until(lambda: receiver.taken)
-                await until(
+                await eventually(lambda: receiver.taken)
+                await eventually(
                     lambda: site.saved["digest_day"] != "2020-01-01" and not site.saved["messages"]
                 )
-                await asyncio.sleep(0.2)
+                await time_passes_async(0.2)
         (sent,) = receiver.taken
         assert (sent["event"], sent["headline"], sent["incident"]) == (
             "digest",
@@ -165,9 +165,9 @@ async def test_a_file_that_is_broken_and_a_look_that_fails_end_nothing(
         site.file.write_text("{")
         right, site.document = site.document, {}
         async with site.watching():
-            await until(lambda: "the look for alerts failed" in caplog.text)
+            await eventually(lambda: "the look for alerts failed" in caplog.text)
             site.document, site.is_away = right, True
-            await until(lambda: receiver.taken)
+            await eventually(lambda: receiver.taken)
     assert "the alerts of before are lost" in caplog.text
     assert [
         r for r in caplog.records if r.levelno == logging.WARNING and "Alert: " in r.getMessage()

@@ -6,26 +6,14 @@ import contextlib
 import gzip
 import ssl
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 from tests.services.process import HOST
+from tests.waiting import time_passes
 
-PATIENCE_S = 30
 HANGS, SPEAKS_NO_HTTP, HANGS_UP = 0, -1, -2
 """Behaviours of a store, beside the statuses with which it may answer."""
-
-
-def within(happens: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
-    """Wait for something to be so; what it is then."""
-    deadline = time.monotonic() + seconds
-    while not (found := happens()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found
 
 
 @dataclass
@@ -88,7 +76,7 @@ class Store:
         body = handler.rfile.read(int(handler.headers["Content-Length"]))
         if behaviour == HANGS:
             self.released.wait()
-        time.sleep(self.delay_s)
+        time_passes(self.delay_s)
         if behaviour == SPEAKS_NO_HTTP:
             handler.wfile.write(b"220 smtp.example.org\r\n\r\n")
         if behaviour <= 0:

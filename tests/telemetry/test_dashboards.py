@@ -27,8 +27,9 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
-from tests.clients.harness import NDIF, Client, StartedServer, children, model_processes, until
+from tests.clients.harness import Client, StartedServer, children, model_processes
 from tests.clients.test_many import ONE_FITS
+from tests.commands import NDIF
 from tests.gateway.test_bad_input import OLD, key, send_old
 from tests.services.influxdb import InfluxServer
 from tests.services.prometheus import PrometheusServer
@@ -44,6 +45,7 @@ from tests.telemetry.operating import (
     influxdb_variables,
 )
 from tests.tiny_models import make_gpt2, make_llama
+from tests.waiting import until
 
 BROKEN = "tests/broken"
 GPT2, LLAMA = "tests/gpt2", "tests/llama"
@@ -69,6 +71,15 @@ class Site:
         lines = httpx.get(f"{self.server.url}/metrics").text.splitlines()
         counts = (line.split() for line in lines if line.startswith("ndif_probe_seconds_count{"))
         return sum(float(count) for _, count in counts)
+
+    def until_scraped(self) -> None:
+        """Wait until Prometheus has what the server counts now."""
+        now = time.time()
+        until(lambda: self.prometheus.query(f"timestamp(up) > {now}"))
+
+    def has_written(self, measurement: str, job: str) -> bool:
+        """Return True if InfluxDB has a measurement of a job."""
+        return job in {row["request_id"] for row in self.influx.rows(DATABASE, measurement)}
 
     def model_processes(self) -> list[int]:
         """Return the processes that hold models, which the process that leads has started."""
@@ -175,7 +186,7 @@ def use(site: Site, clients: list[Client]) -> None:
     site.redis.pause()
     try:
         assert site.garbage().status_code == 503
-        time.sleep(3)  # until Prometheus has seen it
+        until(lambda: site.prometheus.query('ndif_store_up{store="broker"} == 0'))
     finally:
         site.redis.resume()
     until(lambda: site.garbage().status_code == 200)
@@ -197,7 +208,7 @@ def use(site: Site, clients: list[Client]) -> None:
     for _ in range(2):
         seen = site.probes()
         until(partial(lambda seen: site.probes() > seen, seen))
-        time.sleep(3)  # until Prometheus has seen it
+        site.until_scraped()
 
 
 def answer(prometheus: PrometheusServer, query: Query) -> tuple[int, int]:
@@ -208,12 +219,17 @@ def answer(prometheus: PrometheusServer, query: Query) -> tuple[int, int]:
 
 def test_each_query_has_an_answer(site: Site) -> None:
     queries = [*dashboard_queries(), *alert_queries()]
-    # What was counted last is scraped in a second, and a rate needs two of them.
-    time.sleep(5)
-    answers = {query: answer(site.prometheus, query) for query in queries}
-    for query, (series, numbers) in answers.items():
-        print(f"{series:3} {numbers:3}  {query.place:50} {query.text}")
-    assert not [query.place for query, (_, numbers) in answers.items() if not numbers]
+
+    def silent() -> list[str]:
+        answers = {query: answer(site.prometheus, query) for query in queries}
+        return [
+            f"{series:3} {numbers:3}  {query.place:50} {query.text}"
+            for query, (series, numbers) in answers.items()
+            if not numbers
+        ]
+
+    # What was counted last has yet to be scraped, and a rate needs two of these.
+    until(lambda: not silent(), lambda: "\n".join(silent()))
 
 
 def test_prometheus_takes_every_rule(site: Site) -> None:
@@ -268,10 +284,11 @@ def influxdb_answers(influx: InfluxServer, query: Query) -> list[Answer]:
 def written(site: Site) -> tuple[int, int]:
     """The range of time, in Unix milliseconds, of a server's measurements, of which all are written."""
     until(lambda: len(site.influx.rows(DATABASE, "GPUMemMetric")) > 50)
-    now_ms = int(time.time() * 1000)
-    time.sleep(
-        3
-    )  # each process sends its points within a second; those of later probes are not meant
+    now_ms = int(time.time() * 1000)  # what later probes and the next job write is not meant
+    job = site.garbage().json()["id"]
+    # Each process sends its points in turn: a gateway those of the first, the leader all others.
+    for name in ("NetworkStatusMetric", "RequestStatusTimeMetric"):
+        until(partial(site.has_written, name, job))
     return now_ms - 3_600_000, now_ms
 
 

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -266,7 +265,6 @@ def test_each_process_of_a_folder_tells_of_all(tmp_path: Path) -> None:
             # What a process counted stays when it has ended; what it held open does not.
             first.send_signal(signal.SIGKILL)
             first.wait()
-            time.sleep(0.1)
             found = told()
             assert (found[jobs], found[sockets]) == (2, 1)
         finally:

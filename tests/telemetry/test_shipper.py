@@ -18,8 +18,9 @@ import pytest
 from ndif.telemetry.endpoint import Endpoint
 from ndif.telemetry.shipper import RefusedError, Shipper, ShippingPolicy, UnavailableError
 from tests.services.process import free_port
-from tests.telemetry.store import HANGS, HANGS_UP, SPEAKS_NO_HTTP, Store, within
+from tests.telemetry.store import HANGS, HANGS_UP, SPEAKS_NO_HTTP, Store
 from tests.telemetry.test_metrics import sample
+from tests.waiting import PATIENCE_S, until
 
 POLICY = ShippingPolicy(100, 10, interval_s=0.02, first_pause_s=0.02, longest_pause_s=0.1)
 
@@ -69,7 +70,7 @@ def test_items_arrive_in_order_and_in_batches() -> None:
     with shipping("orderly", destination) as shipper:
         for item in range(95):
             shipper.put(item)
-        within(lambda: len(destination.items) == 95)
+        until(lambda: len(destination.items) == 95)
     assert destination.items == [*range(95)]
     assert max(map(len, destination.batches)) <= 10
     assert lost("orderly") == 0
@@ -77,10 +78,11 @@ def test_items_arrive_in_order_and_in_batches() -> None:
 
 def test_batches_are_full_by_the_size_of_their_items() -> None:
     destination = Destination()
-    with shipping("sizes", destination, replace(POLICY, interval_s=0.2)) as shipper:
-        for item in range(6):
-            shipper.put(item, 5)
-        within(lambda: len(destination.items) == 6)
+    with shipping("sizes", destination) as shipper:
+        with shipper._lock:  # nothing is sent before all of them wait
+            for item in range(6):
+                shipper.put(item, 5)
+        until(lambda: len(destination.items) == 6)
     assert destination.batches == [[0, 1], [2, 3], [4, 5]]
 
 
@@ -89,17 +91,17 @@ def test_the_oldest_items_make_room_and_are_counted() -> None:
     destination.error = UnavailableError("away")
     with shipping("full", destination) as shipper:
         shipper.put(-1)
-        within(lambda: destination.asked)
+        until(lambda: destination.asked)
         for item in range(1000):
             shipper.put(item)
         assert len(shipper._waiting) == 100
-        within(lambda: lost("full") == 900)
+        until(lambda: lost("full") == 900)
         destination.error = None
-        within(lambda: len(destination.items) == 101)
+        until(lambda: len(destination.items) == 101)
         shipper.put(7, 1000)  # one that never fits
-        within(lambda: lost("full") == 901)
+        until(lambda: lost("full") == 901)
         shipper.put(8)
-        within(lambda: destination.items[-1] == 8)
+        until(lambda: destination.items[-1] == 8)
     assert destination.items == [-1, *range(900, 1000), 8]
 
 
@@ -111,9 +113,9 @@ def test_the_log_has_one_line_for_each_change(caplog: pytest.LogCaptureFixture) 
             destination.error = UnavailableError("away")
             shipper.put(outage)
             asked = destination.asked
-            within(lambda: destination.asked > asked + 3)  # noqa: B023 - it is waited for here
+            until(lambda: destination.asked > asked + 3)  # noqa: B023 - it is waited for here
             destination.error = None
-            within(lambda: len(destination.items) == outage)  # noqa: B023
+            until(lambda: len(destination.items) == outage)  # noqa: B023
     assert lines(caplog) == ["told fails, and is tried again: away", "told works again"] * 2
     assert lost("told") == 0
 
@@ -128,10 +130,10 @@ def test_a_batch_that_is_refused_is_dropped_and_told_once(
         ):
             destination.error = error
             shipper.put(0)
-            within(lambda: lost("picky") == number)  # noqa: B023
+            until(lambda: lost("picky") == number)  # noqa: B023
         destination.error = None
         shipper.put(1)
-        within(lambda: destination.items == [1])
+        until(lambda: destination.items == [1])
     (line,) = lines(caplog)
     assert line.startswith("picky refuses a batch")
     assert line.endswith("bad form")
@@ -142,7 +144,7 @@ def test_a_defect_is_told_with_its_place(caplog: pytest.LogCaptureFixture) -> No
     destination.error = ZeroDivisionError("a defect")
     with shipping("defect", destination) as shipper:
         shipper.put(0)
-        within(lambda: lost("defect") == 1)
+        until(lambda: lost("defect") == 1)
     assert "ZeroDivisionError: a defect" in caplog.text
 
 
@@ -157,13 +159,13 @@ def test_what_waits_is_sent_at_the_end() -> None:
 def test_a_store_that_fails_does_not_hold_up_the_end() -> None:
     destination = Destination()
     destination.error = UnavailableError("away")
-    policy = replace(POLICY, first_pause_s=60)
+    policy = replace(POLICY, first_pause_s=2 * PATIENCE_S)
     with shipping("gone", destination, policy) as shipper:
         for item in range(25):
             shipper.put(item)
-        within(lambda: destination.asked)
+        until(lambda: destination.asked)
         began = time.monotonic()
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < PATIENCE_S
     assert lost("gone") == 25
 
 
@@ -171,11 +173,11 @@ def test_a_store_that_hangs_holds_up_the_end_for_a_moment(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     release = threading.Event()
-    shipper = Shipper[int]("stuck", lambda _: release.wait() and None, POLICY)
+    shipper = Shipper[int]("stuck", lambda _: release.wait(2 * PATIENCE_S) and None, POLICY)
     shipper.put(0)
     began = time.monotonic()
     shipper.close(0.2)
-    assert 0.2 <= time.monotonic() - began < 10
+    assert 0.2 <= time.monotonic() - began < PATIENCE_S
     assert lines(caplog) == ["The last items for stuck were not sent in time"]
     release.set()
 
@@ -203,7 +205,7 @@ def test_putting_an_item_takes_microseconds() -> None:
             began = time.perf_counter()
             shipper.put(item)
             took.append(time.perf_counter() - began)
-    assert sorted(took)[len(took) // 2] < 20e-6
+    assert sorted(took)[len(took) // 2] < 100e-6
 
 
 @pytest.mark.parametrize(
@@ -212,17 +214,18 @@ def test_putting_an_item_takes_microseconds() -> None:
 def test_a_store_that_does_not_take_a_batch_gets_it_again(behaviour: int) -> None:
     name = f"store {behaviour}"
     with Store(behaviour=behaviour) as store:
-        endpoint = Endpoint(store.url, "/write", "text/plain", timeout_s=0.2)
+        patience_s = 1.0 if behaviour == HANGS else PATIENCE_S
+        endpoint = Endpoint(store.url, "/write", "text/plain", timeout_s=patience_s)
         shipper = Shipper[bytes](name, lambda batch: endpoint.post(b"".join(batch)), POLICY)
         began = time.monotonic()
         for number in range(300):
             shipper.put(b"%d " % number)
         assert time.monotonic() - began < 10
-        within(lambda: store.asked > 2)
-        within(lambda: lost(name) >= 190)
+        until(lambda: store.asked > 2)
+        until(lambda: lost(name) >= 190)
         assert store.taken == []
         store.behaviour = 204
-        within(lambda: store.taken and store.taken[-1].body.endswith(b"299 "))
+        until(lambda: store.taken and store.taken[-1].body.endswith(b"299 "))
         shipper.close()
     arrived = b"".join(batch.body for batch in store.taken).split()
     assert arrived == sorted({*arrived}, key=int)
@@ -238,7 +241,7 @@ def test_a_batch_that_a_store_refuses_is_not_sent_again(
         endpoint = Endpoint(f"http://ann:hunter2@127.0.0.1:{store.port}", "/write", "text/plain")
         shipper = Shipper[bytes](name, lambda batch: endpoint.post(b"".join(batch)), POLICY)
         shipper.put(b"x")
-        within(lambda: lost(name) == 1)
+        until(lambda: lost(name) == 1)
         shipper.close()
         assert store.asked == 1
     assert f"http://127.0.0.1:{store.port} answers {behaviour}" in caplog.text
@@ -251,9 +254,9 @@ def test_a_store_that_is_not_there_is_found_when_it_comes() -> None:
     shipper = Shipper[bytes]("absent", lambda batch: endpoint.post(b"".join(batch)), POLICY)
     for number in range(300):
         shipper.put(b"%d " % number)
-    within(lambda: lost("absent") >= 190)
+    until(lambda: lost("absent") >= 190)
     with Store(port) as store:
-        within(lambda: store.taken and store.taken[-1].body.endswith(b"299 "))
+        until(lambda: store.taken and store.taken[-1].body.endswith(b"299 "))
         shipper.close()
 
 
@@ -265,7 +268,7 @@ def test_a_slow_store_gets_the_newest() -> None:
             shipper.put(b"%d " % number)
             time.sleep(0.001)
         assert len(shipper._waiting) <= 100
-        within(lambda: store.taken and store.taken[-1].body.endswith(b"299 "))
+        until(lambda: store.taken and store.taken[-1].body.endswith(b"299 "))
         shipper.close()
         arrived = b"".join(batch.body for batch in store.taken).split()
     assert len(arrived) + lost("slow") == 300

@@ -16,8 +16,9 @@ from ndif.telemetry.traces import TraceExporter, spans_of
 from tests.clients.harness import LocalServer
 from tests.conftest import NAME
 from tests.gateway.test_bad_input import send_old
-from tests.telemetry.store import HANGS, Store, within
+from tests.telemetry.store import HANGS, Store
 from tests.telemetry.test_metrics import a_record, sample
+from tests.waiting import until
 
 ID = "0d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-"
@@ -134,7 +135,7 @@ def traced(server_environment: dict[str, str], collector: Store) -> Iterator[Loc
 def test_a_server_sends_a_trace_for_each_job(traced: LocalServer, collector: Store) -> None:
     parent = PARENT + "01"
     job = send_old(traced, traceparent=parent).json()["id"]
-    (batch,) = within(lambda: collector.taken)
+    (batch,) = until(lambda: collector.taken)
     assert batch.target == "/v1/traces"
     assert batch.headers["content-type"] == "application/x-protobuf"
     told = ExportTraceServiceRequest.FromString(batch.body)
@@ -163,8 +164,8 @@ def test_a_collector_that_hangs_holds_up_nobody(traced: LocalServer, collector: 
     asked = collector.asked
     for _ in range(3):
         job = send_old(traced).json()["id"]
-        within(lambda job=job: ended(traced, job))  # type: ignore[misc]
-    within(lambda: collector.asked > asked)
+        until(lambda job=job: ended(traced, job))  # type: ignore[misc]
+    until(lambda: collector.asked > asked)
     assert traced.stop() == 0
 
 
