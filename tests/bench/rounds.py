@@ -10,9 +10,10 @@ import json
 import os
 import signal
 import sys
-import time
 
 from bench.sampling import in_turn
+
+from tests.waiting import time_passes
 
 ROUNDS = 5
 BUSY_ROUNDS = (1, 3)
@@ -24,7 +25,7 @@ def main(pid: int) -> None:
     def sample() -> float:
         number = next(numbers)
         os.kill(pid, signal.SIGCONT if number in BUSY_ROUNDS else signal.SIGSTOP)
-        time.sleep(0.3)
+        time_passes(0.3)
         os.kill(pid, signal.SIGSTOP)
         return float(number)
 

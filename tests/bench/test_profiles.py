@@ -6,12 +6,13 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from bench.profiles import drawn, of_scenario, profiled
+
+from tests.waiting import time_passes
 
 SPINS = """
 import subprocess, sys, time
@@ -51,11 +52,12 @@ def test_a_server_and_its_processes_are_drawn_by_scenario(tmp_path: Path) -> Non
     with profiled(tmp_path), process(parent) as pid:
         children = [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
         try:
-            for scenario, servers in (("jobs", 1), ("warm", 2)):
+            # py-spy looks for new processes once a second, and the first graph is to have the child.
+            for scenario, servers, for_s in (("jobs", 1, 3.0), ("warm", 2, 0.5)):
                 of_scenario(scenario)
                 for _ in range(servers):
                     with drawn(pid):
-                        time.sleep(1.5)  # py-spy looks for new processes once a second
+                        time_passes(for_s)
         finally:
             for each in children:
                 os.kill(each, 9)

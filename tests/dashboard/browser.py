@@ -9,7 +9,9 @@ from typing import Any
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-PATIENCE_MS = 30_000
+from tests.waiting import PATIENCE_S
+
+PATIENCE_MS = 1000 * PATIENCE_S
 DESKTOP = {"width": 1280, "height": 900}
 PHONE = {"width": 390, "height": 844}
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 from ndif.dashboard.feed import Feed
 from ndif.schema.deployment import OperationError
 from tests.dashboard.sample import RUNNING, USER, WAITING, Laboratory
 from tests.on_loop import on_loop
+from tests.waiting import PATIENCE_S, time_passes_async
 
-SOON_S, NOTHING_S = 20.0, 0.3
+SOON_S, NOTHING_S = PATIENCE_S, 0.3
 
 
 def parts_of(events: bytes) -> dict[str, object]:
@@ -82,7 +82,7 @@ async def test_nobody_is_looked_for_without_pages() -> None:
         await page.next(SOON_S)
     asked = laboratory.asked
     laboratory.change()
-    await asyncio.sleep(NOTHING_S)
+    await time_passes_async(NOTHING_S)
     assert laboratory.asked == asked
     # The next page has the last state at once.
     with feed.subscribe(None) as page:

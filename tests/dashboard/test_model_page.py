@@ -84,7 +84,7 @@ def application(models: Models, runtimes: Path) -> Starlette:
 
     async def state(seen: str, users: Any) -> Answer:
         if seen:  # nothing changes
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
         return {"name": "1", "state": {}, "jobs": {}}
 
     board = Dashboard(

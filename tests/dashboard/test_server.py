@@ -14,10 +14,11 @@ import zstandard
 from playwright.sync_api import Browser, expect
 
 from tests.cli.test_start import free_port
-from tests.clients.harness import Client, LocalServer, StartedServer, until
+from tests.clients.harness import Client, LocalServer, StartedServer
 from tests.conftest import NAME, client_environment
 from tests.dashboard.browser import chromium, visiting
 from tests.services.packages import need
+from tests.waiting import until
 
 KEYS = {"ada": "the-key-of-ada", "bob": "the-key-of-bob"}
 SIZES = ("one process", "many")
@@ -110,7 +111,7 @@ def test_a_job_is_seen_as_it_runs_and_is_ended_on_the_page(
         expect(others.locator("#jobs")).to_contain_text("You have no jobs here yet")
         # The course of jobs is read now and then.
         page.get_by_role("link", name="Overview").click()
-        expect(page.locator("#throughput")).to_contain_text("2 jobs ended", timeout=60_000)
+        expect(page.locator("#throughput")).to_contain_text("2 jobs ended")
     client.close()
     assert not any("Traceback" in line for line in started.output), [*started.output]
 

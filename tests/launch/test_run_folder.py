@@ -21,6 +21,7 @@ from ndif.launch.run_folder import (
     RunRecord,
     started_at,
 )
+from tests.waiting import until
 
 BEGIN = """
 import sys, time
@@ -228,8 +229,8 @@ def test_another_process_of_the_same_number_is_not_the_servers(tmp_path: Path) -
 
 def test_a_process_that_was_not_waited_for_is_gone() -> None:
     process = subprocess.Popen(["true"])
-    while (Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split())[0] != "Z":
-        time.sleep(0.01)
+    status = Path(f"/proc/{process.pid}/stat")
+    until(lambda: status.read_text().rpartition(")")[2].split()[0] == "Z")
     assert started_at(process.pid) is None
     process.wait()
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from ndif.launch import waiting
 from ndif.launch.waiting import waiting_for
+from tests.waiting import PATIENCE_S, time_passes, until
 
 
 def test_a_long_wait_is_told_once_and_a_short_one_not(
@@ -15,9 +14,11 @@ def test_a_long_wait_is_told_once_and_a_short_one_not(
 ) -> None:
     monkeypatch.setattr(waiting, "_SILENCE_S", 0.05)
     with waiting_for("rain"):
-        time.sleep(0.3)
+        said = until(lambda: capsys.readouterr().err)
+        time_passes(0.2)
+    with waiting_for(""):
+        time_passes(0.1)
+    monkeypatch.setattr(waiting, "_SILENCE_S", PATIENCE_S)
     with waiting_for("snow"):
         pass
-    with waiting_for(""):
-        time.sleep(0.1)
-    assert capsys.readouterr().err == "Waiting for rain …\n"
+    assert said + capsys.readouterr().err == "Waiting for rain …\n"

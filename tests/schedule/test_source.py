@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,7 +36,7 @@ class Site:
     status: int = 200
     body: bytes = dedicating("org/first")
     headers: dict[str, str] = field(default_factory=dict)
-    wait_s: float = 0
+    may_answer: threading.Event = field(default_factory=threading.Event)
     conditional: bool = True
     asked: list[dict[str, str]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
@@ -46,12 +45,13 @@ class Site:
 @contextmanager
 def serving() -> Iterator[Site]:
     site = Site()
+    site.may_answer.set()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             site.asked.append({name.lower(): value for name, value in self.headers.items()})
             site.paths.append(self.path)
-            time.sleep(site.wait_s)
+            site.may_answer.wait()
             if self.path == "/moved":
                 self.send_response(302)
                 self.send_header("Location", "/calendar.ics")
@@ -192,10 +192,11 @@ async def test_a_kept_schedule_goes_on_into_the_future() -> None:
 @on_loop
 async def test_a_server_that_does_not_answer_is_not_waited_for() -> None:
     with serving() as site:
-        site.wait_s = 1
+        site.may_answer.clear()
         source = ScheduleSource(site.url, timeout_s=0.2)
         assert await dedicated(source) == []
         assert "cannot be read (" in source.problems[0]
+        site.may_answer.set()
 
 
 @on_loop
