@@ -9,26 +9,30 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from prepare_model import NAME, prepare
+from prepare_model import NAME, prepare, say
 
 EXAMPLES = Path(__file__).parent
 CACHE = EXAMPLES.parent / ".cache"
+NDIF = str(Path(sys.executable).with_name("ndif"))
 OLDER = "0.7"
 PATIENCE_S = 300
 
 
 def main() -> None:
     """Prepare, serve, run, stop."""
-    folder = prepare(CACHE / "smollm2-135m")
     environment = {**os.environ, "NDIF_RUNTIMES_DIR": str(CACHE / "runtimes")}
-    ndif = str(Path(sys.executable).with_name("ndif"))
-    if not (CACHE / "runtimes" / OLDER).is_dir():
-        subprocess.run([ndif, "runtime", "add", OLDER], check=True, env=environment)
+    # Each of them leaves a processor idle.
+    with ThreadPoolExecutor() as pool:
+        adding = pool.submit(add_older, environment)
+        folder = prepare(CACHE / "smollm2-135m")
+        adding.result()
+    say("Starting a server for the model")
     port = free_port()
     server = subprocess.Popen(
-        [ndif, "local", "start", str(folder), "--name", NAME, "--port", str(port)],
+        [NDIF, "local", "start", str(folder), "--name", NAME, "--port", str(port)],
         env=environment,
     )
     try:
@@ -41,16 +45,26 @@ def main() -> None:
             "HF_ENDPOINT": f"{url}/hub",
             "HF_HOME": str(CACHE / "client"),
         }
+        say("Running a logit lens and an ablation on it, with the client of nnsight 0.8")
         lens = [sys.executable, str(EXAMPLES / "logit_lens.py"), NAME, "--local", str(folder)]
         subprocess.run(lens, check=True, env=client)
+        say(f"Running a trace with the client of nnsight {OLDER}")
         subprocess.run(
             [sys.executable, str(EXAMPLES / "older_client.py"), NAME],
             check=True,
             env={**client, "PYTHONPATH": str(CACHE / "runtimes" / OLDER)},
         )
     finally:
+        say("Stopping the server")
         server.send_signal(signal.SIGINT)
         server.wait()
+
+
+def add_older(environment: dict[str, str]) -> None:
+    """Install the older nnsight, unless it is there."""
+    if not (CACHE / "runtimes" / OLDER).is_dir():
+        say(f"Installing nnsight {OLDER}, for older clients, beside the server's own")
+        subprocess.run([NDIF, "runtime", "add", OLDER], check=True, env=environment)
 
 
 def free_port() -> int:

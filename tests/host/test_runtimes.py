@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -16,25 +16,56 @@ from click.testing import CliRunner
 
 import ndif
 from ndif.cli.runtime import command
+from ndif.host import installer as installer_module
+from ndif.host import runtimes as runtimes_module
+from ndif.host.installer import Installer, Package, Pip, Tell, Uv
 from ndif.host.runtimes import SUPPORTED, Runtimes, RuntimesError, generation_of, pins
+
+pytestmark = pytest.mark.process
 
 Edit = Callable[[Path], None]
 
 
+INSTALLERS: dict[str, type[Installer]] = {"uv": Uv, "pip": Pip}
+INSTALLED = {"uv": "Installed 3 packages", "pip": "Successfully installed"}
+NOT_FOUND = {"uv": "No solution found", "pip": "No matching distribution found"}
+
+
+@pytest.fixture(scope="session", params=INSTALLERS)
+def name(request: pytest.FixtureRequest) -> str:
+    """The installer of a test's runtimes."""
+    return str(request.param)
+
+
+def install_by(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def by(action: Callable[[Installer], Path], tell: Tell) -> Path:
+        return action(INSTALLERS[name]())
+
+    monkeypatch.setattr(runtimes_module, "by_uv_or_pip", by)
+
+
+@pytest.fixture
+def installer(name: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    install_by(monkeypatch, name)
+    return name
+
+
 @pytest.fixture(scope="session")
-def with_07(tmp_path_factory: pytest.TempPathFactory) -> Runtimes:
-    """A folder into which pip really installed 0.7."""
+def with_07(name: str, tmp_path_factory: pytest.TempPathFactory) -> Runtimes:
+    """A folder into which an installer really installed 0.7."""
     runtimes = Runtimes(tmp_path_factory.mktemp("runtimes"))
     said: list[str] = []
-    runtime = runtimes.add("0.7", said.append)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        install_by(monkeypatch, name)
+        runtime = runtimes.add("0.7", said.append)
     assert (runtime.generation, generation_of(runtime.version)) == ("0.7", "0.7")
-    assert any(line.startswith("Successfully installed") for line in said)
+    assert any(line.startswith(INSTALLED[name]) for line in said)
     return runtimes
 
 
 @pytest.fixture
-def own_07(with_07: Runtimes, tmp_path: Path) -> Runtimes:
-    """A copy of it, to be changed."""
+def own_07(with_07: Runtimes, installer: str, tmp_path: Path) -> Runtimes:
+    """A copy of it, to be changed, by the same installer."""
     folder = tmp_path / "runtimes"
     shutil.copytree(with_07.folder, folder, copy_function=os.link)
     return Runtimes(folder)
@@ -42,14 +73,14 @@ def own_07(with_07: Runtimes, tmp_path: Path) -> Runtimes:
 
 @pytest.fixture
 def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the real pip, a world that has no packages."""
+    """For the real installers, a world that has no packages."""
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
 
 
 def ignore(line: str) -> None:
-    """Output of pip, where it does not matter."""
+    """Output of an installer, where it does not matter."""
 
 
 def python(runtime_path: tuple[Path, ...], code: str) -> str:
@@ -212,12 +243,47 @@ def test_remove(own_07: Runtimes) -> None:
 
 
 @pytest.mark.usefixtures("no_index")
-def test_a_failing_pip_is_quoted_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failing_installer_is_quoted_and_leaves_nothing(tmp_path: Path, installer: str) -> None:
     said: list[str] = []
-    with pytest.raises(RuntimesError, match="No matching distribution found"):
+    with pytest.raises(RuntimesError, match=NOT_FOUND[installer]):
         Runtimes(tmp_path).add("0.6", said.append)
-    assert any("No matching distribution found" in line for line in said)
+    assert any(NOT_FOUND[installer] in line for line in said)
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+class Copying(Installer):
+    """An installer that copies a folder, whole or as it is."""
+
+    def __init__(self, name: str, source: Path) -> None:
+        self.name, self.source = name, source
+
+    def missing(self, requirements: Sequence[str], tell: Tell) -> list[Package]:
+        return [Package("nnsight", "0.7.0")]
+
+    def install_into(self, folder: Path, packages: Sequence[str], tell: Tell) -> None:
+        shutil.copytree(self.source, folder, copy_function=os.link)
+
+    def run(self, arguments: Sequence[str], tell: Tell) -> None:
+        raise AssertionError
+
+
+def test_pip_installs_what_uv_left_half(
+    own_07: Runtimes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half, whole = tmp_path / "half", own_07.folder / "0.7"
+    shutil.copytree(whole, half, ignore=shutil.ignore_patterns("modeling"))
+    monkeypatch.undo()
+    monkeypatch.setattr(installer_module, "Uv", lambda: Copying("uv", half))
+    monkeypatch.setattr(installer_module, "Pip", lambda: Copying("pip", whole))
+    said: list[str] = []
+    added = Runtimes(tmp_path / "added").add("0.7", said.append)
+    assert (added.path[0] / "nnsight" / "modeling").is_dir()
+    assert said == [
+        "Looking for nnsight>=0.7,<0.8",
+        "uv installed nnsight==0.7.0, which is not all there: pip installs instead, "
+        "which takes longer",
+        "Looking for nnsight>=0.7,<0.8",
+    ]
 
 
 def test_only_one_changes_the_folder(own_07: Runtimes) -> None:
@@ -231,14 +297,13 @@ def test_only_one_changes_the_folder(own_07: Runtimes) -> None:
 
 
 def test_a_second_torch_is_refused() -> None:
-    nnsight = {"metadata": {"name": "nnsight", "version": "0.7.0"}}
-    torch = {"metadata": {"name": "Torch", "version": "2.14.0"}}
-    assert pins({"install": [nnsight]}) == ["nnsight==0.7.0"]
-    with pytest.raises(RuntimesError, match=r"would bring Torch 2\.14\.0"):
-        pins({"install": [nnsight, torch]})
+    nnsight, torch = Package("nnsight", "0.7.0"), Package("Torch", "2.14.0")
+    assert pins([nnsight], "pip") == ["nnsight==0.7.0"]
+    with pytest.raises(RuntimesError, match=r"pip would bring Torch 2\.14\.0"):
+        pins([nnsight, torch], "pip")
 
 
-def test_an_environment_without_pip_is_told_so(tmp_path: Path) -> None:
+def test_an_environment_without_installers_is_told_so(tmp_path: Path) -> None:
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     libraries = tmp_path / "libraries"
@@ -251,12 +316,12 @@ def test_an_environment_without_pip_is_told_so(tmp_path: Path) -> None:
     )
     run = subprocess.run(
         [venv / "bin" / "python", "-c", code],
-        env={"PYTHONPATH": str(libraries)},
+        env={"PYTHONPATH": str(libraries), "PATH": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert f"{venv} has none" in run.stderr
+    assert f"installed with uv or pip, and {venv} has neither" in run.stderr
     assert "ensurepip" in run.stderr
 
 
@@ -291,12 +356,12 @@ class TestCommandLine:
         assert rows["0.6"]["version"] is None
         assert rows["0.6"]["install"] == "ndif runtime add 0.6"
 
-    def test_remove_and_add_take_a_version_too(self, own_07: Runtimes) -> None:
+    def test_remove_and_add_take_a_version_too(self, own_07: Runtimes, installer: str) -> None:
         code, output = self.run("remove", "0.7.0")
         assert (code, output) == (0, "nnsight 0.7 is removed\n")
         code, output = self.run("add", "0.7.0")
         assert code == 0
-        assert "Successfully installed" in output
+        assert INSTALLED[installer] in output
         assert output.splitlines()[-1].endswith(f"is installed in {own_07.folder / '0.7'}")
         code, output = self.run("remove", "0.7", "--json")
         assert (code, json.loads(output)) == (0, {"removed": "0.7"})

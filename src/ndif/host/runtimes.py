@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.util
-import json
-import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from packaging.tags import parse_tag, sys_tags
 from packaging.utils import canonicalize_name
@@ -23,13 +18,21 @@ from packaging.version import Version
 
 from ndif.distribution import install_command
 from ndif.errors import NdifError
+from ndif.host.installer import (
+    Installer,
+    InstallError,
+    Package,
+    by_uv_or_pip,
+    find_uv,
+    has_pip,
+)
 
 SUPPORTED: Mapping[str, str] = {
     "0.8": "nnsight>=0.8,<0.9",
     "0.7": "nnsight>=0.7,<0.8",
     "0.6": "nnsight>=0.6.3,<0.7",
 }
-"""The requirement that pip installs, by generation; the newest generation first."""
+"""The requirement that is installed, by generation; the newest generation first."""
 
 # `nnsight.ndif` imports requests, which only an extra of python-socketio installs.
 _UNDECLARED: Mapping[str, tuple[str, ...]] = {"0.7": ("requests",), "0.6": ("requests",)}
@@ -38,7 +41,6 @@ _UNDECLARED: Mapping[str, tuple[str, ...]] = {"0.7": ("requests",), "0.6": ("req
 _SHARED = frozenset({"torch", "transformers"})
 
 _UNFINISHED = ".unfinished-"
-_LAST_LINES = 8
 
 
 class RuntimesError(NdifError):
@@ -67,17 +69,16 @@ def generation_of(version: str) -> str | None:
     return f"{release[0]}.{release[1]}" if len(release) > 1 else None
 
 
-def pins(report: Mapping[str, Any]) -> list[str]:
-    """Return the exact requirements of pip's report; refuse packages that a runtime shares with ndif."""
-    found = [item["metadata"] for item in report["install"]]
-    for item in found:
-        if canonicalize_name(item["name"]) in _SHARED:
+def pins(packages: Sequence[Package], installer: str) -> list[str]:
+    """Return exact requirements; refuse packages that a runtime shares with ndif."""
+    for name, version in packages:
+        if canonicalize_name(name) in _SHARED:
             raise RuntimesError(
-                f"pip would bring {item['name']} {item['version']}, but a runtime shares the "
-                f"{item['name']} of ndif, and the one in {sys.prefix} is missing or too old for "
+                f"{installer} would bring {name} {version}, but a runtime shares the "
+                f"{name} of ndif, and the one in {sys.prefix} is missing or too old for "
                 "this nnsight: install one there that suits both, then add the runtime again"
             )
-    return [f"{item['name']}=={item['version']}" for item in found]
+    return [f"{name}=={version}" for name, version in packages]
 
 
 class Runtimes:
@@ -101,28 +102,36 @@ class Runtimes:
         return found
 
     def add(self, generation: str, tell: Callable[[str], None]) -> Runtime:
-        """Install a generation, with pip's output line by line to `tell`."""
+        """Install a generation, with the installer's output line by line to `tell`."""
         if generation not in SUPPORTED:
             raise RuntimesError(
                 f"there is no runtime {generation!r}; ndif serves nnsight {', '.join(SUPPORTED)}"
             )
-        if importlib.util.find_spec("pip") is None:
+        if find_uv() is None and not has_pip():
             raise RuntimesError(
-                f"runtimes are installed with pip, and {sys.prefix} has none: run "
+                f"runtimes are installed with uv or pip, and {sys.prefix} has neither: run "
                 f"`{install_command('pip')}` or `{sys.executable} -m ensurepip` first"
             )
         with self._changing() as unfinished:
             self._refuse_second(generation)
-            overlay = unfinished / generation
-            tell(f"Looking for {SUPPORTED[generation]}")
-            # The packages that this environment lacks, as exact requirements.
-            report = unfinished / "report.json"
             requirements = [SUPPORTED[generation], *_UNDECLARED.get(generation, ())]
-            _pip(["--dry-run", "--quiet", f"--report={report}", *requirements], tell)
-            wanted = pins(json.loads(report.read_text(encoding="utf-8")))
-            _pip(["--no-deps", "--progress-bar=off", f"--target={overlay}", *wanted], tell)
-            if self._overlay(overlay) is None:
-                raise RuntimesError(f"pip installed {', '.join(wanted)}, which is not all there")
+
+            def install(installer: Installer) -> Path:
+                tell(f"Looking for {SUPPORTED[generation]}")
+                # The packages that this environment lacks.
+                wanted = pins(installer.missing(requirements, tell), installer.name)
+                overlay = unfinished / installer.name / generation
+                installer.install_into(overlay, wanted, tell)
+                if self._overlay(overlay) is None:
+                    raise InstallError(
+                        f"{installer.name} installed {', '.join(wanted)}, which is not all there"
+                    )
+                return overlay
+
+            try:
+                overlay = by_uv_or_pip(install, tell)
+            except InstallError as error:
+                raise RuntimesError(str(error)) from error
             target = self.folder / generation
             if target.exists():  # incomplete, or for another Python
                 target.rename(unfinished / "replaced")
@@ -201,7 +210,7 @@ def _base() -> Runtime | None:
 
 
 def _is_whole(distribution: metadata.Distribution) -> bool:
-    # Bytecode may be deleted at any time, and scripts are not where pip recorded them.
+    # Bytecode may be deleted at any time, and scripts are not where they are recorded.
     files = [
         file
         for file in distribution.files or ()
@@ -216,25 +225,3 @@ def _fits(distribution: metadata.Distribution) -> bool:
     tags = [line.removeprefix("Tag:").strip() for line in lines if line.startswith("Tag:")]
     ours = frozenset(sys_tags())
     return any(not ours.isdisjoint(parse_tag(tag)) for tag in tags)
-
-
-def _pip(arguments: Sequence[str], tell: Callable[[str], None]) -> None:
-    """Run `pip install`; an error has pip's last lines."""
-    last: deque[str] = deque(maxlen=_LAST_LINES)
-    with subprocess.Popen(  # noqa: S603 - our own interpreter, and names from SUPPORTED
-        [
-            *(sys.executable, "-m", "pip", "install"),
-            *("--disable-pip-version-check", "--no-input"),
-            *arguments,
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as process:
-        for line in process.stdout or ():
-            last.append(line.rstrip())
-            tell(last[-1])
-    if process.returncode != 0:
-        raise RuntimesError("\n".join(["pip could not install it. It said:", *last]))
