@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 from ndif.host.device_errors import DeviceFailure
@@ -26,14 +27,18 @@ from ndif.schema.status import Status
 from ndif.stores.broker import Broker
 from ndif.stores.broker.redis.job_channels import Introduction, JobReceiver
 from ndif.stores.responder import Responder
+from tests.waiting import eventually
 
 FAILS = "not to be loaded"
+IS_LOADING = "is-loading"
+"""Name of a file in the folder of a checkpoint, where the replica is loaded once it is gone."""
 
 
 class Waiting:
     """An actor that runs a request for the seconds that its `env` says; for ever, if it says nothing."""
 
-    def __init__(self, start_s: float = 0.0, *, fails: bool = False) -> None:
+    def __init__(self, loading: Path | None = None, *, fails: bool = False) -> None:
+        """`loading` is a file that is there while the model is loaded; None for no such time."""
         self.most_together = 1
         self.ended = asyncio.Event()
         self.device_failure: DeviceFailure | None = None
@@ -42,13 +47,14 @@ class Waiting:
         self.moves: list[str] = []
         self.runs = asyncio.Event()
         """True while it runs something."""
-        self._start_s = start_s
+        self._loading = loading
         self._fails = fails
         self._running: asyncio.Future[Exception | str] | None = None
 
     async def start(self, progress: Progress) -> None:
         progress(1, 2)
-        await asyncio.sleep(self._start_s)
+        if self._loading is not None:
+            await eventually(lambda: not self._loading.exists())
         if self._fails:
             self.ended.set()
             if self.device_failure is not None:
@@ -105,7 +111,7 @@ class StandIn(RemoteActor):
 
     def __init__(self, said: Mapping[str, Any]) -> None:
         super().__init__(said)
-        self.actor = Waiting(said["config"].get("execution_timeout_s") or 0.0)
+        self.actor = Waiting(Path(said["config"].get("checkpoint", ""), IS_LOADING))
         self.told: list[Response] = []
         self.kept: dict[str, Status] = {}
         """Last status of each request, as its client finds it."""

@@ -18,6 +18,7 @@ from ndif.runtime.frames import Channel as BlockingChannel
 from ndif.runtime.frames import pack
 from ndif.schema.payload import PayloadFile
 from tests.on_loop import Play, play
+from tests.waiting import time_passes, time_passes_async
 
 __all__ = ["play"]
 
@@ -39,7 +40,7 @@ def test_frames_of_all_sizes_in_pieces_of_all_sizes(play: Play, seed: int) -> No
             theirs.sendall(content[at : at + size])
             at += size
             if not dice.randrange(4):
-                time.sleep(dice.choice((0.0, 0.0005, 0.002)))
+                time_passes(dice.choice((0.0, 0.0005, 0.002)))
 
     async def scene() -> None:
         ours, theirs = Channel.pair()
@@ -48,7 +49,7 @@ def test_frames_of_all_sizes_in_pieces_of_all_sizes(play: Play, seed: int) -> No
         waits = random.Random(seed + 1000)
         for n, body in enumerate(bodies):
             if not waits.randrange(3):
-                await asyncio.sleep(waits.choice((0.0, 0.001, 0.004)))
+                await time_passes_async(waits.choice((0.0, 0.001, 0.004)))
             assert await ours.receive(lambda _: 1 << 20) == ({"kind": "k", "n": n}, body)
         writing.join()
         theirs.close()
@@ -114,11 +115,11 @@ def test_what_nobody_reads_stays_with_whoever_writes_it(play: Play) -> None:
                 while True:
                     written += theirs.send(frame)
             except BlockingIOError:
-                await asyncio.sleep(SOON_S)
+                await time_passes_async(SOON_S)
         # No more than a socket holds, though the event loop had time for any number of reads.
         assert written < 5_000_000
         began = time.process_time()
-        await asyncio.sleep(5 * SOON_S)
+        await time_passes_async(5 * SOON_S)
         assert time.process_time() - began < SOON_S, "it is busy with what nobody reads"
         assert await ours.receive(lambda _: 1000) == ({"kind": "k", "n": 1}, bytes(1000))
         ours.close()

@@ -17,9 +17,11 @@ from ndif.host.device_errors import DeviceFailure, device_failure
 from ndif.host.port import ActorError, DeviceError
 from ndif.host.runtimes import Runtime
 from ndif.stores.broker.redis.job_channels import JobSender
+from ndif.tasks import within
 from tests.host.stand_in import FAILS, StandIn, Waiting
 from tests.on_loop import on_loop
 from tests.runtime.replica import HERE, a_replica, serve
+from tests.waiting import PATIENCE_S
 
 ECC = "CUDA error: uncorrectable ECC error encountered"
 
@@ -94,7 +96,7 @@ async def test_a_replica_that_is_lost_to_a_gpu_names_it(tiny_gpt2: Path) -> None
         assert served.actor.device_failure is None
         served.actor.process._stderr.append(ECC)
         os.kill(served.zygote, signal.SIGKILL)
-        await asyncio.wait_for(served.actor.ended.wait(), 10)
+        await within(served.actor.ended.wait(), PATIENCE_S)
         assert served.actor.device_failure == DeviceFailure(ECC)
 
 
@@ -133,4 +135,4 @@ async def test_a_node_reports_the_gpu_that_ended_a_replica() -> None:
     await asyncio.sleep(0)
     replica.actor.device_failure = DeviceFailure(ECC)
     replica.actor.die()
-    assert await asyncio.wait_for(ended, 5) == (ECC, None)
+    assert await within(ended, PATIENCE_S) == (ECC, None)

@@ -23,7 +23,8 @@ from ndif.host.environment import (
 )
 from ndif.host.runtimes import Runtime
 from tests.on_loop import on_loop
-from tests.runtime.replica import children, expected, reading, serve, until
+from tests.runtime.replica import children, expected, reading, serve
+from tests.waiting import eventually
 
 GiB = 1 << 30
 
@@ -136,7 +137,7 @@ async def test_a_replica_runs_beside_its_gpus(tiny_gpt2: Path) -> None:
     given = {"gpu_mem_bytes_by_id": {3: 1 << 30}, "device": "cpu", "near": beside}
     async with serve(tiny_gpt2, **given) as served:
         assert [[*one] for one in asked] == [[3]]
-        await until(lambda: len(children(served.zygote)) == 2)
+        await eventually(lambda: len(children(served.zygote)) == 2)
         for pid in (served.zygote, *children(served.zygote)):
             assert affinities(pid) == {frozenset([cpu])}
         logits = await served.logits(reading(client))

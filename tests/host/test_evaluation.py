@@ -32,9 +32,10 @@ from ndif.runtime.spec import ModelSpec
 from ndif.schema.deployment import DeploymentConfig
 from tests.conftest import NAME
 from tests.on_loop import on_loop
-from tests.runtime.replica import HERE, alive, children, fork_servers, until
+from tests.runtime.replica import HERE, alive, children, fork_servers
 from tests.serving import serving
 from tests.tiny_models import make_bert, make_gpt2, make_llama, make_t5
+from tests.waiting import eventually
 
 KINDS: dict[str, tuple[Callable[[Path], Path], str, Any]] = {
     "gpt2": (make_gpt2, "text-generation", AutoModelForCausalLM),
@@ -52,7 +53,7 @@ async def an_evaluator(**given: Any) -> AsyncIterator[Evaluator]:
     finally:
         await evaluator.stop()
         # One that is forked only now ends as it finds nobody who asks.
-        await until(lambda: processes() == [])
+        await eventually(lambda: processes() == [])
 
 
 @contextlib.asynccontextmanager
@@ -157,7 +158,7 @@ async def test_one_answer_for_all_who_ask_at_once(tiny_gpt2: Path) -> None:
             asyncio.create_task(evaluate(a_config(tiny_gpt2, task="text-generation"), HERE))
             for _ in range(3)
         ]
-        await until(lambda: len(processes()) == 1)
+        await eventually(lambda: len(processes()) == 1)
         # One who goes takes nothing from the others.
         asked[0].cancel()
         assert len(processes()) == 1
@@ -204,16 +205,16 @@ async def test_a_task_that_a_generation_does_not_serve(tiny_gpt2: Path) -> None:
 async def test_a_process_that_ends_in_the_middle(tiny_gpt2: Path) -> None:
     async with an_evaluator() as evaluate:
         asked = asyncio.create_task(evaluate(a_config(tiny_gpt2), HERE))
-        await until(lambda: len(processes()) == 1)
+        await eventually(lambda: len(processes()) == 1)
         # Once, which another's model may have caused, is made good.
         [first] = processes()
         os.kill(first, signal.SIGKILL)
-        await until(lambda: processes() not in ([], [first]))
+        await eventually(lambda: processes() not in ([], [first]))
         os.kill(processes()[0], signal.SIGKILL)
         with pytest.raises(EvaluationError, match="ended"):
             await asked
         again = asyncio.create_task(evaluate(a_config(tiny_gpt2), HERE))
-        await until(lambda: len(processes()) == 1)
+        await eventually(lambda: len(processes()) == 1)
         os.kill(processes()[0], signal.SIGKILL)
         assert (await again).size_bytes > 0
 
@@ -247,7 +248,7 @@ async def test_one_whose_hub_takes_its_time_holds_up_no_other(
 async def test_who_waits_when_the_server_stops(tiny_gpt2: Path) -> None:
     async with an_evaluator() as evaluate:
         asked = asyncio.create_task(evaluate(a_config(tiny_gpt2), HERE))
-        await until(lambda: len(processes()) == 1)
+        await eventually(lambda: len(processes()) == 1)
         await evaluate.stop()
         with pytest.raises(EvaluationError, match="stopping"):
             await asked
@@ -273,12 +274,12 @@ asyncio.run(main())
 @on_loop
 async def test_it_ends_with_the_server(tiny_gpt2: Path) -> None:
     server = await asyncio.create_subprocess_exec(sys.executable, "-c", SERVER, str(tiny_gpt2))
-    await until(lambda: processes(server.pid) != [])
+    await eventually(lambda: processes(server.pid) != [])
     [pid] = processes(server.pid)
     assert alive(pid)
     server.kill()
     await server.wait()
-    await until(lambda: not alive(pid))
+    await eventually(lambda: not alive(pid))
 
 
 @on_loop

@@ -30,7 +30,8 @@ from ndif.runtime.spec import ModelSpec, UntrustedSettings
 from ndif.schema.deployment import DeploymentConfig
 from ndif.tasks import within
 from tests.on_loop import on_loop
-from tests.runtime.replica import HERE, alive, children, until
+from tests.runtime.replica import HERE, alive, children
+from tests.waiting import PATIENCE_S, eventually, time_passes_async
 
 TASK = "text-generation"
 UNTRUSTED = UntrustedSettings(
@@ -64,8 +65,8 @@ else:
 
 
 @contextlib.asynccontextmanager
-async def some_servers(idle_s: float = 600.0, frozen_s: float = 30.0) -> AsyncIterator[ForkServers]:
-    servers = ForkServers(idle_s, frozen_s)
+async def some_servers(idle_s: float = 600.0) -> AsyncIterator[ForkServers]:
+    servers = ForkServers(idle_s)
     try:
         yield servers
     finally:
@@ -209,13 +210,15 @@ def test_a_child_of_the_real_server(untrusted: bool) -> None:
 
 @on_loop
 async def test_a_frozen_server_is_asked_for_nothing_more(runtime: Runtime) -> None:
-    async with some_servers(frozen_s=1.0) as servers:
+    async with some_servers() as servers:
         servers.prepare(runtime, untrusted=False)
         child = await a_child(servers, runtime)
         server = parent(child.process.pid)
         os.kill(server, signal.SIGSTOP)
+        (running,) = servers._servers.values()
+        running._frozen_s = 1.0
         with pytest.raises(OSError, match=f"fork server {server} shows no sign of life"):
-            await within(a_child(servers, runtime), 10)
+            await within(a_child(servers, runtime), PATIENCE_S)
         # What it has forked lives on.
         assert (await child.ask())["pid"] == child.process.pid
         assert isinstance((await a_child(servers, runtime)).process, StartedProcess)
@@ -237,7 +240,7 @@ async def test_a_process_has_ended_although_its_output_is_held(tmp_path: Path) -
         assert child.process.stdout is not None
         holder = int(await child.process.stdout.readline())
         child.process.kill()
-        assert await within(child.process.wait(), 5) == -signal.SIGKILL
+        assert await within(child.process.wait(), PATIENCE_S) == -signal.SIGKILL
         assert alive(holder)
         os.kill(holder, signal.SIGKILL)
 
@@ -265,7 +268,7 @@ async def test_an_end_is_noticed_although_the_server_says_nothing(runtime: Runti
         os.kill(server, signal.SIGSTOP)
         child.process.kill()
         waiting = asyncio.create_task(child.process.wait())
-        await asyncio.sleep(0.1)
+        await eventually(lambda: not alive(child.process.pid))
         os.kill(server, signal.SIGCONT)
         assert await waiting == -signal.SIGKILL
 
@@ -294,7 +297,7 @@ async def test_children_end_with_a_server_that_is_killed_and_another_takes_its_p
         child = await a_child(servers, runtime)
         server = parent(child.process.pid)
         os.kill(server, signal.SIGKILL)
-        assert await within(child.process.wait(), 5) == -signal.SIGKILL
+        assert await within(child.process.wait(), PATIENCE_S) == -signal.SIGKILL
         assert not alive(child.process.pid)
         another = await a_child(servers, runtime)
         assert isinstance(another.process, ForkedProcess)
@@ -331,7 +334,7 @@ async def test_a_host_that_is_killed_leaves_nothing(runtime: Runtime) -> None:
     server = parent(pid)
     host.kill()
     await host.wait()
-    await until(lambda: not alive(pid) and not alive(server))
+    await eventually(lambda: not alive(pid) and not alive(server))
 
 
 # When there is a server
@@ -386,14 +389,14 @@ async def test_the_server_of_another_runtime_ends_without_children(
         servers.prepare(overlay, untrusted=False)
         child = await a_child(servers, overlay)
         server = parent(child.process.pid)
-        await asyncio.sleep(0.5)
+        await time_passes_async(0.5)
         assert alive(server)
         child.close()
         await child.process.wait()
-        await until(lambda: not alive(server))
+        await eventually(lambda: not alive(server))
         stays.close()
         await stays.process.wait()
-        await asyncio.sleep(0.5)
+        await time_passes_async(0.5)
         again = await a_child(servers, runtime)
         assert isinstance(again.process, ForkedProcess)
 
@@ -405,7 +408,7 @@ async def test_servers_end_with_their_host(runtime: Runtime) -> None:
         child = await a_child(servers, runtime)
         server = parent(child.process.pid)
     assert not alive(server)
-    assert await within(child.process.wait(), 5) == -signal.SIGKILL
+    assert await within(child.process.wait(), PATIENCE_S) == -signal.SIGKILL
 
 
 # Real model processes
@@ -419,7 +422,7 @@ def a_model(
 
 
 async def load(process: ModelProcess) -> int:
-    await process.start(60, lambda done, total: None)
+    await process.start(PATIENCE_S, lambda done, total: None)
     assert isinstance(process._process, ForkedProcess)
     assert process.model["class"] == "GPT2LMHeadModel"
     return process._process.pid
@@ -442,7 +445,7 @@ async def test_models_are_measured_and_loaded_by_children(tiny_gpt2: Path) -> No
         evaluate = Evaluator(fork_servers=servers, untrusted=False)
         config = DeploymentConfig("a/b", str(tiny_gpt2))
         measuring = asyncio.create_task(evaluate(config, HERE))
-        await until(lambda: "ndif.runtime.measure" in "".join(map(command, grandchildren())))
+        await eventually(lambda: "ndif.runtime.measure" in "".join(map(command, grandchildren())))
         assert (await measuring).size_bytes > 0
         processes = [a_model(tiny_gpt2, servers) for _ in range(2)]
         first, second = [await load(process) for process in processes]
@@ -471,7 +474,7 @@ async def test_models_are_lost_with_their_server_and_can_be_loaded_again(
         for one in (pid, server):
             assert "hf_secret" not in text_of(one, "environ")
         os.kill(server, signal.SIGKILL)
-        await within(process.ended.wait(), 10)
+        await within(process.ended.wait(), PATIENCE_S)
         await process.stop()
         with pytest.raises(ModelProcessError, match="killed by SIGKILL"):
             await process.fork(fresh=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from tests.host.machines import (
     Machine,
 )
 from tests.on_loop import on_loop
+from tests.waiting import PATIENCE_S, eventually
 
 SMALL, LARGE = MIXED[0].gpu, MIXED[1].gpu
 MIG = A100_MIG[0].instances or ()
@@ -259,14 +259,13 @@ async def test_memory_by_process(machine: Machine) -> None:
 @on_loop
 async def test_a_driver_that_hangs_is_abandoned(machine: Machine) -> None:
     machine.becomes((), "hang")
-    driver = Driver(timeout_s=2)
-    started = time.monotonic()
+    driver = Driver(timeout_s=1)
     found = await find_gpus(driver, {})
-    assert time.monotonic() - started < 4
     assert found == gpus.VisibleGpus(
-        (), ("No GPU is used: the NVIDIA driver did not answer within 2s.",)
+        (), ("No GPU is used: the NVIDIA driver did not answer within 1s.",)
     )
     # Once it answers again it is asked again.
+    driver.timeout_s = PATIENCE_S
     machine.becomes(H100)
     assert len((await find_gpus(driver, {})).gpus) == 8
     await driver.close()
@@ -321,7 +320,7 @@ async def test_a_query_can_be_cancelled(machine: Machine) -> None:
     machine.becomes((), "hang")
     driver = Driver()
     asking = asyncio.create_task(driver.physical_gpus())
-    await asyncio.sleep(0.5)
+    await eventually(lambda: driver._process is not None)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking

@@ -16,10 +16,9 @@ import pytest
 from ndif.host.heartbeat import sign_of_family, sign_of_life, until_frozen
 from ndif.tasks import within
 from tests.on_loop import on_loop
+from tests.waiting import PATIENCE_S, time_passes
 
 FROZEN_S = 0.5
-LONG_S = 20.0
-"""Patience with a machine that is busy with other tests."""
 BUSY = "print('here', flush=True)\nwhile True: pass"
 ASLEEP = "import time; print('here', flush=True); time.sleep(60)"
 WAITING = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])"
@@ -47,7 +46,7 @@ def a_process(program: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]
             os.killpg(process.pid, signal.SIGKILL)
 
 
-async def is_frozen(sign: Callable[[], Hashable], within_s: float = LONG_S) -> bool:
+async def is_frozen(sign: Callable[[], Hashable], within_s: float = PATIENCE_S) -> bool:
     with contextlib.suppress(asyncio.TimeoutError):
         await within(until_frozen(sign, FROZEN_S), within_s)
         return True
@@ -68,7 +67,7 @@ async def test_whoever_runs_is_not_frozen(
     program: str, sign: Callable[[int], Hashable], frozen: bool
 ) -> None:
     with a_process(program) as process:
-        within_s = LONG_S if frozen else 2 * FROZEN_S
+        within_s = PATIENCE_S if frozen else 2 * FROZEN_S
         assert await is_frozen(lambda: sign(process.pid), within_s) is frozen
         if not frozen:
             os.killpg(process.pid, signal.SIGSTOP)
@@ -89,7 +88,7 @@ def test_a_host_that_was_stopped_finds_its_processes_alive() -> None:
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for each in (host, process):
                 os.killpg(each.pid, number)
-            time.sleep(2 * FROZEN_S)
+            time_passes(2 * FROZEN_S)
         os.killpg(process.pid, signal.SIGSTOP)
         stopped = time.monotonic()
         assert host.stdout.readline() == b"frozen\n"

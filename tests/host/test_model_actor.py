@@ -16,6 +16,7 @@ import torch
 from nnsight import TransformersModel
 
 from ndif.config.settings import Settings
+from ndif.host import model_actor
 from ndif.host.port import ActorError, ModelActor, ReplicaEvictedError, ReplicaLostError
 from ndif.host.runner_protocol import LimitReason
 from ndif.host.watchdogs import ResourceWatchdog
@@ -39,10 +40,10 @@ from tests.runtime.replica import (
     reading,
     serve,
     state,
-    until,
     writing,
 )
 from tests.stores.small_disk import fill, small_disk
+from tests.waiting import PATIENCE_S, eventually, time_passes_async
 
 __all__ = ["small_disk"]
 
@@ -83,7 +84,7 @@ async def test_warm_and_back(
         for _ in range(2):
             zygote = served.zygote
             await actor.to_cache()
-            await until(lambda zygote=zygote: not children(zygote))
+            await eventually(lambda zygote=zygote: not children(zygote))
             assert alive(zygote)
             # No fault of the job's, and no reason to end the process.
             with pytest.raises(ReplicaEvictedError, match="taken off its device"):
@@ -107,7 +108,7 @@ async def test_what_runs_is_evicted(
     async with serve(tiny_gpt2, settings=settings) as served:
         running = await begun(served, last, trusted=trusted)
         await served.actor.to_cache()
-        await until(lambda: not children(served.zygote))
+        await eventually(lambda: not children(served.zygote))
         assert running.done()
         with pytest.raises(ReplicaEvictedError, match="taken off its device"):
             await running
@@ -134,10 +135,10 @@ async def test_what_has_not_begun_is_evicted_too(
             assert (await served.run(read, trusted=False)).status is Status.COMPLETED
             running = asyncio.create_task(served.run(read, trusted=False))
             for _ in range(turns):
-                await asyncio.sleep(turns * 1e-4)
+                await time_passes_async(turns * 1e-4)
             await served.actor.to_cache()
             assert running.done()
-            await until(lambda: not children(served.zygote))
+            await eventually(lambda: not children(served.zygote))
             if (error := running.exception()) is None:
                 assert running.result().status is Status.COMPLETED
             else:
@@ -168,7 +169,7 @@ async def test_so_is_one_whose_client_does_not_read(
         served.is_read = False
         running = await begun(served, last)
         served.actor.cancel("The operator has ended it.")
-        response = await within(running, 5)
+        response = await within(running, PATIENCE_S)
         assert response.description == "The operator has ended it."
         served.is_read = True
         assert (await served.run(reading(client))).status is Status.COMPLETED
@@ -273,7 +274,7 @@ async def test_a_runner_that_takes_too_much_between_requests_is_ended(
         first = int((await served.logits(sent.payload, trusted=False, key="one")).item())
         assert alive(first)
         is_too_much = True
-        await until(lambda: not alive(first))
+        await eventually(lambda: not alive(first))
         is_too_much = False
         second = int((await served.logits(sent.payload, trusted=False, key="one")).item())
         assert second != first
@@ -285,7 +286,7 @@ async def test_a_killed_process_has_ended(tiny_gpt2: Path, client: TransformersM
     async with serve(tiny_gpt2) as served:
         running = await begun(served, last)
         os.kill(served.zygote, signal.SIGKILL)
-        await asyncio.wait_for(served.actor.ended.wait(), 5)
+        await within(served.actor.ended.wait(), PATIENCE_S)
         # Whoever clears up is not who ended the job.
         await served.actor.stop()
         with pytest.raises(ReplicaLostError) as lost:
@@ -300,7 +301,7 @@ async def test_a_process_that_is_killed_while_warm(
     async with serve(tiny_gpt2) as served:
         await served.actor.to_cache()
         os.kill(served.zygote, signal.SIGKILL)
-        await asyncio.wait_for(served.actor.ended.wait(), 5)
+        await within(served.actor.ended.wait(), PATIENCE_S)
         with pytest.raises(ActorError, match="the model process ended"):
             await served.actor.from_cache({})
         await served.actor.to_cache()  # there is nothing to do, and that is no error
@@ -335,7 +336,7 @@ async def test_warm_after_a_crash_and_after_a_write(
 async def test_one_that_is_ended_while_it_is_loaded(tiny_gpt2: Path) -> None:
     served = a_replica(tiny_gpt2)
     starting = asyncio.create_task(served.start())
-    await until(lambda: served.actor.process._process is not None)
+    await eventually(lambda: served.actor.process._process is not None)
     zygote = served.zygote
     await served.actor.stop()
     with pytest.raises(ActorError, match="ended while it was loaded"):
@@ -403,19 +404,19 @@ async def test_one_that_is_killed_while_it_rehearses(
     tiny_gpt2: Path, client: TransformersModel, strict: Settings
 ) -> None:
     """Three times in a row, each of which is noticed at once and leaves nothing; the fourth serves."""
-    settings = strict.model_copy(update={"model_start_timeout_s": 30})
+    settings = strict.model_copy(update={"model_start_timeout_s": PATIENCE_S})
     servers = await fork_servers(untrusted=True)
     for _ in range(3):
         served = a_replica(tiny_gpt2, settings=settings, fork_servers=servers)
         starting = asyncio.create_task(served.start())
-        await until(lambda served=served: served.actor.process._process is not None)
+        await eventually(lambda served=served: served.actor.process._process is not None)
         rehearsal = await rehearsal_of(served.zygote)  # one that takes its time
         os.kill(served.zygote, signal.SIGKILL)
         # The first runner, which does not wait for the rehearsal, may have been ready.
         with contextlib.suppress(ActorError):
-            await asyncio.wait_for(starting, 10)
-        await until(lambda rehearsal=rehearsal: not alive(rehearsal))
-        await until(served.actor.ended.is_set)
+            await within(starting, PATIENCE_S)
+        await eventually(lambda rehearsal=rehearsal: not alive(rehearsal))
+        await eventually(served.actor.ended.is_set)
     async with serve(tiny_gpt2, settings=settings) as served:
         response = await served.run(reading(client), trusted=False)
         assert response.status is Status.COMPLETED
@@ -449,12 +450,13 @@ async def test_a_frozen_process_is_ended_and_gives_its_job_back(
 ) -> None:
     """A runner that is at work goes on, and nobody else could have one."""
     async with impatient(tiny_gpt2, strict) as served:
-        await asyncio.sleep(FROZEN_S * 1.2)  # nothing happens to one that has nothing to do
+        # Nothing happens to one that has nothing to do.
+        await time_passes_async(FROZEN_S * 1.2)
         assert not served.actor.ended.is_set()
         running = await begun(served, lasting(client), trusted=False)
         os.kill(served.zygote, signal.SIGSTOP)
         with pytest.raises(ReplicaLostError) as lost:
-            await asyncio.wait_for(running, FROZEN_S * 20)
+            await within(running, PATIENCE_S)
         assert not isinstance(lost.value, ReplicaEvictedError)
         assert served.actor.ended.is_set()
         with pytest.raises(ReplicaLostError, match=r"no sign of life for 1\.5s"):
@@ -465,12 +467,12 @@ async def test_a_frozen_process_is_ended_and_gives_its_job_back(
 async def test_one_that_freezes_before_it_is_ready(tiny_gpt2: Path, strict: Settings) -> None:
     async with impatient(tiny_gpt2, strict, starts=False) as served:
         starting = asyncio.create_task(served.start())
-        await until(lambda: served.actor.process._process is not None)
+        await eventually(lambda: served.actor.process._process is not None)
         frozen = served.zygote
         os.kill(frozen, signal.SIGSTOP)
         with pytest.raises(ActorError, match="no sign of life"):
-            await asyncio.wait_for(starting, FROZEN_S * 20)
-        await until(lambda: not alive(frozen))
+            await within(starting, PATIENCE_S)
+        await eventually(lambda: not alive(frozen))
 
 
 @on_loop
@@ -479,16 +481,16 @@ async def test_a_rehearsal_that_freezes_keeps_nobody_waiting(
 ) -> None:
     async with impatient(tiny_gpt2, strict, starts=False) as served:
         starting = asyncio.create_task(served.start())
-        await until(lambda: served.actor.process._process is not None)
+        await eventually(lambda: served.actor.process._process is not None)
         frozen = await rehearsal_of(served.zygote)
-        await asyncio.wait_for(starting, FROZEN_S * 20)
+        await within(starting, PATIENCE_S)
         for _ in range(3):
             response = await served.run(reading(client), trusted=False)
             assert response.status is Status.COMPLETED
-        await asyncio.sleep(FROZEN_S * 1.2)
+        await time_passes_async(FROZEN_S * 1.2)
         assert not served.actor.ended.is_set()
         assert alive(frozen)
-    await until(lambda: not alive(frozen))
+    await eventually(lambda: not alive(frozen))
 
 
 @on_loop
@@ -500,21 +502,21 @@ async def test_who_waits_for_a_frozen_process_need_not(
 ) -> None:
     """The time of a job runs from when it was dispatched, and a client may leave at any time."""
     monkeypatch.setattr("ndif.host.runner_pool._DELIVERY_S", 60.0)  # no runner is forked ahead
-    settings = strict.model_copy(
-        update={"execution_timeout_seconds": 1.0, "runner_pool": 1, "protector": "off"}
-    )
+    settings = strict.model_copy(update={"runner_pool": 1, "protector": "off"})
     read, last = reading(client), lasting(client)
-    async with impatient(tiny_gpt2, settings, frozen_s=60) as served:
+    async with impatient(tiny_gpt2, settings, frozen_s=2 * PATIENCE_S) as served:
         assert (await served.run(read, trusted=False)).status is Status.COMPLETED
         os.kill(served.zygote, signal.SIGSTOP)
-        response = await asyncio.wait_for(served.run(read, trusted=False), 5)
+        monkeypatch.setattr(served.actor, "_timeout_s", 1.0)
+        response = await within(served.run(read, trusted=False), PATIENCE_S)
         assert response.status is Status.ERROR
         assert "NDIF_EXECUTION_TIMEOUT_SECONDS" in response.description
 
+        monkeypatch.setattr(served.actor, "_timeout_s", 3600.0)
         running = asyncio.create_task(served.run(read, trusted=False))
-        await asyncio.sleep(0.1)
+        await eventually(lambda: not served.actor._idle.is_set())
         served.actor.cancel("The client left.")
-        assert (await asyncio.wait_for(running, 0.5)).description == "The client left."
+        assert (await within(running, PATIENCE_S)).description == "The client left."
 
         os.kill(served.zygote, signal.SIGCONT)
         assert (await served.run(read, trusted=False)).status is Status.COMPLETED
@@ -524,7 +526,7 @@ async def test_who_waits_for_a_frozen_process_need_not(
         assert runner is not None
         runner.pause()
         served.actor.cancel("The client left.")
-        assert (await asyncio.wait_for(running, 5)).description == "The client left."
+        assert (await within(running, PATIENCE_S)).description == "The client left."
         assert (await served.run(read, trusted=False)).status is Status.COMPLETED
 
 
@@ -534,11 +536,11 @@ async def test_a_runner_that_froze_before_its_block_began(
 ) -> None:
     pool_of_one = strict.model_copy(update={"runner_pool": 1})
     async with impatient(tiny_gpt2, pool_of_one) as served:
-        await until(lambda: len(children(served.zygote)) == 1)  # the rehearsal has ended
+        await eventually(lambda: len(children(served.zygote)) == 1)  # the rehearsal has ended
         (runner,) = children(served.zygote)
         os.kill(runner, signal.SIGSTOP)
         running = served.run(reading(client), trusted=False)
-        assert (await asyncio.wait_for(running, FROZEN_S * 20)).status is Status.COMPLETED
+        assert (await within(running, PATIENCE_S)).status is Status.COMPLETED
         assert not alive(runner)
 
 
@@ -561,7 +563,9 @@ async def test_a_loop_that_the_limit_ends_names_its_line(
     client: TransformersModel,
     strict: Settings,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(model_actor, "_INTERRUPT_S", PATIENCE_S)
     keys = tmp_path / "keys.yaml"
     keys.write_text("keys: [{key: of-a-colleague, tags: [trusted]}]")
     settings = strict.model_copy(update={"execution_timeout_seconds": 2, "api_keys": keys})

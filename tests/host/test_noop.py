@@ -18,6 +18,7 @@ from ndif.schema.response import InlineResult
 from ndif.schema.status import Status
 from tests.on_loop import on_loop
 from tests.runtime.replica import Served, a_replica, alive, serve
+from tests.waiting import time_passes_async
 
 
 async def answered(served: Served, trusted: bool) -> None:
@@ -47,11 +48,11 @@ async def test_a_replica_of_nothing(trusted: bool, tmp_path: Path) -> None:
 @on_loop
 async def test_a_process_of_nothing_shows_that_it_lives(tmp_path: Path) -> None:
     served = a_replica(tmp_path, noop_runtime(tmp_path))
-    served.actor.process.frozen_s = 0.5
+    served.actor.process.frozen_s = 1.0
     await served.start()
     try:
         zygote = served.zygote
-        await asyncio.sleep(1.5)
+        await time_passes_async(1.5)
         await answered(served, trusted=True)
         assert served.zygote == zygote
     finally:

@@ -19,6 +19,7 @@ from ndif.stores.broker.encoding import encode_request
 from ndif.tasks import within
 from tests.host.stand_in import FAILS, StandIn, Waiting
 from tests.on_loop import on_loop
+from tests.waiting import PATIENCE_S
 
 SAID = {"config": {"repo_id": "a/b"}, "generation": "0.8", "place": {"deployed": 0.0}}
 BRIEFLY = {"for_s": 0.01}
@@ -145,7 +146,7 @@ async def test_what_came_by_the_quick_way_and_did_not_run_to_its_end_is_given_ba
             await asyncio.sleep(0)
         await replica.actor.runs.wait()
         await replica.to_cache()
-        assert (await within(replica.given_back.get(), 5)).id == evicted.id
+        assert (await within(replica.given_back.get(), PATIENCE_S)).id == evicted.id
         assert replica.given_back.empty()
 
 

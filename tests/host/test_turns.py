@@ -10,7 +10,8 @@ import pytest
 
 from ndif.host.turns import Turns
 from ndif.tasks import end
-from tests.on_loop import on_loop
+from tests.on_loop import on_virtual_loop
+from tests.waiting import virtual_time_passes
 
 LONG_S = 0.3
 """Seconds of work that is interrupted where others wait."""
@@ -31,7 +32,7 @@ class Bench:
             self.running += 1
             self.most = max(self.most, self.running)
             try:
-                await asyncio.sleep(seconds)
+                await virtual_time_passes(seconds)
             finally:
                 self.running -= 1
             return name
@@ -39,7 +40,7 @@ class Bench:
         return take
 
 
-@on_loop
+@on_virtual_loop
 async def test_few_run_at_once_and_all_end() -> None:
     bench, turns = Bench(), Turns(3, 10)
     names = [str(number) for number in range(20)]
@@ -47,7 +48,7 @@ async def test_few_run_at_once_and_all_end() -> None:
     assert (ended, bench.began, bench.most) == (names, names, 3)
 
 
-@on_loop
+@on_virtual_loop
 async def test_one_owner_does_not_keep_another_waiting() -> None:
     bench, turns = Bench(), Turns(2, 10)
     many = [
@@ -60,7 +61,7 @@ async def test_one_owner_does_not_keep_another_waiting() -> None:
     await asyncio.gather(*many)
 
 
-@on_loop
+@on_virtual_loop
 async def test_long_work_makes_room_and_ends_in_the_end() -> None:
     bench, turns = Bench(), Turns(2, FIRST_S)
     long = [
@@ -77,7 +78,7 @@ async def test_long_work_makes_room_and_ends_in_the_end() -> None:
     assert turns._running.total() == 0
 
 
-@on_loop
+@on_virtual_loop
 async def test_long_work_is_left_alone_while_nobody_waits() -> None:
     bench, turns = Bench(), Turns(2, FIRST_S)
     both = [turns.run("a", bench.work(name, LONG_S)) for name in ("one", "two")]
@@ -85,7 +86,7 @@ async def test_long_work_is_left_alone_while_nobody_waits() -> None:
     assert bench.began == ["one", "two"]
 
 
-@on_loop
+@on_virtual_loop
 async def test_work_that_fails_and_callers_that_leave_give_their_places_back() -> None:
     bench, turns = Bench(), Turns(1, 10)
 

@@ -7,7 +7,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,9 @@ import pytest
 
 from ndif.host.watchdogs import ResourceUsage, ResourceWatchdog
 from ndif.sandbox.confinement.cgroup import RunnerCgroups
+from ndif.tasks import within
 from tests.on_loop import on_loop
+from tests.waiting import PATIENCE_S, eventually, time_passes_async, until
 
 MIB = 1 << 20
 MEMORY, THREADS = 64 * MIB, 8
@@ -144,10 +145,7 @@ def test_an_ended_process_has_no_usage(process: Process) -> None:
 def test_an_ending_process_has_no_usage() -> None:
     pid = os.posix_spawn("/bin/true", ["true"], {})
     try:
-        deadline = time.monotonic() + 5
-        while ResourceUsage.of(pid) is not None:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: ResourceUsage.of(pid) is None)
         assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     finally:
         os.waitpid(pid, 0)
@@ -156,14 +154,17 @@ def test_an_ending_process_has_no_usage() -> None:
 def test_a_watched_process_has_a_cgroup_where_some_can_be_made(
     process: Process, tmp_path: Path
 ) -> None:
-    async def watch_for_a_moment() -> None:
+    def placed() -> list[Path]:
+        return [file.parent for file in tmp_path.glob("*/cgroup.procs") if file.read_text()]
+
+    async def watch_until_it_has() -> None:
         watch = ResourceWatchdog(MEMORY, THREADS, lambda: RunnerCgroups(tmp_path))
         watching = asyncio.create_task(watch.enforce(process.pid, print))
-        await asyncio.sleep(0.3)
+        await eventually(placed)
         watching.cancel()
 
-    asyncio.run(watch_for_a_moment())
-    [made] = tmp_path.iterdir()
+    asyncio.run(watch_until_it_has())
+    [made] = placed()
     assert (made / "cgroup.procs").read_text() == str(process.pid)
     assert (made / "memory.max").read_text() == str(MEMORY)
     assert (made / "pids.max").read_text() == str(THREADS + 1)
@@ -202,10 +203,10 @@ async def watched(process: Process, what: str, number: int) -> list[str]:
         process.kill()
 
     watching = asyncio.create_task(WATCH.enforce(process.pid, end))
-    await asyncio.sleep(0.1)
+    await time_passes_async(0.1)
     assert not watching.done()
     await asyncio.to_thread(process.take, what, number)
-    await asyncio.wait_for(watching, 2)
+    await within(watching, PATIENCE_S)
     return said
 
 
@@ -224,14 +225,14 @@ async def test_a_request_within_its_limits_is_not_ended() -> None:
     said: list[str] = []
     process.take("private", 2 * MEMORY)  # before: what it was forked with
     watching = asyncio.create_task(WATCH.enforce(process.pid, said.append))
-    await asyncio.sleep(0.06)
+    await time_passes_async(0.06)
     for _ in range(3):
         await asyncio.to_thread(process.take, "private", 16 * MIB)
     await asyncio.to_thread(process.take, "threads", THREADS - 1)
-    await asyncio.sleep(0.2)
+    await time_passes_async(0.2)
     assert not watching.done()
     process.end()
-    await asyncio.wait_for(watching, 2)
+    await within(watching, PATIENCE_S)
     assert said == []
 
 
@@ -240,10 +241,10 @@ async def test_the_watchdog_ends_with_the_process() -> None:
     process = Process()
     said: list[str] = []
     watching = asyncio.create_task(WATCH.enforce(process.pid, said.append))
-    await asyncio.sleep(0.1)
+    await time_passes_async(0.1)
     assert not watching.done()
     process.end()
-    await asyncio.wait_for(watching, 2)
+    await within(watching, PATIENCE_S)
     assert said == []
 
 
@@ -252,7 +253,7 @@ async def test_an_ended_process_is_not_watched() -> None:
     process = Process()
     process.end()
     said: list[str] = []
-    await asyncio.wait_for(WATCH.enforce(process.pid, said.append), 1)
+    await within(WATCH.enforce(process.pid, said.append), PATIENCE_S)
     assert said == []
 
 
@@ -261,11 +262,11 @@ async def test_the_watchdog_can_be_cancelled() -> None:
     process = Process()
     said: list[str] = []
     watching = asyncio.create_task(WATCH.enforce(process.pid, said.append))
-    await asyncio.sleep(0.1)
+    await time_passes_async(0.1)
     watching.cancel()
     with pytest.raises(asyncio.CancelledError):
         await watching
     await asyncio.to_thread(process.take, "private", 80 * MIB)
-    await asyncio.sleep(0.1)
+    await time_passes_async(0.1)
     assert said == []
     process.end()

@@ -18,9 +18,11 @@ from ndif.host.gpus import Driver
 from ndif.host.watchdogs import SLACK, GpuUsage, GpuWatch, exceeded, usage_of
 from ndif.schema.status import Status
 from ndif.sizes import format_size
+from ndif.tasks import within
 from tests.host.machines import H100, MIB, Machine
 from tests.on_loop import on_loop
-from tests.runtime.replica import children, lasting, serve, until
+from tests.runtime.replica import children, lasting, serve
+from tests.waiting import PATIENCE_S, eventually, time_passes_async
 
 SHARE = 10 << 30
 EVERY_S = 0.05
@@ -126,12 +128,13 @@ async def watched(
 async def test_a_request_that_takes_too_much_is_ended(machine: Machine, replica: Replica) -> None:
     use(machine, 1, **holding(replica))
     driver = Driver()
-    watching, reasons, _ = await watched(machine, replica, {1: SHARE}, driver)
-    await asyncio.sleep(0.5)
+    watching, reasons, watch = await watched(machine, replica, {1: SHARE}, driver)
+    await eventually(lambda: watch._sample[0] > 0)
+    await time_passes_async(4 * EVERY_S)
     assert not reasons
     assert not watching.done()
     use(machine, 1, **holding(replica, runner=4500))
-    await asyncio.wait_for(watching, 10)
+    await within(watching, PATIENCE_S)
     assert ["took 3.9GiB" in reason for reason in reasons] == [True]
     await driver.close()
 
@@ -141,7 +144,7 @@ async def test_a_gpu_of_its_own_is_not_watched(machine: Machine, replica: Replic
     machine.becomes((), "hang")
     driver = Driver()
     watching, reasons, _ = await watched(machine, replica, {0: 80 << 30}, driver)
-    await asyncio.wait_for(watching, 2)
+    await within(watching, PATIENCE_S)
     assert not reasons
     await driver.close()
 
@@ -157,7 +160,7 @@ async def test_a_driver_that_reports_no_processes_is_logged_once(
         use(machine, 1, p999999999=5000)
     driver = Driver()
     watching, reasons, watch = await watched(machine, replica, {1: SHARE}, driver)
-    await asyncio.wait_for(watching, 10)
+    await within(watching, PATIENCE_S)
     await watch.enforce(replica.runner, replica.zygote, {1: SHARE}, reasons.append)
     assert not reasons
     assert caplog.text.count("is not watched") == 1
@@ -175,15 +178,15 @@ async def test_a_job_that_is_ended_on_a_shared_gpu_gets_the_reason(
     async with serve(tiny_gpt2, device="cpu", **given) as served:
         served.actor.process.exposes_weights = True  # as on a GPU
         # Without a GPU no owner is there: the spare runner stands in for one.
-        await until(lambda: len(children(served.zygote)) == 2)
+        await eventually(lambda: len(children(served.zygote)) == 2)
         owner = max(children(served.zygote))
         use(machine, 0, **{f"p{owner}": 8000})
         running = asyncio.create_task(served.run(lasting(client)))
-        await asyncio.wait_for(served.begun.wait(), 30)
-        await until(lambda: watch._sample[0] > 0)
+        await within(served.begun.wait(), PATIENCE_S)
+        await eventually(lambda: watch._sample[0] > 0)
         assert served.actor._runner is not None
         use(machine, 0, **{f"p{owner}": 8000, f"p{served.actor._runner.pid}": 4000})
-        response = await asyncio.wait_for(running, 30)
+        response = await within(running, PATIENCE_S)
         assert response.status is Status.ERROR
         assert "of GPU memory, and with it the model holds more than" in response.description
     await driver.close()
