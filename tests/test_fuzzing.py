@@ -9,6 +9,13 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+from hypothesis import settings
+
+from tests.fuzzing import seed
+
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[1]
 PLUGINS = ("-p", "xdist", "-p", "_hypothesis_pytestplugin", "-p", "tests.fuzzing")
 MADE_UP = """
@@ -63,19 +70,25 @@ def run(folder: Path, *arguments: str, **environment: str) -> tuple[dict[str, li
     return dict(found), int(told[1])
 
 
+def test_this_run_has_a_seed_and_its_number_of_examples(pytestconfig: pytest.Config) -> None:
+    assert pytestconfig.getoption("hypothesis_seed") == str(seed())
+    assert settings.get_current_profile_name() in ("suite", "fuzz")
+    assert settings().deadline is None
+
+
 def test_a_run_names_its_seed_which_repeats_it(tmp_path: Path) -> None:
-    first, seed = run(tmp_path, "--numprocesses", "2")
-    again, same = run(tmp_path, TEST_SEED=str(seed))
-    assert (again, same) == (first, seed)
+    first, drawn = run(tmp_path, "--numprocesses", "2")
+    again, same = run(tmp_path, TEST_SEED=str(drawn))
+    assert (again, same) == (first, drawn)
     assert [len(first[test]) for test in ("first", "second", "third")] == [50, 10, 1]
     other, another = run(tmp_path)
-    assert another != seed
+    assert another != drawn
     assert all(other[test] != first[test] for test in first)
 
 
 def test_the_seed_of_hypothesis_is_that_of_the_run(tmp_path: Path) -> None:
-    found, seed = run(tmp_path, "--hypothesis-seed", "7")
-    assert seed == 7
+    found, told = run(tmp_path, "--hypothesis-seed", "7")
+    assert told == 7
     assert found == run(tmp_path, TEST_SEED="7")[0]
 
 
