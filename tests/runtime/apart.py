@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 300
 
 
 def apart(module: str, *arguments: str | Path) -> Any:

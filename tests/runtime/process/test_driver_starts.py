@@ -28,9 +28,9 @@ from tests.runtime.process.pretend_driver import (
     VARIABLES,
     PretendDriver,
 )
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
-PATIENCE_S = 60
 AS_IT_IS, WITHOUT_ANY = "as it is", "without any"
 COLUMNS = [AS_IT_IS, *map(str, ACTS), WITHOUT_ANY]
 
@@ -45,7 +45,7 @@ def table(tiny_gpt2: Path) -> dict[str, dict[str, str]]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=5 * PATIENCE_S,
+        timeout=PATIENCE_S,
     )
     assert run.returncode == 0, run.stderr
     columns: dict[str, dict[str, str]] = json.loads(run.stdout.splitlines()[-1])

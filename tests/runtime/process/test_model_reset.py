@@ -19,6 +19,7 @@ from ndif.runtime.process.model_state import ResetError
 from ndif.schema.response import InlineResult, Response
 from ndif.schema.status import Status
 from tests.runtime.replica import PROMPT, Sent, Served, expected, reading, serve
+from tests.waiting import PATIENCE_S
 
 T = TypeVar("T")
 WEIGHT = "weight = model._module.transformer.h[0].mlp.c_fc.weight\n"
@@ -51,7 +52,7 @@ class Site:
         self.served: Served = self.wait(self._context.__aenter__())
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
 
     def run(self, code: str, **env: str) -> tuple[torch.Tensor, int]:
         """Return the logits of a request that does `code` first, and its process."""

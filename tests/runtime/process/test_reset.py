@@ -6,7 +6,6 @@ import asyncio
 import io
 import logging
 import threading
-import time
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from ndif.schema.response import InlineResult, StoredResult
 from ndif.schema.status import Status
 from ndif.stores.objects import FileStore
 from tests.runtime.replica import PROMPT, Sent, Served, alive, children, expected, reading, serve
+from tests.waiting import PATIENCE_S, time_passes, until
 
 T = TypeVar("T")
 PID = "import os; said = os.getpid()"
@@ -51,7 +51,7 @@ class Site:
         self.served: Served = self.wait(self._context.__aenter__())
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
 
     def says(self, code: str, key: str, **env: str) -> Any:
         """Return the words of a user's block."""
@@ -134,7 +134,7 @@ def test_a_process_whose_user_thinks_holds_less_memory(site: Site) -> None:
 
     first, second = held_mb(), held_mb()
     assert second > first + 4
-    time.sleep(RESTED_S + 0.5)
+    time_passes(RESTED_S + 0.5)
     assert held_mb() < second - 4
 
 
@@ -549,19 +549,16 @@ def waiting(served: Served, number: int = 1) -> list[int]:
     def is_stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
-    deadline = time.monotonic() + 5
-    while len(found := [pid for pid in children(served.zygote) if is_stopped(pid)]) < number:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found
+    def stopped() -> list[int]:
+        found = [pid for pid in children(served.zygote) if is_stopped(pid)]
+        return found if len(found) >= number else []
+
+    return until(stopped)
 
 
 def ends(pid: int) -> None:
     """Wait until a process is gone."""
-    deadline = time.monotonic() + 5
-    while alive(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not alive(pid))
 
 
 def test_one_process_serves_one_key(site: Site) -> None:
@@ -644,13 +641,12 @@ def test_a_stopped_server_leaves_no_stopped_process(
 def short(
     tiny_gpt2: Path, client: TransformersModel, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
-    """A replica whose runners last no longer than a second, or three requests, and have little memory."""
+    """A replica whose runners last no longer than three requests, and have little memory."""
     settings = Settings(
         session_root=tmp_path_factory.mktemp("session"),
         sandbox="require",
         protector="off",
         runner_scope="user",
-        runner_idle_s=1,
         runner_max_requests=3,
         runner_memory_bytes=400 << 20,
     )
@@ -664,7 +660,8 @@ def test_a_runner_ends_after_its_last_request(short: Site) -> None:
     assert [pids.index(pid) for pid in pids] == [0, 0, 0, 3, 3, 3, 6]
 
 
-def test_a_runner_that_idles_ends(short: Site) -> None:
+def test_a_runner_that_idles_ends(short: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short.served.actor._fresh, "_idle_s", 1.0)
     pid = short.says(PID, "idler")
     assert short.stays()
     ends(pid)

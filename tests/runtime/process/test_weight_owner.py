@@ -26,6 +26,7 @@ from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.status import Status
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import ObjectStore
+from ndif.tasks import within
 from tests.on_loop import on_loop
 from tests.runtime.process.pretend_driver import ANOTHERS_CARD, CARD
 from tests.runtime.replica import (
@@ -38,9 +39,9 @@ from tests.runtime.replica import (
     pretending,
     reading,
     serve,
-    until,
     writing,
 )
+from tests.waiting import PATIENCE_S, eventually, time_passes_async
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,7 @@ async def test_owner_runners_and_zygote_start_and_end(
         )
         assert served.actor.process.load_s > 0
         owner = served.owner
-        await until(lambda: len(children(served.zygote)) == 3)  # it, and two runners
+        await eventually(lambda: len(children(served.zygote)) == 3)  # it, and two runners
 
         # A runner that never loaded anything computes with the weights.
         assert torch.equal(await served.logits(read), truth)
@@ -102,7 +103,7 @@ async def test_owner_runners_and_zygote_start_and_end(
         assert torch.equal(await served.logits(read), truth)
 
         family = [served.zygote, *children(served.zygote)]
-    await until(lambda: not any(map(alive, family)))
+    await eventually(lambda: not any(map(alive, family)))
 
 
 def strangers(folder: Path) -> Settings:
@@ -256,7 +257,7 @@ async def test_a_runner_whose_device_has_lost_its_state_is_replaced(
         assert "CUDA error on GPU 0: device-side assert triggered" in response.description
         asserted.unlink()
         assert torch.equal(await served.logits(read), truth)
-        await until(lambda: len(before - set(children(served.zygote))) == 1)
+        await eventually(lambda: len(before - set(children(served.zygote))) == 1)
 
 
 @on_loop
@@ -267,13 +268,13 @@ async def test_a_device_that_hangs_costs_the_replica_and_not_the_server(
     async with serve(tiny_gpt2, runtime, strangers(tmp_path)) as served:
         family = [served.zygote, *children(served.zygote)]
         assert (await served.run(read, trusted=False)).status is Status.COMPLETED
-        await until(lambda: served.actor._verifying is None or served.actor._verifying.done())
+        await eventually(lambda: served.actor._verifying is None or served.actor._verifying.done())
         (tmp_path / "weights" / "busy").touch()
         assert (await served.run(read, trusted=False)).status is Status.COMPLETED
         with pytest.raises(ReplicaLostError, match="on GPU 0: it did nothing"):
             await served.run(read, trusted=False)
-        await asyncio.wait_for(served.actor.ended.wait(), 5)
-        await until(lambda: not any(map(alive, family)))
+        await within(served.actor.ended.wait(), PATIENCE_S)
+        await eventually(lambda: not any(map(alive, family)))
 
 
 def lingering(client: TransformersModel) -> bytes:
@@ -285,21 +286,6 @@ def lingering(client: TransformersModel) -> bytes:
     return sent.payload
 
 
-@pytest.fixture
-def slow_kill(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that takes its time to end a process."""
-    kill = RunnerHandle.kill
-
-    def later(runner: RunnerHandle) -> None:
-        asyncio.get_running_loop().call_later(SLOW_S, kill, runner)
-
-    monkeypatch.setattr(RunnerHandle, "kill", later)
-
-
-SLOW_S = 1.5
-
-
-@pytest.mark.usefixtures("slow_kill")
 @on_loop
 async def test_weights_are_verified_only_after_the_runner_ended(
     tiny_gpt2: Path,
@@ -308,21 +294,34 @@ async def test_weights_are_verified_only_after_the_runner_ended(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """On a kernel that takes its time to end a process."""
+    kill, killed = RunnerHandle.kill, []
+
+    def later(runner: RunnerHandle) -> None:
+        killed.append(runner)
+
+    monkeypatch.setattr(RunnerHandle, "kill", later)
     async with serve(tiny_gpt2, runtime, strangers(tmp_path)) as served:
         assert (await served.run(lingering(client), trusted=False)).status is Status.COMPLETED
-        ended, asked = time.monotonic(), []
+        lingers, alive_then = killed[-1], []
         verify = served.actor.process.verify
 
         async def seen() -> int:
-            asked.append(time.monotonic() - ended)
+            alive_then.append(lingers.alive)
             return await verify()
 
         monkeypatch.setattr(served.actor.process, "verify", seen)
-        assert (await served.run(reading(client), trusted=False)).status is Status.COMPLETED
-        assert asked[0] > SLOW_S / 2
+        running = asyncio.create_task(served.run(reading(client), trusted=False))
+        await time_passes_async(0.3)
+        assert lingers.alive
+        assert alive_then == []
+        monkeypatch.setattr(RunnerHandle, "kill", kill)
+        for runner in killed:
+            runner.kill()
+        assert (await running).status is Status.COMPLETED
+        assert alive_then[0] is False
 
 
-@pytest.mark.usefixtures("slow_kill")
 @on_loop
 async def test_a_runner_that_cannot_be_ended_costs_the_replica(
     tiny_gpt2: Path,
@@ -331,12 +330,13 @@ async def test_a_runner_that_cannot_be_ended_costs_the_replica(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ndif.host.model_actor.GONE_S", SLOW_S / 5)
+    monkeypatch.setattr("ndif.host.model_actor.GONE_S", 0.3)
+    monkeypatch.setattr(RunnerHandle, "kill", lambda _: None)
     async with serve(tiny_gpt2, runtime, strangers(tmp_path)) as served:
         assert (await served.run(lingering(client), trusted=False)).status is Status.COMPLETED
         with pytest.raises(ReplicaLostError, match="a runner could not be ended within"):
             await served.run(reading(client), trusted=False)
-        await asyncio.wait_for(served.actor.ended.wait(), 5)
+        await within(served.actor.ended.wait(), PATIENCE_S)
 
 
 @pytest.mark.parametrize("trusted", [True, False])
@@ -382,7 +382,7 @@ async def test_warm_and_back(
         await served.actor.from_cache({})
         assert torch.equal(await served.logits(read, trusted=trusted), truth)
         family = [served.zygote, *children(served.zygote)]
-    await until(lambda: not any(map(alive, family)))
+    await eventually(lambda: not any(map(alive, family)))
 
 
 def memory_of(pid: int) -> list[int]:
@@ -400,7 +400,7 @@ async def test_failures_of_a_return_to_the_device(
         (tmp_path / "weights" / "fatal").touch()
         with pytest.raises(ActorError, match=r"that loads the weights ended \(-9\)"):
             await served.actor.from_cache({})
-        await asyncio.wait_for(served.actor.ended.wait(), 5)
+        await within(served.actor.ended.wait(), PATIENCE_S)
 
 
 @on_loop
@@ -419,10 +419,10 @@ async def test_an_owner_that_is_killed_while_it_fills_the_cache(
     async with serve(tiny_gpt2, runtime) as served:
         os.kill(served.owner, signal.SIGSTOP)
         leaving = asyncio.create_task(served.actor.to_cache())
-        await until(lambda: len(children(served.zygote)) == 1)
+        await eventually(lambda: len(children(served.zygote)) == 1)
         os.kill(served.owner, signal.SIGKILL)
         await leaving
-        await asyncio.wait_for(served.actor.ended.wait(), 5)
+        await within(served.actor.ended.wait(), PATIENCE_S)
 
 
 @on_loop
@@ -433,10 +433,10 @@ async def test_without_its_owner_a_replica_is_lost(
     async with serve(tiny_gpt2, runtime) as served:
         family = [served.zygote, *children(served.zygote)]
         os.kill(served.owner, signal.SIGKILL)
-        await asyncio.wait_for(served.actor.process.ended.wait(), 5)
+        await within(served.actor.process.ended.wait(), PATIENCE_S)
         with pytest.raises(ReplicaLostError, match=r"process that held the weights ended \(-9\)"):
             await served.run(read)
-        await until(lambda: not any(map(alive, family)))
+        await eventually(lambda: not any(map(alive, family)))
 
 
 @on_loop
@@ -444,7 +444,7 @@ async def test_an_owner_ends_with_its_zygote(tiny_gpt2: Path, runtime: Runtime) 
     async with serve(tiny_gpt2, runtime) as served:
         family = children(served.zygote)
         os.kill(served.zygote, signal.SIGKILL)
-        await until(lambda: not any(map(alive, family)))
+        await eventually(lambda: not any(map(alive, family)))
 
 
 @on_loop
