@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping
 
 import uvicorn
 from starlette.types import ASGIApp
 
-_PATIENCE_S = 10
+from tests.waiting import PATIENCE_S, until
+
 _FORMS = ("NDIF_DEV_MODE", "NDIF_API_KEYS", "NDIF_DATABASE_URL", "POSTGRES_HOST")
 
 
@@ -38,12 +38,9 @@ def serving_on(config: uvicorn.Config, listening: socket.socket) -> Iterator[str
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
-    deadline = time.monotonic() + _PATIENCE_S
-    while not server.started:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: server.started)
     try:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(_PATIENCE_S)
+        thread.join(PATIENCE_S)

@@ -15,12 +15,15 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from tests.waiting import PATIENCE_S
+
 MB = 1_000_000
 BOUNDARY = "hostile"
 KEY = "nnsight.modeling.transformers.TransformersModel"
 OLD_KEY = "nnsight.modeling.language.LanguageModel"
 NAME = "test-org/tiny-gpt2"
-_PATIENCE_S = 3.0
+_STUCK_S = 3.0
+"""Seconds after which a server that takes no more has had enough."""
 _PIECE = bytes(1 << 20)
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
@@ -47,7 +50,8 @@ class Hostile:
         self._model = model
         parts = urlsplit(url)
         assert parts.hostname
-        self.socket = socket.create_connection((parts.hostname, parts.port), timeout=_PATIENCE_S)
+        self.socket = socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE_S)
+        self.socket.settimeout(_STUCK_S)
         self.answer = b""
 
     def close(self) -> None:
@@ -99,8 +103,10 @@ class Hostile:
             "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
         )
         self.send([head.encode()])
+        self.socket.settimeout(PATIENCE_S)
         while b"\r\n\r\n" not in self.answer:
             self.answer += self.socket.recv(1 << 16)
+        self.socket.settimeout(_STUCK_S)
         head_, _, rest = self.answer.partition(b"\r\n\r\n")
         assert b" 101 " in head_, self.answer
         return rest

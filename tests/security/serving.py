@@ -8,7 +8,6 @@ import json
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +24,7 @@ from ndif.config.settings import Settings
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request
 from ndif.server.embedded import Server
+from tests.waiting import PATIENCE_S, until
 
 NAME = "test-org/model"
 MODEL_KEY = json.dumps({"repo_id": NAME, "revision": None, "task": "text-generation"})
@@ -33,7 +33,6 @@ OLD = f"nnsight.modeling.language.LanguageModel:{json.dumps({'repo_id': NAME, 'r
 PAYLOAD = zstandard.compress(b"opaque")
 SOMEBODY = 65533
 """A user of this machine who does not run the server."""
-_PATIENCE_S = 10
 _LIBC = ctypes.CDLL(None)
 
 get, post = (
@@ -74,7 +73,7 @@ class Gateway:
         """Open a live channel as nnsight 0.8 does, and close it; the status of the answer."""
         try:
             address = f"ws://127.0.0.1:{self.port}/subscribe"
-            websocket.create_connection(address, header=dict(headers), timeout=10).close()
+            websocket.create_connection(address, header=dict(headers), timeout=PATIENCE_S).close()
         except websocket.WebSocketBadStatusException as error:
             return int(error.status_code)
         return 101
@@ -110,15 +109,12 @@ def gateway(
     http = uvicorn.Server(config)
     thread = threading.Thread(target=http.run, args=([listening],), daemon=True)
     thread.start()
-    deadline = time.monotonic() + _PATIENCE_S
-    while not http.started:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: http.started)
     try:
         yield Gateway(server, listening.getsockname()[1])
     finally:
         http.should_exit = http.force_exit = True
-        thread.join(_PATIENCE_S)
+        thread.join(PATIENCE_S)
         listening.close()
 
 

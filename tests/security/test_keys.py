@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +25,7 @@ from ndif.stores.accounts.sql.registry import SqlRegistry
 from tests.on_loop import on_loop
 from tests.security.serving import SOMEBODY, Gateway, gateway, get, needs_root, user
 from tests.services.process import free_port
+from tests.waiting import time_passes
 
 KEY = "the-key-of-ada"
 AT_ONCE = 10
@@ -113,7 +113,7 @@ def test_a_key_of_the_database_is_revoked_while_its_holder_works(
         said = get(f"{served.url}/whoami", headers={"ndif-api-key": key}).json()
         assert said == {"email": "ada@example.org", "tags": []}
         asyncio.run(_then_close(registry, registry.revoke(row["id"])))
-        time.sleep(0.3)
+        time_passes(0.3)
         refused = served.submit(**{"ndif-api-key": key})
         assert refused.status_code == 401
         assert "was revoked" in refused.json()["detail"]

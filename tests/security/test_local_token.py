@@ -18,7 +18,7 @@ import socketio
 
 from ndif.gateway.peer import uid_of
 from ndif.stores.accounts import Caller, NoSuchKeyError, OwnerAccounts
-from tests.clients.harness import Client, LocalServer, until
+from tests.clients.harness import Client, LocalServer
 from tests.conftest import NAME, client_environment
 from tests.on_loop import on_loop
 from tests.security.serving import (
@@ -30,6 +30,7 @@ from tests.security.serving import (
     own_address,
     user,
 )
+from tests.waiting import time_passes, until
 
 TOKEN = "the-token-of-this-server"
 UNKNOWN = "00000000-0000-4000-8000-000000000000"
@@ -244,13 +245,15 @@ def test_it_is_cheap_among_thousands_of_sockets() -> None:
             stack.enter_context(socket.create_connection(server.getsockname()))
             accepted, address = server.accept()
             stack.enter_context(accepted)
-        took = []
-        for _ in range(100):
+        took, took_all = [], []
+        for _ in range(21):
             begun = time.perf_counter()
             assert uid_of(address, accepted.getsockname()) == os.geteuid()
             took.append(time.perf_counter() - begun)
-        # Their list takes milliseconds.
-        assert sorted(took)[50] < 0.001
+            begun = time.perf_counter()
+            Path("/proc/net/tcp").read_bytes()
+            took_all.append(time.perf_counter() - begun)
+        assert sorted(took)[10] < sorted(took_all)[10] / 10, "it reads the list of them all"
 
 
 @on_loop
@@ -300,9 +303,10 @@ def test_a_client_that_leaves_before_it_is_looked_at_has_no_job(server: LocalSer
         finally:
             server.process.send_signal(signal.SIGCONT)
         assert server.get("/ping")[0] == 200
-        deadline = time.monotonic() + (10 if jobs else 0.3)
-        while len(set(folder.glob("*")) - before) < jobs and time.monotonic() < deadline:
-            time.sleep(0.02)
+        if jobs:
+            until(lambda before=before: set(folder.glob("*")) - before)
+        else:
+            time_passes(0.3)
         assert len(set(folder.glob("*")) - before) == jobs
         before = set(folder.glob("*"))
         client.close()

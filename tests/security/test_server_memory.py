@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from tests.clients.harness import LocalServer
 from tests.conftest import NAME
 from tests.security.hostile_clients import ATTACKS, MB, Attack, Hostile, memory
+from tests.waiting import time_passes, until
 
 CLIENTS = 8
 DURING, AFTER = 300 * MB, 50 * MB
-_PATIENCE_S = 20
 _SAMPLE_S = 0.1
 
 
@@ -30,11 +31,25 @@ def attacked(server_environment: dict[str, str]) -> Iterator[LocalServer]:
 
 def settled(server: LocalServer) -> LocalServer:
     """Wait until a server has the processes that wait for requests: it serves before it has all."""
-    before, now = 0, memory(server.process.pid)
-    while abs(now - before) > MB:
-        time.sleep(1)
-        before, now = now, memory(server.process.pid)
+
+    def rests() -> bool:
+        memory_before, worked_before = memory(server.process.pid), worked_s(server.process.pid)
+        time_passes(1)
+        grown = memory(server.process.pid) - memory_before
+        return abs(grown) <= MB and worked_s(server.process.pid) - worked_before < 0.1
+
+    until(rests)
     return server
+
+
+def worked_s(pid: int) -> float:
+    """Return the CPU time of a process and of those below it."""
+    total = 0.0
+    for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
 
 
 def attack(server: LocalServer, kind: Attack) -> tuple[list[Hostile], int]:
@@ -43,10 +58,15 @@ def attack(server: LocalServer, kind: Attack) -> tuple[list[Hostile], int]:
     threads = [threading.Thread(target=kind, args=(client,), daemon=True) for client in clients]
     for thread in threads:
         thread.start()
-    peak, deadline = 0, time.monotonic() + _PATIENCE_S
-    while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
-        time.sleep(_SAMPLE_S)
+    peak = 0
+
+    def are_done() -> bool:
+        nonlocal peak
+        time_passes(_SAMPLE_S)
         peak = max(peak, memory(server.process.pid))
+        return not any(thread.is_alive() for thread in threads)
+
+    until(are_done)
     return clients, max(peak, memory(server.process.pid))
 
 
@@ -60,10 +80,11 @@ def test_the_memory_of_a_server_is_bounded_and_comes_back(
     assert not any(client.is_unknown for client in clients)
     for client in clients:
         client.close()
-    deadline = time.monotonic() + _PATIENCE_S
-    while (after := memory(attacked.process.pid) - before) > AFTER and time.monotonic() < deadline:
-        time.sleep(0.2)
-    print(f"{kind.__name__}: {during / MB:.0f} MB during, {after / MB:.0f} MB after")
+
+    def after() -> int:
+        return memory(attacked.process.pid) - before
+
+    print(f"{kind.__name__}: {during / MB:.0f} MB during")
     assert during <= DURING
-    assert after <= AFTER
+    until(lambda: after() <= AFTER, lambda: f"{after() / MB:.0f} MB after")
     assert attacked.get("/ping") == (200, b'"pong"')

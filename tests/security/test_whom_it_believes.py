@@ -35,6 +35,7 @@ from tests.security.serving import (
     own_address,
     user,
 )
+from tests.waiting import PATIENCE_S
 
 ADA = {"ndif-api-key": "the-key-of-ada"}
 BOB = {"ndif-api-key": "the-key-of-bob"}
@@ -128,7 +129,7 @@ def test_forwarded_headers_are_those_of_a_proxy_that_is_configured(
 def raw(served: Gateway, *headers: str, path: str = "/ping") -> tuple[int, Mapping[str, Any]]:
     """Send these header lines as they are; status and body."""
     text = "\r\n".join([f"GET {path} HTTP/1.1", *headers, "Connection: close", "", ""])
-    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_S) as connection:
         connection.sendall(text.encode("latin-1"))
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -173,7 +174,7 @@ def test_a_malformed_name_opens_no_websocket(served: Gateway, header: str) -> No
     options: dict[str, Any] = {header: "http://[" if header == "origin" else "["}
     with pytest.raises(websocket.WebSocketBadStatusException, match="400"):
         websocket.create_connection(
-            f"ws://127.0.0.1:{served.port}/subscribe", timeout=10, **options
+            f"ws://127.0.0.1:{served.port}/subscribe", timeout=PATIENCE_S, **options
         )
 
 
@@ -256,7 +257,7 @@ async def test_a_callback_that_an_older_server_took_is_not_made(served: Gateway)
 def channel(served: Gateway, **headers: str) -> Iterator[str]:
     """The live channel of a client of 0.8; its id."""
     opened = websocket.create_connection(
-        f"ws://127.0.0.1:{served.port}/subscribe", header=headers, timeout=10
+        f"ws://127.0.0.1:{served.port}/subscribe", header=headers, timeout=PATIENCE_S
     )
     try:
         yield json.loads(opened.recv())["session_id"]
