@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,9 @@ from nnsight import TransformersModel
 from ndif.config.settings import Settings
 from tests.gpu.devices import GIB, where
 from tests.runtime.replica import Served, a_replica
+from tests.waiting import PATIENCE_S
 
 T = TypeVar("T")
-PATIENCE_S = 80
 
 needs_a_gpu = [
     pytest.mark.gpu,
@@ -45,6 +46,13 @@ class Place:
     served: Served
     loop: asyncio.AbstractEventLoop
 
+    @contextlib.contextmanager
+    def limited(self) -> Iterator[None]:
+        """End requests after `timeout_s`, as `NDIF_EXECUTION_TIMEOUT_SECONDS` does."""
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(self.served.actor, "_timeout_s", self.timeout_s)
+            yield
+
     def run(self, scene: Coroutine[Any, Any, T]) -> T:
         """Play a scene to its end."""
         return self.loop.run_until_complete(asyncio.wait_for(scene, PATIENCE_S))
@@ -57,11 +65,7 @@ def place(
     """A replica that also serves untrusted requests."""
     folder = tmp_path_factory.mktemp("place")
     timeout_s = 5 if request.param == "cuda" else 3
-    settings = Settings(
-        protector="off",
-        session_root=folder / "session",
-        execution_timeout_seconds=timeout_s,
-    )
+    settings = Settings(protector="off", session_root=folder / "session")
     runtime, given = where(request.param, folder, 2 * GIB)
     loop = asyncio.new_event_loop()
     served = a_replica(tiny_gpt2, runtime, settings, **given)

@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
@@ -41,14 +40,13 @@ from tests.runtime.replica import (
     writing,
 )
 from tests.tiny_models import make_empty_llama, make_llama
+from tests.waiting import PATIENCE_S, eventually, time_passes_async
 
 pytestmark = needs_a_gpu
 
 two_devices = pytest.mark.skipif(
     torch.cuda.device_count() < 2, reason="there are not two CUDA devices"
 )
-
-PATIENCE_S = 120
 
 
 @pytest.fixture(scope="module")
@@ -124,10 +122,9 @@ def free(device: int = 0) -> int:
 
 async def freed(size: int, device: int = 0) -> None:
     """Return once so much is free: a driver gives back what a process had a little after its end."""
-    deadline = time.monotonic() + 10
-    while free(device) < size:
-        assert time.monotonic() < deadline, f"{free(device):,} bytes of {size:,} are free"
-        await asyncio.sleep(0.1)
+    await eventually(
+        lambda: free(device) >= size, lambda: f"{free(device):,} bytes of {size:,} are free"
+    )
 
 
 def near(logits: torch.Tensor, truth: torch.Tensor) -> None:
@@ -156,10 +153,7 @@ def test_runners_share_the_weights(tmp_path: Path) -> None:
             # And it is given back, however a runner ends.
             second_runner.kill()
             await second_runner.exit_code(PATIENCE_S)
-            deadline = time.monotonic() + 10
-            while free() < first - size * 0.05:
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.1)
+            await freed(int(first - size * 0.05))
 
     asyncio.run(body())
 
@@ -171,15 +165,14 @@ def test_many_runners_one_after_the_other(tiny_gpt2: Path) -> None:
         async with process(tiny_gpt2, None) as model:
             assert model.model["device"] == "cuda:0"
             (await ready(await model.fork(fresh=False))).kill()
-            await asyncio.sleep(1)
+            await time_passes_async(1)
             before, counters = free(), len(os.listdir("/dev/shm"))  # noqa: PTH208
             for _ in range(8):
                 runner = await ready(await model.fork(fresh=False))
                 runner.kill()
                 await runner.exit_code(PATIENCE_S)
-            await asyncio.sleep(1)
-            assert free() > before - (64 << 20)
-            assert len(os.listdir("/dev/shm")) <= counters  # noqa: PTH208
+            await freed(before - (64 << 20))
+            await eventually(lambda: len(os.listdir("/dev/shm")) <= counters)  # noqa: PTH208
 
     asyncio.run(body())
 

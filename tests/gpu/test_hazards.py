@@ -27,6 +27,7 @@ from tests.gpu.conftest import Place, needs_a_gpu
 from tests.gpu.devices import GIB
 from tests.on_loop import on_loop
 from tests.runtime.replica import expected, reading, serve
+from tests.waiting import time_passes_async
 
 SLOW_S = 3.0
 """Seconds that a driver may take to end a process; more than the host waits for a live runner."""
@@ -81,7 +82,8 @@ def test_weights_that_were_written_natively_are_restored(
 def test_a_runner_that_writes_until_it_is_killed(
     place: Place, model: TransformersModel, truth: torch.Tensor
 ) -> None:
-    response = place.run(place.served.run(writing_to_its_end(model), trusted=False))
+    with place.limited():
+        response = place.run(place.served.run(writing_to_its_end(model), trusted=False))
     assert response.status is Status.ERROR
     assert f"longer than {place.timeout_s:g}s" in response.description
     check(place, model, truth)
@@ -96,22 +98,21 @@ def test_a_runner_that_dies_slowly(
         asyncio.get_running_loop().call_later(SLOW_S, at_once, runner)
 
     monkeypatch.setattr(RunnerHandle, "kill", slowly)
-    # Who waits for the process of another does so within the time limit.
-    monkeypatch.setattr(place.served.actor, "_timeout_s", 10 * SLOW_S)
     place.run(place.served.run(outliving_its_request(model), trusted=False))
     read = reading(model)
     try:
         logits = place.run(place.served.logits(read, trusted=False))
         torch.testing.assert_close(logits.cpu(), truth, rtol=1e-3, atol=1e-4)
     finally:
-        place.run(asyncio.sleep(SLOW_S))
+        place.run(time_passes_async(SLOW_S))
 
 
 @anyone
 def test_a_request_that_never_ends(
     place: Place, model: TransformersModel, truth: torch.Tensor, trusted: bool
 ) -> None:
-    response = place.run(place.served.run(never_ending(model), trusted=trusted))
+    with place.limited():
+        response = place.run(place.served.run(never_ending(model), trusted=trusted))
     assert response.status is Status.ERROR
     assert f"longer than {place.timeout_s:g}s" in response.description
     check(place, model, truth)

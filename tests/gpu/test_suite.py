@@ -17,6 +17,7 @@ from rich.console import Console
 
 from tests.gpu.__main__ import STAGES, WHOLE_S, Outcome, Stage, limits, run, show
 from tests.gpu.kit import applies, pins, project_requirements, target_environment
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,7 +59,7 @@ def test_the_benchmark_runs_on_the_cpu(tmp_path: Path) -> None:
 def test_a_stage_that_hangs_is_ended_and_leaves_what_it_wrote(tmp_path: Path) -> None:
     began = time.monotonic()
     outcome = run(Stage("one", hanging, 0), tmp_path, 2)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert not outcome.ok
     assert outcome.problem == "took too long"
     assert outcome.results["table"] == [["first", "passed", "[cuda]"]]
@@ -85,10 +86,7 @@ def test_outcomes_are_there_when_a_run_is_cut_short(tmp_path: Path) -> None:
         stdout=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 20
-        while "test_hanging" not in (text := read(tmp_path / "r.json")):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        text = until(lambda: "test_hanging" in (said := read(tmp_path / "r.json")) and said)
     finally:
         process.kill()
         process.wait()
