@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -13,8 +12,8 @@ from urllib.parse import quote, urlencode
 
 from tests.services.packages import need
 from tests.services.process import HOST, Process, free_port
+from tests.waiting import until
 
-PATIENCE_S = 60
 USER, PASSWORD = "ndif", "p@ss/w%rd:é"
 _CONFIG = """\
 reporting-disabled = true
@@ -78,11 +77,12 @@ class InfluxServer:
 
     def until(self, database: str, measurement: str, least: int = 1) -> list[dict[str, Any]]:
         """The points of a measurement once it has so many."""
-        deadline = time.monotonic() + PATIENCE_S
-        while len(found := self.rows(database, measurement)) < least:
-            assert time.monotonic() < deadline, f"{measurement} has {len(found)} points"
-            time.sleep(0.1)
-        return found
+
+        def found() -> list[dict[str, Any]]:
+            rows = self.rows(database, measurement)
+            return rows if len(rows) >= least else []
+
+        return until(found, lambda: f"{measurement} has {len(self.rows(database, measurement))}")
 
     def start(self) -> None:
         """Start the server again."""

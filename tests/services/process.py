@@ -7,14 +7,16 @@ import random
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
+from tests.waiting import until
+
 HOST = "127.0.0.1"
-_PATIENCE_S = 30.0
+_ENDS_S = 30.0
+"""Seconds that a service may take to end before it is killed."""
 # Below the range from which the kernel gives ports to clients: one of those must not take a service's
 # port while the service is away.
 _PORTS = range(20_000, 32_000)
@@ -85,11 +87,14 @@ class Process:
 
     def wait(self) -> None:
         """Return once it serves."""
-        deadline = time.monotonic() + _PATIENCE_S
-        while not self._ready():
+
+        def serves() -> bool:
+            if self._ready():
+                return True
             assert self.running, f"{self._command[0]} ended:\n{self.log()}"
-            assert time.monotonic() < deadline, f"{self._command[0]} does not serve:\n{self.log()}"
-            time.sleep(0.02)
+            return False
+
+        until(serves, lambda: f"{self._command[0]} does not serve:\n{self.log()}")
 
     def start(self) -> None:
         """Start it, and return once it serves."""
@@ -124,7 +129,7 @@ class Process:
         self._process.send_signal(number)
         self._process.send_signal(signal.SIGCONT)  # one that is paused would not hear it
         try:
-            self._process.wait(_PATIENCE_S)
+            self._process.wait(_ENDS_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

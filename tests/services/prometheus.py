@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -14,8 +13,7 @@ from urllib.parse import urlencode
 
 from tests.services.packages import need
 from tests.services.process import HOST, Process, free_port
-
-PATIENCE_S = 60
+from tests.waiting import until
 
 
 def promtool(*arguments: str, content: bytes = b"") -> str:
@@ -64,11 +62,7 @@ class PrometheusServer:
 
     def until(self, text: str) -> list[dict[str, Any]]:
         """The samples of a query once it has some."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not (found := self.query(text)):
-            assert time.monotonic() < deadline, f"{text} returns nothing"
-            time.sleep(0.2)
-        return found
+        return until(lambda: self.query(text), lambda: f"{text} returns nothing")
 
     def __enter__(self) -> PrometheusServer:
         self._process.start()
