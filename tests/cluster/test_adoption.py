@@ -26,7 +26,9 @@ from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
 from ndif.schema.response import Response
+from ndif.tasks import within
 from tests.on_loop import on_loop
+from tests.waiting import PATIENCE_S
 
 HOT, WARM = DeploymentLevel.HOT, DeploymentLevel.WARM
 MINE = DeploymentConfig("a/mine", "a/mine", dedicated=True)
@@ -209,7 +211,7 @@ async def test_they_serve_at_once_and_are_watched() -> None:
         assert hot.model.config.repo_id == "A/Theirs"
         assert hot.used.is_set()
         await hot.up()
-        await asyncio.wait_for(other.ended.wait(), 5)
+        await within(other.ended.wait(), PATIENCE_S)
         left: asyncio.Queue[str] = asyncio.Queue()
         controller.on_leave(lambda key, why: left.put_nowait(why))
         actor.ended.set()
@@ -231,7 +233,7 @@ async def test_one_that_is_being_loaded_goes_on() -> None:
         assert loading.state is ReplicaState.DEPLOYING
         await loading.up()
         assert loading.serving
-        await asyncio.wait_for(broken.ended.wait(), 5)
+        await within(broken.ended.wait(), PATIENCE_S)
         assert failing not in controller.replicas()
 
 

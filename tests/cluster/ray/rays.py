@@ -32,10 +32,10 @@ from ndif.stores.objects import FileStore, ObjectStore
 from tests import frames
 from tests.services.ray import RayServer
 from tests.stores.broker.signers import SIGNER
+from tests.waiting import PATIENCE_S
 
 P = ParamSpec("P")
 GIB = 1 << 30
-PATIENCE_S = 240
 OFFERED = Resources.of([], 4 * GIB, 1.0)
 
 
@@ -105,7 +105,7 @@ async def a_replica(
     checkpoint: Path,
     node: str = "one",
     replica_id: str = "r1",
-    silent_s: float = 60.0,
+    silent_s: float = PATIENCE_S,
 ) -> AsyncIterator[RayModelActor]:
     """One that is started, and ended."""
     actor = await an_actor(cluster, config_of(checkpoint), node, replica_id)

@@ -7,7 +7,6 @@ import io
 import signal
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from nnsight import TransformersModel
 from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import ReplicaRequest
 from ndif.cluster.models import Models
+from ndif.cluster.ray import actors as actors_module
 from ndif.cluster.ray.actors import RayModelActor
 from ndif.host.evaluation import Measured
 from ndif.host.port import ActorError, EndedError, ReplicaEvictedError, ReplicaLostError
@@ -30,6 +30,7 @@ from ndif.schema.request import Request
 from ndif.schema.response import InlineResult, Response
 from ndif.schema.status import Status
 from ndif.stores.objects import FileStore
+from ndif.tasks import within
 from tests.cluster.ray.rays import (
     GIB,
     Client,
@@ -46,11 +47,12 @@ from tests.cluster.ray.rays import (
     ray_cluster,
 )
 from tests.conftest import NAME
-from tests.host.stand_in import Frozen, StandIn
+from tests.host.stand_in import IS_LOADING, Frozen, StandIn
 from tests.runtime.replica import PROMPT, Sent, expected, lasting, reading, sleeping
 from tests.services.ray import RayServer
 from tests.services.redis import RedisServer
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -227,19 +229,21 @@ async def test_what_is_lost_on_the_quick_way_is_asked_for_by_a_call(
             assert statuses.count(Status.RUNNING) <= 1
             return asked.count("run")
 
-        # A job that takes more than a second is asked for too: nothing is lost, but the machine is slow.
-        while await run(reading(client)):
-            pass
+        async def until_quick() -> None:
+            """Run jobs until one is not asked for, as each is that takes long: the machine may be slow."""
+            while await run(reading(client)):
+                soon_s = 1.5 * actors_module._SOON_S
+                monkeypatch.setattr(actors_module, "_SOON_S", soon_s)
+
+        await until_quick()
         assert await run(reading(client), Status.QUEUED) == 1
         # Both ends listen again, sooner or later.
-        while await run(reading(client)):
-            pass
+        await until_quick()
         # Its end is lost if it comes while nobody listens. It is told to run 0.1 s later.
         while not await run(sleeping(client, 0.25), Status.RUNNING):
             pass
-        while await run(reading(client)):
-            pass
-        assert await run(sleeping(client, 2.0)) == 1
+        await until_quick()
+        assert await run(sleeping(client, 2 * actors_module._SOON_S)) == 1
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
@@ -255,7 +259,7 @@ async def test_its_process_is_killed_or_freezes_in_the_middle_of_a_job(
     async with (
         driving(server) as cluster,
         a_client(redis.url, store) as user,
-        a_replica(cluster, tiny_gpt2, silent_s=3.0) as actor,
+        a_replica(cluster, tiny_gpt2, silent_s=20.0) as actor,
     ):
         job = await user.send(lasting(client))
         running = asyncio.create_task(actor.run(job, nothing))
@@ -263,14 +267,15 @@ async def test_its_process_is_killed_or_freezes_in_the_middle_of_a_job(
         (worker,) = server.workers("NodeActor")
         model_processes = worker.children(recursive=True)
         assert model_processes
+        actor.silent_s = 3.0
         worker.send_signal(sent)
         with pytest.raises(ReplicaLostError) as lost:
-            await asyncio.wait_for(running, 60)
+            await within(running, PATIENCE_S)
         assert not isinstance(lost.value, ReplicaEvictedError)
         await actor.ended.wait()
         with pytest.raises(ReplicaLostError):
             await actor.run(job, nothing)
-        _, left = await asyncio.to_thread(psutil.wait_procs, model_processes, 10)
+        _, left = await asyncio.to_thread(psutil.wait_procs, model_processes, PATIENCE_S)
         assert left == []
 
 
@@ -297,7 +302,7 @@ async def test_its_model_process_is_killed(
             await running
         await actor.ended.wait()
         await actor.stop()
-        await asyncio.to_thread(worker.wait, 10)
+        await asyncio.to_thread(worker.wait, PATIENCE_S)
 
 
 @as_a_leader
@@ -423,7 +428,7 @@ async def test_one_that_freezes_before_its_first_answer_is_ended(
         with pytest.raises(ActorError, match="its process does not answer"):
             await actor.start(lambda done, total: None)
         assert actor.ended.is_set()
-        _, left = await asyncio.to_thread(psutil.wait_procs, server.workers("Frozen"), 10)
+        _, left = await asyncio.to_thread(psutil.wait_procs, server.workers("Frozen"), PATIENCE_S)
         assert left == []
         assert await cluster.orphans() == []
 
@@ -445,8 +450,10 @@ async def test_one_that_is_ended_before_it_is_there(server: RayServer, tiny_gpt2
 
 
 @as_a_leader
-async def test_one_that_was_being_loaded_goes_on(server: RayServer, tiny_gpt2: Path) -> None:
-    config = replace(config_of(tiny_gpt2), execution_timeout_s=5.0)  # which it takes to start
+async def test_one_that_was_being_loaded_goes_on(server: RayServer, tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    loading = tmp_path / IS_LOADING
+    loading.touch()
     async with driving(server, StandIn) as cluster:
         actor = await an_actor(cluster, config, "two", "young")
         begun = asyncio.Event()
@@ -458,6 +465,7 @@ async def test_one_that_was_being_loaded_goes_on(server: RayServer, tiny_gpt2: P
         await controller.discover()
         (hosted,) = controller.adopt(await cluster.orphans())
         assert not hosted.is_loaded
+        loading.unlink()
         await hosted.up()
         assert hosted.actor.model == {"class": "Waiting"}
         await controller.stop()
@@ -505,5 +513,5 @@ async def test_replicas_that_cannot_be_used_are_ended(server: RayServer, tiny_gp
         await actor._handle.stop.remote()  # its process stays
     async with driving(server, StandIn) as cluster:
         assert await cluster.orphans() == []
-        _, left = await asyncio.to_thread(psutil.wait_procs, server.workers("StandIn"), 10)
+        _, left = await asyncio.to_thread(psutil.wait_procs, server.workers("StandIn"), PATIENCE_S)
         assert left == []

@@ -21,6 +21,7 @@ from ndif.placement.resources import Resources
 from ndif.stores.broker.redis.job_channels import JobSender
 from tests.cluster.ray.rays import a_request
 from tests.on_loop import on_loop
+from tests.waiting import eventually, time_passes_async
 
 GIB = 1 << 30
 
@@ -122,9 +123,8 @@ async def test_a_replica_ends_with_its_node_whatever_ray_says_of_it(
     actor._run_by = "job", actor
     actor.cancel("Killed.")
     assert len(await cluster.discover()) == 2
-    await asyncio.sleep(0.1)
+    await eventually(lambda: {"run", "cancel", "until_ended"} <= {*handle.asked})
     assert not running.done()
-    assert {"run", "cancel", "until_ended"} <= {*handle.asked}
     nodes[0]["Alive"] = False
     assert [node.name for node in await cluster.discover()] == ["other"]
     with pytest.raises(ReplicaLostError, match="its node is gone"):
@@ -146,12 +146,12 @@ async def test_a_replica_that_is_ended_is_asked_no_more_whatever_ray_says_of_it(
     handle = Unavailable()
     actor = RayModelActor("r1", lambda: handle, cast(JobSender, None), {}, handle)
     running = asyncio.create_task(actor._run(a_request()))
-    await asyncio.sleep(0.05)
+    await eventually(lambda: {"run", "until_ended"} <= {*handle.asked})
     await actor.stop()
     with pytest.raises(ReplicaEvictedError):
         await running
     await asyncio.sleep(0)
     asked = len(handle.asked)
-    await asyncio.sleep(0.1)
+    await time_passes_async(0.1)
     assert {"run", "stop", "until_ended"} <= {*handle.asked}
     assert len(handle.asked) == asked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from ndif.cluster.ray.actors import RayModelActor
 from ndif.cluster.ray.cluster import declaration
 from ndif.host.port import ReplicaLostError
+from ndif.tasks import within
 from tests.cluster.ray.rays import (
     OFFERED,
     a_request,
@@ -24,6 +26,12 @@ from tests.cluster.ray.rays import (
 from tests.host.stand_in import StandIn
 from tests.services.process import HOST
 from tests.services.redis import RedisServer
+from tests.waiting import PATIENCE_S, eventually, time_passes_async
+
+
+async def run_both(actors: Sequence[RayModelActor]) -> bool:
+    """Return True if each of these replicas has a job."""
+    return all([(await actor.describe())["requests"] for actor in actors])
 
 
 @as_a_leader
@@ -53,15 +61,15 @@ async def test_what_ran_on_a_head_that_died_is_lost_and_asked_for_no_more(
                 asyncio.create_task(actor.run(a_request(subscription_id=None), nothing))
                 for actor in actors
             ]
-            await asyncio.sleep(2)
+            await eventually(lambda: run_both(actors))
             await asyncio.to_thread(server.head.kill)
             actors[0].cancel("Killed.")
             await asyncio.to_thread(server.head.start)
             with pytest.raises(ReplicaLostError):
-                await asyncio.wait_for(on_head, 60)
+                await within(on_head, PATIENCE_S)
             assert actors[0].ended.is_set()
             unreached = actors[0]._unreached
-            await asyncio.sleep(2)
+            await time_passes_async(2)
             assert actors[0]._unreached == unreached
             assert not on_one.done()
             actors[1].cancel("Enough.")
