@@ -14,11 +14,11 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.clients.harness import until
 from tests.conftest import client_environment
 from tests.probe.test_cli import NAME, Operated, clients
 from tests.services.redis import RedisServer
 from tests.tiny_models import make_gpt2
+from tests.waiting import until
 
 SHOWS_STATUS = """
 from nnsight import ndif

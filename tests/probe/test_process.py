@@ -12,6 +12,7 @@ import pytest
 
 from ndif.host.runtimes import Runtime
 from ndif.probe.probe import Kind, Outcome, Target, probe, variables_of_client
+from tests.waiting import PATIENCE_S
 
 TARGET = Target("org/name", None, "text-generation", "0.8")
 HERE, ELSEWHERE = "http://127.0.0.1:8001", "https://ndif.example.org"
@@ -32,7 +33,7 @@ def test_a_client_has_no_secret_and_knows_the_way(monkeypatch: pytest.MonkeyPatc
     assert {**here, **way}.items() <= elsewhere.items()
 
 
-def outcome(interpreter: Path, timeout_s: float = 60.0) -> Outcome:
+def outcome(interpreter: Path, timeout_s: float = PATIENCE_S) -> Outcome:
     """Return the outcome of a probe by a program that stands for an interpreter."""
     asked = probe(TARGET, runtime(str(interpreter)), HERE, "key", Path("/none"), timeout_s)
     return asyncio.run(asked)
@@ -72,7 +73,7 @@ def test_all_that_a_client_started_ends_with_it(tmp_path: Path) -> None:
 
         listener = threading.Thread(target=listen, daemon=True)
         listener.start()
-        found = outcome(program(tmp_path, f'{sys.executable} -c "{child}" & wait'), timeout_s=10.0)
-        listener.join(10)
-    assert found == Outcome(Kind.TIMEOUT, "No value came within 10s.")
+        found = outcome(program(tmp_path, f'{sys.executable} -c "{child}" & wait'), timeout_s=5.0)
+        listener.join(PATIENCE_S)
+    assert found == Outcome(Kind.TIMEOUT, "No value came within 5s.")
     assert heard == [b"here", b""]
