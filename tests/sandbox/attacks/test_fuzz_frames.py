@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from ndif.host.channel import Channel, ProtocolError
 from ndif.host.runner_handle import RunnerHandle
 from ndif.runtime.frames import LENGTHS, pack
+from tests.waiting import PATIENCE_S
 
 MAX_BODY = 1 << 16
 MAX_HEADER = 1 << 20
-PATIENCE_S = 5
 
 KINDS = st.sampled_from(
     ["idle", "running", "log", "stream", "result", "error", "spill", "spilled", "exited", "ready"]

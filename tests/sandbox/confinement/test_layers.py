@@ -20,6 +20,7 @@ import pytest
 from ndif.distribution import NAME
 from ndif.sandbox.confinement.confinement import Confinement, ConfinementError, Mode, verify
 from ndif.sandbox.confinement.layers import Layer, detect_layers, missing_layers
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 LANDLOCK, SECCOMP = "Landlock: files", "seccomp: system calls"
@@ -128,7 +129,7 @@ def run(kernel: str, what: str, environment: dict[str, str] | None = None) -> An
         env={**os.environ, **(environment or {})},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 BLOCKS = Path(__file__).with_name("blocks.py")
 
 
@@ -30,7 +32,7 @@ def results(
         },
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE_S,
     )
     assert ran.returncode == 0, ran.stderr
     found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
