@@ -24,8 +24,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from ndif.distribution import NAME as DISTRIBUTION
-from tests.clients.harness import Client, LocalServer, until
+from tests.clients.harness import Client, LocalServer
 from tests.conftest import NAME, client_environment
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = Path(site.getsitepackages()[0])

@@ -18,8 +18,10 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (\S+)\n    (.+)$', re.MULTI
 
 _ROUND = float(os.environ.get("TESTS_ROUND", "0"))
 """Difference by which numbers may be rounded; 0: each bit is the same."""
-PATIENCE_S = 60
-"""Seconds for what is waited for."""
+PATIENCE_S = 300
+"""Bound of every wait, in seconds, as in `tests/waiting.py`, which this process cannot import."""
+AT_ONCE_S = 25.0
+"""Bound of what waits for no limit of the server: the shortest, that of frozen processes, is 30 s."""
 
 Raised = TypeVar("Raised", bound=BaseException)
 
@@ -55,13 +57,18 @@ def raised(run: Callable[[], Any], kind: type[Raised]) -> Raised:
     raise AssertionError("no error came")
 
 
-def until(condition: Callable[[], Any]) -> Any:
-    """Wait for something to be so."""
+def until(condition: Callable[[], Any], explain: Callable[[], object] = str) -> Any:
+    """Wait until `condition` returns something true, and return it; fail with `explain` otherwise."""
     deadline = time.monotonic() + PATIENCE_S
     while not (found := condition()):
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, explain()
         time.sleep(0.05)
     return found
+
+
+def time_passes(seconds: float) -> None:
+    """Let real time pass; more of it than asked for must never make a test fail."""
+    time.sleep(seconds)
 
 
 def frames(message: str) -> list[tuple[str, int, str, str]]:

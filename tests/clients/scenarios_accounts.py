@@ -23,6 +23,8 @@ from nnsight.intervention.backends.remote import RemoteBackend
 PROMPT = "The Eiffel Tower is in the city of"
 KEYS: dict[str, str] = json.loads(os.environ["TEST_KEYS"])
 URL = os.environ["NDIF_HOST"]
+LONG_S = 600.0
+"""Seconds of a job that is ended before its end."""
 
 
 class Context:
@@ -95,7 +97,7 @@ def scenario_requests_a_minute(context: Context) -> None:
 
 
 def scenario_unfinished_jobs(context: Context) -> None:
-    jobs = [context.of("small").send(seconds) for seconds in (50, 0)]
+    jobs = [context.of("small").send(seconds) for seconds in (LONG_S, 0)]
     try:
         message = said(context.trace)
         assert "may have 2 jobs that wait or run at once" in message, message
@@ -109,7 +111,7 @@ def scenario_unfinished_jobs(context: Context) -> None:
 
 
 def scenario_the_queue_of_a_model(context: Context) -> None:
-    job = context.of("free").send(50)
+    job = context.of("free").send(LONG_S)
     try:
         message = said(context.of("last").trace)
         assert "of all its users together" in message, message
@@ -146,7 +148,7 @@ def scenario_channels(context: Context) -> None:
     if context.is_older:  # which opens them without its key
         return
     held = websocket.create_connection(
-        f"ws{URL[4:]}/subscribe", header={"ndif-api-key": KEYS["channel"]}, timeout=10
+        f"ws{URL[4:]}/subscribe", header={"ndif-api-key": KEYS["channel"]}, timeout=PATIENCE_S
     )
     message = said(context.of("channel").trace)
     assert "may have one live channel open at once" in message, message
@@ -158,24 +160,18 @@ def scenario_channels(context: Context) -> None:
 def scenario_seconds_a_day(context: Context) -> None:
     """The block takes more than a second; the sum is asked for every ten seconds."""
     context.of("spent").trace(seconds=1.2)
-
-    def run() -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            context.trace()
-            time.sleep(0.3)
-
-    message = said(run)
+    message = until(lambda: refusal_of(context.trace))
+    assert "ndif/" not in message, message
     assert "and may run 1s a day" in message, message
 
 
 def scenario_a_key_that_is_revoked_while_its_client_waits(context: Context) -> None:
-    polled = context.of("revoked").send(50)
+    polled = context.of("revoked").send(LONG_S)
     soon = ["sh", "-c", f"sleep 1; {os.environ['TEST_REVOKE']}"]
     with subprocess.Popen(soon, stdout=subprocess.DEVNULL) as revoking:
         began = time.monotonic()
         message = said(context.trace)  # it waits behind the other
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < LONG_S / 2
     assert revoking.returncode == 0
     assert "its API key was revoked" in message, message
     ended = until(

@@ -31,6 +31,6 @@ def scenario_a_job_runs_until_somebody_ends_it(context: Context) -> None:
     def run() -> None:
         with context.remote.trace(PROMPT, remote=True):
             first = context.remote.transformer.h[0].output.save()
-            time.sleep(45)
+            time.sleep(600)
 
     assert "You have ended this job" in str(raised(run, Exception))

@@ -18,6 +18,7 @@ import httpx
 import nnsight
 import torch
 import websocket
+from comparing import PATIENCE_S, time_passes
 from nnsight import CONFIG, LanguageModel
 from nnsight.intervention.backends import remote as remote_backend
 from nnsight.intervention.backends.remote import RemoteBackend
@@ -26,7 +27,6 @@ from scenarios_headers import error_of, mended, polled
 
 PROMPT = "The Eiffel Tower is in the city of"
 MESSAGE = 1_000_000
-PATIENCE_S = 30
 
 
 class Context:
@@ -59,9 +59,7 @@ class Wire:
     def statuses(self) -> list[str]:
         """Read until the job is over, or the connection: what was said of it, the last with its text."""
         said: list[str] = []
-        deadline = time.monotonic() + PATIENCE_S
         while not said or not said[-1].startswith(("COMPLETED", "ERROR")):
-            assert time.monotonic() < deadline, said
             try:
                 frame = self._socket.recv()
             except (websocket.WebSocketConnectionClosedException, ConnectionError):
@@ -233,7 +231,7 @@ def scenario_answers_for_anothers_job(context: Context) -> None:
         sent.append(self.job_id)
         for _ in range(5):
             theirs.upload(_dumped({"answer": 666}), self.job_id)
-        time.sleep(0.5)  # so that theirs is first
+        time_passes(0.5)  # so that theirs is first
         answers(self, values, channel)
 
     RemoteBackend.stream_send = late

@@ -119,6 +119,7 @@ def scenario_payloads_are_recorded(context: Context) -> None:
         import time
 
         model.transformer.h[0].output.save()
+        print("begun")
         while True:
             time.sleep(0.01)
     assert sorted(file.name for file in folder.iterdir()) == ["ends", "never ends"]

@@ -7,12 +7,11 @@ import time
 from typing import Any
 
 import nnsight
-from comparing import assert_equal
+from comparing import assert_equal, until
 from nnsight import CONFIG
 
 PROMPT = "The Eiffel Tower is in the city of"
 LONG_S = 3.0
-PATIENCE_S = 90
 
 
 class Context:
@@ -115,15 +114,17 @@ def failure(call: Any) -> str:
 
 def end_of(job: Any) -> str:
     """Return the last message of a polled job that fails."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
+
+    def message() -> str:
         try:
-            ended = job() is not None
+            result = job()
         except Exception as error:
             return str(error)
-        assert not ended
-        time.sleep(0.05)
-    raise AssertionError("it did not end")
+        assert result is None
+        return ""
+
+    said: str = until(message)
+    return said
 
 
 def runs_for(model: Any, seconds: float) -> Any:
@@ -137,15 +138,7 @@ def runs_for(model: Any, seconds: float) -> Any:
 
 def told_by(jobs: list[Any]) -> list[Any]:
     """Return all that they saved."""
-    found: list[Any] = [None] * len(jobs)
-    deadline = time.monotonic() + PATIENCE_S
-    while any(result is None for result in found):
-        assert time.monotonic() < deadline, found
-        for index, job in enumerate(jobs):
-            if found[index] is None:
-                found[index] = job()
-        time.sleep(0.05)
-    return [result["told"] for result in found]
+    return [until(job)["told"] for job in jobs]
 
 
 def scenario_three_replicas_share_the_load(context: Context) -> None:

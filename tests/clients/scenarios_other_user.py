@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import symtable  # noqa: F401 - a client imports it as it sends, when another user may not read it
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import nnsight
 import torch
-from comparing import assert_equal, raised
+from comparing import assert_equal, raised, until
 from nnsight import CONFIG
 from nnsight.intervention.backends.remote import RemoteBackend
 
 PROMPT = "The Eiffel Tower is in the city of"
 USER = int(os.environ["TEST_USER"])
-PATIENCE_S = 60
 
 
 class Context:
@@ -63,8 +61,5 @@ def scenario_the_token_lets_in(context: Context) -> None:
         backend = RemoteBackend(context.remote.to_model_key(), blocking=False)
         with context.remote.trace(PROMPT, backend=backend):
             first = context.remote.transformer.h[0].output.save()
-        deadline = time.monotonic() + PATIENCE_S
-        while (result := backend()) is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        result = until(backend)
     assert "first" in result

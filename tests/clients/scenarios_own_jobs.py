@@ -50,7 +50,7 @@ def sent(context: Context, seconds: float) -> RemoteBackend:
 
 
 def scenario_a_user_ends_their_own_job(context: Context) -> None:
-    backend = sent(context, 50)
+    backend = sent(context, 600)
     job = backend.job_id
     until(lambda: listed(OWN)[job]["status"] == "RUNNING")
     assert job not in listed(OTHER)

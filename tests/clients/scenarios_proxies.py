@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from typing import Any
 
 import httpx
 import nnsight
 import torch
-from comparing import assert_equal
+from comparing import assert_equal, until
 from nnsight import CONFIG
 from nnsight.intervention.backends.remote import RemoteBackend
 
 PROMPT = "The Eiffel Tower is in the city of"
 URL = os.environ["NDIF_HOST"]
-PATIENCE_S = 60
 
 _resolve = socket.getaddrinfo
 
@@ -60,11 +58,13 @@ def scenario_everything_goes_through_https(context: Context) -> None:
     backend = RemoteBackend(context.remote.to_model_key(), blocking=False)
     with context.remote.trace(PROMPT, backend=backend):
         context.remote.transformer.h[0].output.save()
-    deadline = time.monotonic() + PATIENCE_S
-    while (answer := httpx.get(f"{URL}/response/{backend.job_id}").json())["status"] != "COMPLETED":
+
+    def completed() -> Any:
+        answer = httpx.get(f"{URL}/response/{backend.job_id}").json()
         assert answer["status"] != "ERROR", answer
-        assert time.monotonic() < deadline, answer
-        time.sleep(0.05)
+        return answer if answer["status"] == "COMPLETED" else None
+
+    answer = until(completed)
     assert f"{URL}/results/{backend.job_id}" in str(answer), answer
     assert backend() is not None
 

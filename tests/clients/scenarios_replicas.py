@@ -8,11 +8,11 @@ import time
 from typing import Any
 
 import nnsight
+from comparing import until
 from nnsight import TransformersModel
 from nnsight.schema.config import CONFIG
 
 PROMPT = "The Eiffel Tower is in the city of"
-PATIENCE_S = 60
 
 
 class Context:
@@ -45,15 +45,7 @@ def is_timed(model: Any, seconds: float) -> Any:
 
 def results(jobs: list[Any]) -> list[dict[str, Any]]:
     """Return all that they saved."""
-    found: list[Any] = [None] * len(jobs)
-    deadline = time.monotonic() + PATIENCE_S
-    while any(result is None for result in found):
-        assert time.monotonic() < deadline, found
-        for index, job in enumerate(jobs):
-            if found[index] is None:
-                found[index] = job()
-        time.sleep(0.05)
-    return found
+    return [until(job) for job in jobs]
 
 
 def scenario_two_run_side_by_side(context: Context) -> None:

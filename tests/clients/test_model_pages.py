@@ -13,10 +13,11 @@ from starlette.routing import Mount
 
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from ndif.gateway.model_answers import DescribedModel
-from tests.clients.harness import Client, StartedServer, scenarios, until
+from tests.clients.harness import Client, StartedServer, scenarios
 from tests.services.redis import RedisServer
 from tests.serving import serving
 from tests.tiny_models import make_bert, make_gpt2, make_llama, make_t5
+from tests.waiting import until
 
 TASKS = {
     "tests/gpt2": "text-generation",

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +13,7 @@ import pytest
 
 from tests.clients.harness import Client, LocalServer, model_processes
 from tests.conftest import NAME, client_environment
-
-PATIENCE_S = 30
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +46,11 @@ def replicas(server: LocalServer) -> int:
     return int(count)
 
 
+def running_jobs(server: LocalServer) -> int:
+    jobs = json.loads(server.get("/requests")[1])["requests"]
+    return [job["status"] for job in jobs].count("RUNNING")
+
+
 def test_two_replicas_serve_one_line(server: LocalServer, client: Client) -> None:
     assert replicas(server) == 2
     assert len(model_processes(server.process.pid)) == 2
@@ -65,17 +68,18 @@ def test_a_model_process_that_is_killed_costs_nobody_a_job(
     hook, threading.excepthook = threading.excepthook, failures.append
     try:
         running.start()
-        time.sleep(2)  # in the middle of the first two jobs
+        until(lambda: running_jobs(server) == 2)
         os.kill(model_processes(server.process.pid)[0], signal.SIGKILL)
-        running.join(PATIENCE_S * 2)
+        running.join()
     finally:
         threading.excepthook = hook
-    assert not running.is_alive()
     assert not failures, failures[0].exc_value
     # It was in the middle of one.
     assert any("it is tried again" in line for line in server.output), list(server.output)
-    deadline = time.monotonic() + PATIENCE_S
-    while replicas(server) < 2:
-        assert time.monotonic() < deadline
+
+    def both_serve() -> bool:
         client.run("scenario_a_short_job")
+        return replicas(server) == 2
+
+    until(both_serve)
     client.run("scenario_five_go_where_there_is_room")

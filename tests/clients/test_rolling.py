@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,13 +15,14 @@ import httpx
 import psutil
 import pytest
 
-from tests.clients.harness import PATIENCE_S, Client, StartedServer, until
+from tests.clients.harness import Client, StartedServer
 from tests.clients.test_many import Many, Running, admin, hub, models
 from tests.cluster.ray.rays import ray_cluster
 from tests.services.process import HOST
 from tests.services.ray import RayServer
 from tests.services.redis import RedisServer
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
+from tests.waiting import PATIENCE_S, time_passes, until
 
 __all__ = ["hub", "models"]
 
@@ -147,7 +147,7 @@ def test_either_host_serves_what_runs_on_a_node(stack: Stack, host: int, generat
 def test_a_broker_that_is_restarted_loses_no_job(stack: Stack) -> None:
     stack.client().run("scenario_fifty_jobs_are_sent")
     stack.redis.stop()
-    time.sleep(1)
+    time_passes(1)
     stack.redis.start()
     stack.client().run("scenario_all_that_was_sent_is_answered")
 
@@ -177,7 +177,7 @@ def test_another_leads_when_the_leader_dies(stack: Stack) -> None:
 def test_a_job_whose_node_dies_runs_on_another(stack: Stack) -> None:
     stack.client().run("scenario_a_long_job_is_sent")
     busy = next(node for node in stack.ray.nodes if node.runs("ndif.runtime"))
-    time.sleep(1)
+    until(lambda: running(stack.hosts[0]))
     busy.kill()
     stack.client().run("scenario_all_that_was_sent_is_answered")
 
@@ -205,7 +205,7 @@ def test_a_head_that_restarts_finds_its_replicas_again(stack: Stack) -> None:
 def test_results_wait_for_an_object_store_that_is_away(stack: Stack) -> None:
     stack.client().run("scenario_a_long_job_is_sent")
     with stack.s3.away():
-        time.sleep(10)  # longer than the job runs, and than what is hurried waits
+        time_passes(10)  # longer than the job runs, and than what is hurried waits
     stack.client().run("scenario_all_that_was_sent_is_answered")
 
 
@@ -244,4 +244,4 @@ def test_all_of_it_ends_and_leaves_nothing(stack: Stack) -> None:
     for host in stack.hosts:
         family = psutil.Process(host.process.pid).children(recursive=True)
         assert host.stop(signal.SIGTERM) == 0
-        assert not psutil.wait_procs(family, timeout=20)[1]
+        assert not psutil.wait_procs(family, timeout=PATIENCE_S)[1]

@@ -18,10 +18,10 @@ from threading import Thread
 import pytest
 
 from tests.cli.test_start import Place, a_place
-from tests.clients.harness import until
 from tests.deploy.container import may_make
 from tests.services.packages import go_without, need
 from tests.services.process import Process, free_port
+from tests.waiting import until
 
 
 @dataclass
