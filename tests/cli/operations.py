@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -50,6 +49,7 @@ from ndif.schema.deployment_file import to_entry
 from ndif.stores.accounts import Accounts, OpenAccounts
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.events import Event
+from tests.waiting import time_passes_async
 
 TOKEN = "opens-it"
 GIB = 1024**3
@@ -149,7 +149,7 @@ class Table:
                 409, "nnsight 9.9 is not installed here: run `ndif runtime add 9.9`."
             )
         if operation.wait:
-            await asyncio.sleep(self.loading_s)
+            await time_passes_async(self.loading_s)
         named = {config.repo_id.lower() for config in operation.deployments}
         gone = [name for name in self.deployed if name not in named] if operation.sync else []
         evicted = [

@@ -24,12 +24,13 @@ from ndif.launch.run_folder import started_at
 from ndif.launch.services.redis import broker as find_broker
 from ndif.launch.services.service import ServiceError
 from ndif.stores.broker.encoding import encode_request
-from tests.cli.test_start import Place, a_place, send, within
+from tests.cli.test_start import Place, a_place, send
 from tests.cluster.ray.rays import a_request
 from tests.conftest import NAME
 from tests.services.packages import go_without, need
 from tests.services.process import HOST, accepts, free_port
 from tests.services.redis import RedisServer
+from tests.waiting import until
 
 MINIO = """\
 #!{python}
@@ -153,13 +154,13 @@ def test_a_broker_of_ours_comes_and_goes_with_the_server(
         file.write_text(content)
         assert place.ndif("restart", service).code == 0  # whenever its supervisor tries
     assert "started no object-store" in place.ndif("restart", "object-store").error
-    assert within(lambda: f"id={job} " in place.ndif("logs", "dispatcher", "-n", "1000").output)
+    until(lambda: f"id={job} " in place.ndif("logs", "dispatcher", "-n", "1000").output)
     # Its supervisor may have started the mended one before the command did so again.
     starts = place.ndif("logs", "broker").output.count("Ready to accept connections")
     assert starts in (3, 4)
     assert place.ndif("stop").code == 0
     assert not accepts(port_of(broker))
-    assert within(lambda: not place.processes()), place.processes()
+    until(lambda: not place.processes(), lambda: str(place.processes()))
     assert not (Path(said["session"]) / "data").exists()
 
 
@@ -182,8 +183,8 @@ def test_of_a_server_that_is_killed_no_service_is_left(
     shown += [place.ndif("info", "--config").output, place.ndif("logs", "broker").output]
     assert not any(one in text for one in found for text in (*shown, repr(stored)))
     os.kill(said["pid"], signal.SIGKILL)
-    assert within(lambda: started_at(said["pid"]) is None)
-    assert within(lambda: not place.processes()), place.processes()
+    until(lambda: started_at(said["pid"]) is None)
+    until(lambda: not place.processes(), lambda: str(place.processes()))
     assert not accepts(port_of(broker))
     # The next one has a password of its own.
     place.start(**unlocked)
@@ -211,7 +212,7 @@ def test_one_that_answers_is_used_and_stays(
         started = place.start(**variables)
         assert place.read("info")["services"]["broker"]["whose"] == "not of this session"
         assert "started no broker" in place.ndif("logs", "broker").error
-        within(lambda: place.ndif("status").code == 0)
+        until(lambda: place.ndif("status").code == 0)
         assert "Set the same one" in refused(other, NDIF_BROKER_URL=redis.url)
         said = refused(other, **{**variables, found[1]: "of some other server"})
         assert "has another NDIF_CLUSTER_SECRET" in said
@@ -219,11 +220,11 @@ def test_one_that_answers_is_used_and_stays(
         # The one that leads believes the other's gateway, and is believed.
         assert other.read("status")["nodes"] == place.read("status")["nodes"]
         job = send(elsewhere["url"], "no/model", b"x")
-        assert within(lambda: f"id={job} " in place.ndif("logs", "dispatcher", "-n", "1000").output)
+        until(lambda: f"id={job} " in place.ndif("logs", "dispatcher", "-n", "1000").output)
         # Somebody who writes to Redis is not.
         forged = a_request(subscription_id=None, trusted=True)
         Redis(port=redis.port).xadd("queue", {"request": encode_request(forged)})
-        assert within(lambda: response(started["url"], forged.id).get("status") == "ERROR")
+        until(lambda: response(started["url"], forged.id).get("status") == "ERROR")
         said = response(started["url"], forged.id)["description"]
         assert "without the signature of one of this server's gateways" in said
         assert "of the queue is refused" in place.ndif("logs", "dispatcher").output
@@ -318,7 +319,7 @@ def test_a_broker_alone_keeps_its_queue_when_the_server_is_stopped(
     left = f"The broker at redis://127.0.0.1:{port_of(broker)}/0 still runs; "
     assert done.output.splitlines()[-1] == f"{left}`ndif stop --services` stops it."
     place.start("api", **broker)
-    assert within(lambda: place.ndif("kill", job).code == 0)  # the next server has it
+    until(lambda: place.ndif("kill", job).code == 0)  # the next server has it
     assert place.ndif("stop", "--services").code == 0
     assert not accepts(port_of(broker))
 
@@ -345,14 +346,14 @@ def test_a_head_and_a_worker_that_joins_it(
         assert done.code == 0, done
         record = worker.read("info")
         assert record["node_type"] == "worker"
-        assert within(lambda: len(place.read("status")["nodes"]) == 2), place.read("status")
+        until(lambda: len(place.read("status")["nodes"]) == 2, lambda: str(place.read("status")))
         assert "Ray runtime started." in worker.ndif("logs", "ray").output
         assert worker.ndif("queue").code == 3
         done = worker.ndif("stop")
         assert done.output.startswith("The worker of the cluster at"), done
-        assert within(lambda: not worker.processes()), worker.processes()
+        until(lambda: not worker.processes(), lambda: str(worker.processes()))
     assert place.ndif("stop").code == 0
-    assert within(lambda: not place.processes()), place.processes()
+    until(lambda: not place.processes(), lambda: str(place.processes()))
     assert not any(accepts(port_of(one)) for one in (broker, store, ray))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ndif.server.supervised import ProcessSpec, Supervisor
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -61,9 +62,9 @@ def starts(journal: Path, *names: str) -> Callable[[], bool]:
 async def test_stages_start_in_order_and_stop_in_reverse(journal: Path) -> None:
     supervisor = Supervisor(asyncio.Event())
     for name in ("broker", "store"):
-        await supervisor.start([spec(journal, name)], starts(journal, name), 30)
+        await supervisor.start([spec(journal, name)], starts(journal, name), PATIENCE_S)
     gateways = [spec(journal, "gateway-0"), spec(journal, "gateway-1")]
-    await supervisor.start(gateways, starts(journal, "gateway-0", "gateway-1"), 30)
+    await supervisor.start(gateways, starts(journal, "gateway-0", "gateway-1"), PATIENCE_S)
     await supervisor.stop()
     lines = read(journal).splitlines()
     assert lines[:2] == ["start broker", "start store"]
@@ -75,7 +76,7 @@ async def test_stages_start_in_order_and_stop_in_reverse(journal: Path) -> None:
 async def test_a_process_that_must_start_and_ends_at_once_fails_the_start(journal: Path) -> None:
     supervisor = Supervisor(asyncio.Event())
     with pytest.raises(RuntimeError, match="'broker' ended at once with status 3; its log is"):
-        await supervisor.start([spec(journal, "broker", END)], lambda: False, 30)
+        await supervisor.start([spec(journal, "broker", END)], lambda: False, PATIENCE_S)
     await supervisor.stop()
     assert read(journal) == "start broker\n"
 
@@ -83,15 +84,15 @@ async def test_a_process_that_must_start_and_ends_at_once_fails_the_start(journa
 async def test_a_process_that_ends_starts_again(journal: Path) -> None:
     supervisor = Supervisor(asyncio.Event())
     twice = [spec(journal, "dispatcher", END, must_start=False)]
-    await supervisor.start(twice, lambda: read(journal).count("start") >= 2, 30)
+    await supervisor.start(twice, lambda: read(journal).count("start") >= 2, PATIENCE_S)
     await supervisor.stop()
 
 
 async def test_a_process_that_was_ready_starts_again(journal: Path) -> None:
     supervisor = Supervisor(asyncio.Event())
     # Ready at the first look, which comes before Python is up.
-    await supervisor.start([spec(journal, "broker", END)], lambda: True, 30)
-    await supervisor.start([], lambda: read(journal).count("start") >= 2, 30)
+    await supervisor.start([spec(journal, "broker", END)], lambda: True, PATIENCE_S)
+    await supervisor.start([], lambda: read(journal).count("start") >= 2, PATIENCE_S)
     await supervisor.stop()
 
 
@@ -105,16 +106,16 @@ async def test_what_is_not_ready_in_time_fails_the_start(journal: Path) -> None:
 async def test_a_process_that_does_not_stop_is_killed(journal: Path) -> None:
     supervisor = Supervisor(asyncio.Event())
     stubborn = spec(journal, "broker", IGNORE, stop_timeout_s=0.2)
-    await supervisor.start([stubborn], starts(journal, "broker"), 30)
-    await asyncio.wait_for(supervisor.stop(), 30)
+    await supervisor.start([stubborn], starts(journal, "broker"), PATIENCE_S)
+    await asyncio.wait_for(supervisor.stop(), PATIENCE_S)
 
 
 async def test_nothing_starts_once_the_owner_is_stopping(journal: Path) -> None:
     stopping = asyncio.Event()
     supervisor = Supervisor(stopping)
-    await supervisor.start([spec(journal, "broker")], starts(journal, "broker"), 30)
+    await supervisor.start([spec(journal, "broker")], starts(journal, "broker"), PATIENCE_S)
     stopping.set()
-    await asyncio.wait_for(supervisor.wait(), 30)
+    await asyncio.wait_for(supervisor.wait(), PATIENCE_S)
     await supervisor.start([spec(journal, "store")], lambda: False)
     await supervisor.stop()
     assert read(journal) == "start broker\nstop broker\n"
