@@ -19,11 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tests.waiting import PATIENCE_S, time_passes, until
+
 if TYPE_CHECKING:
     from tests.sandbox.attacks.harness import Site
 
 SETTLE_S = 2.0
-"""Seconds in which a killed process must end."""
+"""Seconds after which what nothing stops is seen to stay."""
+SEEN_S = 10.0
+"""Seconds in which the evidence of an attack that nothing stops is seen."""
+RUNNERS = 2
+"""Runners that wait for requests of untrusted users (`NDIF_RUNNER_POOL`)."""
 
 
 @dataclass
@@ -273,8 +279,10 @@ class LogStays:
 
     def happened(self, outcome: Outcome) -> str | None:
         """See `Watch`."""
-        time.sleep(0.1)
-        said = [line for line in self._site.server.output if self._token in line]
+        return _evidence(self._site, self._forged, 0.1)
+
+    def _forged(self) -> str | None:
+        said = [line for line in [*self._site.server.output] if self._token in line]
         return f"the server said {said[0]!r}" if said else None
 
     def close(self) -> None:
@@ -288,6 +296,7 @@ class Silence:
     """Listeners of every kind, which must hear nothing."""
 
     def __init__(self, site: Site) -> None:
+        self._site = site
         folder = tempfile.mkdtemp(prefix="listening-", dir=site.outside)
         token = secrets.token_hex(6)
         self._sockets = {
@@ -324,8 +333,9 @@ class Silence:
 
     def happened(self, outcome: Outcome) -> str | None:
         """See `Watch`."""
-        time.sleep(0.05)
-        return f"received by {self._heard}" if self._heard else None
+        return _evidence(
+            self._site, lambda: f"received by {self._heard}" if self._heard else None, 0.05
+        )
 
     def _listen(self) -> None:
         """Hear who comes; send them off at once, or they would wait for an answer."""
@@ -379,6 +389,7 @@ class VictimUnharmed:
     """A process of somebody else's: alive, running, and everything about it as it was."""
 
     def __init__(self, site: Site) -> None:
+        self._site = site
         self.secret = f"SECRET{secrets.token_hex(12)}"
         self._process = subprocess.Popen(
             ["sleep", "600"],
@@ -424,7 +435,9 @@ class VictimUnharmed:
 
     def happened(self, outcome: Outcome) -> str | None:
         """See `Watch`."""
-        time.sleep(0.02)
+        return _evidence(self._site, lambda: self._harmed(outcome), 0.02)
+
+    def _harmed(self, outcome: Outcome) -> str | None:
         if (code := self._process.poll()) is not None:
             return f"the victim ended ({code})"
         after = self._state()
@@ -437,7 +450,7 @@ class VictimUnharmed:
         if self._process.poll() is None:
             os.kill(self._pid, signal.SIGCONT)
             self._process.kill()
-        self._process.wait(10)
+        self._process.wait(PATIENCE_S)
 
 
 def _environment_address(pid: int) -> int:
@@ -466,7 +479,9 @@ class NoProcess:
 
     def happened(self, outcome: Outcome) -> str | None:
         """See `Watch`."""
-        time.sleep(0.05)
+        return _evidence(self._site, self._strayed, 0.05)
+
+    def _strayed(self) -> str | None:
         self._seen |= self._site.strays(self._token, self._began)
         return f"processes: {list(self._seen.values())[:3]}" if self._seen else None
 
@@ -485,20 +500,25 @@ class NobodySurvives:
     def __init__(self, site: Site) -> None:
         self._site = site
         # Others take the places of those that ended.
-        while (before := site.runners()) != (time.sleep(0.3) or site.runners()):
-            pass
-        self._before = before
+        self._before = until(self._settled)
         self.targets: dict[str, Any] = dict(site.beyond)
 
     def happened(self, outcome: Outcome) -> str | None:
         """See `Watch`."""
-        deadline = time.monotonic() + SETTLE_S
-        busy = len(self._before)
-        while len(now := self._site.runners()) > busy or self._hot(now):
-            if time.monotonic() > deadline:
-                return f"{len(now)} runners live where {busy} did, busy: {self._hot(now)}"
-            time.sleep(0.1)
-        return None
+        return _lasting(self._site, self._survivors)
+
+    def _settled(self) -> set[int]:
+        before = self._site.runners()
+        time_passes(0.3)
+        return before if self._site.runners() == before else set()
+
+    def _survivors(self) -> str | None:
+        now = self._site.runners()
+        # On a busy machine one that takes a place may come only now.
+        busy = max(len(self._before), 0 if self._site.trusts else RUNNERS)
+        if len(now) <= busy and not self._hot(now):
+            return None
+        return f"{len(now)} runners live where {busy} did, busy: {self._hot(now)}"
 
     def _hot(self, pids: set[int]) -> list[int]:
         """Return the earlier processes that still compute."""
@@ -648,11 +668,8 @@ class ServerUnharmed:
 
     def happened(self, outcome: Outcome) -> str | None:
         """See `Watch`."""
-        deadline = time.monotonic() + SETTLE_S
-        while wrong := self._grown():
-            if time.monotonic() > deadline:
-                return wrong
-            time.sleep(0.1)
+        if wrong := _lasting(self._site, self._grown):
+            return wrong
         if "FORGED" in (outcome.result or ""):
             return "what was forged was taken for true"
         return None
@@ -751,6 +768,27 @@ class EarlierSecret:
 def earlier_secret(leave: Callable[..., Any]) -> Callable[[Site], EarlierSecret]:
     """A watch on what the request `leave` of another user left behind."""
     return lambda site: EarlierSecret(site, leave)
+
+
+def _evidence(site: Site, look: Callable[[], str | None], seconds: float) -> str | None:
+    """Return the evidence of an attack's success, which may come a little after its answer."""
+    if not site.trusts:
+        time_passes(seconds)
+        return look()
+    for _ in range(round(SEEN_S / 0.05)):
+        if found := look():
+            return found
+        time.sleep(0.05)
+    return None
+
+
+def _lasting(site: Site, look: Callable[[], str | None]) -> str | None:
+    """Return what is wrong and stays so: where an attack is stopped, it is waited for as for anything."""
+    for _ in range(round((SETTLE_S if site.trusts else PATIENCE_S) / 0.05)):
+        if (wrong := look()) is None:
+            return None
+        time.sleep(0.05)
+    return wrong
 
 
 @contextlib.contextmanager
