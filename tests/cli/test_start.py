@@ -11,9 +11,8 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -31,8 +30,8 @@ from tests.conftest import NAME
 from tests.runtime.replica import lasting
 from tests.sandbox.confinement.test_layers import without
 from tests.serving import without_keys
+from tests.waiting import PATIENCE_S, until
 
-PATIENCE_S = 120
 SECOND = "test-org/second"
 MARK = "TEST_MARK"
 
@@ -104,15 +103,6 @@ def without_waits(said: str) -> str:
     return re.sub(r"^Waiting for .* …\n", "", said, flags=re.MULTILINE)
 
 
-def within(happens: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + PATIENCE_S
-    while not happens():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
-
-
 def free_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as free:
         return str(free.getsockname()[1])
@@ -136,7 +126,7 @@ def a_place(environment: dict[str, str], root: Path) -> Iterator[Place]:
     finally:
         if any(root.glob("current")) or any(root.glob("services/*/current")):
             place.ndif("stop", "--services")
-        assert within(lambda: not place.processes()), place.processes()
+        until(lambda: not place.processes(), lambda: str(place.processes()))
 
 
 @pytest.fixture
@@ -152,7 +142,7 @@ def served(
     root = tmp_path_factory.mktemp("served") / "sessions"
     with contextlib.contextmanager(a_place)(server_environment, root) as place:
         place.start(NAME)
-        assert within(lambda: states(place) == ["RUNNING"]), place.ndif("logs")
+        until(lambda: states(place) == ["RUNNING"], lambda: str(place.ndif("logs")))
         yield place
 
 
@@ -234,14 +224,14 @@ def test_a_request_leaves_one_line_in_the_log(served: Place) -> None:
     url = served.read("info")["url"]
     job = send(url, NAME, b"no request of any client")
     answer = f"{url}/response/{job}"
-    assert within(lambda: httpx.get(answer).json()["status"] == "ERROR"), httpx.get(answer).text
+    until(lambda: httpx.get(answer).json()["status"] == "ERROR", lambda: httpx.get(answer).text)
 
     def lines() -> list[str]:
         # One process serves: its log is the dispatcher's, too.
         told = served.ndif("logs", "dispatcher", "-n", "1000").output.splitlines()
         return [line for line in told if f"id={job} " in line]
 
-    assert within(lambda: bool(lines()))
+    until(lambda: bool(lines()))
     (line,) = lines()
     assert f"ndif.requests: request id={job} user=" in line
     assert f"model={NAME} nnsight=0.8 status=ERROR received=20" in line
@@ -272,7 +262,7 @@ def test_replicas_are_restarted(served: Place) -> None:
     (before,) = models(served)[NAME]["replicas"]
     (told,) = served.read("restart", NAME)["restarted"]
     assert told["replica_id"] == before["replica_id"]
-    assert within(lambda: states(served) == ["RUNNING"])
+    until(lambda: states(served) == ["RUNNING"])
     (after,) = models(served)[NAME]["replicas"]
     assert after["replica_id"] != before["replica_id"]
 
@@ -314,7 +304,7 @@ def test_it_is_stopped_and_leaves_its_log(place: Place) -> None:
     output, _ = following.communicate(timeout=PATIENCE_S)
     assert output.splitlines()[0].endswith(f"Serving at {said['url']}")
     assert output.splitlines()[-1].endswith("Stopped")
-    assert within(lambda: not place.processes()), place.processes()
+    until(lambda: not place.processes(), lambda: str(place.processes()))
     assert not (place.root / "current").is_symlink()
     assert place.ndif("logs", "-n", "1").output.endswith("Stopped\n")
     assert place.ndif("stop").code == 3
@@ -333,7 +323,7 @@ def test_a_killed_servers_place_is_taken_over_with_a_word(place: Place) -> None:
     said = place.start()
     job = send(said["url"], NAME, b"opaque")
     os.kill(said["pid"], signal.SIGKILL)
-    assert within(lambda: started_at(said["pid"]) is None)
+    until(lambda: started_at(said["pid"]) is None)
     for command in ("status", "stop", "info"):
         assert place.ndif(command).code == 3
     done = place.ndif("start", "--detach")
@@ -383,10 +373,12 @@ def test_the_server_is_restarted_with_its_models_and_its_environment(
     assert started_at(said["pid"]) is None
     assert place.read("info")["settings"]["NDIF_RUNNER_POOL"] == 3
     assert models(place)[SECOND]["dedicated"] is True
-    assert within(lambda: states(place, SECOND) == ["RUNNING"]), place.ndif("logs")
-    assert within(lambda: httpx.get(poll).json()["status"] == "RUNNING"), httpx.get(poll).json()
+    until(lambda: states(place, SECOND) == ["RUNNING"], lambda: str(place.ndif("logs")))
+    until(
+        lambda: httpx.get(poll).json()["status"] == "RUNNING", lambda: str(httpx.get(poll).json())
+    )
     assert place.ndif("kill", waiting).code == 0
-    assert within(lambda: httpx.get(poll).json()["status"] == "ERROR")
+    until(lambda: httpx.get(poll).json()["status"] == "ERROR")
 
 
 def test_a_booked_model_is_on_the_disk_before_its_booking_begins(
@@ -400,7 +392,7 @@ def test_a_booked_model_is_on_the_disk_before_its_booking_begins(
         "END:VCALENDAR\n"
     )
     place.start("api", NDIF_SCHEDULE=str(calendar), HF_HOME=str(hub))
-    assert within(lambda: len(place.read("events", "--kind", "fetched")["events"]) == 1)
+    until(lambda: len(place.read("events", "--kind", "fetched")["events"]) == 1)
     (event,) = place.read("events", "--kind", "fetched")["events"]
     assert (event["subject"], event["by"]) == (NAME, "calendar")
     assert f"for its booking at {begins:%Y-%m-%d %H:%M} UTC" in event["text"]

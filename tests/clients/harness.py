@@ -11,21 +11,23 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ndif.runtime.process.fork_server import OPTION
 from tests.clients.fork_server import ForkedClient, fork_server
 from tests.serving import without_keys
+from tests.waiting import PATIENCE_S
 
 CLIENTS = Path(__file__).parent
 NDIF = Path(sys.executable).with_name("ndif")
-PATIENCE_S = 120
+
+_SCENARIO_S = 2 * PATIENCE_S
+"""Bound of a scenario, in seconds: beyond that of each of its waits."""
+_LAST_WORDS_S = 10.0
+"""Seconds for the output of a client that has ended: a process that it started may hold the pipe."""
 
 CHEAP_TLS = {"SSL_CERT_FILE": str(CLIENTS / "nobody.pem")}
 """Clients read every certificate there is for each of their HTTP requests, which takes 30 ms of a core, and
@@ -40,15 +42,6 @@ def scenarios(module: str) -> list[str]:
         for node in tree.body
         if isinstance(node, ast.FunctionDef) and node.name.startswith("scenario_")
     ]
-
-
-def until(condition: Callable[[], Any], explain: Callable[[], str] = str) -> Any:
-    """Wait for something to be so; what it is then, or a failure with what `explain` returns."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, explain()
-        time.sleep(0.1)
-    return found
 
 
 def children(pid: int) -> list[int]:
@@ -117,7 +110,7 @@ class LocalServer:
         """End it as Ctrl-C does; its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        return self.process.wait(20)
+        return self.process.wait(PATIENCE_S)
 
 
 class StartedServer(LocalServer):
@@ -152,7 +145,10 @@ class Client:
     def _start(self) -> None:
         self._process = fork_server().fork(self._arguments, self._environment)
         self._errors: deque[str] = deque(maxlen=200)
-        threading.Thread(target=self._read_errors, args=(self._process,), daemon=True).start()
+        self._reading = threading.Thread(
+            target=self._read_errors, args=(self._process,), daemon=True
+        )
+        self._reading.start()
         assert self._answer()["ready"]
 
     def _read_errors(self, process: ForkedClient) -> None:
@@ -162,7 +158,7 @@ class Client:
     def _answer(self) -> dict[str, object]:
         line = self._process.stdout.readline()
         if not line:
-            time.sleep(0.2)
+            self._reading.join(_LAST_WORDS_S)
             raise AssertionError("the client ended:\n" + "\n".join(self._errors))
         answer: dict[str, object] = json.loads(line)
         return answer
@@ -181,7 +177,7 @@ class Client:
         """Why it failed; None if it did not."""
         self._process.stdin.write(scenario + "\n")
         self._process.stdin.flush()
-        patience = threading.Timer(PATIENCE_S, self._process.kill)
+        patience = threading.Timer(_SCENARIO_S, self._process.kill)
         patience.start()
         try:
             return self._answer()["failed"]
@@ -191,4 +187,7 @@ class Client:
     def close(self) -> None:
         """End the process."""
         self._process.stdin.close()
-        self._process.wait(20)
+        try:
+            self._process.wait(PATIENCE_S)
+        finally:
+            self._process.kill()

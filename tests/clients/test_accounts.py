@@ -15,8 +15,9 @@ import pytest
 from ndif.stores.accounts import Tier
 from ndif.stores.accounts.sql.database import Database
 from ndif.stores.accounts.sql.registry import SqlRegistry
-from tests.clients.harness import NDIF, Client, StartedServer, scenarios, until
+from tests.clients.harness import NDIF, Client, StartedServer, scenarios
 from tests.conftest import NAME, client_environment
+from tests.waiting import until
 
 TIERS: Mapping[str, Mapping[str, Any]] = {
     "free": {},

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -20,11 +19,11 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
-from tests.clients.harness import NDIF, Client, StartedServer, until
+from tests.clients.harness import NDIF, Client, StartedServer
 from tests.serving import serving
 from tests.tiny_models import make_bert, make_gpt2, make_llama
+from tests.waiting import PATIENCE_S, until
 
-PATIENCE_S = 60
 ONE_FITS = "1x1.5MB"
 """A GPU that any of the tiny models has for itself, and that two do not fit on."""
 
@@ -214,8 +213,7 @@ class Running:
             self._failure = failure
 
     def ends_well(self) -> None:
-        self._thread.join(2 * PATIENCE_S)
-        assert not self._thread.is_alive()
+        self._thread.join()
         if self._failure is not None:
             raise self._failure
 
@@ -281,7 +279,6 @@ def test_three_replicas_under_load_and_one_is_killed(
     user.run("scenario_three_replicas_share_the_load")
     running = Running(user, "scenario_four_long_jobs")
     until(lambda: len(line(server, generation)["running"]) == 3)
-    time.sleep(1)  # in the middle of them
     os.kill((server.processes() - before).pop(), signal.SIGKILL)
     running.ends_well()
     assert any("it is tried again" in said for said in server.output), list(server.output)

@@ -13,8 +13,9 @@ import httpx
 import pytest
 import torch
 
-from tests.clients.harness import NDIF, Client, StartedServer, until
+from tests.clients.harness import NDIF, Client, StartedServer
 from tests.conftest import NAME, client_environment
+from tests.waiting import until
 
 KEYS = {"0.8": "the-key-of-ada", "0.7": "the-key-of-bob"}
 SCENARIOS = ("scenario_a_user_ends_their_own_job", "scenario_usage_is_what_clients_were_told")

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.harness import Client, StartedServer, until
+from tests.clients.harness import Client, StartedServer
 from tests.clients.test_clients import EVERY, OF_THE_TRUSTED
 from tests.conftest import NAME, client_environment
+from tests.waiting import until
 
 KEY = "a-key-of-eight-letters"
 

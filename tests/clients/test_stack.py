@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.harness import Client, StartedServer, until
+from tests.clients.harness import Client, StartedServer
 from tests.clients.test_clients import EVERY, OF_THE_TRUSTED
 from tests.clients.test_many import ndif, replicas
 from tests.clients.test_own_jobs import ndif as output
@@ -20,6 +20,7 @@ from tests.conftest import NAME, WIDE, Clients, client_environment
 from tests.services.ray import RayServer
 from tests.services.redis import RedisServer
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
+from tests.waiting import until
 
 
 @dataclass

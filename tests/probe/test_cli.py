@@ -7,19 +7,19 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.clients.harness import NDIF, StartedServer, children, until
+from tests.clients.harness import NDIF, StartedServer, children
 from tests.tiny_models import make_gpt2
+from tests.waiting import PATIENCE_S, until
 
 NAME = "test-org/probed"
-_PATIENCE_S = 400
-"""For processes that each import torch and a client."""
+_PATIENCE_S = 2 * PATIENCE_S
+"""Bound of a command: beyond the five minutes that a probe may take."""
 
 
 class Operated:
@@ -165,10 +165,14 @@ def test_a_replica_that_hangs_is_a_timeout_and_leaves_no_process(operated: Opera
     environment = {**os.environ, **operated.environment}
     confined = False
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        while process.poll() is None:
+
+        def has_ended() -> bool:
+            nonlocal confined
             confined = confined or any(map(is_confined, clients(operated.environment)))
             hold(operated.server, held)
-            time.sleep(0.1)
+            return process.poll() is not None
+
+        until(has_ended)
         assert process.stdout is not None
         (found,) = json.loads(process.stdout.read())["probes"]
     for one in held:

@@ -19,8 +19,8 @@ from tests.clients.harness import NDIF
 from tests.host.machines import H100, Machine
 from tests.sandbox.confinement.test_layers import LANDLOCK, SECCOMP, without, without_package
 from tests.services.process import free_port
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 60
 REFUSAL = r"Untrusted code cannot be confined on this machine: it lacks"
 
 
@@ -240,4 +240,4 @@ def test_a_server_starts_with_best_effort(tiny_gpt2: Path, tmp_path: Path) -> No
         assert any("Serving at" in line for line in said), "".join(said)
     finally:
         server.send_signal(signal.SIGINT)
-        assert server.wait(20) == 0
+        assert server.wait(PATIENCE_S) == 0

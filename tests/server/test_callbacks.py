@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,18 +33,9 @@ from tests.services.process import free_port
 from tests.services.redis import RedisServer
 from tests.stores.broker.signers import SECRET
 from tests.stores.callbacks.test_callbacks import a_callback
+from tests.waiting import PATIENCE_S, until
 
-PATIENCE_S = 120
 PRIVATE = "a-token-of-the-users"
-
-
-def within(happens: Callable[[], Any]) -> bool:
-    deadline = time.monotonic() + PATIENCE_S
-    while not happens():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 def accepted(server: StartedServer, callback: str) -> str:
@@ -56,7 +46,7 @@ def accepted(server: StartedServer, callback: str) -> str:
         answers.append(send_old(server, ndif_callback=callback))
         return answers[-1].status_code != 503
 
-    assert within(is_taken), answers[-1].text
+    until(is_taken, lambda: answers[-1].text)
     assert answers[-1].status_code == 200, answers[-1].text
     job: str = answers[-1].json()["id"]
     return job
@@ -87,7 +77,7 @@ def web_server(port: int, answer: bytes) -> Iterator[list[bytes]]:
     finally:
         loop.call_soon_threadsafe(server.close)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(PATIENCE_S)
 
 
 GOOD, BAD = (f"HTTP/1.1 {status} X\r\nContent-Length: 0\r\n\r\n".encode() for status in (204, 500))
@@ -101,19 +91,19 @@ def test_a_call_back_outlives_a_server_that_is_killed(server_environment: dict[s
     try:
         url = f"http://127.0.0.1:{hook}/done?token={PRIVATE}"
         job = send_old(server, ndif_callback=url).json()["id"]
-        assert within(lambda: ended(server, job))
+        until(lambda: ended(server, job))
         # Nobody listens there yet: the first attempt fails.
         failed = f"request {job}: attempt 1 of its call-back"
-        assert within(lambda: any(failed in line for line in server.output)), [*server.output]
+        until(lambda: any(failed in line for line in [*server.output]), lambda: str(server.output))
     finally:
         assert server.stop(signal.SIGKILL) == -signal.SIGKILL
     said = "\n".join(server.output)
     with web_server(hook, GOOD) as asked:
         server = LocalServer(*here, "--verbose", environment=environment).ready()
         try:
-            assert within(lambda: asked)
+            until(lambda: asked)
             told = f"request {job}: its call-back is delivered"
-            assert within(lambda: any(told in line for line in server.output))
+            until(lambda: any(told in line for line in [*server.output]))
         finally:
             server.stop()
     assert asked[0].startswith(f"GET /done?token={PRIVATE}&status=ERROR&id={job} HTTP/1.1".encode())
@@ -140,12 +130,12 @@ def test_a_call_back_outlives_a_leader_that_is_killed(
     try:
         server.ready()
         job = accepted(server, f"post+http://127.0.0.1:{hook}/x?token={PRIVATE}")
-        assert within(lambda: f"request {job}: attempt 1 of its call-back" in log.read_text())
+        until(lambda: f"request {job}: attempt 1 of its call-back" in log.read_text())
         (leader,) = processes_of(server.process.pid, "ndif.server.leader")
         os.kill(leader, signal.SIGKILL)
         with web_server(hook, GOOD) as asked:
-            assert within(lambda: asked)
-            assert within(lambda: f"request {job}: its call-back is delivered" in log.read_text())
+            until(lambda: asked)
+            until(lambda: f"request {job}: its call-back is delivered" in log.read_text())
         (other,) = processes_of(server.process.pid, "ndif.server.leader")
         assert other != leader
         assert asked[0].startswith(f"POST /x?token={PRIVATE} HTTP/1.1".encode())
@@ -170,9 +160,9 @@ def test_a_mail_is_sent_and_no_log_has_its_address(server_environment: dict[str,
         server = LocalServer(NAME, "--sandbox", "--verbose", environment=environment).ready()
         try:
             job = send_old(server, ndif_callback="ada@lovelace.example").json()["id"]
-            assert within(lambda: post.received)
+            until(lambda: post.received)
             told = f"request {job}: its call-back is delivered"
-            assert within(lambda: any(told in line for line in server.output))
+            until(lambda: any(told in line for line in [*server.output]))
         finally:
             server.stop()
     (envelope,) = post.received
@@ -206,13 +196,13 @@ def test_an_operator_sees_what_was_given_up_and_makes_it_again(
         with web_server(hook, BAD) as asked:
             url = f"post+http://127.0.0.1:{hook}/x"
             job = send_old(server, ndif_callback=url).json()["id"]
-            assert within(lambda: ndif("list")["given_up"] == 1)
+            until(lambda: ndif("list")["given_up"] == 1)
         (row,) = ndif("list")["callbacks"]
         assert (row["request_id"], row["problem"]) == (job, "it answered 500")
         assert row["to"] == f"post+http://127.0.0.1:{hook}/…"
         with web_server(hook, GOOD) as asked:
             assert ndif("retry", job[:8]) == {"retried": [job]}
-            assert within(lambda: ndif("list")["callbacks"] == [])
+            until(lambda: ndif("list")["callbacks"] == [])
         assert asked[0].startswith(b"POST /x HTTP/1.1")
         assert b"webhook-signature: v1," in asked[0]
     finally:
