@@ -10,28 +10,23 @@ PYTHONS := $(shell sed -n 's/.*Python :: \(3\.[0-9]*\)".*/\1/p' pyproject.toml)
 .PHONY: demo test test-fast fuzz check resolve format docs bench bench-full gpu gpu-kit clean build up down ta
 .DELETE_ON_ERROR:
 
-# What is imported is compiled then, a fifth of what is installed; `make test` compiles all.
-demo: export PYTHONDONTWRITEBYTECODE :=
+# What is imported is compiled once, and not by each of many processes.
+demo test test-fast: export PYTHONDONTWRITEBYTECODE :=
+
+# Of what is installed, a fifth is compiled then; `make test` compiles all.
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
 
-# A test that hangs fails after half an hour, and says where it was.
+# Most tests wait for processes, so that twice as many run as there are cores. One that hangs fails after a
+# quarter of an hour, with the stacks of its processes.
+WORKERS ?= 4
 test: .venv/dev
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --timeout 1800 $(PYTEST)
+	$(BIN)/python -m compileall -q src
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --timeout 900 --junitxml build/tests.xml $(PYTEST)
 
-# While working: what starts neither a model process nor a cluster.
-FAST := config control dashboard launch placement queue schedule schema simulation stores telemetry sandbox/protector gateway bench \
-	cluster deploy cli/test_commands.py cli/test_light.py cli/test_every_command.py test_imports.py test_prose.py \
-	docs/test_links.py docs/test_commands.py docs/test_messages.py docs/test_references.py
-SLOW := sandbox/protector/test_generations.py gateway/test_bad_input.py gateway/test_hf_mirror.py \
-	gateway/test_openapi.py gateway/test_schemathesis.py gateway/test_browser.py \
-	dashboard/test_page.py dashboard/test_server.py \
-	cluster/ray stores/objects/test_s3.py telemetry/test_dashboards.py \
-	deploy/test_image.py deploy/test_release.py deploy/test_two_machines.py
-
+# While working: what starts no process.
 test-fast: .venv/dev
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(addprefix --ignore=tests/,$(SLOW)) \
-		$(addprefix tests/,$(FAST)) $(PYTEST)
+	$(BIN)/python -m pytest -m unit --numprocesses 2 $(PYTEST)
 
 # Tests that make up their input, with that many examples each. TEST_SEED repeats a run.
 EXAMPLES ?= 1000
@@ -39,7 +34,7 @@ FUZZED = $(shell grep -rlE "hypothesis" tests --include "test_*.py")
 
 fuzz: .venv/dev
 	TEST_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest --hypothesis-profile fuzz -m hypothesis \
-		--numprocesses 3 --dist loadfile $(FUZZED) $(PYTEST)
+		--numprocesses $(WORKERS) $(FUZZED) $(PYTEST)
 
 check: .venv/dev
 	$(BIN)/ruff format --check .

@@ -16,12 +16,20 @@ from starlette.routing import Mount
 
 from ndif.config.settings import settings
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
-from tests.clients.harness import NDIF, Client, LocalServer
+from tests.clients.harness import Client, LocalServer
+from tests.commands import NDIF
 from tests.host.machines import Machine, pretend_driver
 from tests.serving import serving
 from tests.tiny_models import make_adapter, make_gpt2
 
-pytest_plugins = ["tests.services.fixtures", "tests.fuzzing"]
+pytest_plugins = [
+    "tests.services.fixtures",
+    "tests.costs",
+    "tests.failures",
+    "tests.fuzzing",
+    "tests.leftovers",
+    "tests.markers",
+]
 
 CACHE = Path(__file__).parent.parent / ".cache"
 NAME = "test-org/tiny-gpt2"
@@ -29,6 +37,12 @@ WIDE = "test-org/wide"
 """The same model, by another name."""
 ADAPTER = "test-org/tiny-adapter"
 OLDER = ("0.7", "0.6")
+
+# Processes of the tests find tests/lazy/sitecustomize.py; those of xdist have this from their parent.
+_LAZY = str(Path(__file__).parent / "lazy")
+_FOUND = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+if _LAZY not in _FOUND:
+    os.environ["PYTHONPATH"] = os.pathsep.join([_LAZY, *_FOUND])
 
 _DEFAULT: httpx.Timeout = httpx.get.__kwdefaults__["timeout"]  # type: ignore[index]
 """The one timeout of every call of httpx that names none: a busy machine may take its five seconds."""

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 import ndif
-from tests.clients.harness import NDIF
+from tests.commands import NDIF
+
+pytestmark = pytest.mark.process
 
 SOURCE = Path(ndif.__file__).parent
 

@@ -9,6 +9,8 @@ import pytest
 from ndif.tasks import apart
 from tests.on_loop import on_loop
 
+pytestmark = pytest.mark.process
+
 
 @on_loop
 async def test_a_cancellation_at_the_moment_of_an_answer_arrives() -> None:

@@ -28,6 +28,8 @@ from tests.clients.harness import Client, LocalServer
 from tests.conftest import NAME, client_environment
 from tests.waiting import until
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = Path(site.getsitepackages()[0])
 VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"

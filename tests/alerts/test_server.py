@@ -36,6 +36,8 @@ from tests.services.redis import RedisServer
 from tests.tiny_models import make_gpt2
 from tests.waiting import until
 
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
 SECRETS = ("a-secret", "another-secret")
 CLUSTER_SECRET = "a secret that the processes share"
 

@@ -174,6 +174,7 @@ async def test_a_file_that_is_broken_and_a_look_that_fails_end_nothing(
     ]
 
 
+@pytest.mark.engine
 @on_loop
 async def test_the_next_leader_finds_the_state_in_redis(redis: RedisServer) -> None:
     redis.command("flushall")

@@ -14,6 +14,8 @@ from bench.profiles import drawn, of_scenario, profiled
 
 from tests.waiting import time_passes
 
+pytestmark = pytest.mark.process
+
 SPINS = """
 import subprocess, sys, time
 def {name}():

@@ -11,6 +11,8 @@ from bench.report import Report
 
 from tests.bench.reports import MACHINE, once, report, sampled
 
+pytestmark = pytest.mark.process
+
 
 def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
     file = tmp_path / "report.json"

@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 
 from tests.bench.rounds import BUSY_ROUNDS, ROUNDS
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 SPINS = "while True: pass"
 SPINS_IN_A_CHILD = (

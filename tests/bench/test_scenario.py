@@ -16,6 +16,8 @@ from bench.servers import processes
 from tests.clients.harness import LocalServer
 from tests.conftest import NAME
 
+pytestmark = pytest.mark.process
+
 URL = "http://127.0.0.1:5001"
 SITE = Site(Path("checkpoint"), {}, (Server("one", URL), Server("two", URL, clients=("0.6.1",))))
 

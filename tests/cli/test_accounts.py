@@ -20,6 +20,8 @@ from tests.serving import serving
 from tests.stores.accounts.databases import FOREIGN, TestDatabase, sqlite_database
 from tests.stores.accounts.databases import database as database
 
+pytestmark = pytest.mark.engine
+
 Result = click.testing.Result
 Ndif = Callable[..., Result]
 

@@ -12,6 +12,8 @@ import pytest
 from tests.cli.test_start import Place, a_place, free_port
 from tests.services.packages import need
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def place(server_environment: dict[str, str], tmp_path: Path) -> Iterator[Place]:

@@ -16,7 +16,9 @@ import httpx
 import pytest
 
 from tests.cli.test_start import FAILS, Place, a_place, free_port
-from tests.clients.harness import NDIF
+from tests.commands import NDIF
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 NOTHING = {"NDIF_DEV_MODE": "false"}
 """Variables that name no form of accounts."""

@@ -12,6 +12,8 @@ from tests.cli.test_start import Place, a_place
 from tests.services.packages import need
 from tests.services.process import free_port
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:

@@ -14,7 +14,7 @@ import zstandard
 
 from ndif.stores.objects.port import result_key
 from tests.cli.test_commands import Result, error, invoke
-from tests.clients.harness import NDIF
+from tests.commands import NDIF
 from tests.dashboard.sample import DONE, FAILED, FETCHED, KEY, RESULT, Laboratory, served
 
 Download = Callable[..., Result]
@@ -123,6 +123,7 @@ def test_jobs_without_a_stored_result(download: Download, file: Path) -> None:
     assert [*file.parent.iterdir()] == []
 
 
+@pytest.mark.process
 def test_a_large_result_takes_little_memory(
     download: Download, url: str, tmp_path: Path, file: Path
 ) -> None:

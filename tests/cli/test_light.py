@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ndif.cli.main import cli
 from tests.test_imports import (
     HEAVY,
@@ -13,6 +15,8 @@ from tests.test_imports import (
     modules_of_commands,
     surplus,
 )
+
+pytestmark = pytest.mark.process
 
 COMMANDS = sorted(cli.list_commands(None))  # type: ignore[attr-defined]
 

@@ -17,6 +17,8 @@ from tests.cli.test_commands import error, invoke, printed
 from tests.gateway.test_model_pages import BERT, GPT2, application, structures
 from tests.serving import serving
 
+pytestmark = pytest.mark.process
+
 __all__ = ["structures"]
 
 HOSTILE = "[red]\x1b[2J\u202e<img src=x onerror=alert(1)>"

@@ -32,6 +32,8 @@ from tests.services.process import HOST, accepts, free_port
 from tests.services.redis import RedisServer
 from tests.waiting import until
 
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
 MINIO = """\
 #!{python}
 import os, sys

@@ -25,12 +25,14 @@ from nnsight import TransformersModel
 
 from ndif import __version__
 from ndif.launch.run_folder import started_at
-from tests.clients.harness import NDIF
+from tests.commands import NDIF, ndif
 from tests.conftest import NAME
 from tests.runtime.replica import lasting
 from tests.sandbox.confinement.test_layers import without
 from tests.serving import without_keys
 from tests.waiting import PATIENCE_S, until
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 SECOND = "test-org/second"
 MARK = "TEST_MARK"
@@ -51,13 +53,13 @@ class Place:
         **variables: str,
     ) -> Done:
         """A command, run to its end; it shows no traceback but what a log ends with."""
-        done = subprocess.run(
-            without(kernel, NDIF, *arguments),
-            env={**os.environ, **without_keys({**self.environment, **variables})},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-        )
+        variables = {**os.environ, **without_keys({**self.environment, **variables})}
+        if kernel:
+            done = subprocess.run(
+                without(kernel, NDIF, *arguments), env=variables, capture_output=True, text=True
+            )
+        else:
+            done = ndif(*arguments, environment=variables)
         assert shows_log or "Traceback" not in done.stderr, done.stderr
         return Done(done.returncode, done.stdout, without_waits(done.stderr))
 

@@ -9,20 +9,22 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections import deque
+from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 from ndif.runtime.process.fork_server import OPTION
-from tests.clients.fork_server import ForkedClient, fork_server
+from tests.commands import NDIF
+from tests.fork_server import ForkedProcess, ForkServer
 from tests.serving import without_keys
 from tests.waiting import PATIENCE_S
 
 CLIENTS = Path(__file__).parent
-NDIF = Path(sys.executable).with_name("ndif")
 
 _SCENARIO_S = 2 * PATIENCE_S
 """Bound of a scenario, in seconds: beyond that of each of its waits."""
@@ -65,12 +67,17 @@ class LocalServer:
     """`ndif local start …`, as a user starts it."""
 
     command: tuple[str, ...] = ("local", "start")
+    known: ClassVar[deque[LocalServer]] = deque(maxlen=16)
+    """The servers that this process has started last."""
 
     def __init__(self, *arguments: str, environment: dict[str, str]) -> None:
         self.environment = environment
         self.output: deque[str] = deque(maxlen=500)
         self.process = self._popen(arguments)
         self.url = ""
+        self.said_at = 0.0
+        """When the server's last line came, on the monotonic clock."""
+        self.known.append(self)
         self._said = threading.Event()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -87,6 +94,7 @@ class LocalServer:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.output.append(line.rstrip())
+            self.said_at = time.monotonic()
             if found := re.search(r"Serving at (http://\S+?)\. ", line):
                 self.url = found[1]
                 self._said.set()
@@ -129,6 +137,26 @@ class StartedServer(LocalServer):
         return {*model_processes(self.process.pid)}
 
 
+@cache
+def _client_server() -> ForkServer:
+    """Return the fork server of clients in this process.
+
+    Torch and its like are half of what a client imports, and read nothing of the environment that differs
+    between clients. What does (the Hub's library, transformers, nnsight), each client imports itself.
+    """
+    imported = (
+        "torch",
+        "torch.export",
+        "torch._dynamo",
+        "numpy",
+        "sympy",
+        "pydantic",
+        "httpx",
+        "rich",
+    )
+    return ForkServer("worker:main", imported, CLIENTS)
+
+
 class Client:
     """One generation's client process; another once that one has ended or hung."""
 
@@ -143,7 +171,7 @@ class Client:
         self._start()
 
     def _start(self) -> None:
-        self._process = fork_server().fork(self._arguments, self._environment)
+        self._process = _client_server().fork(self._arguments, self._environment)
         self._errors: deque[str] = deque(maxlen=200)
         self._reading = threading.Thread(
             target=self._read_errors, args=(self._process,), daemon=True
@@ -151,7 +179,7 @@ class Client:
         self._reading.start()
         assert self._answer()["ready"]
 
-    def _read_errors(self, process: ForkedClient) -> None:
+    def _read_errors(self, process: ForkedProcess) -> None:
         for line in process.stderr:
             self._errors.append(line.rstrip())
 

@@ -15,9 +15,12 @@ import pytest
 from ndif.stores.accounts import Tier
 from ndif.stores.accounts.sql.database import Database
 from ndif.stores.accounts.sql.registry import SqlRegistry
-from tests.clients.harness import NDIF, Client, StartedServer, scenarios
+from tests.clients.harness import Client, StartedServer, scenarios
+from tests.commands import NDIF
 from tests.conftest import NAME, client_environment
 from tests.waiting import until
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 TIERS: Mapping[str, Mapping[str, Any]] = {
     "free": {},

@@ -10,6 +10,8 @@ import pytest
 from tests.clients.harness import Client, LocalServer
 from tests.conftest import NAME, Clients, client_environment
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(params=["server", "sandboxed"])
 def reaching(

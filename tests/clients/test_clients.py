@@ -1,7 +1,6 @@
-"""Every scenario of every generation, against one server that trusts its clients and one that does not.
+"""Every scenario of every generation against a server that trusts its clients; the table's, confined.
 
-A scenario compares what came back with what the same block gives in its own process, bit by bit; what
-holds for both servers is therefore equal between them.
+A scenario compares the result of a remote block with that of the same block in its own process, bit by bit.
 """
 
 from __future__ import annotations
@@ -16,20 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.clients.harness import Client, LocalServer, scenarios
+from tests.clients.table import EVERY, PER_USER, REFUSED, SANDBOXED, SHARED_PASSES, STACK, chosen
 from tests.conftest import CACHE, NAME, Clients, client_environment
 
-
-def headers_scenarios(generation: str) -> list[str]:
-    """Scenarios of both generations of the header wire, and of this one alone."""
-    other = {"0.6": "scenario_07_", "0.7": "scenario_06_"}[generation]
-    return [name for name in scenarios("scenarios_headers") if not name.startswith(other)]
-
-
-EVERY = [
-    *(("0.8", name) for name in scenarios("scenarios_08")),
-    *(("0.7", name) for name in headers_scenarios("0.7")),
-    *(("0.6", name) for name in headers_scenarios("0.6")),
-]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 MODULES = [
     (generation, name)
@@ -40,19 +29,6 @@ MODULES = [
 
 DATACLASS = ("0.7", "scenario_a_dataclass_of_the_script")
 """The one of these that needs the server's help even where it trusts its clients."""
-
-
-OF_THE_TRUSTED = {
-    "scenario_an_adapter_is_applied_to_its_request_alone": "takes adapters from the Hub alone",
-    "scenario_an_adapter_that_does_not_exist": "there is no public repository of that name",
-    "scenario_a_segfault_costs_one_request": "module 'ctypes' is not available on this server",
-    "scenario_a_process_that_ends_itself_costs_one_request": (
-        "module 'os' is not available on this server"
-    ),
-    "scenario_what_cannot_be_sent_is_said": "module 'threading' is not available on this server",
-    "scenario_what_the_user_sees": "module 'sys' is not available on this server",
-}
-"""Scenarios that an untrusted user is refused, in words."""
 
 
 @pytest.mark.parametrize(("generation", "scenario"), [*EVERY, DATACLASS])
@@ -66,9 +42,13 @@ def test_weights_that_a_trusted_block_writes(clients: Clients, generation: str) 
     clients[generation].run("weights_that_a_block_writes_are_its_own")
 
 
-@pytest.mark.parametrize(("generation", "scenario"), [*EVERY, *MODULES])
+# Clients of the header wire differ on the wire alone, which the trusting server shows.
+CONFINED = [*chosen(SANDBOXED, "0.8", "0.7"), *chosen(PER_USER, "0.6"), *MODULES]
+
+
+@pytest.mark.parametrize(("generation", "scenario"), CONFINED)
 def test_sandboxed(untrusted: Clients, generation: str, scenario: str) -> None:
-    refusal = OF_THE_TRUSTED.get(scenario)
+    refusal = REFUSED.get(scenario)
     if refusal is None:
         untrusted[generation].run(scenario)
     else:
@@ -106,3 +86,10 @@ def nnterp(
 @pytest.mark.parametrize("scenario", scenarios("scenarios_nnterp"))
 def test_nnterp_sandboxed(nnterp: Client, scenario: str) -> None:
     nnterp.run(scenario)
+
+
+def test_the_table_names_scenarios_that_are_there() -> None:
+    there = {name for _, name in EVERY}
+    for reasons in (SANDBOXED, PER_USER, STACK, SHARED_PASSES):
+        named = {f"scenario_{name}" for names in reasons.values() for name in names}
+        assert named <= there

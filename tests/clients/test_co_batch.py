@@ -10,8 +10,11 @@ from threading import Barrier
 
 import pytest
 
-from tests.clients.harness import Client, LocalServer, scenarios
+from tests.clients.harness import Client, LocalServer
+from tests.clients.table import SHARED_PASSES, chosen
 from tests.conftest import NAME, client_environment
+
+pytestmark = pytest.mark.process
 
 USERS = 3
 READS = "scenario_reads_of_layers_and_logits"
@@ -71,6 +74,6 @@ def test_plain_traces_share_passes(joining: LocalServer, users: list[Client]) ->
     assert shared(joining) > before
 
 
-@pytest.mark.parametrize("scenario", scenarios("scenarios_08"))
+@pytest.mark.parametrize("scenario", [name for _, name in chosen(SHARED_PASSES, "0.8")])
 def test_whatever_several_users_do_at_once(users: list[Client], scenario: str) -> None:
     at_once(users, scenario)

@@ -11,6 +11,8 @@ from tests.clients.harness import Client, LocalServer
 from tests.conftest import client_environment
 from tests.tiny_models import make_bert, make_t5
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 
 @pytest.mark.parametrize("options", [[], ["--sandbox"]], ids=["trusted", "sandboxed"])
 @pytest.mark.parametrize(

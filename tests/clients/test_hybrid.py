@@ -11,6 +11,8 @@ import pytest
 from tests.clients.harness import Client, LocalServer, scenarios
 from tests.conftest import NAME, client_environment
 
+pytestmark = pytest.mark.process
+
 LIMITS = {
     "NDIF_MAX_STREAMED_BYTES": "4000000",
     "SOCKETIO_MAX_HTTP_BUFFER_SIZE": "2000000",

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -19,10 +18,13 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
-from tests.clients.harness import NDIF, Client, StartedServer
+from tests.clients.harness import Client, StartedServer
+from tests.commands import ndif as command
 from tests.serving import serving
 from tests.tiny_models import make_bert, make_gpt2, make_llama
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import until
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 ONE_FITS = "1x1.5MB"
 """A GPU that any of the tiny models has for itself, and that two do not fit on."""
@@ -156,13 +158,8 @@ def user(many: Many, server: StartedServer, generation: str) -> Client:
 
 def ndif(server: StartedServer, *arguments: str, rc: int = 0) -> Any:
     """A command of the operator's: what it prints as JSON."""
-    done = subprocess.run(
-        [NDIF, *arguments, "--json"],
-        env={**os.environ, **server.environment},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    variables = {**os.environ, **server.environment}
+    done = command(*arguments, "--json", environment=variables)
     assert done.returncode == rc, done.stdout + done.stderr
     return json.loads(done.stdout) if done.stdout.strip() else None
 

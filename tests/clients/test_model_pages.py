@@ -19,6 +19,8 @@ from tests.serving import serving
 from tests.tiny_models import make_bert, make_gpt2, make_llama, make_t5
 from tests.waiting import until
 
+pytestmark = pytest.mark.engine
+
 TASKS = {
     "tests/gpt2": "text-generation",
     "tests/llama": "text-generation",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +12,12 @@ import httpx
 import pytest
 import torch
 
-from tests.clients.harness import NDIF, Client, StartedServer
+from tests.clients.harness import Client, StartedServer
+from tests.commands import ndif as command
 from tests.conftest import NAME, client_environment
 from tests.waiting import until
+
+pytestmark = pytest.mark.process
 
 KEYS = {"0.8": "the-key-of-ada", "0.7": "the-key-of-bob"}
 SCENARIOS = ("scenario_a_user_ends_their_own_job", "scenario_usage_is_what_clients_were_told")
@@ -69,13 +71,10 @@ def test_a_user_of_each_wire(
 
 def ndif(server: StartedServer, *arguments: str) -> str:
     """The output of a command of the machine that serves."""
-    return subprocess.run(
-        [NDIF, *arguments],
-        env={**server.environment, "PATH": "/usr/bin:/bin", "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    variables = {**server.environment, "PATH": "/usr/bin:/bin", "COLUMNS": "200"}
+    done = command(*arguments, environment=variables)
+    assert done.returncode == 0, done
+    return done.stdout
 
 
 def test_the_commands_of_a_user_and_of_the_operator(server: StartedServer, tmp_path: Path) -> None:

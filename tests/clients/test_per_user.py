@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.clients.harness import Client, StartedServer
-from tests.clients.test_clients import EVERY, OF_THE_TRUSTED
+from tests.clients.table import PER_USER, chosen
 from tests.conftest import NAME, client_environment
 from tests.waiting import until
+
+pytestmark = pytest.mark.process
 
 KEY = "a-key-of-eight-letters"
 
@@ -89,18 +91,7 @@ def test_plain_traces_share_a_process(
     assert new() == first
 
 
-KEYLESS = ("scenario_the_address_of_the_server",)
-"""Scenarios that make an address of their own, without a key."""
-
-
-@pytest.mark.parametrize(
-    ("generation", "scenario"),
-    [
-        (generation, scenario)
-        for generation, scenario in EVERY
-        if generation in MODULES and scenario not in {*OF_THE_TRUSTED, *KEYLESS}
-    ],
-)
+@pytest.mark.parametrize(("generation", "scenario"), chosen(PER_USER, *MODULES))
 def test_what_a_process_of_several_requests_answers(
     users: dict[str, Client], generation: str, scenario: str
 ) -> None:

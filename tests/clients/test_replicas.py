@@ -15,6 +15,8 @@ from tests.clients.harness import Client, LocalServer, model_processes
 from tests.conftest import NAME, client_environment
 from tests.waiting import until
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def server(server_environment: dict[str, str]) -> Iterator[LocalServer]:

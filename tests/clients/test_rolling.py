@@ -24,6 +24,8 @@ from tests.services.redis import RedisServer
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
 from tests.waiting import PATIENCE_S, time_passes, until
 
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
 __all__ = ["hub", "models"]
 
 MODEL = "tests/gpt2"

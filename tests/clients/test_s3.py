@@ -17,6 +17,8 @@ from tests.conftest import NAME, Clients
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
 from tests.waiting import time_passes, until
 
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
 STORED = [
     ("0.8", "scenario_a_large_result_is_fetched"),
     ("0.8", "scenario_without_compression"),

@@ -1,4 +1,4 @@
-"""Every scenario of two generations against a server of many machines: Redis, S3, three nodes of Ray."""
+"""Scenarios of two generations against a server of many machines: Redis, S3, three nodes of Ray."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.clients.harness import Client, StartedServer
-from tests.clients.test_clients import EVERY, OF_THE_TRUSTED
+from tests.clients.table import REFUSED, STACK, chosen
 from tests.clients.test_many import ndif, replicas
 from tests.clients.test_own_jobs import ndif as output
 from tests.cluster.ray.rays import OFFERED, ray_cluster
@@ -21,6 +21,8 @@ from tests.services.ray import RayServer
 from tests.services.redis import RedisServer
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
 from tests.waiting import until
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
 @dataclass
@@ -87,11 +89,11 @@ def users(
     clients.close()
 
 
-@pytest.mark.parametrize(("generation", "scenario"), [e for e in EVERY if e[0] != "0.6"])
+@pytest.mark.parametrize(("generation", "scenario"), chosen(STACK, "0.8", "0.7"))
 def test_each_channel_and_request_may_meet_another_process(
     users: Clients, generation: str, scenario: str
 ) -> None:
-    refusal = OF_THE_TRUSTED.get(scenario)
+    refusal = REFUSED.get(scenario)
     if refusal is None:
         users[generation].run(scenario)
     else:

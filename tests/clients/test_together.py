@@ -18,6 +18,8 @@ from tests.clients.harness import Client, LocalServer
 from tests.conftest import NAME, client_environment
 from tests.waiting import PATIENCE_S, time_passes
 
+pytestmark = pytest.mark.process
+
 READS = "scenario_reads_of_layers_and_logits"
 ROUNDS = 5
 

@@ -10,6 +10,8 @@ import pytest
 from tests.clients.harness import Client, LocalServer, scenarios
 from tests.conftest import NAME, client_environment
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def untrusted_client(

@@ -22,6 +22,8 @@ from ndif.stores.objects import FileStore
 from tests.host.machines import A100_MIG, GB10, H100, MIB, MIXED, Machine
 from tests.on_loop import on_loop
 
+pytestmark = pytest.mark.process
+
 
 async def inspected(
     machine: Machine, cards: Sequence[PhysicalGpu], node_gpus: str = ""

@@ -18,6 +18,8 @@ from ndif.schema.deployment import DeploymentConfig
 from tests.host.machines import GB10, H100, MIXED, Machine
 from tests.on_loop import on_loop
 
+pytestmark = pytest.mark.process
+
 MIB = 1 << 20
 CONTEXT = 3 * Settings().gpu_context_bytes
 """Of the owner and the two runners that a trusted user has."""

@@ -36,6 +36,8 @@ from tests.services.redis import RedisServer
 from tests.serving import serving
 from tests.stores.broker.signers import SIGNER
 
+pytestmark = pytest.mark.engine
+
 NAME = "org/name"
 
 

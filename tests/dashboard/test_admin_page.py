@@ -25,6 +25,8 @@ from tests.services.packages import need
 from tests.serving import serving
 from tests.waiting import until
 
+pytestmark = pytest.mark.process
+
 TOKEN = "opens-it"
 PASSWORD = "three words nobody knows"
 HASH = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash(PASSWORD)

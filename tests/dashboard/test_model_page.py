@@ -37,6 +37,8 @@ from tests.services.packages import need
 from tests.serving import serving
 from tests.tiny_models import make_bert, make_gpt2
 
+pytestmark = pytest.mark.process
+
 GPT2, BERT, EVIL = "tests/gpt2", "tests/bert", "tests/evil"
 HOSTILE = "<img src=x onerror=alert(1)>"
 

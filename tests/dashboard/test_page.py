@@ -29,6 +29,8 @@ from tests.dashboard.sample import (
 from tests.services.packages import need
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
 
+pytestmark = pytest.mark.browser
+
 VIEWS = ("", "jobs", "connect")
 HOSTILE = "<img src=x onerror=alert(1)>"
 MOST_BYTES = 300_000

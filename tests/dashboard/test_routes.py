@@ -181,6 +181,7 @@ def test_the_page_names_every_module_before_it_is_asked_for() -> None:
     assert {name for name in modules if f"{{{{files}}}}/{name}" not in page} == set()
 
 
+@pytest.mark.process
 def test_a_real_servers_state_names_no_user(runtimes: Path, tmp_path: Path) -> None:
     with gateway(tmp_path, runtimes, options={"token": "opens-it"}) as server:
         server.submit()

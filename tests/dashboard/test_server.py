@@ -20,6 +20,8 @@ from tests.dashboard.browser import chromium, visiting
 from tests.services.packages import need
 from tests.waiting import until
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 KEYS = {"ada": "the-key-of-ada", "bob": "the-key-of-bob"}
 SIZES = ("one process", "many")
 

@@ -20,6 +20,8 @@ from tests.deploy.dockerfile import DOCKER, DOCKERFILE, ROOT, only, stages
 from tests.services.packages import need
 from tests.services.process import Process, free_port
 
+pytestmark = pytest.mark.engine
+
 COMPOSE = DOCKER / "docker-compose.yml"
 SECRETS_SCRIPT = DOCKER / "make-secrets.sh"
 BIN = Path(sys.executable).parent

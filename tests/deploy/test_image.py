@@ -38,6 +38,8 @@ from tests.services.packages import go_without, need
 from tests.test_wheel import PACKAGES, VERSION, interpreter, link, required
 from tests.waiting import until
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 INDEX = "https://pypi.org/simple"
 """Index of torch: the machines of tests reach no other."""
 MODEL = "/models/tiny"

@@ -96,6 +96,7 @@ def test_a_pod_meets_the_restricted_profile(subtests: pytest.Subtests) -> None:
             assert kinds <= {"emptyDir", "persistentVolumeClaim", "secret"}
 
 
+@pytest.mark.process
 def test_a_pod_has_the_secrets_that_it_needs_by_reference_alone(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:

@@ -17,6 +17,8 @@ from ndif.distribution import NAME as DISTRIBUTION
 from tests.deploy.dockerfile import DOCKERFILE, ROOT
 from tests.deploy.test_image import INDEX, link_environment
 
+pytestmark = pytest.mark.process
+
 WORKFLOW = ROOT / ".github" / "workflows" / "release.yml"
 BIN = Path(sys.executable).parent
 COMMIT = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}")

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from ndif.sandbox.confinement import seccomp
 from tests.deploy.profiles import YOUNGER, docker_profile
+
+pytestmark = pytest.mark.process
 
 _NEEDED = """landlock_create_ruleset landlock_add_rule landlock_restrict_self seccomp prctl capset capget
     setrlimit prlimit64 clone fork memfd_create pidfd_open pidfd_send_signal socketpair setsid

@@ -12,6 +12,8 @@ from ndif.sandbox.confinement import seccomp
 from tests.deploy.profiles import UNITS, YOUNGER, unit_calls
 from tests.services.packages import need
 
+pytestmark = pytest.mark.process
+
 NAMES = ("ndif.service", "ndif-worker.service")
 MOST_EXPOSED = 25
 """Ten times the exposure level that systemd may find: it calls up to 2 OK, and 0 perfect."""

@@ -23,6 +23,8 @@ from tests.services.packages import go_without, need
 from tests.services.process import Process, free_port
 from tests.waiting import until
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 
 @dataclass
 class Network:

@@ -17,6 +17,8 @@ from tests.conftest import client_environment
 from tests.docs.conftest import MODEL
 from tests.docs.documents import DOCUMENTS, ROOT, SHELL, Block, blocks_of, commands_of, name_of
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 BLOCKS = [block for document in DOCUMENTS for block in blocks_of(document)]
 PATIENCE_S = 300
 PRELUDE = r"""

@@ -18,6 +18,8 @@ from tests.clients.harness import CHEAP_TLS, LocalServer
 from tests.conftest import client_environment
 from tests.docs.documents import ROOT
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 NOTEBOOK = ROOT / "docs" / "users" / "notebook.ipynb"
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PATIENCE_S = 300

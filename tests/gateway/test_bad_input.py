@@ -30,6 +30,8 @@ from tests.clients.harness import Client, LocalServer, scenarios
 from tests.conftest import NAME, client_environment
 from tests.waiting import PATIENCE_S, until
 
+pytestmark = pytest.mark.process
+
 NEW = "nnsight.modeling.transformers.TransformersModel"
 OLD = "nnsight.modeling.language.LanguageModel"
 VERSION = version("nnsight")

@@ -25,6 +25,8 @@ from tests.services.packages import need
 from tests.serving import serving
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.browser
+
 PAGE = """\
 <!doctype html><title>a notebook</title><script>
 const server = new URLSearchParams(location.search).get("server");

@@ -37,6 +37,8 @@ from tests.security.serving import Gateway, gateway, get
 from tests.serving import serving_on
 from tests.waiting import PATIENCE_S, until
 
+pytestmark = pytest.mark.process
+
 UNKNOWN = "01234567-89ab-cdef-0123-456789abcdef"
 MADE = re.compile(r"[0-9a-f]{32}")
 TOKEN = "opens-it"

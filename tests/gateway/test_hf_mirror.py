@@ -446,6 +446,7 @@ def test_no_path_leads_out(folder: Path, share_weights: bool) -> None:
 # Clients
 
 
+@pytest.mark.process
 def test_nnsight_builds_its_model_from_the_server_alone(gpt2: Path, tmp_path: Path) -> None:
     script = f"""
 import json
@@ -473,6 +474,7 @@ print(json.dumps({{
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
+@pytest.mark.process
 def test_a_model_with_code_of_its_own(tmp_path: Path) -> None:
     folder = tmp_path / "custom"
     folder.mkdir()
@@ -495,6 +497,7 @@ print(AutoConfig.from_pretrained({TINY!r}, trust_remote_code=True).width)
         assert served.given() == {"config.json", "configuration_own.py", "defaults.py"}
 
 
+@pytest.mark.process
 def test_a_whole_model_is_loaded_where_weights_are_shared(
     whole: Served, gpt2: Path, llama: Path, tmp_path: Path
 ) -> None:

@@ -19,6 +19,8 @@ from ndif.gateway import login
 from ndif.gateway.sessions import Sessions
 from tests.security.serving import Gateway, gateway
 
+pytestmark = pytest.mark.process
+
 TOKEN = "opens-it"
 PASSWORD = "three words nobody knows"
 # A hash of the usual cost takes half a second.

@@ -33,6 +33,8 @@ from tests.stores.broker.signers import SECRET
 from tests.telemetry.test_metrics import STATUS
 from tests.waiting import PATIENCE_S, eventually, until
 
+pytestmark = pytest.mark.engine
+
 TOKEN = "the operator's"
 
 

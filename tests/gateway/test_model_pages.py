@@ -26,6 +26,8 @@ from ndif.schema.structure import ModelStructure, read_structure
 from tests.on_loop import on_loop
 from tests.tiny_models import make_bert, make_gpt2
 
+pytestmark = pytest.mark.process
+
 GPT2, BERT = "org/gpt2", "org/bert"
 
 

@@ -31,6 +31,8 @@ from tests.security.serving import OLD, PAYLOAD
 from tests.serving import serving
 from tests.waiting import PATIENCE_S, until
 
+pytestmark = pytest.mark.process
+
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 
 

@@ -23,6 +23,8 @@ from tests.on_loop import on_loop
 from tests.security.serving import gateway
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.process
+
 PUBLIC = "https://ndif.example.org"
 
 

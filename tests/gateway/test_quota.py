@@ -33,6 +33,8 @@ from tests.security.serving import Gateway, gateway
 from tests.stores.callbacks.test_callbacks import a_callback
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.process
+
 SMALL = {
     "request_bytes": 2000,
     "unfinished_jobs": 2,

@@ -24,6 +24,8 @@ from tests.stores.accounts.databases import TestDatabase
 from tests.stores.accounts.databases import database as database
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.engine
+
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis needs Python 3.11")
 checks = pytest.importorskip("schemathesis.specs.openapi.checks")
 FailureGroup = pytest.importorskip("schemathesis.core.failures").FailureGroup

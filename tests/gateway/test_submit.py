@@ -113,6 +113,7 @@ def test_a_machine_is_a_user_without_an_api_key(tmp_path: Path) -> None:
     assert accepted(tmp_path, {"ndif-api-key": users[0]}, "10.0.0.9").user not in users
 
 
+@pytest.mark.process
 @on_loop
 async def test_a_full_disk_answers_503_and_says_so(small_disk: Path) -> None:
     broker = MemoryBroker(spool=Spool(small_disk / "spool", FileStore(small_disk, 60)))

@@ -44,6 +44,8 @@ from tests.services.redis import RedisServer
 from tests.stores.broker.signers import SIGNER
 from tests.waiting import PATIENCE_S, time_passes
 
+pytestmark = pytest.mark.engine
+
 ME = f"uid {os.geteuid()}"
 """The name of a caller of this machine."""
 

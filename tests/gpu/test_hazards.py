@@ -29,6 +29,8 @@ from tests.on_loop import on_loop
 from tests.runtime.replica import expected, reading, serve
 from tests.waiting import time_passes_async
 
+pytestmark = pytest.mark.process
+
 SLOW_S = 3.0
 """Seconds that a driver may take to end a process; more than the host waits for a live runner."""
 

@@ -14,10 +14,11 @@ import pytest
 from ndif.sandbox.confinement.layers import detect_layers, missing_layers
 from tests.gpu.probe import RUNNER
 
-pytestmark = pytest.mark.skipif(
+needs_every_layer = pytest.mark.skipif(
     bool(missing_layers(detect_layers())),
     reason="this kernel has not every layer of the confinement",
 )
+pytestmark = [needs_every_layer, pytest.mark.process]
 
 REFUSED = {
     "limits before the start": "File too large",

@@ -19,6 +19,8 @@ from tests.gpu.__main__ import STAGES, WHOLE_S, Outcome, Stage, limits, run, sho
 from tests.gpu.kit import applies, pins, project_requirements, target_environment
 from tests.waiting import until
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 ROOT = Path(__file__).parents[2]
 
 HANGING = """

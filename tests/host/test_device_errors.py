@@ -23,6 +23,8 @@ from tests.on_loop import on_loop
 from tests.runtime.replica import HERE, a_replica, serve
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.process
+
 ECC = "CUDA error: uncorrectable ECC error encountered"
 
 

@@ -105,6 +105,7 @@ def affinities(pid: int) -> set[frozenset[int]]:
     return {frozenset(os.sched_getaffinity(int(thread.name))) for thread in threads}
 
 
+@pytest.mark.process
 @several
 def test_every_thread_is_bound() -> None:
     cpu = min(os.sched_getaffinity(0))
@@ -117,12 +118,14 @@ def test_every_thread_is_bound() -> None:
         process.kill()
 
 
+@pytest.mark.process
 def test_an_ended_process_is_not_bound() -> None:
     with subprocess.Popen(["/bin/true"]) as process:
         process.wait()
     bind(process.pid, os.sched_getaffinity(0))
 
 
+@pytest.mark.process
 @several
 @on_loop
 async def test_a_replica_runs_beside_its_gpus(tiny_gpt2: Path) -> None:

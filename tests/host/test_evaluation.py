@@ -37,6 +37,8 @@ from tests.serving import serving
 from tests.tiny_models import make_bert, make_gpt2, make_llama, make_t5
 from tests.waiting import eventually
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 KINDS: dict[str, tuple[Callable[[Path], Path], str, Any]] = {
     "gpt2": (make_gpt2, "text-generation", AutoModelForCausalLM),
     "llama": (make_llama, "text-generation", AutoModelForCausalLM),

@@ -33,6 +33,8 @@ from tests.on_loop import on_loop
 from tests.runtime.replica import HERE, alive, children
 from tests.waiting import PATIENCE_S, eventually, time_passes_async
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 TASK = "text-generation"
 UNTRUSTED = UntrustedSettings(
     sandbox="off",

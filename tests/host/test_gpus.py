@@ -35,6 +35,8 @@ from tests.host.machines import (
 from tests.on_loop import on_loop
 from tests.waiting import PATIENCE_S, eventually
 
+pytestmark = pytest.mark.process
+
 SMALL, LARGE = MIXED[0].gpu, MIXED[1].gpu
 MIG = A100_MIG[0].instances or ()
 

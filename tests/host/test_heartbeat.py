@@ -18,6 +18,8 @@ from ndif.tasks import within
 from tests.on_loop import on_loop
 from tests.waiting import PATIENCE_S, time_passes
 
+pytestmark = pytest.mark.process
+
 FROZEN_S = 0.5
 BUSY = "print('here', flush=True)\nwhile True: pass"
 ASLEEP = "import time; print('here', flush=True); time.sleep(60)"

@@ -20,6 +20,8 @@ from ndif.schema.repositories import Repositories
 from tests.on_loop import on_loop
 from tests.serving import serving
 
+pytestmark = pytest.mark.process
+
 ROUGHLY = 30_000
 """Bytes of each adapter."""
 

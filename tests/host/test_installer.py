@@ -27,6 +27,8 @@ from ndif.host.installer import (
     uv_variables,
 )
 
+pytestmark = pytest.mark.process
+
 THING = "ndif-thing-of-a-test"
 
 

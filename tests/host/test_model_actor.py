@@ -45,6 +45,8 @@ from tests.runtime.replica import (
 from tests.stores.small_disk import fill, small_disk
 from tests.waiting import PATIENCE_S, eventually, time_passes_async
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 __all__ = ["small_disk"]
 
 

@@ -20,6 +20,8 @@ from tests.on_loop import on_loop
 from tests.runtime.replica import Served, a_replica, alive, serve
 from tests.waiting import time_passes_async
 
+pytestmark = pytest.mark.process
+
 
 async def answered(served: Served, trusted: bool) -> None:
     response = await served.run(b"anything", trusted=trusted)

@@ -744,6 +744,7 @@ def test_each_request_has_one_end_whenever_an_embedded_server_is_killed() -> Non
     play(RestartsMachine, 0.2, 40)
 
 
+@pytest.mark.engine
 @pytest.mark.hypothesis
 def test_each_request_has_one_end_whatever_happens_to_a_server_of_many_processes(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch

@@ -36,6 +36,8 @@ from tests.runtime.replica import (
 )
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def payloads(tiny_gpt2: Path) -> dict[str, bytes]:

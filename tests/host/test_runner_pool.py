@@ -214,6 +214,7 @@ async def test_a_burst_of_requests_refills_the_pool_once() -> None:
         assert [await pool.acquire(""), await pool.acquire("")] == zygote.runners[2:]
 
 
+@pytest.mark.process
 @on_loop
 async def test_a_released_runner_ends() -> None:
     async with a_zygote() as zygote:
@@ -228,6 +229,7 @@ async def test_a_released_runner_ends() -> None:
         assert zygote.processes[1].poll() is None
 
 
+@pytest.mark.process
 @on_loop
 async def test_a_runner_that_is_released_before_its_pid_is_known_ends() -> None:
     async with a_zygote() as zygote:
@@ -368,6 +370,7 @@ async def test_a_pool_that_could_not_be_filled_is_filled_after_the_next_request(
         assert [await pool.acquire(""), await pool.acquire("")] == zygote.runners[3:]
 
 
+@pytest.mark.process
 @on_loop
 async def test_a_failed_runner_is_killed_and_closed() -> None:
     async with a_zygote() as zygote:
@@ -378,6 +381,7 @@ async def test_a_failed_runner_is_killed_and_closed() -> None:
         assert await asyncio.to_thread(zygote.processes[0].wait, 2) == -signal.SIGKILL
 
 
+@pytest.mark.process
 @on_loop
 async def test_a_runner_of_a_cancelled_request_is_killed_and_closed() -> None:
     async with a_zygote() as zygote:
@@ -652,6 +656,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_pool, "_STOPPED_AFTER_S", 0.05)
 
 
+@pytest.mark.process
 @on_loop
 async def test_a_waiting_runner_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_zygote() as zygote:
@@ -670,6 +675,7 @@ async def test_a_waiting_runner_is_stopped(monkeypatch: pytest.MonkeyPatch) -> N
         await eventually(lambda: state(process) != "T")
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("waits_for_reset", [False, True])
 @on_loop
@@ -692,6 +698,7 @@ async def test_a_runner_that_has_its_next_request_is_not_stopped(waits_for_reset
         assert state(zygote.processes[0]) != "T"
 
 
+@pytest.mark.process
 @on_loop
 async def test_an_idle_runner_is_ended() -> None:
     async with a_zygote() as zygote:
@@ -708,6 +715,7 @@ async def test_an_idle_runner_is_ended() -> None:
 # CUDA contexts.
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("untrusted", "trusted", "processes"),
     [(False, True, 3), (True, False, 4), (True, True, 6)],

@@ -18,6 +18,8 @@ from ndif.tasks import within
 from tests.on_loop import on_loop
 from tests.waiting import PATIENCE_S, eventually, time_passes_async, until
 
+pytestmark = pytest.mark.process
+
 MIB = 1 << 20
 MEMORY, THREADS = 64 * MIB, 8
 WATCH = ResourceWatchdog(MEMORY, THREADS)

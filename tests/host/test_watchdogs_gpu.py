@@ -24,6 +24,8 @@ from tests.on_loop import on_loop
 from tests.runtime.replica import children, lasting, serve
 from tests.waiting import PATIENCE_S, eventually, time_passes_async
 
+pytestmark = pytest.mark.process
+
 SHARE = 10 << 30
 EVERY_S = 0.05
 GPUS = [card.gpu for card in H100[:2]]

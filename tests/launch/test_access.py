@@ -20,6 +20,8 @@ from tests.services.process import free_port
 from tests.stores.accounts.databases import FOREIGN, TestDatabase
 from tests.stores.accounts.databases import database as database
 
+pytestmark = pytest.mark.engine
+
 
 def options(root: Path, **settings: Any) -> Settings:
     return Settings(session_root=root, sandbox="off", **settings)

@@ -12,6 +12,8 @@ import pytest
 from ndif.launch.log_rotation import rotate, rotate_all
 from tests.stores.small_disk import fill, small_disk
 
+pytestmark = pytest.mark.process
+
 __all__ = ["small_disk"]
 
 WRITER = """

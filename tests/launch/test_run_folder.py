@@ -23,6 +23,8 @@ from ndif.launch.run_folder import (
 )
 from tests.waiting import until
 
+pytestmark = pytest.mark.process
+
 BEGIN = """
 import sys, time
 from pathlib import Path

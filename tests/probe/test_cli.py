@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.clients.harness import NDIF, StartedServer, children
+from tests.clients.harness import StartedServer, children
+from tests.commands import NDIF, ndif
 from tests.tiny_models import make_gpt2
 from tests.waiting import PATIENCE_S, until
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 NAME = "test-org/probed"
 _PATIENCE_S = 2 * PATIENCE_S
@@ -32,13 +35,8 @@ class Operated:
 
     def ndif(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """A command, run to its end."""
-        return subprocess.run(
-            [NDIF, *arguments],
-            env={**os.environ, "COLUMNS": "300", **self.environment, **variables},
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE_S,
-        )
+        variables = {**os.environ, "COLUMNS": "300", **self.environment, **variables}
+        return ndif(*arguments, environment=variables)
 
     def deploy(self, folder: Path, generation: str) -> None:
         """Deploy the model of a folder for a generation; it is there when this returns."""

@@ -20,6 +20,8 @@ from tests.services.redis import RedisServer
 from tests.tiny_models import make_gpt2
 from tests.waiting import until
 
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
 SHOWS_STATUS = """
 from nnsight import ndif
 found = ndif.status()

@@ -14,6 +14,8 @@ from ndif.host.runtimes import Runtime
 from ndif.probe.probe import Kind, Outcome, Target, probe, variables_of_client
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.process
+
 TARGET = Target("org/name", None, "text-generation", "0.8")
 HERE, ELSEWHERE = "http://127.0.0.1:8001", "https://ndif.example.org"
 

@@ -858,6 +858,7 @@ async def ends(client: Client) -> dict[str, Any]:
     return await eventually(ended)
 
 
+@pytest.mark.engine
 @on_loop
 async def test_jobs_wait_for_a_broker_that_is_away_however_long(
     tmp_path: Path, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
@@ -890,6 +891,7 @@ async def test_jobs_wait_for_a_broker_that_is_away_however_long(
         await eventually(lambda: redis.command("xlen", "queue") == "0")
 
 
+@pytest.mark.engine
 @on_loop
 async def test_gateways_ask_the_leader_where_a_polled_job_is(
     tmp_path: Path, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
@@ -928,6 +930,7 @@ async def test_gateways_ask_the_leader_where_a_polled_job_is(
         await end([serving])
 
 
+@pytest.mark.engine
 @on_loop
 async def test_a_job_whose_payload_the_broker_has_lost_says_so(
     tmp_path: Path, redis: RedisServer

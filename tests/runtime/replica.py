@@ -39,9 +39,9 @@ HERE = Runtime("0.8", "0.8", Path(sys.executable), ())
 
 
 _FORK_SERVERS = ForkServers()
-_SET_HERE = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
-"""Variables that pytest and torch set in this process, which no server has."""
-_ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in _SET_HERE}
+_SET_HERE = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "PYTHONBREAKPOINT", "RAY_")
+"""Prefixes of variables that pytest, torch and Ray set in this process, which no server has."""
+_ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(_SET_HERE)}
 
 
 async def fork_servers(*, untrusted: bool = False) -> ForkServers:
@@ -52,8 +52,8 @@ async def fork_servers(*, untrusted: bool = False) -> ForkServers:
     A test that changed the environment gets processes that are started anew.
     """
     # Else each test would have an environment of its own. They are set again before they are read.
-    for name in _SET_HERE:
-        os.environ.pop(name, None)
+    for name in [name for name in os.environ if name.startswith(_SET_HERE)]:
+        del os.environ[name]
     if os.environ == _ENVIRONMENT:
         _FORK_SERVERS.prepare(HERE, untrusted=untrusted)
         ours, theirs = socket.socketpair()

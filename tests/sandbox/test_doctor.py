@@ -15,11 +15,13 @@ import pytest
 
 from ndif import __version__
 from ndif.launch.machine_checks import Gpus, check_torch
-from tests.clients.harness import NDIF
+from tests.commands import NDIF
 from tests.host.machines import H100, Machine
 from tests.sandbox.confinement.test_layers import LANDLOCK, SECCOMP, without, without_package
 from tests.services.process import free_port
 from tests.waiting import PATIENCE_S
+
+pytestmark = pytest.mark.process
 
 REFUSAL = r"Untrusted code cannot be confined on this machine: it lacks"
 

@@ -19,6 +19,8 @@ from tests.clients.harness import Client, LocalServer
 from tests.conftest import NAME, client_environment
 from tests.serving import serving
 
+pytestmark = pytest.mark.process
+
 TOKEN = "hf_" + "tOkEnOfTheOperator" * 2
 PASSWORD = "pAsSwOrDoFtHeOpErAtOr"
 OURS = "kEyOfThEoBjEcTsToRe"

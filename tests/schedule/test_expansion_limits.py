@@ -24,6 +24,8 @@ from tests.schedule.calendars import (
     spans,
 )
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _garbage_collection_takes_no_time() -> Iterator[None]:

@@ -18,6 +18,8 @@ from ndif.schema.deployment import DeploymentConfig
 from tests.on_loop import on_loop
 from tests.schedule.calendars import calendar, event
 
+pytestmark = pytest.mark.process
+
 NOW = datetime(2026, 10, 5, 12, tzinfo=timezone.utc)
 MINUTE = timedelta(minutes=1)
 

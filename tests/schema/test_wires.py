@@ -110,6 +110,7 @@ def test_the_content_is_written_once() -> None:
         assert len(written) < len(content) + 1000
 
 
+@pytest.mark.process
 def test_writing_imports_no_torch() -> None:
     code = (
         "import sys; from ndif.schema import wires;"

@@ -27,6 +27,8 @@ from tests.security.serving import SOMEBODY, Gateway, gateway, get, needs_root, 
 from tests.services.process import free_port
 from tests.waiting import time_passes
 
+pytestmark = pytest.mark.process
+
 KEY = "the-key-of-ada"
 AT_ONCE = 10
 T = TypeVar("T")

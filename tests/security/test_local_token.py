@@ -32,6 +32,8 @@ from tests.security.serving import (
 )
 from tests.waiting import time_passes, until
 
+pytestmark = pytest.mark.process
+
 TOKEN = "the-token-of-this-server"
 UNKNOWN = "00000000-0000-4000-8000-000000000000"
 

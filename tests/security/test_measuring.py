@@ -35,6 +35,8 @@ from tests.runtime.replica import HERE, children
 from tests.serving import serving
 from tests.waiting import PATIENCE_S, eventually
 
+pytestmark = pytest.mark.process
+
 MIB = 1 << 20
 LAYERS = {"n_layer": 10**6}
 """Changes of a config that take hours to build."""

@@ -34,6 +34,8 @@ from tests.security.repositories import (
     without_a_class,
 )
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 CELLS = [(name, cell) for name, attack in ATTACKS.items() for cell in ("none", *attack.by, "all")]
 
 

@@ -14,6 +14,8 @@ from tests.conftest import NAME
 from tests.security.hostile_clients import ATTACKS, MB, Attack, Hostile, memory
 from tests.waiting import time_passes, until
 
+pytestmark = pytest.mark.process
+
 CLIENTS = 8
 DURING, AFTER = 300 * MB, 50 * MB
 _SAMPLE_S = 0.1

@@ -44,6 +44,8 @@ from tests.security.monitor import monitoring
 from tests.services.redis import RedisServer
 from tests.waiting import PATIENCE_S, eventually, time_passes_async
 
+pytestmark = pytest.mark.engine
+
 SECRET = "a secret that Redis never holds"
 INLINE = 1000
 SOON_S = 0.2
@@ -103,7 +105,7 @@ class World:
         await self.attacker.xadd("queue", {"request": content})
 
     async def claims_nothing(self, broker: RedisBroker, *, left: int) -> None:
-        """Have a broker claim until so many entries are left in the queue, none of them by the claim."""
+        """Let a broker claim until so many entries are left in the queue, none of them by the claim."""
 
         async def are_left() -> bool:
             return bool(await self.attacker.xlen("queue") == left)

@@ -37,6 +37,8 @@ from tests.security.serving import (
 )
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.process
+
 ADA = {"ndif-api-key": "the-key-of-ada"}
 BOB = {"ndif-api-key": "the-key-of-bob"}
 KEYS = "keys:\n- {key: the-key-of-ada, user: ada}\n- {key: the-key-of-bob, user: bob}\n"

@@ -24,7 +24,8 @@ from ndif.server.embedded import Server
 from ndif.server.leader import Leader
 from ndif.server.process_config import ProcessConfig
 from ndif.stores.callbacks import CALLBACKS, SqliteCallbacks
-from tests.clients.harness import NDIF, LocalServer, StartedServer, children
+from tests.clients.harness import LocalServer, StartedServer, children
+from tests.commands import NDIF
 from tests.conftest import NAME
 from tests.gateway.test_bad_input import send_old
 from tests.on_loop import on_loop
@@ -34,6 +35,8 @@ from tests.services.redis import RedisServer
 from tests.stores.broker.signers import SECRET
 from tests.stores.callbacks.test_callbacks import a_callback
 from tests.waiting import PATIENCE_S, until
+
+pytestmark = pytest.mark.engine
 
 PRIVATE = "a-token-of-the-users"
 

@@ -25,6 +25,8 @@ from tests.conftest import NAME
 from tests.on_loop import on_loop
 from tests.stores.broker.test_spool import a_request
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def cache(hub_url: str, tmp_path_factory: pytest.TempPathFactory) -> Path:

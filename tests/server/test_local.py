@@ -30,9 +30,12 @@ from ndif.net import StartError, listen
 from ndif.schema.model_key import NEWEST_CLASS
 from ndif.stores.broker.spool import SPOOL, Spool
 from ndif.stores.objects import FileStore
-from tests.clients.harness import NDIF, Client, LocalServer
+from tests.clients.harness import Client, LocalServer
+from tests.commands import NDIF
 from tests.conftest import NAME, client_environment
 from tests.waiting import PATIENCE_S, until
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 ABSENT = "no-such-org/no-such-model"
 ENDS_WITHIN_S = 60

@@ -12,7 +12,7 @@ import pytest
 from ndif.server.supervised import ProcessSpec, Supervisor
 from tests.waiting import PATIENCE_S
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
 SERVE = """
 import os, sys

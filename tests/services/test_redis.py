@@ -10,6 +10,8 @@ import pytest
 from tests.services.process import accepts
 from tests.services.redis import RedisServer
 
+pytestmark = pytest.mark.engine
+
 
 def test_the_shared_server_answers(redis: RedisServer) -> None:
     assert redis.url == f"redis://127.0.0.1:{redis.port}/0"

@@ -13,6 +13,8 @@ from click.testing import CliRunner
 
 from ndif.cli.main import cli
 
+pytestmark = pytest.mark.process
+
 SMALL = ("--requests", "400", "--models", "40", "--users", "9", "--hours", "1")
 
 

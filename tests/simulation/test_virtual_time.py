@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from ndif.simulation.virtual_time import DeadlockError, VirtualLoop, run
 from tests.waiting import virtual_time_passes as elapse
 
+pytestmark = pytest.mark.process
+
 DAY_S = 86400.0
 
 

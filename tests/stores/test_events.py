@@ -23,6 +23,8 @@ from tests.services.redis import RedisServer
 from tests.stores.broker.signers import SIGNER
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.engine
+
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ from ndif.stores.rates import Rates, RatesAwayError, Windows
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
 
+pytestmark = pytest.mark.engine
+
 
 @pytest.fixture(params=["memory", "redis"])
 def url(request: pytest.FixtureRequest) -> str:

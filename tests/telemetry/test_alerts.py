@@ -15,10 +15,12 @@ from tests.telemetry.operating import DOCUMENT, PROMETHEUS, ROOT, RULES
 NAMES = {rule["alert"] for rule in RULES}
 
 
+@pytest.mark.engine
 def test_prometheus_takes_the_configuration() -> None:
     assert promtool("check", "config", str(PROMETHEUS / "prometheus.yml")) == ""
 
 
+@pytest.mark.engine
 def test_each_alert_fires_by_its_cause_and_resolves() -> None:
     assert promtool("test", "rules", str(PROMETHEUS / "alerts_test.yml")) == ""
 

@@ -47,6 +47,8 @@ from tests.telemetry.operating import (
 from tests.tiny_models import make_gpt2, make_llama
 from tests.waiting import until
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 BROKEN = "tests/broken"
 GPT2, LLAMA = "tests/gpt2", "tests/llama"
 DATABASE = "ndif"

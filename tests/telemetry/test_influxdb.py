@@ -32,6 +32,8 @@ from tests.telemetry.store import HANGS, HANGS_UP, Store
 from tests.telemetry.test_metrics import a_record, sample
 from tests.waiting import eventually, until
 
+pytestmark = pytest.mark.engine
+
 QUICK = ShippingPolicy(1000, 100, interval_s=0.02, first_pause_s=0.05, longest_pause_s=0.2)
 ALL = {
     "GPUMemMetric": {"model", "generation", "status", "bytes", "request_id"},

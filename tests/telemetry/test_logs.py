@@ -13,6 +13,8 @@ import pytest
 
 from ndif.telemetry.logs import OncePerWhile
 
+pytestmark = pytest.mark.process
+
 PROGRAM = """
 import logging, sys
 from ndif.config.settings import Settings

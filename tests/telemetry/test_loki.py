@@ -23,6 +23,8 @@ from tests.telemetry.store import HANGS, HANGS_UP, Store
 from tests.telemetry.test_metrics import sample
 from tests.waiting import PATIENCE_S, until
 
+pytestmark = pytest.mark.process
+
 POLICY = ShippingPolicy(100_000, 10_000, interval_s=0.02, first_pause_s=0.05, longest_pause_s=0.2)
 Entry = tuple[dict[str, str], int, str]
 

@@ -31,6 +31,8 @@ from ndif.telemetry.metrics_folder import VARIABLE, prepare
 from ndif.telemetry.state import families
 from tests.services.prometheus import promtool
 
+pytestmark = pytest.mark.process
+
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 

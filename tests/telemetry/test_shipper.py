@@ -22,6 +22,8 @@ from tests.telemetry.store import HANGS, HANGS_UP, SPEAKS_NO_HTTP, Store
 from tests.telemetry.test_metrics import sample
 from tests.waiting import PATIENCE_S, until
 
+pytestmark = pytest.mark.process
+
 POLICY = ShippingPolicy(100, 10, interval_s=0.02, first_pause_s=0.02, longest_pause_s=0.1)
 
 

@@ -15,6 +15,8 @@ from ndif.telemetry.logs import STEPS
 from ndif.telemetry.steps import Steps, current, recording, step
 from tests.on_loop import on_loop
 
+pytestmark = pytest.mark.process
+
 KEY = (
     "nnsight.modeling.transformers.TransformersModel:" + '{"repo_id": "org/name", "revision": null}'
 )

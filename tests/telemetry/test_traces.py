@@ -20,6 +20,8 @@ from tests.telemetry.store import HANGS, Store
 from tests.telemetry.test_metrics import a_record, sample
 from tests.waiting import until
 
+pytestmark = pytest.mark.process
+
 ID = "0d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-"
 STEPS = (

@@ -54,6 +54,8 @@ from tests.services.redis import RedisServer
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
 from tests.waiting import PATIENCE_S
 
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
 
 @pytest.fixture(scope="module")
 def client(tiny_gpt2: Path) -> TransformersModel:

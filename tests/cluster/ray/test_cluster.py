@@ -23,6 +23,8 @@ from tests.cluster.ray.rays import a_request
 from tests.on_loop import on_loop
 from tests.waiting import eventually, time_passes_async
 
+pytestmark = pytest.mark.engine
+
 GIB = 1 << 30
 
 

@@ -28,6 +28,8 @@ from tests.services.process import HOST
 from tests.services.redis import RedisServer
 from tests.waiting import PATIENCE_S, eventually, time_passes_async
 
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
 
 async def run_both(actors: Sequence[RayModelActor]) -> bool:
     """Return True if each of these replicas has a job."""

@@ -27,6 +27,8 @@ from tests.queue.callbacks.receiver import receiving
 from tests.services.process import free_port
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.process
+
 REQUEST = "8f14e45f-ceea-467f-a8f5-0d1c9c6b2f10"
 CONTENT = {
     "status": "COMPLETED",

@@ -241,6 +241,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.process
 @on_loop
 async def test_tls_verifies_the_name_of_the_url_and_not_the_address(certificate: Path) -> None:
     server_side = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -19,6 +19,8 @@ from ndif.runtime.process.cuda import (
 )
 from ndif.runtime.spec import ModelSpec
 
+pytestmark = pytest.mark.process
+
 GIB = 1 << 30
 
 

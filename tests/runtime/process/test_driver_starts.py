@@ -30,6 +30,8 @@ from tests.runtime.process.pretend_driver import (
 )
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[3]
 AS_IT_IS, WITHOUT_ANY = "as it is", "without any"
 COLUMNS = [AS_IT_IS, *map(str, ACTS), WITHOUT_ANY]

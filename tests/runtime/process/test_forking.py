@@ -19,9 +19,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ndif.runtime.process.forking import Pages, Rehearsal
 from ndif.runtime.process.proc_files import Mapping, mappings, written
 from tests.runtime.apart import apart
+
+pytestmark = pytest.mark.process
 
 PAGES = 2000
 SIZE = PAGES * mmap.PAGESIZE

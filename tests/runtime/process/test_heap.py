@@ -9,10 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ndif.runtime.process import heap
 from ndif.runtime.process.forking import Rehearsal
 from ndif.runtime.process.proc_files import mappings
 from tests.runtime.apart import apart
+
+pytestmark = pytest.mark.process
 
 HOLES, HOLE = 20_000, 700
 PAGE = 4096

@@ -21,6 +21,8 @@ from ndif.schema.status import Status
 from tests.runtime.replica import PROMPT, Sent, Served, expected, reading, serve
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.process
+
 T = TypeVar("T")
 WEIGHT = "weight = model._module.transformer.h[0].mlp.c_fc.weight\n"
 

@@ -24,6 +24,8 @@ from ndif.stores.objects import FileStore
 from tests.runtime.replica import PROMPT, Sent, Served, alive, children, expected, reading, serve
 from tests.waiting import PATIENCE_S, time_passes, until
 
+pytestmark = pytest.mark.process
+
 T = TypeVar("T")
 PID = "import os; said = os.getpid()"
 

@@ -43,6 +43,8 @@ from tests.runtime.replica import (
 )
 from tests.waiting import PATIENCE_S, eventually, time_passes_async
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 
 @pytest.fixture(scope="module")
 def client(tiny_gpt2: Path) -> TransformersModel:

@@ -9,10 +9,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 import torch
 
 from ndif.runtime.weights.cached_weights import CachedWeights
 from tests.runtime.process.pretend_driver import PretendDriver
+
+pytestmark = pytest.mark.process
 
 DRIVER = PretendDriver(Path(tempfile.mkdtemp()))
 

@@ -23,6 +23,8 @@ from tests.on_loop import on_loop
 from tests.runtime.replica import HERE
 from tests.serving import serving
 
+pytestmark = pytest.mark.process
+
 LARGE = "test-org/large"
 
 

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ndif.host.model_process import ModelProcess
 from ndif.host.runtimes import Runtime
 from ndif.host.shared_weights import SharedWeights
@@ -25,6 +27,8 @@ from ndif.runtime.spec import ModelSpec, UntrustedSettings
 from ndif.runtime.weights.huge_pages import share, weights_of
 from tests.runtime.apart import apart
 from tests.tiny_models import make_gpt2, make_t5
+
+pytestmark = pytest.mark.process
 
 SIZE = (5 << 20) + 3 * mmap.PAGESIZE
 PAGE = 300

@@ -27,6 +27,8 @@ from ndif.runtime.weights.weights import (
 )
 from tests.tiny_models import make_gpt2, make_llama
 
+pytestmark = pytest.mark.process
+
 PROMPT = "The Eiffel Tower is in"
 ON_CPU = Placement("cpu", None, {})
 

@@ -25,6 +25,7 @@ import httpx
 import zstandard
 
 from tests.clients.harness import CHEAP_TLS, LocalServer, model_processes
+from tests.failures import retry
 from tests.sandbox.attacks import plain
 from tests.sandbox.attacks.table import FAMILIES, TIME, Attack, Defence
 from tests.sandbox.attacks.watch import Outcome, watching
@@ -368,6 +369,7 @@ class Site:
         verdict = self._attack(attack, form)
         if not self._was_late(attack, verdict):
             return verdict
+        retry(f"{attack.name} on {self.configuration.name}", "the machine was late")
         return (self if self.trusts else self._patient())._attack(attack, form)
 
     def _patient(self) -> Site:

@@ -14,6 +14,8 @@ from tests.sandbox.attacks.harness import (
 )
 from tests.sandbox.attacks.table import ATTACKS, Attack, Defence
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 CASES = [
     pytest.param(attack, configuration, id=f"{attack.name}-{configuration.name}")
     for attack in ATTACKS

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 TRIES = """
 import json, os, pathlib, pickle, socket, subprocess, sys, tempfile
 from ndif.sandbox.confinement.client import confine_client

@@ -31,6 +31,8 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[3]
 NOBODY = 65534
 MEMORY, RESULT, THREADS = 64 << 20, 100_000, 20

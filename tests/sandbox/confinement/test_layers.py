@@ -22,6 +22,8 @@ from ndif.sandbox.confinement.confinement import Confinement, ConfinementError, 
 from ndif.sandbox.confinement.layers import Layer, detect_layers, missing_layers
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[3]
 LANDLOCK, SECCOMP = "Landlock: files", "seccomp: system calls"
 REQUIRED = next(line for line in metadata.requires(NAME) or () if line.startswith("landlock"))

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 # A runner is forked and confined, its user's other processes begin threads, then it needs one itself.
 SCRIPT = """
 import os, sys, threading

@@ -16,6 +16,8 @@ import ndif
 from ndif.config.settings import Settings
 from ndif.launch.machine_checks import check_machine
 
+pytestmark = pytest.mark.process
+
 PROGRAM = """
 import ctypes, json, sys
 import helper, single

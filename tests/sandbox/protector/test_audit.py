@@ -17,6 +17,8 @@ import pytest
 
 from ndif.sandbox.protector.audit import PermittedPaths, refuse_effects
 
+pytestmark = pytest.mark.process
+
 
 def in_a_fork(permitted: PermittedPaths, calls: dict[str, Callable[[], Any]]) -> dict[str, str]:
     """Return what came of each call in a process of its own: no audit hook is ever removed."""

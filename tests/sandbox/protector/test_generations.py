@@ -13,6 +13,8 @@ import pytest
 
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.process
+
 BLOCKS = Path(__file__).with_name("blocks.py")
 
 

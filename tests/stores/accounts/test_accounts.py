@@ -32,6 +32,8 @@ from ndif.stores.accounts.sql.registry import SqlRegistry
 from tests.on_loop import on_loop
 from tests.stores.accounts.databases import database as database
 
+pytestmark = pytest.mark.process
+
 FORMS = ("file", "sqlite", "postgres")
 ADA, BOB, ANA = "a-key-of-ada", "a-key-of-bob", "another-of-ada"
 Served = Callable[[], AbstractAsyncContextManager[Accounts]]

@@ -17,6 +17,8 @@ from tests.on_loop import on_loop
 from tests.services.packages import need
 from tests.stores.accounts.databases import ENGINES
 
+pytestmark = pytest.mark.process
+
 DOCUMENT = Path(__file__).parents[3] / "docs" / "accounts.md"
 
 

@@ -39,6 +39,8 @@ from tests.stores.accounts.databases import FOREIGN, WITHOUT_USERS, TestDatabase
 from tests.stores.accounts.databases import database as database
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.engine
+
 CACHE_S = 5.0
 
 

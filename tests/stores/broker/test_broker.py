@@ -29,6 +29,8 @@ from tests.services.redis import RedisServer
 from tests.stores.broker.signers import SIGNER
 from tests.waiting import PATIENCE_S, eventually, time_passes_async
 
+pytestmark = pytest.mark.engine
+
 Opening = Callable[..., AbstractAsyncContextManager[Broker]]
 SOON_S = 0.05
 INLINE = 100_000

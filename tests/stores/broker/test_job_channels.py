@@ -26,6 +26,8 @@ from tests.services.redis import RedisServer
 from tests.stores.broker.signers import SIGNER
 from tests.waiting import PATIENCE_S, time_passes_async
 
+pytestmark = pytest.mark.engine
+
 INLINE = 1000
 SOON_S = 0.05
 AGAIN_S = 2.0

@@ -25,6 +25,8 @@ from tests.services.redis import RedisServer
 from tests.stores.broker.signers import SIGNER
 from tests.waiting import PATIENCE_S, time_passes, time_passes_async
 
+pytestmark = pytest.mark.engine
+
 __all__ = ["play"]
 
 SOON_S = 0.05
@@ -48,7 +50,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits for an answer's limit waits for longer than a test may take."""
+    """A wait for an answer's limit takes longer than a test may."""
     for module in (redis_client, channels):
         monkeypatch.setattr(module, "ANSWER_S", 2 * PATIENCE_S)
 

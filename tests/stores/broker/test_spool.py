@@ -32,6 +32,8 @@ from tests.stores.broker.signers import SECRET, SIGNER
 from tests.stores.small_disk import fill, small_disk
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.engine
+
 __all__ = ["small_disk"]
 
 SMALL, LARGE = b"opaque", bytes(range(256)) * 1024

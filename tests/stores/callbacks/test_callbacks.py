@@ -27,6 +27,8 @@ from tests.services.redis import RedisServer
 from tests.stores.broker.signers import SECRET, SIGNER
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.engine
+
 Opening = Callable[..., AbstractAsyncContextManager[CallbackQueue]]
 
 

@@ -24,6 +24,8 @@ from tests.on_loop import on_loop
 from tests.stores.objects.stores import files_in, request_key, response_key, result_key
 from tests.waiting import eventually, time_passes_async
 
+pytestmark = pytest.mark.process
+
 LONG_S = 3600.0
 REFETCH_S = 0.3
 HERE = "http://here"

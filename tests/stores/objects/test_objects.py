@@ -29,6 +29,8 @@ from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
 from tests.stores.objects.stores import files_in, request_key, response_key, result_key
 from tests.waiting import eventually, time_passes_async
 
+pytestmark = pytest.mark.process
+
 LONG_S = 3600.0
 CLOCK_S = 0.05
 """More than the resolution of the times of files."""

@@ -30,6 +30,8 @@ pytest.importorskip("obstore", reason="obstore needs Python 3.11")
 from ndif.stores.objects import s3 as s3_module
 from ndif.stores.objects.s3 import S3Address, S3Store
 
+pytestmark = pytest.mark.engine
+
 LONG_S = 3600.0
 MIB = 1 << 20
 

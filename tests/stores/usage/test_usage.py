@@ -27,6 +27,8 @@ from tests.services.postgres import PostgresServer
 from tests.stores.accounts.databases import FOREIGN
 from tests.waiting import PATIENCE_S, eventually
 
+pytestmark = pytest.mark.engine
+
 MIDNIGHT = 1_790_000_000 - 1_790_000_000 % 86_400
 FORMS = ("memory", "sqlite", "postgres")
 _numbers = itertools.count()

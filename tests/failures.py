@@ -1,0 +1,126 @@
+"""A pytest plugin that says what a failed run needs to be understood.
+
+A failed test prints the last lines of the servers that it used, one that hangs the stacks of all its
+processes. The run ends with the machine's load, and with every test that was given a second try.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+LINES = 30
+_PY_SPY = Path(sys.executable).with_name("py-spy")
+_STACKS = pytest.StashKey[str]()
+_BEGAN = pytest.StashKey[float]()
+_RETRIED = "retried"
+
+retried: list[str] = []
+"""Names of all that was tried a second time in this process, with the reason."""
+
+
+def retry(what: str, why: str) -> None:
+    """Record that something is tried a second time; the run's end tells."""
+    retried.append(f"{what}: {why}")
+
+
+def stacks(pid: int | None = None) -> str:
+    """Return the stacks of a process and all that it has started, as far as they run Python."""
+    process = psutil.Process(pid)
+    found = []
+    for each in [process, *process.children(recursive=True)]:
+        if each.pid == os.getpid():
+            continue
+        try:
+            command = " ".join(each.cmdline())
+            dumped = subprocess.run(
+                [_PY_SPY, "dump", "--nonblocking", "--pid", str(each.pid)],
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+        except (psutil.Error, OSError, subprocess.TimeoutExpired):
+            continue
+        if "python" in command:
+            found.append(f"--- {each.pid} {each.status()} {command[:150]}\n{dumped.stdout}")
+    return "\n".join(found)
+
+
+def said_by_servers(since: float) -> list[tuple[str, str]]:
+    """Return a title and the last lines of each server that has said something since, or runs."""
+    from tests.clients.harness import LocalServer
+
+    sections = []
+    for server in [*LocalServer.known]:
+        if server.process.poll() is not None and server.said_at < since:
+            continue
+        lines = [*server.output]
+        name = " ".join(map(str, server.process.args[1:4]))  # type: ignore[index]
+        sections.append((f"{name}: its last lines", "\n".join(lines[-LINES:])))
+        of_models = [line for line in lines if "model process" in line][-LINES:]
+        if of_models:
+            sections.append((f"{name}: of its model processes", "\n".join(of_models)))
+    return sections
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+    item.stash[_BEGAN] = time.monotonic()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Before a hung test is failed, and its servers end with it: the stacks of its processes."""
+    answer = yield
+    ours = signal.getsignal(signal.SIGALRM)
+    if callable(ours):
+
+        def expired(number: int, frame: Any) -> None:
+            item.stash[_STACKS] = "".join(traceback.format_stack(frame)) + stacks()
+            ours(number, frame)
+
+        signal.signal(signal.SIGALRM, expired)
+    return answer
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    report = yield
+    if report.failed:
+        report.sections += said_by_servers(item.stash.get(_BEGAN, 0.0))
+        if _STACKS in item.stash:
+            report.sections.append(("stacks of its processes", item.stash[_STACKS]))
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output[_RETRIED] = retried
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    retried.extend(getattr(node, "workeroutput", {}).get(_RETRIED, ()))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.section("this run")
+    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    terminalreporter.write_line(
+        f"load of the last 1, 5 and 15 minutes: {load}, on {os.cpu_count()} cores"
+    )
+    terminalreporter.write_line(f"tried a second time: {len(retried)}")
+    for each in retried:
+        terminalreporter.write_line(f"  {each}")

@@ -1,0 +1,79 @@
+"""A pytest plugin: each module of tests leaves its process as it found it.
+
+It looks at what a reset between two requests looks at, and at the functions that transformers puts in the
+place of torch's while it loads a model. A module that leaves one changed fails in its last test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+
+_EXPECTED = {
+    "environment": "libraries and session fixtures set variables",
+    "exit functions": "libraries register them as they are imported",
+    "loggers": "libraries make them as they are imported",
+    "warnings": "pytest sets filters for each test",
+    "event loop": "there is one in each test of coroutines",
+    "signal handlers": "pytest-timeout sets its own",
+    "garbage collection": "a fork server of the tests freezes it",
+}
+"""Settings that change for other reasons than a test's, and why."""
+
+
+def _readers() -> dict[str, Callable[[], Any]]:
+    from ndif.runtime.process.process_settings import settings
+
+    readers = {each.name: each.read for each in settings() if each.name not in _EXPECTED}
+    if "transformers.initialization" in sys.modules:
+        from transformers.initialization import TORCH_INIT_FUNCTIONS, TORCH_MODULES_TO_PATCH
+
+        for module in TORCH_MODULES_TO_PATCH:
+            for name in TORCH_INIT_FUNCTIONS:
+                if hasattr(sys.modules.get(module), name):
+                    readers[f"{module}.{name}"] = _function(module, name)
+    return readers
+
+
+def _function(module: str, name: str) -> Callable[[], Any]:
+    return lambda: getattr(sys.modules[module], name).__module__
+
+
+def _read() -> dict[str, Any]:
+    """Return what can be read of them."""
+    found = {}
+    for name, read in _readers().items():
+        with contextlib.suppress(Exception):
+            found[name] = read()
+    return found
+
+
+_before: dict[str, Any] = {}
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+    if "torch" in sys.modules and not _before:
+        _before.update(_read())
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, Any, Any]:
+    result = yield
+    if not _before or (nextitem is not None and nextitem.path == item.path):
+        return result
+    now = {name: read() for name, read in _readers().items()}
+    changed = {
+        name: (_before[name], now[name]) for name in _before if now.get(name) != _before[name]
+    }
+    _before.clear()
+    if changed:
+        pytest.fail(f"{item.path.name} leaves in its process: {changed}", pytrace=False)
+    return result

@@ -1,0 +1,103 @@
+"""Tests wait for events: no sleep that a slow machine breaks, and one bound for all waits."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+LONGEST_S = 0.05
+WAITING = ("waiting.py", "clients/comparing.py")
+"""The one file that may sleep for longer, and its like for clients' processes, which cannot import it."""
+
+PROGRAMS = ("sandbox/attacks/*.py", "sandbox/protector/blocks.py")
+"""Programs of users, which sleep because a job takes time; their tests wait in other files."""
+NOT_PROGRAMS = ("sandbox/attacks/harness.py", "sandbox/attacks/watch.py")
+TRACES = ("trace", "generate", "session")
+"""Methods whose block is a program of a user, too."""
+
+
+def outside_traces(text: str) -> Iterator[ast.AST]:
+    """Yield the nodes of a program, without those of blocks that run as a job."""
+    left: list[ast.AST] = [ast.parse(text)]
+    while left:
+        node = left.pop()
+        match node:
+            case ast.With(items=[ast.withitem(ast.Call(func=ast.Attribute(attr=name)))]):
+                if name in TRACES:
+                    continue
+        yield node
+        left.extend(ast.iter_child_nodes(node))
+
+
+def sleeps_of(text: str) -> Iterator[int]:
+    """Yield the lines of sleeps that are longer than a poll, or of a length that is not written there."""
+    for node in outside_traces(text):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="time" | "asyncio" | "anyio"), attr="sleep"),
+                args=[length, *_],
+            ):
+                short = isinstance(length, ast.Constant) and length.value <= LONGEST_S
+                if not short:
+                    yield node.lineno
+            case ast.ImportFrom(module="time" | "asyncio", names=names):
+                if any(alias.name == "sleep" for alias in names):
+                    yield node.lineno
+
+
+def deadlines_of(text: str) -> Iterator[int]:
+    """Yield the lines that make a deadline of their own."""
+    for node in outside_traces(text):
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(id="deadline")],
+                value=ast.BinOp(
+                    left=ast.Call(func=ast.Attribute(attr="monotonic" | "perf_counter" | "time"))
+                ),
+            ):
+                yield node.lineno
+
+
+def waiting_files() -> list[Path]:
+    """Return the files of tests, without users' programs."""
+    programs = {file for pattern in PROGRAMS for file in TESTS.glob(pattern)}
+    programs -= {TESTS / name for name in NOT_PROGRAMS}
+    return sorted({*TESTS.rglob("*.py")} - programs - {TESTS / name for name in WAITING})
+
+
+def test_no_test_sleeps_in_place_of_waiting() -> None:
+    found = [
+        f"{file.relative_to(TESTS)}:{line}"
+        for file in waiting_files()
+        if "sleep" in (text := file.read_text())
+        for line in sleeps_of(text)
+    ]
+    assert not found, "wait for an event by tests/waiting.py:\n" + "\n".join(found)
+
+
+def test_waits_have_one_bound() -> None:
+    found = [
+        f"{file.relative_to(TESTS)}:{line}"
+        for file in waiting_files()
+        if "deadline" in (text := file.read_text())
+        for line in deadlines_of(text)
+    ]
+    assert not found, "wait by tests/waiting.py, whose bound is for all:\n" + "\n".join(found)
+
+
+def test_sleeps_and_deadlines_are_found_in_each_form() -> None:
+    text = (
+        "from time import sleep\n"
+        "time.sleep(0.05)\n"
+        "time.sleep(0.2)\n"
+        "async def f():\n"
+        "    await asyncio.sleep(0)\n"
+        "    await asyncio.sleep(SOON_S)\n"
+        "deadline = time.monotonic() + 5\n"
+        "with model.trace(PROMPT):\n"
+        "    time.sleep(2)\n"
+    )
+    assert sorted(sleeps_of(text)) == [1, 3, 6]
+    assert [*deadlines_of(text)] == [7]
