@@ -17,12 +17,12 @@ demo test test-fast: export PYTHONDONTWRITEBYTECODE :=
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
 
-# Most tests wait for processes, so that twice as many run as there are cores. One that hangs fails after a
-# quarter of an hour, with the stacks of its processes.
+# Most tests wait for processes, so that twice as many run as there are cores. One that hangs fails after half
+# an hour, with the stacks of its processes: all attacks on the sandbox are the set-up of one test.
 WORKERS ?= 4
 test: .venv/dev
 	$(BIN)/python -m compileall -q src
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --timeout 900 --junitxml build/tests.xml $(PYTEST)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --timeout 1800 --junitxml build/tests.xml $(PYTEST)
 
 # While working: what starts no process.
 test-fast: .venv/dev
