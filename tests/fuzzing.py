@@ -44,13 +44,12 @@ def pytest_configure(config: pytest.Config) -> None:
     seed()  # which processes of xdist inherit
     if find_spec("hypothesis") is None:  # a kit for GPUs has none of the tests that need it
         return
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 
     # A busy machine is no error of what is tested. Nothing but the seed decides what the suite makes up.
-    settings.register_profile("suite", max_examples=SUITE, deadline=None, database=None)
-    settings.register_profile(
-        "fuzz", max_examples=int(os.environ.get(_EXAMPLES, FUZZ)), deadline=None
-    )
+    patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("suite", patient, max_examples=SUITE, database=None)
+    settings.register_profile("fuzz", patient, max_examples=int(os.environ.get(_EXAMPLES, FUZZ)))
     settings.load_profile("suite")
     config.option.hypothesis_seed = str(seed())
 

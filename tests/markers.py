@@ -46,7 +46,7 @@ _started: list[str] = []
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if event in _EVENTS and _running is not None and os.getpid() == _OWN_PROCESS:
-        if arguments[0] in _LIBRARIES:
+        if arguments and arguments[0] in _LIBRARIES:  # a fork has none
             return
         _started.append(f"{event} {arguments[:2]!r:.200}")
 

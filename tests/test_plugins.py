@@ -33,10 +33,12 @@ def test_a_unit_test_that_starts_a_process_fails(tmp_path: Path) -> None:
         tmp_path,
         "import subprocess, pytest\n"
         "def test_unmarked(): subprocess.run(['true'])\n"
+        "def test_fork():\n    import os\n    os.waitpid(os.fork() or os._exit(0), 0)\n"
         "@pytest.mark.process\n"
         "def test_marked(): subprocess.run(['true'])\n",
     )
-    assert "1 failed, 1 passed" in said
+    assert "2 failed, 1 passed" in said
+    assert "a unit test started a process (os.fork ())" in said
     assert "a unit test started a process (subprocess.Popen ('true', ['true'])" in said
 
 

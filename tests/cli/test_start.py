@@ -174,7 +174,7 @@ def test_it_says_where_it_is_and_keeps_its_files(served: Place) -> None:
     assert (served.root / "current").resolve() == folder.resolve()
     assert (folder / "token").stat().st_mode & 0o777 == 0o600
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert "Serving at" in served.ndif("logs").output
+    assert "Serving at" in served.ndif("logs", "--lines", "100000").output
     assert served.ndif("info").output.count(info["url"]) == 1
 
 

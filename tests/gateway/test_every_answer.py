@@ -458,7 +458,7 @@ def hasty(runtimes: Path, tmp_path_factory: pytest.TempPathFactory, log: Any) ->
         yield found
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=list(HealthCheck))
 @given(heads())
 def test_any_head_has_an_answer_in_the_usual_form(hasty: Gateway, head: bytes) -> None:
     with socket.create_connection(("127.0.0.1", hasty.port), timeout=PATIENCE_S) as connection:

@@ -42,7 +42,7 @@ from tests.runtime.replica import (
 from tests.tiny_models import make_empty_llama, make_llama
 from tests.waiting import PATIENCE_S, eventually, time_passes_async
 
-pytestmark = [needs_a_gpu, pytest.mark.process]
+pytestmark = [*needs_a_gpu, pytest.mark.process]
 
 two_devices = pytest.mark.skipif(
     torch.cuda.device_count() < 2, reason="there are not two CUDA devices"

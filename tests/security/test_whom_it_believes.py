@@ -183,7 +183,7 @@ def test_a_malformed_name_opens_no_websocket(served: Gateway, header: str) -> No
 _TEXT = st.text(st.characters(codec="latin-1", exclude_characters="\r\n\0"), max_size=30)
 
 
-@how(max_examples=examples(0.5), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@how(max_examples=examples(0.5), suppress_health_check=list(HealthCheck))
 @given(
     host=_TEXT | st.from_regex(r"[\[\]:.a-f0-9%@/]{0,20}", fullmatch=True), origin=st.none() | _TEXT
 )

@@ -109,7 +109,7 @@ BLOBS = st.one_of(
     st.integers(0, len(PAYLOAD)).map(lambda size: PAYLOAD[:size]),
     st.binary(max_size=100).map(lambda rest: PAYLOAD[:4] + rest),
 )
-SETTINGS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(suppress_health_check=list(HealthCheck))
 
 
 @SETTINGS
