@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,11 +41,17 @@ WIDE = "test-org/wide"
 ADAPTER = "test-org/tiny-adapter"
 OLDER = ("0.7", "0.6")
 
-# Processes of the tests find tests/lazy/sitecustomize.py; those of xdist have this from their parent.
-_LAZY = str(Path(__file__).parent / "lazy")
-_FOUND = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
-if _LAZY not in _FOUND:
-    os.environ["PYTHONPATH"] = os.pathsep.join([_LAZY, *_FOUND])
+# Processes of the tests find tests/templates/sitecustomize.py, in a folder of this test process's own.
+_TEMPLATES = "ndif-templates-"
+_FOLDER = Path(tempfile.mkdtemp(prefix=_TEMPLATES))
+(_FOLDER / "owner").write_text(str(os.getpid()))
+for _file in (Path(__file__).parent / "templates").glob("*.py"):
+    (_FOLDER / _file.name).symlink_to(_file)
+_FOUND = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(_FOLDER), *(each for each in _FOUND if _TEMPLATES not in each)]
+)
+atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 
 _DEFAULT: httpx.Timeout = httpx.get.__kwdefaults__["timeout"]  # type: ignore[index]
 """The one timeout of every call of httpx that names none: a busy machine may take its five seconds."""
@@ -53,6 +62,12 @@ _DEFAULT.connect = _DEFAULT.read = _DEFAULT.write = _DEFAULT.pool = 60.0
 def _settings_of_each_test() -> None:
     """A process reads its settings once, and each test stands for a process of its own."""
     settings.cache_clear()
+
+
+@pytest.fixture
+def without_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork servers that start as they do where they serve users."""
+    monkeypatch.setenv("PYTHONPATH", os.environ["PYTHONPATH"].replace(str(_FOLDER), ""))
 
 
 @pytest.fixture(scope="session")

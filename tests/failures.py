@@ -19,6 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.processes import family
+
 LINES = 30
 _PY_SPY = Path(sys.executable).with_name("py-spy")
 _STACKS = pytest.StashKey[str]()
@@ -36,12 +38,12 @@ def retry(what: str, why: str) -> None:
 
 def stacks(pid: int | None = None) -> str:
     """Return the stacks of a process and all that it has started, as far as they run Python."""
-    process = psutil.Process(pid)
     found = []
-    for each in [process, *process.children(recursive=True)]:
-        if each.pid == os.getpid():
+    for number in family(pid or os.getpid()):
+        if number == os.getpid():
             continue
         try:
+            each = psutil.Process(number)
             command = " ".join(each.cmdline())
             dumped = subprocess.run(
                 [_PY_SPY, "dump", "--nonblocking", "--pid", str(each.pid)],

@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from tests.templates import hub_variables
+
 _ROOT = Path(__file__).parents[1]
 _MAX_BYTES = 1 << 20
 
@@ -151,6 +153,7 @@ def become(
     os.set_inheritable(status, False)
     os.environ.clear()
     os.environ.update(environment)
+    hub_variables.read_again()
     os.chdir(folder)
     sys.path[1:1] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     module, _, function = program.partition(":")

@@ -21,6 +21,7 @@ from typing import ClassVar
 from ndif.runtime.process.fork_server import OPTION
 from tests.commands import NDIF
 from tests.fork_server import ForkedProcess, ForkServer
+from tests.processes import children
 from tests.serving import without_keys
 from tests.waiting import PATIENCE_S
 
@@ -44,11 +45,6 @@ def scenarios(module: str) -> list[str]:
         for node in tree.body
         if isinstance(node, ast.FunctionDef) and node.name.startswith("scenario_")
     ]
-
-
-def children(pid: int) -> list[int]:
-    """Return the processes that a process's first thread has started."""
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def model_processes(server: int) -> list[int]:
@@ -141,8 +137,7 @@ class StartedServer(LocalServer):
 def _client_server() -> ForkServer:
     """Return the fork server of clients in this process.
 
-    Torch and its like are half of what a client imports, and read nothing of the environment that differs
-    between clients. What does (the Hub's library, transformers, nnsight), each client imports itself.
+    nnsight, of which there are several, reads variables and is imported by each client itself.
     """
     imported = (
         "torch",
@@ -153,6 +148,10 @@ def _client_server() -> ForkServer:
         "pydantic",
         "httpx",
         "rich",
+        "transformers.modeling_utils",
+        "transformers.models.auto.modeling_auto",
+        "transformers.models.gpt2.modeling_gpt2",
+        "accelerate",
     )
     return ForkServer("worker:main", imported, CLIENTS)
 

@@ -28,12 +28,15 @@ import pytest
 
 from ndif.distribution import NAME as DISTRIBUTION
 from ndif.host.runtimes import SUPPORTED
-from tests.clients.harness import Client, children
+from tests.clients.harness import (
+    Client,
+)
 from tests.conftest import NAME
 from tests.deploy.container import Root, allow_list_filter, engine_filter, inside, may_make
 from tests.deploy.dockerfile import DOCKER, ROOT, Instruction, only, stages
 from tests.deploy.profiles import docker_profile, unit_calls
 from tests.deploy.test_docker_files import SERVICES
+from tests.processes import children
 from tests.services.packages import go_without, need
 from tests.test_wheel import PACKAGES, VERSION, interpreter, link, required
 from tests.waiting import until

@@ -26,6 +26,7 @@ from tests.clients.harness import Client, LocalServer
 from tests.conftest import NAME, client_environment
 from tests.gpu.conftest import needs_a_gpu
 from tests.gpu.devices import GIB
+from tests.processes import children
 from tests.runtime.replica import (
     HERE,
     PROMPT,
@@ -33,7 +34,6 @@ from tests.runtime.replica import (
     Served,
     a_replica,
     alive,
-    children,
     expected,
     lasting,
     reading,

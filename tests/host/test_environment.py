@@ -23,7 +23,12 @@ from ndif.host.environment import (
 )
 from ndif.host.runtimes import Runtime
 from tests.on_loop import on_loop
-from tests.runtime.replica import children, expected, reading, serve
+from tests.processes import children
+from tests.runtime.replica import (
+    expected,
+    reading,
+    serve,
+)
 from tests.waiting import eventually
 
 GiB = 1 << 30

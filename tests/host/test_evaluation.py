@@ -32,7 +32,12 @@ from ndif.runtime.spec import ModelSpec
 from ndif.schema.deployment import DeploymentConfig
 from tests.conftest import NAME
 from tests.on_loop import on_loop
-from tests.runtime.replica import HERE, alive, children, fork_servers
+from tests.processes import children
+from tests.runtime.replica import (
+    HERE,
+    alive,
+    fork_servers,
+)
 from tests.serving import serving
 from tests.tiny_models import make_bert, make_gpt2, make_llama, make_t5
 from tests.waiting import eventually

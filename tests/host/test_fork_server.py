@@ -30,10 +30,18 @@ from ndif.runtime.spec import ModelSpec, UntrustedSettings
 from ndif.schema.deployment import DeploymentConfig
 from ndif.tasks import within
 from tests.on_loop import on_loop
-from tests.runtime.replica import HERE, alive, children
+from tests.processes import children
+from tests.runtime.replica import (
+    HERE,
+    alive,
+)
 from tests.waiting import PATIENCE_S, eventually, time_passes_async
 
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("without_templates"),
+]
 
 TASK = "text-generation"
 UNTRUSTED = UntrustedSettings(

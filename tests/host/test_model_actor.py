@@ -26,13 +26,13 @@ from ndif.stores.objects import FileStore
 from ndif.stores.objects.room import RoomLimits
 from ndif.tasks import within
 from tests.on_loop import on_loop
+from tests.processes import children
 from tests.runtime.replica import (
     PROMPT,
     Sent,
     Served,
     a_replica,
     alive,
-    children,
     dying,
     expected,
     fork_servers,

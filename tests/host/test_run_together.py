@@ -23,6 +23,7 @@ from ndif.schema.status import Status
 from ndif.stores.objects import FileStore
 from ndif.stores.objects.port import result_key
 from tests.on_loop import on_loop
+from tests.processes import children
 from tests.runtime.generations.blocks import edits, fails, generates, prints, reads
 from tests.runtime.replica import (
     HERE,
@@ -30,7 +31,6 @@ from tests.runtime.replica import (
     a_replica,
     a_request,
     alive,
-    children,
     serve,
     values_of,
 )

@@ -21,7 +21,11 @@ from ndif.sizes import format_size
 from ndif.tasks import within
 from tests.host.machines import H100, MIB, Machine
 from tests.on_loop import on_loop
-from tests.runtime.replica import children, lasting, serve
+from tests.processes import children
+from tests.runtime.replica import (
+    lasting,
+    serve,
+)
 from tests.waiting import PATIENCE_S, eventually, time_passes_async
 
 pytestmark = pytest.mark.process

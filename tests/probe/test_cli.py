@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.clients.harness import StartedServer, children
+from tests.clients.harness import (
+    StartedServer,
+)
 from tests.commands import NDIF, ndif
+from tests.processes import family
 from tests.tiny_models import make_gpt2
 from tests.waiting import PATIENCE_S, until
 
@@ -64,11 +67,6 @@ def clients(environment: dict[str, str]) -> list[int]:
         if b"ndif.probe.trace" in command and mark in variables:
             found.append(int(folder.name))
     return found
-
-
-def family(pid: int) -> list[int]:
-    """Return a process and all that it and those have started."""
-    return [pid, *(one for child in children(pid) for one in family(child))]
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from nnsight.tracing.backend import Backend
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ndif.config.settings import Settings
-from ndif.host.fork_server import ForkServers
+from ndif.host.fork_server import ForkServers, Process
 from ndif.host.model_actor import LocalModelActor
 from ndif.host.runtimes import Runtime
 from ndif.host.shared_weights import SharedWeights
@@ -32,6 +33,7 @@ from ndif.schema.response import InlineResult, Response
 from ndif.schema.status import Status
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import ObjectStore
+from tests.processes import children
 
 PROMPT = "The Eiffel Tower is in"
 HERE = Runtime("0.8", "0.8", Path(sys.executable), ())
@@ -39,6 +41,8 @@ HERE = Runtime("0.8", "0.8", Path(sys.executable), ())
 
 
 _FORK_SERVERS = ForkServers()
+_PRETENDING = "pretending"
+"""Name of an interpreter whose model processes have an owner."""
 _SET_HERE = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "PYTHONBREAKPOINT", "RAY_")
 """Prefixes of variables that pytest, torch and Ray set in this process, which no server has."""
 _ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(_SET_HERE)}
@@ -51,10 +55,7 @@ async def fork_servers(*, untrusted: bool = False) -> ForkServers:
 
     A test that changed the environment gets processes that are started anew.
     """
-    # Else each test would have an environment of its own. They are set again before they are read.
-    for name in [name for name in os.environ if name.startswith(_SET_HERE)]:
-        del os.environ[name]
-    if os.environ == _ENVIRONMENT:
+    if _has_first_environment():
         _FORK_SERVERS.prepare(HERE, untrusted=untrusted)
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -65,12 +66,43 @@ async def fork_servers(*, untrusted: bool = False) -> ForkServers:
     return _FORK_SERVERS
 
 
+@dataclass
+class PretendingForkServers:
+    """The part of `ForkServers` that a replica uses; its processes have an owner, files stand for a GPU."""
+
+    folder: Path
+
+    async def start(
+        self,
+        _: Runtime,
+        module: str,
+        channel: socket.socket,
+        *,
+        untrusted: bool,
+        keep_output: bool = True,
+    ) -> Process:
+        """See `ForkServers.start`."""
+        servers = await fork_servers(untrusted=untrusted)
+        if module == "ndif.runtime":
+            module = f"tests.runtime.process.pretend_driver {self.folder}"
+        return await servers.start(
+            HERE, module, channel, untrusted=untrusted, keep_output=keep_output
+        )
+
+
+def _has_first_environment() -> bool:
+    # Else each test would have an environment of its own. They are set again before they are read.
+    for name in [name for name in os.environ if name.startswith(_SET_HERE)]:
+        del os.environ[name]
+    return os.environ == _ENVIRONMENT
+
+
 def pretending(folder: Path) -> Runtime:
     """Return an interpreter whose model processes have an owner; files in `folder` stand for a GPU."""
     weights = folder / "weights"
     weights.mkdir(parents=True)
     program = Path(__file__).parent / "process" / "pretend_driver.py"
-    interpreter = folder / "python"
+    interpreter = folder / _PRETENDING
     interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$3" {weights}\n')
     interpreter.chmod(0o755)
     return Runtime("0.8", "0.8", interpreter, ())
@@ -219,10 +251,6 @@ def values_of(response: Response) -> dict[str, Any]:
     return cast(dict[str, Any], torch.load(io.BytesIO(content), weights_only=False))
 
 
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def state(pid: int) -> str:
     """Return the letter that proc(5) has for the state of a process; none for one that has ended."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -267,6 +295,9 @@ async def serve(
     """A replica that is started, and ended in the end."""
     if runtime is HERE:
         given.setdefault("fork_servers", await fork_servers(untrusted=settings is not None))
+    elif runtime.interpreter.name == _PRETENDING and _has_first_environment():
+        weights = runtime.interpreter.parent / "weights"
+        given.setdefault("fork_servers", PretendingForkServers(weights))
     served = a_replica(checkpoint, runtime, settings, **given)
     await served.start()
     try:

@@ -31,7 +31,10 @@ from ndif.runtime.measure import _confine
 from ndif.runtime.process.children import fork
 from ndif.schema.deployment import DeploymentConfig
 from tests.on_loop import on_loop
-from tests.runtime.replica import HERE, children
+from tests.processes import children
+from tests.runtime.replica import (
+    HERE,
+)
 from tests.serving import serving
 from tests.waiting import PATIENCE_S, eventually
 

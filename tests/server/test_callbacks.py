@@ -24,11 +24,15 @@ from ndif.server.embedded import Server
 from ndif.server.leader import Leader
 from ndif.server.process_config import ProcessConfig
 from ndif.stores.callbacks import CALLBACKS, SqliteCallbacks
-from tests.clients.harness import LocalServer, StartedServer, children
+from tests.clients.harness import (
+    LocalServer,
+    StartedServer,
+)
 from tests.commands import NDIF
 from tests.conftest import NAME
 from tests.gateway.test_bad_input import send_old
 from tests.on_loop import on_loop
+from tests.processes import children
 from tests.queue.callbacks.test_mail import Post, Users, mail_server
 from tests.services.process import free_port
 from tests.services.redis import RedisServer

@@ -27,10 +27,15 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
-from tests.clients.harness import Client, StartedServer, children, model_processes
+from tests.clients.harness import (
+    Client,
+    StartedServer,
+    model_processes,
+)
 from tests.clients.test_many import ONE_FITS
 from tests.commands import NDIF
 from tests.gateway.test_bad_input import OLD, key, send_old
+from tests.processes import children
 from tests.services.influxdb import InfluxServer
 from tests.services.prometheus import PrometheusServer
 from tests.services.redis import RedisServer

@@ -23,9 +23,9 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
+from ndif.runtime.process import zygote
 from ndif.runtime.process.cuda import DeviceError, Handle, without_event
 from ndif.runtime.process.proc_files import peak_bytes
-from ndif.runtime.process.zygote import main
 from ndif.runtime.spec import ModelSpec
 from ndif.sandbox.confinement.confinement import DriverFiles, library_folders
 
@@ -232,5 +232,10 @@ def _variable(name: str) -> str | None:
     return None if value is None else value.decode()
 
 
+def main(fd: int, folder: str) -> None:
+    """Be a model process."""
+    zygote.main(fd, PretendDriver(Path(folder)))
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), PretendDriver(Path(sys.argv[2])))
+    main(int(sys.argv[1]), sys.argv[2])

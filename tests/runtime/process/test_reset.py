@@ -21,7 +21,16 @@ from ndif.config.settings import Settings
 from ndif.schema.response import InlineResult, StoredResult
 from ndif.schema.status import Status
 from ndif.stores.objects import FileStore
-from tests.runtime.replica import PROMPT, Sent, Served, alive, children, expected, reading, serve
+from tests.processes import children
+from tests.runtime.replica import (
+    PROMPT,
+    Sent,
+    Served,
+    alive,
+    expected,
+    reading,
+    serve,
+)
 from tests.waiting import PATIENCE_S, time_passes, until
 
 pytestmark = pytest.mark.process

@@ -28,12 +28,12 @@ from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import ObjectStore
 from ndif.tasks import within
 from tests.on_loop import on_loop
+from tests.processes import children
 from tests.runtime.process.pretend_driver import ANOTHERS_CARD, CARD
 from tests.runtime.replica import (
     PROMPT,
     Sent,
     alive,
-    children,
     dying,
     expected,
     pretending,

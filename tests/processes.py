@@ -1,0 +1,33 @@
+"""Processes and those that they have started, as the kernel tells of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.templates.stand_in import FOR
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process's first thread has started; of a stand-in, what its fork has."""
+    pid = _served_by(pid)
+    return _numbers(Path(f"/proc/{pid}/task/{pid}/children"))
+
+
+def family(pid: int) -> Iterator[int]:
+    """Yield a process, and all that it and those have started, as far as they live."""
+    yield pid
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{_served_by(pid)}/task").iterdir():
+            for child in _numbers(thread / "children"):
+                yield from family(child)
+
+
+def _served_by(pid: int) -> int:
+    name = Path(f"/proc/{pid}/comm").read_text()
+    return int(name.removeprefix(FOR)) if name.startswith(FOR) else pid
+
+
+def _numbers(file: Path) -> list[int]:
+    return [int(one) for one in file.read_text().split()]

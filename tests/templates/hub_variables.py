@@ -1,0 +1,26 @@
+"""The variables of Hugging Face's hub, which its library reads once, as it is imported."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+_LIBRARIES = ("huggingface_hub", "transformers", "accelerate")
+_MODULES = "HF_MODULES_CACHE"
+"""The one variable that transformers reads, and copies between its modules."""
+
+
+def read_again() -> None:
+    """Have libraries that are imported know what the variables say now."""
+    constants = sys.modules.get("huggingface_hub.constants")
+    if constants is None:
+        return
+    before = dict(vars(constants))
+    importlib.reload(constants)
+    now = {name: value for name, value in vars(constants).items() if value != before.get(name)}
+    now[_MODULES] = os.environ.get(_MODULES, str(vars(constants)["HF_HOME"]) + "/modules")
+    for module in [*sys.modules.values()]:
+        if getattr(module, "__name__", "").startswith(_LIBRARIES):
+            for name in now.keys() & vars(module).keys():
+                setattr(module, name, now[name])
