@@ -7,6 +7,7 @@ place of torch's while it loads a model. A module that leaves one changed fails 
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from collections.abc import Callable, Generator
 from typing import Any
@@ -25,10 +26,29 @@ _EXPECTED = {
 """Settings that change for other reasons than a test's, and why."""
 
 
+def _logging() -> tuple[int, int, list[str]]:
+    """Return the root's level, the level that is off everywhere, and our loggers that tell nobody."""
+    loggers = [*logging.root.manager.loggerDict.items()]
+    return (
+        logging.root.level,
+        logging.root.manager.disable,
+        sorted(
+            name
+            for name, logger in loggers
+            if name.startswith("ndif")
+            and isinstance(logger, logging.Logger)
+            and (logger.disabled or not logger.propagate)
+        ),
+    )
+
+
 def _readers() -> dict[str, Callable[[], Any]]:
+    if "torch" not in sys.modules:
+        return {"logging": _logging}
     from ndif.runtime.process.process_settings import settings
 
-    readers = {each.name: each.read for each in settings() if each.name not in _EXPECTED}
+    readers: dict[str, Callable[[], Any]] = {"logging": _logging}
+    readers |= {each.name: each.read for each in settings() if each.name not in _EXPECTED}
     if "transformers.initialization" in sys.modules:
         from transformers.initialization import TORCH_INIT_FUNCTIONS, TORCH_MODULES_TO_PATCH
 
@@ -57,7 +77,7 @@ _before: dict[str, Any] = {}
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
-    if "torch" in sys.modules and not _before:
+    if not _before:
         _before.update(_read())
     return (yield)
 

@@ -245,6 +245,7 @@ async def test_what_is_lost_on_the_quick_way_is_asked_for_by_a_call(
         while not await run(sleeping(client, 0.25), Status.RUNNING):
             pass
         await until_quick()
+        monkeypatch.setattr(actors_module, "_SOON_S", 0.5)
         assert await run(sleeping(client, 2 * actors_module._SOON_S)) == 1
 
 

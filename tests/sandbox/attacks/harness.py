@@ -262,6 +262,8 @@ class Site:
     """One server, its surroundings, and a client."""
 
     VARIABLE = "AWS_SECRET_ACCESS_KEY"
+    _MAKING = threading.Lock()
+    """transformers patches torch while it makes a model, and two at a time leave it patched."""
 
     def __init__(self, configuration: Configuration, folder: Path, clients: Clients) -> None:
         self.configuration = configuration
@@ -272,7 +274,8 @@ class Site:
         )
         for each in (self.models, self.results, self.hf_home, self.outside):
             each.mkdir()
-        make_gpt2(self.models / "served")
+        with self._MAKING:
+            make_gpt2(self.models / "served")
         if self.trusts:
             self.beyond = {**BEYOND, "seconds": EXECUTION_S + 0.5}
         else:
