@@ -19,7 +19,7 @@ T = TypeVar("T")
 PATIENCE_S = 300.0
 """Bound of every wait, in seconds: far beyond each limit under test on a machine with four busy loops."""
 POLL_S = 0.02
-_SLOWEST_S, _FACTOR = 0.2, 1.1
+_SLOWEST_S, _FACTOR = 0.1, 1.1
 """A condition that takes long is asked for more seldom: what it asks works for the same cores."""
 
 
