@@ -41,17 +41,17 @@ WIDE = "test-org/wide"
 ADAPTER = "test-org/tiny-adapter"
 OLDER = ("0.7", "0.6")
 
-# Processes of the tests find tests/templates/sitecustomize.py, in a folder of this test process's own.
+# Processes of the tests find tests/templates/sitecustomize.py in a folder of this run's own.
 _TEMPLATES = "ndif-templates-"
-_FOLDER = Path(tempfile.mkdtemp(prefix=_TEMPLATES))
-(_FOLDER / "owner").write_text(str(os.getpid()))
-for _file in (Path(__file__).parent / "templates").glob("*.py"):
-    (_FOLDER / _file.name).symlink_to(_file)
-_FOUND = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(_FOLDER), *(each for each in _FOUND if _TEMPLATES not in each)]
-)
-atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
+_FOUND = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+_FOLDER = next((each for each in _FOUND if _TEMPLATES in each), None)
+if _FOLDER is None:  # else from the parent of this test process
+    _FOLDER = tempfile.mkdtemp(prefix=_TEMPLATES)
+    Path(_FOLDER, "owner").write_text(str(os.getpid()))
+    for _file in (Path(__file__).parent / "templates").glob("*.py"):
+        Path(_FOLDER, _file.name).symlink_to(_file)
+    os.environ["PYTHONPATH"] = os.pathsep.join([_FOLDER, *_FOUND])
+    atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 
 _DEFAULT: httpx.Timeout = httpx.get.__kwdefaults__["timeout"]  # type: ignore[index]
 """The one timeout of every call of httpx that names none: a busy machine may take its five seconds."""

@@ -28,7 +28,7 @@ FOR = "for "
 """Begins the name of a process that stands in for a fork; then follows the fork's process id."""
 LISTENER = "TEST_TEMPLATE"
 """Variable of a template: the descriptor on which it is asked, and its name; padded to make room."""
-IDLE_S = 120.0
+IDLE_S = 600.0
 """Seconds without a fork that lives after which a template ends."""
 _ROOM = 4096
 _ENV_START, _ENV_END = 47, 48
@@ -59,9 +59,10 @@ _IN_STATUS = (
     "Umask",
 )
 _NAMESPACES = ("mnt", "net", "pid", "user", "ipc", "uts")
+_CGROUPS, _COUNTED = Path("/proc/self/cgroup"), ":cpuacct:"
 _MAX_BYTES = 1 << 20
 _FOLDER = Path(__file__).parent
-"""A folder of the test process's own, with a link to this file."""
+"""A folder of the run's own, with a link to this file."""
 
 
 def begin(channel: int) -> None:
@@ -86,7 +87,7 @@ def _serve_from_template(channel: int) -> None:
             connection.connect(str(folder / "socket"))
             break
         time.sleep(0.01)
-    order = {"environment": dict(os.environ), "folder": str(Path.cwd())}
+    order = {"environment": dict(os.environ), "folder": str(Path.cwd()), "cgroup": _cgroup()}
     try:
         socket.send_fds(connection, [json.dumps(order).encode()], [0, 1, 2, channel])
         # It imports: this process must be seen to live.
@@ -115,10 +116,21 @@ def _name() -> str:
         sorted(each for each in os.environ.items() if not f"{each[0]}=".startswith(_READ_LATE)),
         [line for line in status if line.startswith(_IN_STATUS)],
         Path("/proc/self/limits").read_text(),
-        Path("/proc/self/cgroup").read_text(),
+        [each for each in _CGROUPS.read_text().splitlines() if _COUNTED not in each],
         [str(Path(f"/proc/self/ns/{each}").readlink()) for each in _NAMESPACES],
     ]
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+
+
+def _cgroup() -> str:
+    """Return the cgroup that counts this process's core-seconds; the first of all where none does."""
+    found = (each.partition(_COUNTED) for each in _CGROUPS.read_text().splitlines())
+    return next((path for _, counted, path in found if counted), "/")
+
+
+def _count_in(cgroup: str) -> None:
+    with contextlib.suppress(OSError):
+        Path(f"/sys/fs/cgroup/cpuacct/{cgroup}/cgroup.procs").write_text(str(os.getpid()))
 
 
 def _start_template(folder: Path, channel: int) -> None:
@@ -160,6 +172,7 @@ def _become_template(listener: socket.socket, folder: Path) -> None:
         def serve(self) -> NoReturn:
             gc.collect()
             gc.freeze()
+            _count_in("/")
             forks: dict[int, tuple[int, socket.socket]] = {}
             owner = os.pidfd_open(int((_FOLDER / "owner").read_text()))
             while True:
@@ -199,7 +212,10 @@ def _become_template(listener: socket.socket, folder: Path) -> None:
                         os.close(fd)
                     asker.send(str(pid).encode())
 
-    def _serve(fds: list[int], programs: Any, environment: dict[str, str], folder: str) -> NoReturn:
+    def _serve(
+        fds: list[int], programs: Any, environment: dict[str, str], folder: str, cgroup: str
+    ) -> NoReturn:
+        _count_in(cgroup)
         *standard, channel = fds
         for number, fd in enumerate(standard):
             os.dup2(fd, number)

@@ -1,0 +1,108 @@
+"""Fork servers of the tests, which are forks of a template: each is as if it had been started itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ndif.host.fork_server import ForkServers, Process
+from ndif.tasks import within
+from tests.on_loop import on_loop
+from tests.processes import children
+from tests.runtime.replica import HERE, alive
+from tests.waiting import PATIENCE_S, eventually
+
+pytestmark = pytest.mark.process
+
+
+def main(fd: int, question: str) -> None:
+    """Be a child of a fork server: tell of this process, and wait until nobody holds the other end."""
+    from huggingface_hub import constants
+
+    channel = socket.socket(fileno=fd)
+    shown = Path("/proc/self/environ").read_bytes().rstrip(b"\0").split(b"\0")
+    said = {
+        "question": question,
+        "home": constants.HF_HOME,
+        "endpoint": constants.ENDPOINT,
+        "shown": sorted(map(os.fsdecode, shown)),
+        "has": sorted(f"{name}={value}" for name, value in os.environ.items()),
+        "folder": str(Path.cwd()),
+        "server": os.getppid(),
+    }
+    channel.sendall(json.dumps(said).encode() + b"\n")
+    channel.recv(1)
+
+
+@asynccontextmanager
+async def a_child(servers: ForkServers, question: str) -> AsyncIterator[tuple[Process, Any]]:
+    """A process that tells of itself, and what it says."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        servers.prepare(HERE, untrusted=False)
+        process = await servers.start(
+            HERE, f"{__name__} {question}", theirs, untrusted=False, keep_output=False
+        )
+        theirs.close()
+        ours.setblocking(False)
+        reader, writer = await asyncio.open_connection(sock=ours)
+        yield process, json.loads(await within(reader.readline(), PATIENCE_S))
+        writer.close()
+
+
+@on_loop
+async def test_servers_of_one_template_differ_as_their_variables_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+    for name in ("one", "another"):
+        monkeypatch.delenv("PYTEST_CURRENT_TEST")
+        monkeypatch.setenv("HF_HOME", str(tmp_path / name))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://{name}")
+        monkeypatch.setenv("TEST_OF_TEMPLATES", name)
+        servers = ForkServers()
+        async with a_child(servers, name) as (_, said):
+            told.append(said)
+            assert said["question"] == name
+            assert said["home"] == str(tmp_path / name)
+            assert said["endpoint"] == f"http://{name}"
+            assert f"TEST_OF_TEMPLATES={name}" in said["has"]
+            assert set(said["has"]) <= set(said["shown"])
+            assert said["folder"] == str(Path.cwd())
+        servers.stop()
+        await eventually(lambda said=said: not alive(said["server"]))
+        monkeypatch.setenv("PYTEST_CURRENT_TEST", "again")
+    assert told[0]["server"] != told[1]["server"]
+
+
+@on_loop
+async def test_a_server_and_its_children_end_with_its_stand_in() -> None:
+    servers = ForkServers()
+    async with a_child(servers, "ends") as (process, said):
+        (running,) = servers._servers.values()
+        stand_in = running._process
+        assert stand_in.pid != said["server"]
+        assert children(stand_in.pid) == [process.pid]
+        stand_in.kill()
+        assert await within(process.wait(), PATIENCE_S) < 0
+        await eventually(lambda: not alive(said["server"]))
+    servers.stop()
+
+
+@on_loop
+async def test_a_stand_in_ends_with_its_server() -> None:
+    servers = ForkServers()
+    async with a_child(servers, "ends") as (process, said):
+        (running,) = servers._servers.values()
+        os.kill(said["server"], 9)
+        assert await asyncio.to_thread(running._process.wait, PATIENCE_S) == -9
+        assert await within(process.wait(), PATIENCE_S) < 0
+    servers.stop()
