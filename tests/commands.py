@@ -22,6 +22,7 @@ _IMPORTED = (
         )
     ),
     *("ndif.launch.preflight", "ndif.launch.start", "ndif.server.supervised"),
+    *("ndif.cli.local", "ndif.server.local", "ndif.server.embedded"),
     *("ndif.control.account_operations", "ndif.stores.accounts.sql.accounts"),
     *("alembic.command", "dateutil.rrule", "httpcore", "httpx", "icalendar", "multiprocessing"),
 )

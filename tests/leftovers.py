@@ -27,7 +27,7 @@ _EXPECTED = {
 
 
 def _logging() -> tuple[int, int, list[str]]:
-    """Return the root's level, the level that is off everywhere, and our loggers that tell nobody."""
+    """Return the root's level, the level that is off everywhere, and our loggers with other settings."""
     loggers = [*logging.root.manager.loggerDict.items()]
     return (
         logging.root.level,
@@ -37,7 +37,7 @@ def _logging() -> tuple[int, int, list[str]]:
             for name, logger in loggers
             if name.startswith("ndif")
             and isinstance(logger, logging.Logger)
-            and (logger.disabled or not logger.propagate)
+            and (logger.disabled or not logger.propagate or logger.level > logging.WARNING)
         ),
     )
 

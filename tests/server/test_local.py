@@ -12,7 +12,6 @@ import shutil
 import signal
 import socket
 import sqlite3
-import subprocess
 import time
 import uuid
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ from ndif.schema.model_key import NEWEST_CLASS
 from ndif.stores.broker.spool import SPOOL, Spool
 from ndif.stores.objects import FileStore
 from tests.clients.harness import Client, LocalServer
-from tests.commands import NDIF
+from tests.commands import ndif
 from tests.conftest import NAME, client_environment
 from tests.waiting import PATIENCE_S, until
 
@@ -101,18 +100,14 @@ def says(server: LocalServer, text: str) -> bool:
 
 def start(place: Place, *arguments: str | Path, **variables: str) -> tuple[int, str]:
     """Start a server that must not start; its exit code and what it said."""
-    done = subprocess.run(
-        [NDIF, "local", "start", *arguments],
-        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", **place.environment, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    plain = {"COLUMNS": "200", "NO_COLOR": "1"}
+    environment = {**os.environ, **plain, **place.environment, **variables}
+    done = ndif("local", "start", *arguments, environment=environment)
     place.until_gone()
     assert place.temporary() == []
-    assert "Traceback" not in done.stdout, done.stdout
-    return done.returncode, done.stdout.strip()
+    said = done.stdout + done.stderr
+    assert "Traceback" not in said, said
+    return done.returncode, said.strip()
 
 
 # What is wrong from the beginning. Nothing was loaded where a model that is not to be had is not said

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import psutil
 
+from tests.failures import retry
 from tests.services.process import HOST, Process, free_port
 
 _RAY = Path(sys.executable).with_name("ray")
 _STARTED = "Ray runtime started."
+_TOO_SLOW, _STARTS = "The current node timed out during startup", 5
 _MEMORY = 80 << 20
 """Nothing of ours goes through Ray's object store."""
 
@@ -41,10 +43,17 @@ class RayNode:
 
     def start(self) -> None:
         """Start it, and return once it is part of its cluster."""
-        self._log.unlink(missing_ok=True)  # it says there when that is so
-        # A head that comes back takes nodes of this machine for another head.
-        (self._log.parent / "r" / "ray_current_cluster").unlink(missing_ok=True)
-        self._process.start()
+        for left in reversed(range(_STARTS)):
+            self._log.unlink(missing_ok=True)  # it says there when that is so
+            # A head that comes back takes nodes of this machine for another head.
+            (self._log.parent / "r" / "ray_current_cluster").unlink(missing_ok=True)
+            try:
+                self._process.start()
+                return
+            except AssertionError:
+                if not left or _TOO_SLOW not in self.log():
+                    raise
+                retry(f"Ray's node {self.name}", "Ray gives one 30 s to start")
 
     def log(self) -> str:
         """The end of what it said."""

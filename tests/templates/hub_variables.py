@@ -12,7 +12,7 @@ _MODULES = "HF_MODULES_CACHE"
 
 
 def read_again() -> None:
-    """Have libraries that are imported know what the variables say now."""
+    """Tell libraries that are imported of the variables as they are now."""
     constants = sys.modules.get("huggingface_hub.constants")
     if constants is None:
         return
@@ -20,6 +20,9 @@ def read_again() -> None:
     importlib.reload(constants)
     now = {name: value for name, value in vars(constants).items() if value != before.get(name)}
     now[_MODULES] = os.environ.get(_MODULES, str(vars(constants)["HF_HOME"]) + "/modules")
+    if hf_api := sys.modules.get("huggingface_hub.hf_api"):
+        # The one whose methods are the library's functions.
+        vars(hf_api)["api"].endpoint = vars(constants)["ENDPOINT"]
     for module in [*sys.modules.values()]:
         if getattr(module, "__name__", "").startswith(_LIBRARIES):
             for name in now.keys() & vars(module).keys():

@@ -76,7 +76,7 @@ def begin(channel: int) -> None:
 
 
 def _serve_from_template(channel: int) -> None:
-    """Have a fork of a template serve on `channel`, and end with it; return if there is no template."""
+    """Ask a template for a fork that serves on `channel`, and end with it; return if none answers."""
     folder = _FOLDER / _name()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     while True:
@@ -152,7 +152,7 @@ def _start_template(folder: Path, channel: int) -> None:
 
 
 def _become_template(listener: socket.socket, folder: Path) -> None:
-    """Have the fork server of this process fork itself for each that asks, once it has imported."""
+    """Make the fork server of this process fork itself for each that asks, once it has imported."""
     import hub_variables  # beside this file, where a process of the tests finds both
 
     from ndif.runtime.process import fork_server

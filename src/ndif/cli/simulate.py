@@ -113,13 +113,16 @@ def _simulate(trace: Path, cluster_file: Path, seed: int, as_json: bool, top: in
     from ndif.simulation.world import read_file
 
     world, requests = read_file(cluster_file), read_trace(trace)
+    errors, ours = Console(stderr=True), logging.getLogger("ndif")
+    began, level = time.monotonic(), ours.level
     # The report has what a server would log, such as thousands of refusals.
-    logging.getLogger("ndif").setLevel(logging.CRITICAL)
-    errors = Console(stderr=True)
-    began = time.monotonic()
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        task = bar.add_task("Simulating", total=len(requests))
-        journal = run(world, requests, seed, lambda count: bar.update(task, completed=count))
+    ours.setLevel(logging.CRITICAL)
+    try:
+        with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+            task = bar.add_task("Simulating", total=len(requests))
+            journal = run(world, requests, seed, lambda count: bar.update(task, completed=count))
+    finally:
+        ours.setLevel(level)
     found = report(world, journal, seed)
     took = time.monotonic() - began
     if as_json:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ndif.cluster.ray import cluster as cluster_module
 from ndif.cluster.ray.actors import _AGAIN_S, RayModelActor
 from ndif.cluster.ray.cluster import declaration
 from ndif.host.port import ReplicaLostError
@@ -44,8 +45,10 @@ async def asks_no_more(actor: RayModelActor) -> bool:
 
 @as_a_leader
 async def test_what_ran_on_a_head_that_died_is_lost_and_asked_for_no_more(
-    redis: RedisServer, tmp_path: Path, tiny_gpt2: Path
+    redis: RedisServer, tmp_path: Path, tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Else a head that takes ten seconds to come back is lost, and the process that leads ends.
+    monkeypatch.setattr(cluster_module, "_PATIENCE_S", PATIENCE_S)
     config = config_of(tiny_gpt2)
     memory = RedisServer(tmp_path)
     environment = {"NDIF_BROKER_URL": redis.url}
