@@ -23,7 +23,6 @@ from tests.clients.harness import Client, LocalServer
 from tests.commands import NDIF
 from tests.host.machines import Machine, pretend_driver
 from tests.serving import serving
-from tests.tiny_models import make_adapter, make_gpt2
 
 pytest_plugins = [
     "tests.services.fixtures",
@@ -73,12 +72,16 @@ def without_templates(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def tiny_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GPT-2 of a few thousand parameters, with a tokenizer."""
+    from tests.tiny_models import make_gpt2  # torch and transformers, which most tests do without
+
     return make_gpt2(tmp_path_factory.mktemp("models") / "tiny-gpt2")
 
 
 @pytest.fixture(scope="session")
 def tiny_adapter(tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An adapter for it."""
+    from tests.tiny_models import make_adapter
+
     return make_adapter(tmp_path_factory.mktemp("models") / "tiny-adapter", tiny_gpt2)
 
 

@@ -49,11 +49,12 @@ class RayNode:
             (self._log.parent / "r" / "ray_current_cluster").unlink(missing_ok=True)
             try:
                 self._process.start()
-                return
             except AssertionError:
                 if not left or _TOO_SLOW not in self.log():
                     raise
                 retry(f"Ray's node {self.name}", "Ray gives one 30 s to start")
+            else:
+                return
 
     def log(self) -> str:
         """The end of what it said."""
