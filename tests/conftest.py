@@ -66,7 +66,7 @@ def _settings_of_each_test() -> None:
 @pytest.fixture
 def without_templates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork servers that start as they do where they serve users."""
-    monkeypatch.setenv("PYTHONPATH", os.environ["PYTHONPATH"].replace(str(_FOLDER), ""))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(each for each in _FOUND if each != _FOLDER))
 
 
 @pytest.fixture(scope="session")

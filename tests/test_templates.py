@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from ndif.host.fork_server import ForkServers, Process
+from ndif.host.fork_server import ForkServerError, ForkServers, Process
+from ndif.host.heartbeat import parent
 from ndif.tasks import within
 from tests.on_loop import on_loop
 from tests.processes import children
 from tests.runtime.replica import HERE, alive
-from tests.waiting import PATIENCE_S, eventually
+from tests.waiting import PATIENCE_S, eventually, time_passes_async
 
 pytestmark = pytest.mark.process
 
@@ -56,6 +58,15 @@ async def a_child(servers: ForkServers, question: str) -> AsyncIterator[tuple[Pr
         reader, writer = await asyncio.open_connection(sock=ours)
         yield process, json.loads(await within(reader.readline(), PATIENCE_S))
         writer.close()
+
+
+async def template_of(question: str) -> int:
+    """Return the process of which a fork server is a fork."""
+    servers = ForkServers()
+    async with a_child(servers, question) as (_, said):
+        template = parent(said["server"])
+    servers.stop()
+    return template
 
 
 @on_loop
@@ -102,7 +113,26 @@ async def test_a_stand_in_ends_with_its_server() -> None:
     servers = ForkServers()
     async with a_child(servers, "ends") as (process, said):
         (running,) = servers._servers.values()
-        os.kill(said["server"], 9)
-        assert await asyncio.to_thread(running._process.wait, PATIENCE_S) == -9
+        os.kill(said["server"], signal.SIGKILL)
+        assert await asyncio.to_thread(running._process.wait, PATIENCE_S) == -signal.SIGKILL
         assert await within(process.wait(), PATIENCE_S) < 0
     servers.stop()
+
+
+@on_loop
+async def test_a_template_outlives_a_stand_in_that_is_killed_while_it_asks() -> None:
+    template = await template_of("before")
+    servers = ForkServers()
+    servers.prepare(HERE, untrusted=False)
+    (asking,) = servers._servers.values()
+    ours, theirs = socket.socketpair()
+    os.kill(template, signal.SIGSTOP)
+    with ours, theirs:
+        forking = asyncio.create_task(asking.fork(f"{__name__} nothing", theirs, keep_output=False))
+        await time_passes_async(1)
+        asking._process.kill()
+        os.kill(template, signal.SIGCONT)
+        with pytest.raises(ForkServerError):
+            await within(forking, PATIENCE_S)
+    servers.stop()
+    assert await template_of("after") == template

@@ -36,6 +36,9 @@ CHEAP_TLS = {"SSL_CERT_FILE": str(CLIENTS / "nobody.pem")}
 """Clients read every certificate there is for each of their HTTP requests, which takes 30 ms of a core, and
 here none of them is ever needed: one that nobody has the key of."""
 
+STARTED_ANEW = {"PYTHONPATH": ""}
+"""A server whose fork servers are those that serve users: its memory is looked at."""
+
 
 def scenarios(module: str) -> list[str]:
     """The scenarios of a module, without importing it: this process has no client in it."""

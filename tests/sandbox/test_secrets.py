@@ -15,7 +15,7 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
-from tests.clients.harness import Client, LocalServer
+from tests.clients.harness import STARTED_ANEW, Client, LocalServer
 from tests.conftest import NAME, client_environment
 from tests.serving import serving
 
@@ -92,6 +92,7 @@ def test_no_secret_is_in_the_memory_of_model_processes(
     url, gate = gated_hub
     environment = {
         **server_environment,
+        **STARTED_ANEW,
         "HF_ENDPOINT": url,
         "HF_HOME": str(tmp_path / "server"),
         "HF_TOKEN": TOKEN,

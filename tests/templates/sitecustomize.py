@@ -1,8 +1,14 @@
 """Run at the start of every Python process of the tests: fork servers stand in for forks of a template."""
 
+import os
 import sys
 
 if "--fork-server" in sys.orig_argv and "ndif.runtime" in sys.orig_argv:
-    import stand_in
+    if "TEST_TEMPLATE" in os.environ:
+        import template
 
-    stand_in.begin(int(sys.orig_argv[sys.orig_argv.index("ndif.runtime") + 1]))
+        template.begin()
+    else:
+        import stand_in
+
+        stand_in.begin(int(sys.orig_argv[sys.orig_argv.index("ndif.runtime") + 1]))

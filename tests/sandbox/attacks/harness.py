@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 import zstandard
 
-from tests.clients.harness import CHEAP_TLS, LocalServer, model_processes
+from tests.clients.harness import CHEAP_TLS, STARTED_ANEW, LocalServer, model_processes
 from tests.failures import retry
 from tests.sandbox.attacks import plain
 from tests.sandbox.attacks.table import FAMILIES, TIME, Attack, Defence
@@ -289,6 +289,7 @@ class Site:
             *("--threads", "2"),
             *configuration.arguments,
             environment={
+                **STARTED_ANEW,
                 **configuration.environment,
                 # Above this level no log has what a user's block wrote.
                 "NDIF_LOG_LEVEL": "debug",

@@ -1,0 +1,145 @@
+"""A fork server that has imported, and forks itself for each stand-in that asks (`stand_in`)."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NoReturn
+
+import hub_variables  # beside this file, where a process of the tests finds both
+from stand_in import FOLDER, LISTENER
+
+from ndif.runtime.process import children, fork_server
+
+_IDLE_S = 600.0
+"""Seconds without a fork that lives after which a template ends."""
+_ENV_START, _ENV_END = 47, 48
+"""Positions in /proc/self/stat, counted after the command's name."""
+_MAX_BYTES = 1 << 20
+_RealForkServer = fork_server.ForkServer
+
+
+def begin() -> None:
+    """Let the fork server of this process be a template, once it has imported."""
+    fork_server.end_with_parent = lambda: None  # it outlives the process that started it
+    fork_server.ForkServer = Template  # type: ignore[misc]
+
+
+class Programs(dict[str, Callable[[int], None]]):
+    """With all `MODULE ARGUMENT` of the tests, whose `main` gets the argument as well."""
+
+    def __missing__(self, name: str) -> Callable[[int], None]:
+        """Return a program of the tests."""
+        module, argument = name.split(" ", 1)
+        sys.path.append(str(Path(__file__).resolve().parents[2]))
+        main: Callable[[int, str], None] = importlib.import_module(module).main
+        return lambda fd: main(fd, argument)
+
+
+class Template(fork_server.ForkServer):
+    """Forks itself on request. It ends with the run, its forks with it and with their stand-ins."""
+
+    def serve(self) -> NoReturn:
+        """Fork for each that asks, and tell it how its fork has ended."""
+        gc.collect()
+        gc.freeze()
+        _count_in("/")
+        fd, name = os.environ.pop(LISTENER).split()
+        self._listener = socket.socket(fileno=int(fd))
+        self._owner = os.pidfd_open(int((FOLDER / "owner").read_text()))
+        self._forks: dict[int, tuple[int, socket.socket]] = {}
+        """The process id and the stand-in of each fork, by a descriptor of the process."""
+        while True:
+            stand_ins = [stand_in for _, stand_in in self._forks.values()]
+            waited = [self._listener, self._owner, *self._forks, *stand_ins]
+            ready = select.select(waited, [], [], None if self._forks else _IDLE_S)[0]
+            if self._owner in ready or not ready:
+                with contextlib.suppress(OSError):  # the run has ended
+                    (FOLDER / name / "socket").unlink()
+                    (FOLDER / name).rmdir()
+                os._exit(0)
+            for descriptor, (_, stand_in) in [*self._forks.items()]:
+                if descriptor in ready or stand_in in ready:
+                    self._reap(descriptor)
+            if self._listener in ready:
+                self._answer(self._listener.accept()[0])
+
+    def _reap(self, descriptor: int) -> None:
+        """Tell how a fork has ended, or end it with its stand-in."""
+        pid, stand_in = self._forks.pop(descriptor)
+        with contextlib.suppress(ProcessLookupError):
+            if not select.select([descriptor], [], [], 0)[0]:
+                os.kill(pid, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with stand_in, contextlib.suppress(OSError):
+            stand_in.send(str(code).encode())
+        os.close(descriptor)
+
+    def _answer(self, stand_in: socket.socket) -> None:
+        """Fork for one that asks; it may have been killed since."""
+        try:
+            order, fds, _, _ = socket.recv_fds(stand_in, _MAX_BYTES, 4)
+        except OSError:
+            order, fds = b"", []
+        if not order:
+            stand_in.close()
+            return
+        if (pid := os.fork()) == 0:
+            try:
+                for descriptor, (_, other) in self._forks.items():
+                    os.close(descriptor)
+                    other.close()
+                for each in (self._listener, stand_in, self._control.socket):
+                    each.close()
+                os.close(self._owner)
+                self._serve(fds, **json.loads(order))
+            finally:
+                os._exit(1)
+        self._forks[os.pidfd_open(pid)] = pid, stand_in
+        for fd in fds:
+            os.close(fd)
+        with contextlib.suppress(OSError):
+            stand_in.send(str(pid).encode())
+
+    def _serve(
+        self, fds: list[int], environment: dict[str, str], folder: str, cgroup: str
+    ) -> NoReturn:
+        """Be as a fork server that was started with these."""
+        children.end_with_parent()
+        _count_in(cgroup)
+        *standard, channel = fds
+        for number, fd in enumerate(standard):
+            os.dup2(fd, number)
+            os.close(fd)
+        os.environ.clear()
+        os.environ.update(environment)
+        _write_environment(environment)
+        hub_variables.read_again()
+        os.chdir(folder)
+        os.setsid()
+        control = fork_server.Channel(socket.socket(fileno=channel))
+        _RealForkServer(control, Programs(self._programs)).serve()
+
+
+def _count_in(cgroup: str) -> None:
+    """Count this process's core-seconds in a cgroup, where there is one."""
+    with contextlib.suppress(OSError):
+        Path(f"/sys/fs/cgroup/cpuacct/{cgroup}/cgroup.procs").write_text(str(os.getpid()))
+
+
+def _write_environment(environment: Mapping[str, str]) -> None:
+    """Change the variables that the system shows of this process."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[_ENV_START]), int(fields[_ENV_END])
+    text = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
+    ctypes.memmove(start, text[: end - start].ljust(end - start, b"\0"), end - start)
