@@ -46,8 +46,11 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     from hypothesis import HealthCheck, settings
 
-    # A busy machine is no error of what is tested. Nothing but the seed decides what the suite makes up.
-    patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    # A busy machine is no error of what is tested. Nothing but the seed decides what the suite makes up:
+    # where the variable CI is set, Hypothesis would make up the same whatever the seed.
+    patient = settings(
+        deadline=None, derandomize=False, suppress_health_check=[HealthCheck.too_slow]
+    )
     settings.register_profile("suite", patient, max_examples=SUITE, database=None)
     settings.register_profile("fuzz", patient, max_examples=int(os.environ.get(_EXAMPLES, FUZZ)))
     settings.load_profile("suite")

@@ -76,12 +76,13 @@ def test_this_run_has_a_seed_and_its_number_of_examples(pytestconfig: pytest.Con
     assert settings().deadline is None
 
 
-def test_a_run_names_its_seed_which_repeats_it(tmp_path: Path) -> None:
-    first, drawn = run(tmp_path, "--numprocesses", "2")
-    again, same = run(tmp_path, TEST_SEED=str(drawn))
+@pytest.mark.parametrize("where", [{}, {"CI": "true"}], ids=["here", "CI"])
+def test_a_run_names_its_seed_which_repeats_it(where: dict[str, str], tmp_path: Path) -> None:
+    first, drawn = run(tmp_path, "--numprocesses", "2", **where)
+    again, same = run(tmp_path, TEST_SEED=str(drawn), **where)
     assert (again, same) == (first, drawn)
     assert [len(first[test]) for test in ("first", "second", "third")] == [50, 10, 1]
-    other, another = run(tmp_path)
+    other, another = run(tmp_path, **where)
     assert another != drawn
     assert all(other[test] != first[test] for test in first)
 
