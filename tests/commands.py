@@ -7,9 +7,13 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tests.fork_server import ForkServer
 from tests.waiting import PATIENCE_S
+
+if TYPE_CHECKING:
+    from ndif.host.runtimes import Runtime
 
 NDIF = Path(sys.executable).with_name("ndif")
 _IMPORTED = (
@@ -28,13 +32,11 @@ _IMPORTED = (
 )
 """Modules that the commands import, each as it is called."""
 
-_STARTING = (["start"], ["restart"])
-"""Commands that become a server, which is known by the environment that it was started with."""
-
 
 @cache
-def _server() -> ForkServer:
-    return ForkServer("ndif.cli.main:cli", _IMPORTED)
+def server_of_forks() -> ForkServer:
+    """Return the fork server of `ndif` in this process."""
+    return ForkServer(f"{__name__}:main", _IMPORTED, command=[sys.executable, str(NDIF)])
 
 
 def ndif(
@@ -42,7 +44,7 @@ def ndif(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end in an environment; the result is that of `subprocess.run`."""
     given = [str(each) for each in arguments]
-    if given[:1] in _STARTING:
+    if not server_of_forks().takes(environment):
         return subprocess.run(
             [NDIF, *given],
             env=environment,
@@ -50,5 +52,21 @@ def ndif(
             text=True,
             timeout=PATIENCE_S,
         )
-    code, output, errors = _server().fork(given, environment).communicate(PATIENCE_S)
+    code, output, errors = server_of_forks().fork(given, environment).communicate(PATIENCE_S)
     return subprocess.CompletedProcess([str(NDIF), *given], code, output, errors)
+
+
+def main() -> None:
+    """Be `ndif`. A server of one model forks its processes, as one of many models does."""
+    from ndif.cli.main import cli
+    from ndif.host.fork_server import ForkServers
+
+    if sys.argv[1:3] == ["local", "start"]:
+        start = ForkServers.start
+
+        async def fork(servers: ForkServers, runtime: Runtime, *rest: Any, **options: Any) -> Any:
+            servers.prepare(runtime, untrusted=options["untrusted"])
+            return await start(servers, runtime, *rest, **options)
+
+        ForkServers.start = fork  # type: ignore[method-assign]
+    cli()

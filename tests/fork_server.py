@@ -18,33 +18,58 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from tests.templates import hub_variables
+from tests.templates import hub_variables, shown
 
 _ROOT = Path(__file__).parents[1]
 _MAX_BYTES = 1 << 20
+_READ_AT_START = ("PYTHON", "LD_", "MALLOC_")
+"""Prefixes of variables that a process reads as it starts."""
+_LIBRARIES = {name: os.environ[name] for name in os.environ if name.startswith("LD_")}
 
 
 class ForkedProcess:
-    """A forked program: the pipes and the methods of a `subprocess.Popen` that tests use."""
+    """A forked program: the part of a `subprocess.Popen` that tests use."""
 
     def __init__(
-        self, pidfd: int, stdin: TextIO, stdout: TextIO, stderr: TextIO, status: TextIO
+        self,
+        args: Sequence[str],
+        pid: int,
+        pidfd: int,
+        status: int,
+        streams: tuple[TextIO, TextIO, TextIO],
     ) -> None:
+        self.args = args
+        self.pid = pid
+        self.stdin, self.stdout, self.stderr = streams
+        self.returncode: int | None = None
         self._pidfd = pidfd
-        self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
         self._status = status
+        """Tells the exit code; its end alone, that the fork server has ended, and all that it forked."""
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
 
     def kill(self) -> None:
         """End it at once."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Return once it has ended."""
-        if not select.select([self._pidfd], [], [], timeout)[0]:
-            raise subprocess.TimeoutExpired("a forked program", timeout or 0)
+    def poll(self) -> int | None:
+        """Return its exit code, or minus a signal's number; None while it runs."""
+        if self.returncode is None and select.select([self._status], [], [], 0)[0]:
+            self.returncode = int(os.read(self._status, 16) or -signal.SIGKILL)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit code once it has ended."""
+        if self.returncode is None and not select.select([self._status], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(list(self.args), timeout or 0)
+        code = self.poll()
+        assert code is not None
+        return code
 
     def communicate(self, timeout: float | None = None) -> tuple[int, str, str]:
         """Return its exit code, and what it printed, once it has ended; end it after `timeout` seconds."""
@@ -57,58 +82,85 @@ class ForkedProcess:
         reading.start()
         output = self.stdout.read()
         reading.join()
-        self.wait()
+        code = self.wait()
         patience.cancel()
-        # What the program has started may hold the other end.
-        ready = select.select([self._status], [], [], 0)[0]
-        status = os.read(self._status.fileno(), 16).decode() if ready else ""
-        for stream in (self.stdout, self.stderr, self._status):
-            stream.close()
+        self.stdout.close()
+        self.stderr.close()
+        return code, output, errors[0]
+
+    def __del__(self) -> None:
         os.close(self._pidfd)
-        return int(status or -signal.SIGKILL), output, errors[0]
+        os.close(self._status)
 
 
 class ForkServer:
     """The fork server of one program in this process. It ends with this process."""
 
-    def __init__(self, program: str, imported: Sequence[str], folder: Path | None = None) -> None:
-        """`folder`: goes in front on the program's path."""
+    def __init__(
+        self,
+        program: str,
+        imported: Sequence[str],
+        folder: Path | None = None,
+        command: Sequence[str] = (),
+    ) -> None:
+        """`folder`: goes in front on the program's path. `command`: as the program is called elsewhere."""
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
-        path = [str(folder)] if folder else []
+        self._command = list(command)
+        # Without a library's path that one test has set.
+        kept = {name: os.environ[name] for name in os.environ if not name.startswith("LD_")}
+        self._environment = kept | _LIBRARIES
+        path = [str(folder), *_path(kept)] if folder else _path(kept)
         with theirs:
             subprocess.Popen(
                 [sys.executable, "-m", __name__, str(theirs.fileno()), program, *imported],
                 pass_fds=[theirs.fileno()],
                 cwd=_ROOT,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(
-                        [*path, *filter(None, [os.environ.get("PYTHONPATH")])]
-                    ),
-                },
+                env=shown.with_room({**self._environment, "PYTHONPATH": os.pathsep.join(path)}),
             )
 
+    def takes(self, environment: Mapping[str, str]) -> bool:
+        """Return True if a fork can have these variables: a process reads some as it starts."""
+        read = (name for name in environment if name.startswith(_READ_AT_START))
+        return all(environment[name] == self._environment.get(name) for name in read)
+
     def fork(
-        self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path | None = None
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        is_short: bool = True,
+        one_stream: bool = False,
     ) -> ForkedProcess:
-        """Fork the program with these arguments in this environment and folder."""
-        (stdin, write), (read, stdout), (errors, stderr), (state, status) = [
+        """Fork the program with these arguments in this environment and this process's folder.
+
+        `is_short`: it ends without what Python does at an end, which takes seconds where torch is imported.
+        `one_stream`: its errors go where its output goes.
+        """
+        (stdin, write), (read, stdout), (errors, stderr), (status, theirs_status) = [
             os.pipe() for _ in range(4)
         ]
-        theirs = [stdin, stdout, stderr, status]
+        theirs = [stdin, stdout, stderr, theirs_status]
         order = {
             "arguments": [str(each) for each in arguments],
+            "command": self._command,
             "environment": dict(environment),
-            "folder": str(folder or Path.cwd()),
+            "folder": str(Path.cwd()),
+            "is_short": is_short,
         }
+        fds = [stdin, stdout, stdout if one_stream else stderr, theirs_status]
         with self._lock:
-            socket.send_fds(self._connection, [json.dumps(order).encode()], theirs)
-            _, (pidfd,), _, _ = socket.recv_fds(self._connection, _MAX_BYTES, 1)
+            socket.send_fds(self._connection, [json.dumps(order).encode()], fds)
+            said, (pidfd,), _, _ = socket.recv_fds(self._connection, 16, 1)
         for fd in theirs:
             os.close(fd)
-        files = (os.fdopen(write, "w"), os.fdopen(read), os.fdopen(errors), os.fdopen(state))
-        return ForkedProcess(pidfd, *files)
+        args = [*self._command, *order["arguments"]]
+        streams = (os.fdopen(write, "w"), os.fdopen(read), os.fdopen(errors))
+        return ForkedProcess(args, int(said), pidfd, status, streams)
+
+
+def _path(environment: Mapping[str, str]) -> list[str]:
+    return [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each]
 
 
 def main() -> None:
@@ -118,49 +170,66 @@ def main() -> None:
     sys.path.pop(0)  # the folder of the repository, which no program of a user has
     for name in imported:
         importlib.import_module(name)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    statuses: dict[int, tuple[int, int]] = {}
+    """The process id of each fork and the pipe that tells its exit code, by a descriptor of the process."""
     while True:
+        ready = select.select([connection, *statuses], [], [])[0]
+        for pidfd in statuses.keys() & {*ready}:
+            pid, status = statuses.pop(pidfd)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            with contextlib.suppress(BrokenPipeError):
+                os.write(status, str(code).encode())
+            os.close(status)
+            os.close(pidfd)
+        if connection not in ready:
+            continue
         order, fds, _, _ = socket.recv_fds(connection, _MAX_BYTES, 4)
         if not order:
             return
-        begin, may_begin = os.pipe()
-        pid = os.fork()
-        if pid == 0:
+        *standard, status = fds
+        if (pid := os.fork()) == 0:
             connection.close()
-            os.close(may_begin)
-            os.read(begin, 1)
-            os.close(begin)
-            become(program, **json.loads(order), fds=fds)
-        pidfd = os.pidfd_open(pid)  # before the program may end
-        socket.send_fds(connection, [b"forked"], [pidfd])
-        for fd in (begin, may_begin, pidfd, *fds):
+            os.close(status)
+            for pidfd, (_, other) in statuses.items():
+                os.close(pidfd)
+                os.close(other)
+            become(program, **json.loads(order), standard=standard)
+        pidfd = os.pidfd_open(pid)
+        statuses[pidfd] = pid, status
+        socket.send_fds(connection, [str(pid).encode()], [pidfd])
+        for fd in standard:
             os.close(fd)
 
 
 def become(
     program: str,
     arguments: Sequence[str],
+    command: Sequence[str],
     environment: Mapping[str, str],
     folder: str,
-    fds: Sequence[int],
+    is_short: bool,
+    standard: Sequence[int],
 ) -> None:
     """Run a program in this process, as if it had been started with these; and end."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    *standard, status = fds
     for number, fd in enumerate(standard):
         os.dup2(fd, number)
         os.close(fd)
-    os.set_inheritable(status, False)
     os.environ.clear()
     os.environ.update(environment)
+    shown.show_environment(environment)
+    if command:
+        shown.show_arguments([*command, *arguments])
     hub_variables.read_again()
     os.chdir(folder)
-    sys.path[1:1] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[1:1] = _path(environment)
     module, _, function = program.partition(":")
-    sys.argv = [module.partition(".")[0], *arguments]
+    sys.argv = [command[-1] if command else module.partition(".")[0], *arguments]
     sys.modules["__main__"].__package__ = None  # else click calls the program `python -m …`
+    run: Any = getattr(importlib.import_module(module), function)
+    if not is_short:
+        sys.exit(run())
     try:
-        getattr(importlib.import_module(module), function)()
+        run()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -171,7 +240,6 @@ def become(
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os.write(status, str(code).encode())
     os._exit(code)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ndif.runtime.process.fork_server import OPTION
-from tests.commands import NDIF
+from tests.commands import NDIF, server_of_forks
 from tests.fork_server import ForkedProcess, ForkServer
 from tests.processes import children
 from tests.serving import without_keys
@@ -37,7 +37,7 @@ CHEAP_TLS = {"SSL_CERT_FILE": str(CLIENTS / "nobody.pem")}
 here none of them is ever needed: one that nobody has the key of."""
 
 STARTED_ANEW = {"PYTHONPATH": ""}
-"""A server whose fork servers are those that serve users: its memory is looked at."""
+"""A server that starts, with all its processes, as those of users do: its memory is looked at."""
 
 
 def scenarios(module: str) -> list[str]:
@@ -80,10 +80,14 @@ class LocalServer:
         self._said = threading.Event()
         threading.Thread(target=self._read, daemon=True).start()
 
-    def _popen(self, arguments: tuple[str, ...]) -> subprocess.Popen[str]:
+    def _popen(self, arguments: tuple[str, ...]) -> subprocess.Popen[str] | ForkedProcess:
+        command = [*self.command, *arguments]
+        environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", **self.environment}
+        if server_of_forks().takes(environment):
+            return server_of_forks().fork(command, environment, is_short=False, one_stream=True)
         return subprocess.Popen(
-            [NDIF, *self.command, *arguments],
-            env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", **self.environment},
+            [NDIF, *command],
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

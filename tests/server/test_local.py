@@ -29,7 +29,7 @@ from ndif.net import StartError, listen
 from ndif.schema.model_key import NEWEST_CLASS
 from ndif.stores.broker.spool import SPOOL, Spool
 from ndif.stores.objects import FileStore
-from tests.clients.harness import Client, LocalServer
+from tests.clients.harness import STARTED_ANEW, Client, LocalServer
 from tests.commands import ndif
 from tests.conftest import NAME, client_environment
 from tests.waiting import PATIENCE_S, until
@@ -49,6 +49,11 @@ class Place:
     mark: str
     tmp: Path
     environment: dict[str, str]
+
+    @property
+    def anew(self) -> dict[str, str]:
+        """That of a server which starts with all its processes as a user's."""
+        return self.environment | STARTED_ANEW
 
     def processes(self) -> list[str]:
         """The command lines of all that is left of it, whatever session they are in."""
@@ -293,7 +298,7 @@ def ended(
             "test-org/half",
             "--dtype",
             "float32",
-            environment=place.environment,
+            environment=place.anew,
         )
         try:
             server.ready()
@@ -350,7 +355,7 @@ def test_of_the_job_that_was_polled_its_end_is_kept(ended: Ended) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_it_ends_while_it_loads(place: Place, number: signal.Signals) -> None:
-    server = LocalServer(NAME, environment=place.environment)
+    server = LocalServer(NAME, environment=place.anew)
     try:
         place.until_it_loads()
         began = time.monotonic()
@@ -421,7 +426,7 @@ def test_it_ends_while_a_job_runs_and_keeps_its_results(
     place: Place, recorded: Path, tmp_path: Path
 ) -> None:
     results = tmp_path / "kept" / "results of mine"
-    server = LocalServer(NAME, "--results-dir", str(results), environment=place.environment)
+    server = LocalServer(NAME, "--results-dir", str(results), environment=place.anew)
     try:
         server.ready()
         job = submit(server, recorded / "ends")
@@ -462,7 +467,7 @@ def test_killed_it_leaves_no_process_behind(
     again = [NAME, "--port", free_port()]
     server = LocalServer(
         *([str(half), "--name", "test-org/half"] if moment == "idle" else again),
-        environment=place.environment,
+        environment=place.anew,
     )
     with contextlib.ExitStack() as stack:
         stack.callback(server.process.kill)
@@ -482,7 +487,7 @@ def test_killed_it_leaves_no_process_behind(
         assert says(server, "bfloat16 on cpu")
     if moment == "running":
         # Who polls finds both where they were, and each comes to its end.
-        server = LocalServer(*again, environment={**place.environment, "NDIF_MAX_ATTEMPTS": "1"})
+        server = LocalServer(*again, environment={**place.anew, "NDIF_MAX_ATTEMPTS": "1"})
         try:
             server.ready()
             until(lambda: polled(server, waits)["status"] == "COMPLETED")
@@ -511,7 +516,7 @@ def test_no_token_says_who_may_run_code(place: Place) -> None:
 
 
 def test_listening_to_others_is_warned_of(place: Place) -> None:
-    server = LocalServer(NAME, "--host", "0.0.0.0", environment=place.environment)
+    server = LocalServer(NAME, "--host", "0.0.0.0", environment=place.anew)
     try:
         warning = (
             "Warning: 0.0.0.0 is reachable from other machines. Whoever has the token runs code"

@@ -23,8 +23,7 @@ from typing import NoReturn
 FOR = "for "
 """Begins the name of a process that stands in for a fork; then follows the fork's process id."""
 LISTENER = "TEST_TEMPLATE"
-"""Variable of a template: the descriptor on which it is asked, and its name; padded to make room."""
-_ROOM = 4096
+"""Variable of a template: the descriptor on which it is asked, and its name."""
 _READ_LATE = (
     "HF_",
     "NDIF_",
@@ -121,6 +120,8 @@ def _cgroup() -> str:
 
 
 def _start_template(folder: Path, channel: int) -> None:
+    import shown  # beside this file, where this process finds it
+
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(str(folder / "new"))
     listener.listen(64)
@@ -129,7 +130,7 @@ def _start_template(folder: Path, channel: int) -> None:
     subprocess.Popen(
         [sys.executable, *command[1:]],
         pass_fds=[listener.fileno(), theirs.fileno()],
-        env={**os.environ, LISTENER: f"{listener.fileno()} {folder.name}".ljust(_ROOM)},
+        env=shown.with_room({**os.environ, LISTENER: f"{listener.fileno()} {folder.name}"}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -12,19 +11,18 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-import hub_variables  # beside this file, where a process of the tests finds both
+import hub_variables  # beside this file, where a process of the tests finds them
+import shown
 from stand_in import FOLDER, LISTENER
 
 from ndif.runtime.process import children, fork_server
 
 _IDLE_S = 600.0
 """Seconds without a fork that lives after which a template ends."""
-_ENV_START, _ENV_END = 47, 48
-"""Positions in /proc/self/stat, counted after the command's name."""
 _MAX_BYTES = 1 << 20
 _RealForkServer = fork_server.ForkServer
 
@@ -55,6 +53,7 @@ class Template(fork_server.ForkServer):
         gc.freeze()
         _count_in("/")
         fd, name = os.environ.pop(LISTENER).split()
+        del os.environ[shown.ROOM]
         self._listener = socket.socket(fileno=int(fd))
         self._owner = os.pidfd_open(int((FOLDER / "owner").read_text()))
         self._forks: dict[int, tuple[int, socket.socket]] = {}
@@ -123,7 +122,7 @@ class Template(fork_server.ForkServer):
             os.close(fd)
         os.environ.clear()
         os.environ.update(environment)
-        _write_environment(environment)
+        shown.show_environment(environment)
         hub_variables.read_again()
         os.chdir(folder)
         os.setsid()
@@ -135,11 +134,3 @@ def _count_in(cgroup: str) -> None:
     """Count this process's core-seconds in a cgroup, where there is one."""
     with contextlib.suppress(OSError):
         Path(f"/sys/fs/cgroup/cpuacct/{cgroup}/cgroup.procs").write_text(str(os.getpid()))
-
-
-def _write_environment(environment: Mapping[str, str]) -> None:
-    """Change the variables that the system shows of this process."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    start, end = int(fields[_ENV_START]), int(fields[_ENV_END])
-    text = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
-    ctypes.memmove(start, text[: end - start].ljust(end - start, b"\0"), end - start)

@@ -1,0 +1,37 @@
+"""What the system shows of a forked process: its variables and its command line, which no fork changes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+ROOM = "TEST_ROOM"
+"""A variable that makes room for those of a process's forks."""
+_BYTES = 16384
+_ARGUMENTS, _ENVIRONMENT = 45, 47
+"""Positions of the first address of each in /proc/self/stat, counted after the command's name; then follows
+the last one."""
+
+
+def with_room(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a process whose forks show other ones."""
+    return {**environment, ROOM: " " * _BYTES}
+
+
+def show_environment(environment: Mapping[str, str]) -> None:
+    """Have the system show other variables of this process."""
+    _write(_ENVIRONMENT, (f"{name}={value}" for name, value in environment.items()))
+
+
+def show_arguments(arguments: Sequence[str]) -> None:
+    """Have the system show another command line of this process."""
+    _write(_ARGUMENTS, arguments)
+
+
+def _write(position: int, texts: Iterable[str]) -> None:
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[position]), int(fields[position + 1])
+    content = b"".join(os.fsencode(text) + b"\0" for text in texts)
+    ctypes.memmove(start, content[: end - start].ljust(end - start, b"\0"), end - start)
