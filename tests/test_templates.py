@@ -1,4 +1,4 @@
-"""Fork servers of the tests, which are forks of a template: each is as if it had been started itself."""
+"""Fork servers and probes of the tests: each is a fork of a template, as if it had been started."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,10 +18,12 @@ import pytest
 
 from ndif.host.fork_server import ForkServerError, ForkServers, Process
 from ndif.host.heartbeat import parent
+from ndif.probe.probe import variables_of_client
 from ndif.tasks import within
 from tests.on_loop import on_loop
 from tests.processes import children
 from tests.runtime.replica import HERE, alive
+from tests.templates.stand_in import FOR
 from tests.waiting import PATIENCE_S, eventually, time_passes_async
 
 pytestmark = pytest.mark.process
@@ -136,3 +140,34 @@ async def test_a_template_outlives_a_stand_in_that_is_killed_while_it_asks() -> 
             await within(forking, PATIENCE_S)
     servers.stop()
     assert await template_of("after") == template
+
+
+@pytest.mark.parametrize("is_fork", [True, False])
+def test_a_probe_says_the_same_where_it_is_a_fork(
+    is_fork: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if not is_fork:
+        request.getfixturevalue("without_templates")
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        url = f"http://127.0.0.1:{hub.getsockname()[1]}"
+        about = {"repo_id": "test-org/absent", "revision": None, "task": "text-generation"}
+        question = {"url": url, "key": "", "cache": str(tmp_path), "timeout_s": PATIENCE_S, **about}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ndif.probe.trace"],
+            env=variables_of_client(HERE, url),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(question) + "\n")
+        process.stdin.flush()
+        hub.settimeout(PATIENCE_S)
+        asked = hub.accept()[0]  # it asks the address that it was given after its start
+        name = Path(f"/proc/{process.pid}/comm").read_text()
+        assert name.startswith(FOR) == is_fork
+    asked.close()
+    said, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    assert json.loads(said)["outcome"] == "error", said

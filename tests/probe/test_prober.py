@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conftest import client_environment
-from tests.probe.test_cli import NAME, Operated, clients
+from tests.probe.test_cli import NAME, Operated, until_no_client
 from tests.services.redis import RedisServer
 from tests.tiny_models import make_gpt2
 from tests.waiting import until
@@ -77,7 +77,7 @@ def probed(server_environment: dict[str, str], model: Path, tmp_path: Path) -> I
     probed = Probed(environment, model)
     yield probed
     probed.server.stop()
-    assert clients(server_environment) == []
+    until_no_client(server_environment)
 
 
 def test_a_server_tells_how_its_models_are_served(
@@ -138,4 +138,4 @@ def test_the_process_that_leads_probes_through_the_gateways(
             assert probed.until_outcome("ok")["up"] is True
         finally:
             probed.server.stop()
-    assert clients(server_environment) == []
+    until_no_client(server_environment)

@@ -1,7 +1,7 @@
-"""A process that stands in for a fork server of the tests: a fork of a template serves in its place.
+"""A process that stands in for a fork server or a probe: a fork of a template runs in its place.
 
-A fork server imports torch, transformers and nnsight: six seconds of a core. In tests it asks a template
-for a fork of itself, and ends with that. The first that asks starts the template (`template`), with its own
+It would import torch, transformers and nnsight: six seconds of a core. In tests it asks a template for a
+fork of itself, and ends with that. The first that asks starts the template (`template`), with its own
 command, limits and variables.
 """
 
@@ -54,12 +54,13 @@ FOLDER = Path(__file__).parent
 """A folder of the run's own, with a link to this file."""
 
 
-def begin(channel: int) -> None:
-    """Wait until this fork server is asked to fork, and ask a template for one that serves on `channel`.
+def begin(channel: int | None = None) -> None:
+    """Ask a template for a fork in this process's place, once a fork server is asked over `channel`.
 
-    This process ends with that one. Return if no template answers: it serves itself.
+    This process ends with that one. Return if no template answers: it does what it was started for.
     """
-    select.select([channel], [], [])  # most servers of the tests load no model
+    if channel is not None:
+        select.select([channel], [], [])  # most servers of the tests load no model
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with connection, contextlib.suppress(OSError):
         _connect(connection, channel)
@@ -67,7 +68,7 @@ def begin(channel: int) -> None:
             _stand_in(connection, channel, pid)
 
 
-def _connect(connection: socket.socket, channel: int) -> None:
+def _connect(connection: socket.socket, channel: int | None) -> None:
     folder = FOLDER / _name()
     while True:
         with contextlib.suppress(FileExistsError):
@@ -78,19 +79,22 @@ def _connect(connection: socket.socket, channel: int) -> None:
         time.sleep(0.01)
 
 
-def _ask(connection: socket.socket, channel: int) -> str:
-    """Return the id of the process that serves; nothing if the template ended before it has forked."""
+def _ask(connection: socket.socket, channel: int | None) -> str:
+    """Return the id of the process that is forked; nothing if the template ended before it has forked."""
     order = {"environment": dict(os.environ), "folder": str(Path.cwd()), "cgroup": _cgroup()}
-    socket.send_fds(connection, [json.dumps(order).encode()], [0, 1, 2, channel])
+    fds = [0, 1, 2] if channel is None else [0, 1, 2, channel]
+    socket.send_fds(connection, [json.dumps(order).encode()], fds)
     # It imports: this process must be seen to live.
     while not select.select([connection], [], [], 0.2)[0]:
         pass
     return connection.recv(16).decode()
 
 
-def _stand_in(connection: socket.socket, channel: int, pid: str) -> NoReturn:
+def _stand_in(connection: socket.socket, channel: int | None, pid: str) -> NoReturn:
     Path("/proc/self/comm").write_text(FOR + pid)
-    os.dup2(os.open(os.devnull, os.O_RDWR), channel)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for each in (0, 1, 2) if channel is None else (channel,):
+        os.dup2(nothing, each)
     code = int(connection.recv(16) or -signal.SIGKILL)
     if code < 0:
         os.kill(os.getpid(), -code)
@@ -98,7 +102,7 @@ def _stand_in(connection: socket.socket, channel: int, pid: str) -> NoReturn:
 
 
 def _name() -> str:
-    """Return a name of all that a fork server has from its start, but for what is handed over."""
+    """Return a name of all that this process has from its start, but for what is handed over."""
     status = Path("/proc/self/status").read_text().splitlines()
     identity = [
         sys.argv[0],
@@ -119,7 +123,7 @@ def _cgroup() -> str:
     return next((path for _, counted, path in found if counted), "/")
 
 
-def _start_template(folder: Path, channel: int) -> None:
+def _start_template(folder: Path, channel: int | None) -> None:
     import shown  # beside this file, where this process finds it
 
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

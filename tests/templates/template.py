@@ -1,4 +1,4 @@
-"""A fork server that has imported, and forks itself for each stand-in that asks (`stand_in`)."""
+"""A process that has imported what others need, and forks itself for each that stands in (`stand_in`)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,37 @@ from ndif.runtime.process import children, fork_server
 _IDLE_S = 600.0
 """Seconds without a fork that lives after which a template ends."""
 _MAX_BYTES = 1 << 20
+_OF_PROBES = (
+    *("torch", "numpy", "sympy", "pydantic", "httpx", "rich", "accelerate"),
+    *("transformers.modeling_utils", "transformers.models.auto.modeling_auto"),
+    "transformers.models.gpt2.modeling_gpt2",
+)
+"""Modules that the clients of probes import. nnsight reads variables, and is imported by each itself."""
 _RealForkServer = fork_server.ForkServer
 
 
-def begin() -> None:
+def of_fork_servers() -> None:
     """Let the fork server of this process be a template, once it has imported."""
     fork_server.end_with_parent = lambda: None  # it outlives the process that started it
-    fork_server.ForkServer = Template  # type: ignore[misc]
+    fork_server.ForkServer = ForkServer  # type: ignore[misc]
+
+
+def of_probes() -> None:
+    """Import, and be a template; return in each fork, which is a probe."""
+    for name in _OF_PROBES:
+        importlib.import_module(name)
+    Template().serve()
+    sys.meta_path.insert(0, ImportOfClient)  # type: ignore[arg-type]
+
+
+class ImportOfClient:
+    """The moment at which a probe has set its variables: it imports its client then."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        """Find nothing; see `importlib.abc.MetaPathFinder.find_spec`."""
+        if name == "nnsight":
+            hub_variables.read_again()
 
 
 class Programs(dict[str, Callable[[int], None]]):
@@ -44,11 +68,25 @@ class Programs(dict[str, Callable[[int], None]]):
         return lambda fd: main(fd, argument)
 
 
-class Template(fork_server.ForkServer):
-    """Forks itself on request. It ends with the run, its forks with it and with their stand-ins."""
+class ForkServer(fork_server.ForkServer):
+    """A template in the place of a fork server."""
 
     def serve(self) -> NoReturn:
-        """Fork for each that asks, and tell it how its fork has ended."""
+        """Be a template; serve in each fork, on the channel of its stand-in."""
+        [channel] = Template().serve()
+        self._control.socket.close()
+        control = fork_server.Channel(socket.socket(fileno=channel))
+        _RealForkServer(control, Programs(self._programs)).serve()
+
+
+class Template:
+    """Forks itself on request. It ends with the run, its forks with it and with their stand-ins."""
+
+    def serve(self) -> list[int]:
+        """Fork for each that asks, and tell it how its fork has ended.
+
+        Return in each fork, with what its stand-in gave it beside its standard streams.
+        """
         gc.collect()
         gc.freeze()
         _count_in("/")
@@ -71,63 +109,66 @@ class Template(fork_server.ForkServer):
                 if descriptor in ready or stand_in in ready:
                     self._reap(descriptor)
             if self._listener in ready:
-                self._answer(self._listener.accept()[0])
+                descriptors = self._answer(self._listener.accept()[0])
+                if descriptors is not None:
+                    return descriptors
 
     def _reap(self, descriptor: int) -> None:
-        """Tell how a fork has ended, or end it with its stand-in."""
+        """Tell how a fork has ended, or end it and its process group with its stand-in."""
         pid, stand_in = self._forks.pop(descriptor)
         with contextlib.suppress(ProcessLookupError):
             if not select.select([descriptor], [], [], 0)[0]:
-                os.kill(pid, signal.SIGKILL)
+                os.killpg(pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         with stand_in, contextlib.suppress(OSError):
             stand_in.send(str(code).encode())
         os.close(descriptor)
 
-    def _answer(self, stand_in: socket.socket) -> None:
-        """Fork for one that asks; it may have been killed since."""
+    def _answer(self, stand_in: socket.socket) -> list[int] | None:
+        """Fork for one that asks, unless it was killed since; return None but in the fork."""
         try:
             order, fds, _, _ = socket.recv_fds(stand_in, _MAX_BYTES, 4)
         except OSError:
             order, fds = b"", []
         if not order:
             stand_in.close()
-            return
+            return None
+        begin, may_begin = os.pipe()
         if (pid := os.fork()) == 0:
-            try:
-                for descriptor, (_, other) in self._forks.items():
-                    os.close(descriptor)
-                    other.close()
-                for each in (self._listener, stand_in, self._control.socket):
-                    each.close()
-                os.close(self._owner)
-                self._serve(fds, **json.loads(order))
-            finally:
-                os._exit(1)
+            os.setsid()
+            os.close(begin)
+            os.close(may_begin)
+            for descriptor, (_, other) in self._forks.items():
+                os.close(descriptor)
+                other.close()
+            for each in (self._listener, stand_in):
+                each.close()
+            os.close(self._owner)
+            return _become(fds, **json.loads(order))
+        os.close(may_begin)
+        os.read(begin, 1)  # it has a process group of its own
+        os.close(begin)
         self._forks[os.pidfd_open(pid)] = pid, stand_in
         for fd in fds:
             os.close(fd)
         with contextlib.suppress(OSError):
             stand_in.send(str(pid).encode())
+        return None
 
-    def _serve(
-        self, fds: list[int], environment: dict[str, str], folder: str, cgroup: str
-    ) -> NoReturn:
-        """Be as a fork server that was started with these."""
-        children.end_with_parent()
-        _count_in(cgroup)
-        *standard, channel = fds
-        for number, fd in enumerate(standard):
-            os.dup2(fd, number)
-            os.close(fd)
-        os.environ.clear()
-        os.environ.update(environment)
-        shown.show_environment(environment)
-        hub_variables.read_again()
-        os.chdir(folder)
-        os.setsid()
-        control = fork_server.Channel(socket.socket(fileno=channel))
-        _RealForkServer(control, Programs(self._programs)).serve()
+
+def _become(fds: list[int], environment: dict[str, str], folder: str, cgroup: str) -> list[int]:
+    """Be as a process that was started with these; return what is not a standard stream."""
+    children.end_with_parent()
+    _count_in(cgroup)
+    for number, fd in enumerate(fds[:3]):
+        os.dup2(fd, number)
+        os.close(fd)
+    os.environ.clear()
+    os.environ.update(environment)
+    shown.show_environment(environment)
+    hub_variables.read_again()
+    os.chdir(folder)
+    return fds[3:]
 
 
 def _count_in(cgroup: str) -> None:
