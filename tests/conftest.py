@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -23,6 +22,7 @@ from tests.clients.harness import Client, LocalServer
 from tests.commands import NDIF
 from tests.host.machines import Machine, pretend_driver
 from tests.serving import serving
+from tests.waiting import wait_for_http
 
 pytest_plugins = [
     "tests.services.fixtures",
@@ -52,9 +52,7 @@ if _FOLDER is None:  # else from the parent of this test process
     os.environ["PYTHONPATH"] = os.pathsep.join([_FOLDER, *_FOUND])
     atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 
-_DEFAULT: httpx.Timeout = httpx.get.__kwdefaults__["timeout"]  # type: ignore[index]
-"""The one timeout of every call of httpx that names none: a busy machine may take its five seconds."""
-_DEFAULT.connect = _DEFAULT.read = _DEFAULT.write = _DEFAULT.pool = 60.0
+wait_for_http()
 
 
 @pytest.fixture(autouse=True)

@@ -75,8 +75,8 @@ def test_work_of_others_is_what_no_marked_process_has_done(
 ) -> None:
     with spinning(program, *marks) as process:
         # Another test's process may end between two looks.
-        parts = [seen_of(process) for _ in range(7)]
-    assert statistics.median(parts) == pytest.approx(part, abs=0.3)
+        parts = [seen_of(process) for _ in range(9)]
+    assert statistics.median(parts) == pytest.approx(part, abs=0.5)
 
 
 def test_rounds_beside_other_programs_are_left_out() -> None:

@@ -13,7 +13,6 @@ from redis.asyncio import Redis
 
 from ndif.stores import redis as redis_client
 from ndif.stores.broker import BrokerError
-from ndif.stores.broker.redis import channels
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.objects import FileStore
 from ndif.stores.redis import connect, retry
@@ -44,15 +43,8 @@ async def a_client(url: str) -> AsyncIterator[Redis]:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_client, "ANSWER_S", SHORT_S)
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wait for an answer's limit takes longer than a test may."""
-    for module in (redis_client, channels):
-        monkeypatch.setattr(module, "ANSWER_S", 2 * PATIENCE_S)
 
 
 class Cutting:
@@ -145,7 +137,6 @@ def test_whoever_gives_up_takes_nobody_elses_answer(play: Play, redis: RedisServ
     play(scene)
 
 
-@pytest.mark.usefixtures("patient")
 def test_whoever_gives_up_waiting_takes_nothing_with_it(play: Play, redis: RedisServer) -> None:
     async def scene() -> None:
         async with a_client(redis.url) as client:
@@ -161,7 +152,6 @@ def test_whoever_gives_up_waiting_takes_nothing_with_it(play: Play, redis: Redis
     play(scene)
 
 
-@pytest.mark.usefixtures("patient")
 def test_who_waits_holds_up_nobody(play: Play, redis: RedisServer) -> None:
     async def scene() -> None:
         async with a_client(redis.url) as client:
@@ -285,7 +275,6 @@ def test_a_server_that_has_yet_to_read_its_data_is_asked_again(
     play(scene)
 
 
-@pytest.mark.usefixtures("patient")
 def test_one_that_was_closed_connects_again(play: Play, redis: RedisServer) -> None:
     async def scene() -> None:
         async with a_client(redis.url) as client:
@@ -298,7 +287,6 @@ def test_one_that_was_closed_connects_again(play: Play, redis: RedisServer) -> N
     play(scene)
 
 
-@pytest.mark.usefixtures("patient")
 def test_a_channel_is_closed_at_once_whose_connection_is_lost(
     play: Play, redis: RedisServer, tmp_path: Path
 ) -> None:
