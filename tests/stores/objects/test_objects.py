@@ -503,7 +503,7 @@ async def test_expired_results_make_room(form: Form, tmp_path: Path) -> None:
             return len(await store.unexpired("results")) <= 1
 
         await eventually(has_room)
-        # S3 tells ages in whole seconds, by another clock: one that has expired may not have a moment later.
+        # S3 tells ages in whole seconds, by another clock: what has expired may not have a moment later.
         await eventually(is_alone)
 
 
