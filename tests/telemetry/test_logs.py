@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import re
@@ -10,8 +11,9 @@ import sys
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from ndif.telemetry.logs import OncePerWhile
+from ndif.telemetry.logs import OncePerWhile, for_console
 
 pytestmark = pytest.mark.process
 
@@ -90,6 +92,17 @@ def test_what_is_below_the_level_is_left_out(level: str, messages: list[str]) ->
     said = [each["message"] for each in objects(log_level=level)]
     # Steps are events of their own: the format asks for them.
     assert [message for message in said if message != "a step" or level == "debug"] == messages
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_lines_are_wrapped_in_a_terminal_alone(is_terminal: bool) -> None:
+    console = Console(file=io.StringIO(), force_terminal=is_terminal, width=40, color_system=None)
+    handler = for_console(console)
+    long = "word " * 20
+    handler.handle(logging.makeLogRecord({"msg": long, "request": ""}))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert (len(lines) > 1) == is_terminal
+    assert (lines == [long]) != is_terminal
 
 
 def test_a_warning_that_repeats_is_logged_every_ten_seconds(

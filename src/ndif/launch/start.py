@@ -7,7 +7,6 @@ import json
 import logging
 
 from rich.console import Console
-from rich.logging import RichHandler
 from rich.markup import escape
 
 from ndif.config.reference import read
@@ -20,7 +19,7 @@ from ndif.launch.run_folder import ActiveRunFolder, RunFolders, RunRecord
 from ndif.launch.services import STANDALONE
 from ndif.launch.waiting import waiting_for
 from ndif.net import StartError, reachable_as
-from ndif.telemetry.request_id import TERMINAL_FORMAT
+from ndif.telemetry import logs
 
 
 def start(server: ServerOptions, *, detach: bool, as_json: bool, verbose: bool) -> None:
@@ -35,12 +34,12 @@ def start(server: ServerOptions, *, detach: bool, as_json: bool, verbose: bool) 
     prepared = preflight(options, server)
     if prepared.warning is not None:
         console.print(f"[bold yellow]Warning:[/] {escape(prepared.warning)}", soft_wrap=True)
-    logs = [] if server.is_server else [service.name for service in prepared.services]
+    names = [] if server.is_server else [service.name for service in prepared.services]
     with (
         prepared.listening or contextlib.nullcontext(),
         prepared.admin or contextlib.nullcontext(),
     ):
-        run_folder = _create(run_folders, console, *logs)
+        run_folder = _create(run_folders, console, *names)
         run = (ServerRun if server.is_server else Run)(options, run_folder, prepared)
         lines = _prepare_access(run) if isinstance(run, ServerRun) else None
         _run(run, console, lines, detach, as_json, verbose)
@@ -72,9 +71,8 @@ def _run(
             record = run_detached(run)
         _print_detached(record, run, lines, as_json)
         return
-    handler = RichHandler(console=console, show_path=False)
+    handler = logs.for_console(console)
     handler.setLevel(logging.INFO if verbose else logging.WARNING)
-    handler.setFormatter(logging.Formatter(TERMINAL_FORMAT))
     with contextlib.ExitStack() as waiting:
         waiting.enter_context(waiting_for(what))
 
@@ -89,8 +87,8 @@ def _run(
     console.print("Stopped.")
 
 
-def _create(run_folders: RunFolders, console: Console, *logs: str) -> ActiveRunFolder:
-    run_folder = run_folders.create(*logs)
+def _create(run_folders: RunFolders, console: Console, *names: str) -> ActiveRunFolder:
+    run_folder = run_folders.create(*names)
     if run_folder.stale is not None:
         console.print(
             f"The server of {run_folder.stale.id} ended without shutting down; this one takes its place.",

@@ -18,7 +18,6 @@ from tempfile import TemporaryFile
 
 import uvloop
 from rich.console import Console
-from rich.logging import RichHandler
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -34,7 +33,6 @@ from ndif.server.heap import return_free_memory
 from ndif.stores.broker import BrokerError
 from ndif.stores.objects.files import signing_key
 from ndif.telemetry import logs
-from ndif.telemetry.request_id import TERMINAL_FORMAT
 
 _GENERATION = "0.8"
 """nnsight generation whose model process starts with the server; others start with their first client."""
@@ -69,9 +67,7 @@ class Local:
         """Serve until interrupted."""
         console = Console(stderr=True)
         options = read()
-        handler = RichHandler(console=console, show_path=False)
-        handler.setFormatter(logging.Formatter(TERMINAL_FORMAT))
-        handlers = [handler] if options.log_format == "pretty" else None
+        handlers = [logs.for_console(console)] if options.log_format == "pretty" else None
         # A local server says less than others, unless it is asked for more.
         level = logging.INFO if self.verbose else logging.WARNING
         logs.configure("server", options, handlers, None if options.log_level == "debug" else level)

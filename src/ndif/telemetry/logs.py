@@ -12,9 +12,11 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ndif.telemetry.request_id import LOG_FORMAT, name_requests
+from ndif.telemetry.request_id import LOG_FORMAT, TERMINAL_FORMAT, name_requests
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ndif.config.settings import Settings
 
 STEPS = "ndif.steps"
@@ -87,6 +89,21 @@ def configure(
     logging.getLogger(STEPS).setLevel(logging.INFO if has_steps else logging.WARNING)
     for name in _VERBOSE_LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def for_console(console: Console) -> logging.Handler:
+    """Return a handler that writes to a console, in columns where it is a terminal.
+
+    What reads a pipe or a file instead wants whole lines in the format of the settings, and columns take
+    ten times as long to write.
+    """
+    if not console.is_terminal:
+        return logging.StreamHandler(console.file)
+    from rich.logging import RichHandler
+
+    handler = RichHandler(console=console, show_path=False)
+    handler.setFormatter(logging.Formatter(TERMINAL_FORMAT))
+    return handler
 
 
 def _loki(url: str, process: str) -> logging.Handler:

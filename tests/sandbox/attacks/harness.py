@@ -27,7 +27,7 @@ import zstandard
 from tests.clients.harness import CHEAP_TLS, STARTED_ANEW, LocalServer, model_processes
 from tests.failures import retry
 from tests.sandbox.attacks import plain
-from tests.sandbox.attacks.table import FAMILIES, TIME, Attack, Defence
+from tests.sandbox.attacks.table import ATTACKS, FAMILIES, TIME, Attack, Defence
 from tests.sandbox.attacks.watch import Outcome, watching
 from tests.tiny_models import make_gpt2
 from tests.waiting import PATIENCE_S, time_passes, until
@@ -39,6 +39,8 @@ RUNS_ON_S = 40.0
 
 _WITHOUT_TRACES = ("files", "network")
 """Families of attacks after which a reused runner is unchanged."""
+_LAST = {attack.family: attack.name for attack in ATTACKS}
+"""The last attack of each family."""
 
 MIB = 1 << 20
 EXECUTION_S = 6.0
@@ -86,6 +88,8 @@ class Configuration:
     layers: Defence
     arguments: tuple[str, ...]
     environment: dict[str, str]
+    threads: int = 1
+    """Threads of a forward pass. Each runner starts its own, which takes longer than most attacks."""
 
     def runs(self, attack: Attack) -> bool:
         """Return True if the table claims anything for this attack in this configuration."""
@@ -94,7 +98,12 @@ class Configuration:
         return bool(attack.stopped_by & self.layers)
 
     def probes(self, attack: Attack) -> bool:
-        """Return True if the next request is checked: once per attack, and always if state is at stake."""
+        """Return True if the next request is checked: once per attack, and always if state is at stake.
+
+        Of a family that leaves no traces, the one after the last attack is.
+        """
+        if attack.family in _WITHOUT_TRACES:
+            return self.name == "kernel" and attack.name == _LAST[attack.family]
         return self.name == "kernel" or bool(attack.stopped_by & _ALWAYS)
 
 
@@ -103,7 +112,9 @@ NONE = Configuration(
 )
 """A trusting server: no defence, one runner for all requests that is not reset, and no low limits."""
 
-BOTH = Configuration("both", Defence.KERNEL | Defence.PROTECTOR | _ALWAYS, ("--sandbox",), LOW)
+BOTH = Configuration(
+    "both", Defence.KERNEL | Defence.PROTECTOR | _ALWAYS, ("--sandbox",), LOW, threads=2
+)
 KERNEL = Configuration(
     "kernel", Defence.KERNEL | _ALWAYS, ("--sandbox",), {**LOW, "NDIF_PROTECTOR": "off"}
 )
@@ -286,7 +297,7 @@ class Site:
         self.server = LocalServer(
             str(self.models / "served"),
             *("--name", NAME, "--results-dir", str(self.results), "--verbose"),
-            *("--threads", "2"),
+            *("--threads", str(configuration.threads)),
             *configuration.arguments,
             environment={
                 **STARTED_ANEW,

@@ -175,7 +175,7 @@ def sets_threads() -> object:
     """torch.set_num_threads"""
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(3)
     return torch.get_num_threads()
 
 
