@@ -21,8 +21,8 @@ from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from tests.clients.harness import Client, LocalServer
 from tests.commands import NDIF
 from tests.host.machines import Machine, pretend_driver
+from tests.http import prepare_http
 from tests.serving import serving
-from tests.waiting import wait_for_http
 
 pytest_plugins = [
     "tests.services.fixtures",
@@ -52,7 +52,7 @@ if _FOLDER is None:  # else from the parent of this test process
     os.environ["PYTHONPATH"] = os.pathsep.join([_FOLDER, *_FOUND])
     atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 
-wait_for_http()
+prepare_http()
 
 
 @pytest.fixture(autouse=True)

@@ -50,14 +50,6 @@ async def eventually(
         pause_s = min(_FACTOR * pause_s, _SLOWEST_S)
 
 
-def wait_for_http() -> None:
-    """Let each call of httpx that names no timeout wait: a busy machine may take its five seconds."""
-    import httpx
-
-    default: httpx.Timeout = httpx.get.__kwdefaults__["timeout"]  # type: ignore[index]
-    default.connect = default.read = default.write = default.pool = PATIENCE_S
-
-
 def time_passes(seconds: float) -> None:
     """Let real time pass, where a test is about time or holds that nothing happens in it.
 

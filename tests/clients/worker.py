@@ -12,13 +12,13 @@ import json
 import sys
 import traceback
 
-from tests.waiting import wait_for_http
+from tests.http import prepare_http
 
 
 def main() -> None:
     """Import the client, say so, serve."""
     scenarios, name, folder = sys.argv[1:]
-    wait_for_http()
+    prepare_http()
     # nnsight prints; the protocol keeps the real standard output to itself.
     out, sys.stdout = sys.stdout, sys.stderr
     module = importlib.import_module(scenarios)
