@@ -31,6 +31,14 @@ TOGETHER = {
     "tests/clients/test_together.py": "servers",
     "tests/clients/test_untrusted.py": "servers",
     "tests/bench/test_scenario.py": "servers",
+    "tests/clients/test_s3.py": "S3",
+    "tests/stores/objects/test_objects.py": "S3",
+    "tests/stores/objects/test_s3.py": "S3",
+    "tests/clients/test_accounts.py": "PostgreSQL",
+    "tests/stores/accounts/test_accounts.py": "PostgreSQL",
+    "tests/stores/accounts/test_backup.py": "PostgreSQL",
+    "tests/stores/accounts/test_sql.py": "PostgreSQL",
+    "tests/stores/usage/test_usage.py": "PostgreSQL",
 }
 """Files that use the same servers and clients, and so run in one test process."""
 

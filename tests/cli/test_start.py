@@ -347,12 +347,19 @@ def test_a_killed_servers_place_is_taken_over_with_a_word(place: Place) -> None:
 def send(url: str, model: str, payload: bytes) -> str:
     """Send a job that is polled for; its id."""
     key = f'nnsight.modeling.transformers.TransformersModel:{{"repo_id": "{model}"}}'
-    sent = httpx.post(
-        f"{url}/request",
-        data={"data": json.dumps({"model_key": key, "session_id": ""})},
-        files={"blob": payload},
-        headers={"nnsight-version": "0.8.1"},
-    )
+
+    def sending() -> httpx.Response | None:
+        sent = httpx.post(
+            f"{url}/request",
+            data={"data": json.dumps({"model_key": key, "session_id": ""})},
+            files={"blob": payload},
+            headers={"nnsight-version": "0.8.1"},
+        )
+        # A server of many processes serves before one of them leads, and asks to try again.
+        return None if sent.status_code == httpx.codes.SERVICE_UNAVAILABLE else sent
+
+    sent = until(sending)
+    assert sent.status_code == httpx.codes.OK, sent.text
     job: str = sent.json()["id"]
     return job
 

@@ -1,4 +1,4 @@
-"""What the system shows of a forked process: its variables and its command line, which no fork changes."""
+"""Variables and command line of a forked process as the system shows them: a fork has its parent's."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def with_room(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def show_environment(environment: Mapping[str, str]) -> None:
-    """Have the system show other variables of this process."""
+    """Change the variables that the system shows of this process."""
     _write(_ENVIRONMENT, (f"{name}={value}" for name, value in environment.items()))
 
 
 def show_arguments(arguments: Sequence[str]) -> None:
-    """Have the system show another command line of this process."""
+    """Change the command line that the system shows of this process."""
     _write(_ARGUMENTS, arguments)
 
 
