@@ -17,7 +17,6 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from scipy.stats import mannwhitneyu
 
 from bench.figures import Figure
 from bench.machine_state import said_of
@@ -61,6 +60,8 @@ class Change:
             return abs(self.part) > CHANGE_OF_ONE
         if abs(self.part) <= CHANGE:
             return False
+        from scipy.stats import mannwhitneyu  # which takes a second
+
         a, b = self.a.samples, self.b.samples
         # Ties would have the approximation taken, by which few samples are never apart.
         method = "exact" if min(len(a), len(b)) <= _FEW else "auto"

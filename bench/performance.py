@@ -14,7 +14,6 @@ from pathlib import Path
 from bench.compare import compared
 from bench.figures import Figure
 from bench.machine_state import said_of
-from bench.plots import draw_all
 from bench.report import LATEST, Report
 from ndif.config.units import format_duration
 
@@ -122,6 +121,8 @@ def main(arguments: list[str] | None = None) -> None:
         ]
     except ValueError as error:
         parser.error(str(error))
+    from bench.plots import draw_all  # which takes a second to import
+
     for old in IMAGES.glob("performance-*.svg"):
         old.unlink()  # a scenario may be gone
     part = "\n".join([part_of(report, draw_all(report, IMAGES)), *more])

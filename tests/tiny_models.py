@@ -5,19 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5Model,
-)
 
 _TEXT = "The Eiffel Tower is in the city of Paris. Madison Square Garden is in New York."
 _END = "<|endoftext|>"
@@ -28,7 +17,7 @@ def make_gpt2(folder: Path, seed: int = 0, width: int = 64) -> Path:
     """Write a GPT-2 and its tokenizer to `folder`; return it."""
     tokenizer = _tokenizer()
     torch.manual_seed(seed)
-    config = GPT2Config(
+    config = transformers.GPT2Config(
         vocab_size=len(tokenizer),
         n_embd=width,
         n_layer=4,
@@ -40,7 +29,7 @@ def make_gpt2(folder: Path, seed: int = 0, width: int = 64) -> Path:
         embd_pdrop=0.0,
         attn_pdrop=0.0,
     )
-    return _save(GPT2LMHeadModel(config), tokenizer, folder)
+    return _save(transformers.GPT2LMHeadModel(config), tokenizer, folder)
 
 
 def make_adapter(folder: Path, base: Path) -> Path:
@@ -48,7 +37,7 @@ def make_adapter(folder: Path, base: Path) -> Path:
     import peft
 
     torch.manual_seed(1)
-    model = GPT2LMHeadModel.from_pretrained(base)
+    model = transformers.GPT2LMHeadModel.from_pretrained(base)
     # Not the identity that an adapter starts as.
     config = peft.LoraConfig(
         r=2, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False
@@ -61,7 +50,7 @@ def make_llama(folder: Path, seed: int = 0) -> Path:
     """Write a Llama (grouped heads, gated MLP) and its tokenizer to `folder`; return it."""
     tokenizer = _tokenizer()
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=128,
@@ -72,12 +61,12 @@ def make_llama(folder: Path, seed: int = 0) -> Path:
         bos_token_id=0,
         eos_token_id=0,
     )
-    return _save(LlamaForCausalLM(config), tokenizer, folder)
+    return _save(transformers.LlamaForCausalLM(config), tokenizer, folder)
 
 
 def make_empty_llama(folder: Path, width: int = 4096, layers: int = 5) -> int:
     """Write a Llama of zeros, 2 GB by default, and a tokenizer; return its weights' bytes."""
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=1024,
         hidden_size=width,
         intermediate_size=width * 43 // 16,
@@ -86,7 +75,7 @@ def make_empty_llama(folder: Path, width: int = 4096, layers: int = 5) -> int:
         dtype="bfloat16",
     )
     with torch.device("meta"):
-        model = LlamaForCausalLM(config).to(torch.bfloat16)
+        model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
     model.to_empty(device="cpu")
     for tensor in [*model.parameters(), *model.buffers()]:
         tensor.data.zero_()
@@ -99,7 +88,7 @@ def make_bert(folder: Path, seed: int = 0) -> Path:
     tokenizer = _tokenizer()
     tokenizer.add_special_tokens({"mask_token": "[MASK]", "pad_token": "[PAD]"})
     torch.manual_seed(seed)
-    config = BertConfig(
+    config = transformers.BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,
         num_hidden_layers=2,
@@ -107,14 +96,14 @@ def make_bert(folder: Path, seed: int = 0) -> Path:
         intermediate_size=64,
         max_position_embeddings=64,
     )
-    return _save(BertForMaskedLM(config), tokenizer, folder)
+    return _save(transformers.BertForMaskedLM(config), tokenizer, folder)
 
 
 def make_t5(folder: Path, seed: int = 0, width: int = 32) -> Path:
     """Write an encoder and decoder without a head, and their tokenizer, to `folder`; return it."""
     tokenizer = _tokenizer()
     torch.manual_seed(seed)
-    config = T5Config(
+    config = transformers.T5Config(
         vocab_size=len(tokenizer),
         d_model=width,
         d_kv=16,
@@ -123,16 +112,20 @@ def make_t5(folder: Path, seed: int = 0, width: int = 32) -> Path:
         num_heads=2,
         decoder_start_token_id=0,
     )
-    return _save(T5Model(config), tokenizer, folder)
+    return _save(transformers.T5Model(config), tokenizer, folder)
 
 
-def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
+def _save(
+    model: transformers.PreTrainedModel,
+    tokenizer: transformers.PreTrainedTokenizerFast,
+    folder: Path,
+) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def _tokenizer() -> transformers.PreTrainedTokenizerFast:
     """Every byte, and a few merges so that words are not spelled out."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -144,7 +137,7 @@ def _tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator([_TEXT] * 20, trainer)
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=_END,
         eos_token=_END,
