@@ -34,10 +34,11 @@ _LAST_WORDS_S = 10.0
 
 CHEAP_TLS = {"SSL_CERT_FILE": str(CLIENTS / "nobody.pem")}
 """Clients read every certificate there is for each of their HTTP requests, which takes 30 ms of a core, and
-here none of them is ever needed: one that nobody has the key of."""
+here none of them is ever needed: one that nobody has the key of. Calls by the tests themselves share
+theirs (`tests.http`)."""
 
 STARTED_ANEW = {"PYTHONPATH": ""}
-"""A server that starts, with all its processes, as those of users do: its memory is looked at."""
+"""A server that starts, with all its processes, as those of users do: its start or memory is looked at."""
 
 
 def scenarios(module: str) -> list[str]:
