@@ -46,6 +46,7 @@ from ndif.gateway.sessions import Sessions
 from ndif.host.runtimes import Runtimes
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_file import to_entry
+from ndif.schema.deployment_settings import DeploymentChange, differences
 from ndif.stores.accounts import Accounts, OpenAccounts
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.events import Event
@@ -86,6 +87,8 @@ class Table:
         self.leads = True
         self.stopped = False
         self.loading_s = 0.0
+        self.down_s: float | None = None
+        """Seconds for which a model called org/down is down."""
         self._replicas = iter(f"r{n}" for n in range(1, 1000))
 
     async def perform(self, operation: Operation) -> Answer:
@@ -150,7 +153,7 @@ class Table:
             )
         if operation.wait:
             await time_passes_async(self.loading_s)
-        named = {config.repo_id.lower() for config in operation.deployments}
+        named = {change.config.repo_id.lower() for change in operation.deployments}
         gone = [name for name in self.deployed if name not in named] if operation.sync else []
         evicted = [
             {"model": self.deployed[name].config.repo_id, "replica_id": replica}
@@ -161,9 +164,19 @@ class Table:
             del self.deployed[name]
         generation = operation.generation or "0.8"
         return [
-            {**self._set(config, config.replicas, generation), "evicted": evicted}
-            for config in operation.deployments
+            {**self._deploy_one(change, generation), "evicted": evicted}
+            for change in operation.deployments
         ]
+
+    def _deploy_one(self, change: DeploymentChange, generation: str) -> dict[str, Any]:
+        known = self.deployed.get(change.config.repo_id.lower())
+        if known is None:
+            outcome = self._set(change.config, change.config.replicas, generation)
+            is_down = change.config.repo_id == "org/down"
+            return {**outcome, "is_down": is_down, "down_s": self.down_s if is_down else None}
+        config = change.applied_to(known.config)
+        changes = [each.model_dump() for each in differences(known.config, config)]
+        return {**self._set(config, config.replicas, generation), "changes": changes}
 
     def _set(self, config: DeploymentConfig, count: int, generation: str) -> dict[str, Any]:
         entry = self.deployed.setdefault(config.repo_id.lower(), Deployed(config, generation))

@@ -84,6 +84,44 @@ def test_models_are_deployed_and_said_to_be_ready(ndif: Ndif, table: Table) -> N
     assert all(each.config.dedicated for each in table.deployed.values())
 
 
+def test_settings_that_are_not_given_stay_and_changes_are_listed(ndif: Ndif, table: Table) -> None:
+    ndif("deploy", "org/a", "--replicas", "2", "--dedicated")
+    again = ndif("deploy", "org/a")
+    assert again.stdout == "org/a is ready: 2 replicas.\n"
+    assert table.deployed["org/a"].config.dedicated
+    changed = ndif("deploy", "org/a", "--replicas", "1", "--no-dedicated")
+    assert changed.stdout == (
+        "org/a: replicas 2 → 1, dedicated true → false.\norg/a is ready: 1 replica.\n"
+    )
+    assert not table.deployed["org/a"].config.dedicated
+
+
+def test_a_default_in_a_file_is_given(ndif: Ndif, table: Table, here: Path) -> None:
+    ndif("deploy", "org/a", "--replicas", "2")
+    file = here / "models.yaml"
+    file.write_text("org/a: {replicas: 1}")
+    assert "replicas 2 → 1" in ndif("deploy", "--deployment-config", file).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "down_s", "told"),
+    [
+        ([], 12.34, "none served until it was loaded, 12.3s."),
+        (["--no-wait"], 10.0, "none serves until it is loaded, 10s."),
+        (["--no-wait"], None, "none serves until it is loaded."),
+    ],
+)
+def test_a_pause_for_lack_of_room_is_told(
+    ndif: Ndif, table: Table, arguments: list[str], down_s: float | None, told: str
+) -> None:
+    table.down_s = down_s
+    said = ndif("deploy", "org/down", *arguments).stdout
+    assert (
+        f"There {'is' if arguments else 'was'} no room for old and new replicas of org/down" in said
+    )
+    assert told in said
+
+
 def test_nobody_waits_with_no_wait(ndif: Ndif, table: Table) -> None:
     result = ndif("deploy", "org/a", "--no-wait", "--generation", "0.7")
     assert result.stdout == "org/a is loading: 1 replica.\n"

@@ -121,7 +121,7 @@ def test_a_model_that_nobody_knew_is_one_that_a_user_asked_for() -> None:
     adopt(Cluster.of(node()), models, [orphan(config)])
     (model,) = models
     assert (model.key, model.on_demand, model.dedicated) == (THEIRS.key, True, False)
-    assert models.admit(THEIRS.key, hotswapping=True) is model
+    assert models.admit(THEIRS.key, "0.8", hotswapping=True) is model
 
 
 def test_what_has_no_place() -> None:
@@ -157,8 +157,8 @@ def test_a_model_that_is_gated_stays_so() -> None:
             controller.adopt([orphan(THEIRS, actor=gated)])
             models = controller.models
             with pytest.raises(NotServedError, match="gated or private"):
-                models.admit(THEIRS.key, hotswapping=True)
-            assert models.admit(THEIRS.key, hotswapping=True, gated=True).gated
+                models.admit(THEIRS.key, "0.8", hotswapping=True)
+            assert models.admit(THEIRS.key, "0.8", hotswapping=True, gated=True).gated
 
     asyncio.run(play())
 

@@ -29,31 +29,31 @@ def test_one_model_under_the_names_of_every_generation() -> None:
         key("org/name"),
         ModelKey(OLDER, "Org/Name"),
     ):
-        assert models.admit(named, hotswapping=False) is model
-        assert models.admit(named, hotswapping=True) is model
+        assert models.admit(named, "0.8", hotswapping=False) is model
+        assert models.admit(named, "0.8", hotswapping=True) is model
 
 
 def test_another_task_or_revision_is_another_model_for_who_may_have_it_loaded() -> None:
     models = Models([DeploymentConfig("a/a", "a/a", task="fill-mask", dedicated=True)])
     for named in (key("a/a", task="feature-extraction"), key("a/a", "v2")):
         with pytest.raises(NotServedError, match="This server serves 'a/a'"):
-            models.admit(named, hotswapping=False)
-        assert models.admit(named, hotswapping=True).on_demand
+            models.admit(named, "0.8", hotswapping=False)
+        assert models.admit(named, "0.8", hotswapping=True).on_demand
     assert len(list(models)) == 3
 
 
 def test_the_refusal_names_what_is_dedicated() -> None:
-    with pytest.raises(NotServedError, match="no model is dedicated on this server"):
-        Models().admit(key("a/b"), hotswapping=False)
+    with pytest.raises(NotServedError, match="no model is deployed on this server"):
+        Models().admit(key("a/b"), "0.8", hotswapping=False)
     configs = [DeploymentConfig(f"a/m{i}", "x", dedicated=i != 1) for i in range(3)]
     models = Models(configs)
     for asked in ("a/b", "a/m1"):
         with pytest.raises(NotServedError, match=r"'a/m0', 'a/m2'\. Having") as error:
-            models.admit(key(asked), hotswapping=False)
-        assert f"{asked!r} is not dedicated" in str(error.value)
+            models.admit(key(asked), "0.8", hotswapping=False)
+        assert f"{asked!r} is not deployed" in str(error.value)
     many = Models(DeploymentConfig(f"a/m{i}", "x", dedicated=True) for i in range(300))
     with pytest.raises(NotServedError, match="280 others"):
-        many.admit(key("a/b"), hotswapping=False)
+        many.admit(key("a/b"), "0.8", hotswapping=False)
 
 
 def test_who_lacks_a_right_is_told_which_unless_nobody_could_have_it() -> None:
@@ -61,9 +61,9 @@ def test_who_lacks_a_right_is_told_which_unless_nobody_could_have_it() -> None:
     reason = "takes the right `hotswapping`, which you do not have: ask the server's operator"
     for configs in (only, []):
         with pytest.raises(NotServedError, match=reason):
-            Models(configs).admit(key("a/b"), hotswapping=False)
+            Models(configs).admit(key("a/b"), "0.8", hotswapping=False)
     with pytest.raises(NotServedError, match=r"not 'a/b'\. Make the model with that name\.$"):
-        Models(only, fixed=True).admit(key("a/b"), hotswapping=False)
+        Models(only, fixed=True).admit(key("a/b"), "0.8", hotswapping=False)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_who_lacks_a_right_is_told_which_unless_nobody_could_have_it() -> None:
 def test_no_user_has_the_server_load_a_path(name: str) -> None:
     models = Models()
     with pytest.raises(NotServedError, match="names no repository"):
-        models.admit(key(name), hotswapping=True)
+        models.admit(key(name), "0.8", hotswapping=True)
     assert list(models) == []
 
 
@@ -96,7 +96,7 @@ def test_nor_a_folder_that_is_called_as_a_repository_may_be(
     (tmp_path / "org" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(NotServedError):
-        Models().admit(key("org/name"), hotswapping=True)
+        Models().admit(key("org/name"), "0.8", hotswapping=True)
 
 
 @pytest.mark.parametrize(
@@ -113,26 +113,26 @@ def test_an_operator_says_which_repositories_are_loaded_on_demand(
     deployed = [DeploymentConfig(name, "x", dedicated=True) for name in may_not[:1]]
     models = Models(deployed, repositories=Repositories(allowed, denied))
     for name in may:
-        assert models.admit(key(name), hotswapping=True).config.repo_id == name
+        assert models.admit(key(name), "0.8", hotswapping=True).config.repo_id == name
     for name in may_not[1:]:
         with pytest.raises(NotServedError, match="does not allow that repository") as refused:
-            models.admit(key(name, "v2"), hotswapping=True)
+            models.admit(key(name, "v2"), "0.8", hotswapping=True)
         assert all(pattern in str(refused.value) for pattern in allowed)
     # What is deployed needs no permission; another revision of it is not deployed.
-    assert models.admit(key(may_not[0]), hotswapping=False) in [*models]
+    assert models.admit(key(may_not[0]), "0.8", hotswapping=False) in [*models]
     with pytest.raises(NotServedError, match="does not allow"):
-        models.admit(key(may_not[0], "v2"), hotswapping=True)
+        models.admit(key(may_not[0], "v2"), "0.8", hotswapping=True)
 
 
 def test_what_a_user_asks_for_brings_no_code_of_its_own() -> None:
-    model = Models().admit(key("a/a"), hotswapping=True)
+    model = Models().admit(key("a/a"), "0.8", hotswapping=True)
     assert not model.config.trust_remote_code
     assert not model.dedicated
 
 
 def test_a_model_keeps_its_key_when_its_name_is_learnt() -> None:
     models = Models()
-    model = models.admit(key("gpt2"), hotswapping=True)
+    model = models.admit(key("gpt2"), "0.8", hotswapping=True)
     models.learn(model, "openai-community/gpt2", "text-generation")
     assert model.config.repo_id == "openai-community/gpt2"
     assert models.of(key("gpt2")) is model
@@ -152,7 +152,7 @@ def test_an_operator_may_say_a_model_by_its_repo_id_or_its_key() -> None:
 
 def test_what_an_operator_says_replaces_what_was_there() -> None:
     models = Models()
-    model = models.admit(key("a/a"), hotswapping=True)
+    model = models.admit(key("a/a"), "0.8", hotswapping=True)
     config = DeploymentConfig("a/a", "/folder", dedicated=True)
     assert models.put(config) is model
     assert (model.config, model.on_demand) == (config, False)
@@ -162,7 +162,7 @@ def test_what_an_operator_says_replaces_what_was_there() -> None:
 
 def test_what_only_a_user_asked_for_is_forgotten_unless_it_is_being_deployed() -> None:
     models = Models()
-    model = models.admit(key("a/a"), hotswapping=True)
+    model = models.admit(key("a/a"), "0.8", hotswapping=True)
     model.deploying += 1
     models.forget(model)
     assert list(models) == [model]
@@ -193,23 +193,23 @@ def test_booking_begins_and_ends() -> None:
 
 def test_what_a_user_asked_for_stands_before_nobodys_dedicated_model() -> None:
     models = Models()
-    models.admit(key("a/a", task="fill-mask"), hotswapping=True)
+    models.admit(key("a/a", task="fill-mask"), "0.8", hotswapping=True)
     dedicated = Models.put(
         models, DeploymentConfig("a/a", "a/a", task="text-generation", dedicated=True)
     )
-    assert models.admit(key("a/a"), hotswapping=False) is dedicated
+    assert models.admit(key("a/a"), "0.8", hotswapping=False) is dedicated
 
 
 def test_what_is_only_looked_at_is_not_known() -> None:
     models = Models()
-    models.admit(key("a/a"), hotswapping=True, keep=False)
+    models.admit(key("a/a"), "0.8", hotswapping=True, keep=False)
     assert list(models) == []
 
 
 def test_users_cannot_name_models_without_end() -> None:
     models = Models()
     for number in range(1000):
-        models.admit(key(f"a/m{number}"), hotswapping=True)
+        models.admit(key(f"a/m{number}"), "0.8", hotswapping=True)
     with pytest.raises(NotServedError, match="Try again in a minute"):
-        models.admit(key("a/one-more"), hotswapping=True)
-    assert models.admit(key("a/m1"), hotswapping=True).config.repo_id == "a/m1"
+        models.admit(key("a/one-more"), "0.8", hotswapping=True)
+    assert models.admit(key("a/m1"), "0.8", hotswapping=True).config.repo_id == "a/m1"

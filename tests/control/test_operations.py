@@ -11,8 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from ndif.control.answers import Outcome
-from ndif.control.control_plane import ControlPlane, outcome_fields
+from ndif.control.control_plane import ControlPlane, outcome_of
 from ndif.control.operations import (
     OPERATIONS,
     Answer,
@@ -40,17 +39,23 @@ from ndif.control.operations import (
 )
 from ndif.control.remote import RemoteControlPlane, RemoteDetails, RemoteEvents, perform_event
 from ndif.schema.deployment import DeploymentConfig, OperationError
+from ndif.schema.deployment_settings import DeploymentChange
 from ndif.schema.model_key import ModelKey
 from ndif.stores.events import Event, EventLog
 from ndif.stores.leader import LeaderRpc
 from tests.on_loop import on_loop
 
 CONFIG = DeploymentConfig("org/name", "/models/x", replicas=2, execution_timeout_s=90.0)
+GIVEN = frozenset({"checkpoint", "replicas", "execution_timeout_s", "dedicated"})
+"""Settings that are given, one of them as it is by default."""
 SAMPLES: tuple[Operation, ...] = (
     GetStatus(),
     GetQueue(),
     Export(),
-    Deploy(deployments=(CONFIG,), generation="0.8", wait=True, sync=True),
+    Deploy(
+        deployments=(DeploymentChange.complete(CONFIG),), generation="0.8", wait=True, sync=True
+    ),
+    Deploy(deployments=(DeploymentChange(CONFIG, GIVEN),)),
     Evict(model="org/name", replica="r1", cold=True),
     Scale(model="org/name", replicas=3),
     Restart(model="org/name"),
@@ -187,6 +192,5 @@ def test_an_outcome_names_models_that_went_before_they_had_a_replica() -> None:
     model = SimpleNamespace(config=CONFIG, problems={})
     request = SimpleNamespace(model=model, generation="0.8", replicas=1, withdrawn=False)
     result = SimpleNamespace(replica_ids=("r1",), evicted=(("org/a@0.8", "r2"),), problem=None)
-    fields = outcome_fields(cast(Any, request), cast(Any, result), [("org/b@0.8", None)])
-    assert Outcome.model_validate(fields).model_dump() == fields
-    assert [each["replica_id"] for each in fields["evicted"]] == [None, "r2"]
+    outcome = outcome_of(cast(Any, request), cast(Any, result), [("org/b@0.8", None)])
+    assert [each.replica_id for each in outcome.evicted] == [None, "r2"]

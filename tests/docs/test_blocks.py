@@ -100,6 +100,8 @@ def test_shell_blocks_run(blocks: list[Block], home: Path, tiny_gpt2: Path) -> N
     )
     print(run.stdout)
     assert run.returncode == 0, run.stdout
+    if ["ndif", "probe"] in commands:  # by a key that has no right beyond that of every key
+        assert re.search(r"openai-community/gpt2\W+0\.8\W+ok\b", run.stdout), run.stdout
 
 
 @pytest.fixture(scope="module")

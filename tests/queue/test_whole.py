@@ -53,6 +53,7 @@ from ndif.schedule.expansion import Expansion, expand
 from ndif.schedule.source import ScheduleSource
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_file import from_value
+from ndif.schema.deployment_settings import DeploymentChange
 from ndif.schema.model_key import ModelKey, Variant
 from ndif.schema.repositories import Repositories
 from ndif.schema.request import Request, Wire
@@ -96,7 +97,12 @@ class OperationCalls(ControlPlane):
     async def deploy(
         self, configs: Sequence[DeploymentConfig], generation: str | None, *, wait: bool, sync: bool
     ) -> Any:
-        operation = Deploy(deployments=tuple(configs), generation=generation, wait=wait, sync=sync)
+        operation = Deploy(
+            deployments=tuple(map(DeploymentChange.complete, configs)),
+            generation=generation,
+            wait=wait,
+            sync=sync,
+        )
         return (await operation.perform(self))["models"]
 
     async def evict(self, model: str, replica: str | None, *, cold: bool) -> Any:
@@ -1131,13 +1137,14 @@ def test_who_waits_for_a_model_that_is_no_longer_dedicated_is_told_which_are(
             running = await world.send("a/a", 1000.0, hotswapping=False)
             waiting = await world.send("a/a", hotswapping=False)
             await elapse(10)
-            world.controller.models.put(replace(configs[0], dedicated=False))
+            model = world.controller.models.put(replace(configs[0], dedicated=False))
+            model.on_demand = True  # as after a booking
             (lost,) = world.of("a/a")
             await world.operations.evict("a/a", lost.placed.replica_id, cold=True)
             for response in await world.until_ended(waiting, running):
                 assert response.status is Status.ERROR
                 assert response.description == (
-                    "'a/a' is not dedicated on this server. These are: 'a/b', 'a/c'. Having a model "
+                    "'a/a' is not deployed on this server. These are: 'a/b', 'a/c'. Having a model "
                     "loaded on demand takes the right `hotswapping`, which you do not have: ask the "
                     "server's operator for it."
                 )
@@ -1523,8 +1530,8 @@ def test_a_gated_model_is_loaded_for_who_has_the_right(tmp_path: Path) -> None:
             published = status.read(status.describe(world.controller.models), Repositories())
             key = DeploymentConfig("a/a", "a/a").key
             with pytest.raises(NotServedError, match="gated"):
-                published.admit(key, hotswapping=True)
-            assert published.admit(key, hotswapping=True, gated=True).gated
+                published.admit(key, "0.8", hotswapping=True)
+            assert published.admit(key, "0.8", hotswapping=True, gated=True).gated
             # An operator's decision is for everybody.
             config = DeploymentConfig("a/a", "a/a", dedicated=True)
             await world.operations.deploy([config], None, wait=True, sync=False)
@@ -1680,7 +1687,7 @@ def test_a_model_that_could_not_be_measured_is_forgotten_when_it_is_evicted(
 ) -> None:
     async def main() -> None:
         config = DeploymentConfig("a/a", "a/a")
-        async with World(tmp_path, {"a/a": 40}) as world:
+        async with World(tmp_path, {"a/a": 40}, configs=(config,)) as world:
             world.keep_up()
             world.missing = "0.8"
             await world.operations.deploy([config], None, wait=True, sync=False)

@@ -13,6 +13,7 @@ import click
 
 from ndif.cli.output import show_answer, variant_name
 from ndif.cli.server_client import CommandError, ServerClient, with_server
+from ndif.config.units import format_duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -30,9 +31,16 @@ _POLL_S = 0.5
     help="YAML or JSON file of models and their settings.",
 )
 @click.option(
-    "--sync", is_flag=True, help="Also evict every deployed model that this command does not name."
+    "--sync",
+    is_flag=True,
+    help="Also evict every deployed model that this command does not name, and give those that it names "
+    "default settings where it gives none.",
 )
-@click.option("--dedicated", is_flag=True, help="Never evict these models to make room for others.")
+@click.option(
+    "--dedicated/--no-dedicated",
+    default=None,
+    help="Never evict these models to make room for others, or do so again.",
+)
 @click.option(
     "--replicas",
     type=click.IntRange(1),
@@ -53,19 +61,20 @@ def command(
     checkpoints: tuple[str, ...],
     deployment_file: Path | None,
     sync: bool,
-    dedicated: bool,
+    dedicated: bool | None,
     replicas: int | None,
     generation: str | None,
     no_wait: bool,
 ) -> None:
     """Deploy each CHECKPOINT: a Hugging Face repo id, a model key, or ORG/NAME=FOLDER.
 
-    FOLDER is on the server's machine. The exit code is 1 if a model could not be deployed.
+    FOLDER is on the server's machine. Settings of a deployed model that are not given stay as they are. The
+    exit code is 1 if a model could not be deployed.
     """
     entries = _entries(server, checkpoints, deployment_file)
     for entry in entries:
-        if dedicated:
-            entry["dedicated"] = True
+        if dedicated is not None:
+            entry["dedicated"] = dedicated
         if replicas is not None:
             entry["replicas"] = replicas
     wait = not no_wait
@@ -83,17 +92,15 @@ def _entries(
     if bool(checkpoints) == (file is not None):
         raise click.UsageError("Give either CHECKPOINTs or a file with --deployment-config.")
 
-    from ndif.schema.deployment_file import read_file, to_entry
+    from ndif.schema.deployment_file import read_changes, to_entry
     from ndif.schema.deployment_settings import parse_checkpoint
 
-    configs = (
-        read_file(file)
-        if file is not None
-        else [parse_checkpoint(each, here=server.is_local) for each in checkpoints]
-    )
-    if not configs:
+    if file is None:
+        return [to_entry(parse_checkpoint(each, here=server.is_local)) for each in checkpoints]
+    changes = read_changes(file)
+    if not changes:
         raise CommandError(f"{file} names no model.")
-    return [to_entry(config) for config in configs]
+    return [to_entry(change.config, change.given) for change in changes]
 
 
 def post_with_progress(
@@ -164,16 +171,31 @@ def _update(bars: Progress, shown: dict[str, TaskID], status: Any) -> None:
 def report(answer: Any, as_json: bool, *, state: str) -> None:
     """Print the outcome of a deployment, whose replicas are in `state`; raise the problems of models."""
     models = answer["models"]
-    show_answer(answer, as_json, (line for model in models for line in _outcome(model, state)))
+    lines = dict.fromkeys(line for model in models for line in _outcome(model, state))
+    show_answer(answer, as_json, iter(lines))
     failed = [f"{model['repo_id']}: {model['problem']}" for model in models if model["problem"]]
     if failed:
         raise CommandError("\n".join(failed))
 
 
 def _outcome(model: Mapping[str, Any], state: str) -> Iterator[str]:
+    from ndif.schema.deployment_settings import SettingDifference
+
+    # A server of an older version does not list them.
+    changes = [SettingDifference.model_validate(each) for each in model.get("changes", ())]
+    if changes:
+        yield f"{model['repo_id']}: {', '.join(map(str, changes))}."
     for each in model["evicted"]:
         replica = f"replica {each['replica_id']}" if each["replica_id"] else "while it was set up"
         yield f"Evicted: {variant_name(each['model'])} ({replica})."
+    if model.get("is_down"):
+        is_over = state == "is ready"
+        seconds = model["down_s"]
+        yield (
+            f"There {'was' if is_over else 'is'} no room for old and new replicas of {model['repo_id']} at "
+            f"once: none {'served until it was' if is_over else 'serves until it is'} loaded"
+            f"{'' if seconds is None else f', {format_duration(seconds)}'}."
+        )
     count = len(model["replicas"])
     if count:
         yield f"{model['repo_id']} {state}: {count} {'replica' if count == 1 else 'replicas'}."

@@ -50,11 +50,11 @@ def command(
     generations: tuple[str, ...],
     timeout: float,
 ) -> None:
-    """Send a small trace to each dedicated model, as its users do, and check the value that comes back.
+    """Send a small trace to each deployed model, as its users do, and check the value that comes back.
 
-    MODEL is a repository, or one with its revision behind an @; without it, all dedicated models are
-    probed. One probe runs at a time. If one fails, the exit code is 1. Without an API key, the operator's
-    token counts.
+    MODEL is a repository, or one with its revision behind an @. Without it, all models are probed that are
+    dedicated, or that an operator deployed and that serve now. One probe runs at a time. If one fails, the
+    exit code is 1. Without an API key, the operator's token counts.
     """
     from ndif.host.runtimes import Runtimes
 
@@ -86,7 +86,7 @@ def command(
             )
         )
     else:
-        click.echo("No dedicated model is there to be probed.")
+        click.echo("No model is deployed that could be probed.")
     if any(outcome.failed for _, outcome in results):
         sys.exit(_FAILED_EXIT)
 
@@ -94,9 +94,9 @@ def command(
 def _chosen(
     deployments: Mapping[str, Mapping[str, Any]], names: tuple[str, ...]
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield the dedicated models, or those of these names."""
+    """Yield the deployed models, or those of these names."""
     if not names:
-        yield from (each for each in deployments.values() if each.get("dedicated"))
+        yield from (each for each in deployments.values() if _is_deployed(each))
         return
     for name in names:
         repo_id, _, revision = name.partition("@")
@@ -109,6 +109,14 @@ def _chosen(
         if not found:
             raise NotFoundError(f"The server has no model {name!r} deployed.")
         yield from found
+
+
+def _is_deployed(entry: Mapping[str, Any]) -> bool:
+    """Return True if a model is dedicated, or an operator deployed it and it serves."""
+    if entry.get("dedicated"):
+        return True
+    # A server of an older version does not say it.
+    return any(entry["replicas"].values()) and not entry.get("on_demand", True)
 
 
 def _generations_of(entry: Mapping[str, Any], runtimes: Mapping[str, Runtime]) -> Iterator[str]:

@@ -19,6 +19,7 @@ from collections.abc import (
     Collection,
     Coroutine,
     Iterable,
+    Iterator,
     Mapping,
     Sequence,
     Set,
@@ -92,7 +93,7 @@ class Controller:
         each replica that begins to serve.
         """
         self.models = models
-        self.cluster = Cluster()
+        self._cluster = Cluster()
         self._leave_listeners: list[Leaving] = []
         self._on_up = on_up
         self._make_actor = make_actor
@@ -116,6 +117,17 @@ class Controller:
         self._asked: list[ReplicaRequest] = []
 
     # State
+
+    @property
+    def cluster(self) -> Cluster:
+        """The decided state."""
+        return self._cluster
+
+    @cluster.setter
+    def cluster(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        hot = {each.model_key for each in cluster.replicas() if each.level is DeploymentLevel.HOT}
+        self.models.note_loaded(map(Variant.parse, hot))
 
     def replica(self, variant: Variant, replica_id: str) -> Replica | None:
         """Return a replica that exists or is being created."""
@@ -159,11 +171,64 @@ class Controller:
 
         Returns before they are loaded: `Replica.up` waits for that. A request withdrawn meanwhile is void.
         """
+        with self._asking(asked):
+            return await self._deploy(asked)
+
+    async def deploy_beside(self, asked: Sequence[ReplicaRequest]) -> list[ProvisionResult] | None:
+        """Create the requested replicas beside those that their models have, as `deploy` does.
+
+        Return None, and create nothing, if another replica would have to leave for that.
+        """
+        with self._asking(asked):
+            sizes = await asyncio.gather(*(self._size(one) for one in asked))
+            demands = []
+            for one, size in zip(asked, sizes, strict=True):
+                if isinstance(size, str) or one.void:
+                    return None
+                demand = one.demand(size, self._files_on.get(one.model.key, frozenset()))
+                there = len(self.cluster.hot(demand.model_key))
+                demands.append(replace(demand, replicas=one.replicas + there))
+            decision = self.cluster.deploy(demands, self._now(), self._rng, self._rules)
+            if decision.refused or decision.evictions:
+                return None
+            before = {placed.key for placed in self.cluster.replicas()}
+            self._carry_out(decision, "")
+            provided = []
+            for demand in demands:
+                found = decision.replica_ids(demand.model_key)
+                new = tuple(each for each in found if (demand.model_key, each) not in before)
+                provided.append(ProvisionResult(new))
+            return provided
+
+    async def check(
+        self, config: DeploymentConfig, generation: str, gone: Collection[ReplicaKey] = ()
+    ) -> str | None:
+        """Return why a model cannot be loaded with these settings; None if nothing is known against it.
+
+        It is measured, and has to fit where the replicas `gone` were, and those that may be evicted for it.
+        """
+        model = Model(self._key(config.key), config)
+        try:
+            measured = await self._evaluate(config, generation)
+        except ActorError as error:
+            return _not_loaded(model, generation, str(error))
+        cluster = self.cluster.without(gone)
+        demand = ReplicaRequest(model, generation, config.replicas).demand(measured.size_bytes)
+        if not self._places:
+            demand = replace(demand, device=Device.AUTO)
+        # The ties of later decisions do not depend on it.
+        rng = random.Random(0)  # noqa: S311 - ties, not secrets
+        refused = cluster.deploy([demand], self._now(), rng, self._rules).refused
+        return explain_refusal(refused[0]) if refused else None
+
+    @contextlib.contextmanager
+    def _asking(self, asked: Sequence[ReplicaRequest]) -> Iterator[None]:
+        """Count the requests as undecided meanwhile."""
         for one in asked:
             one.model.deploying += 1
             self._asked.append(one)
         try:
-            return await self._deploy(asked)
+            yield
         finally:
             for one in asked:
                 one.model.deploying -= 1

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ndif.schema.deployment import DeploymentConfig, explain_mismatch
-from ndif.schema.model_key import ModelKey
+from ndif.schema.model_key import ModelKey, Variant
 from ndif.schema.repositories import GATED, Repositories
 from ndif.schema.structure import ModelStructure
 
@@ -47,6 +47,7 @@ class Model:
     scheduled: DeploymentConfig | None = None
     """Settings by which the schedule dedicates it now."""
     deploying: int = 0
+    """Decisions that are being made about its replicas, and rollouts."""
     withdrawals: int = 0
     """Times that an operator evicted it; requests from before are void."""
     generations: frozenset[str] = frozenset()
@@ -152,6 +153,8 @@ class Models:
         self.fixed = fixed
         """True if nobody's request loads another model."""
         self._repositories = repositories or Repositories()
+        self._loaded: dict[ModelKey, frozenset[str]] = {}
+        """Generations with a replica on a device, by the model's key."""
         self._models: list[Model] = []
         for config in configs:
             self.put(config)
@@ -205,6 +208,31 @@ class Models:
         model.same_as.aliases |= {model.key.repo_id.lower(), *model.aliases}
         model.on_demand, model.scheduled = True, None  # and can be forgotten
 
+    def note_loaded(self, variants: Iterable[Variant]) -> None:
+        """Record the variants that have a replica on a device, up or loading."""
+        loaded: dict[ModelKey, frozenset[str]] = {}
+        for each in variants:
+            loaded[each.model] = loaded.get(each.model, frozenset()) | {each.generation}
+        self._loaded = loaded
+
+    def loaded_in(self, model: Model) -> frozenset[str]:
+        """Return the generations in which a model has a replica on a device, up or loading."""
+        return self._loaded.get(model.key, frozenset())
+
+    def is_open(self, model: Model, generation: str | None = None) -> bool:
+        """Return True if every user may use a model now, in this generation or in any.
+
+        A dedicated model is open. Another one that an operator deployed is open while it is loaded, or
+        about to be.
+        """
+        if model.dedicated:
+            return True
+        if model.deploying and not model.on_demand:
+            return True
+        loaded = self.loaded_in(model)
+        is_loaded = bool(loaded) if generation is None else generation in loaded
+        return is_loaded and not model.on_demand
+
     def of(self, key: ModelKey) -> Model:
         """Return the model whose `Model.key` it is, or raise a `KeyError`."""
         for model in self._models:
@@ -225,18 +253,24 @@ class Models:
             self._models.remove(model)
 
     def admit(
-        self, key: ModelKey, *, hotswapping: bool, gated: bool = False, keep: bool = True
+        self,
+        key: ModelKey,
+        generation: str,
+        *,
+        hotswapping: bool,
+        gated: bool = False,
+        keep: bool = True,
     ) -> Model:
-        """Return the model that a client names: a dedicated one, or any if the client may hotswap.
+        """Return the model that a client names: an open one, or any if the client may hotswap.
 
         A new model is remembered only with `keep`, once its request is accepted. A `NotServedError` has a
         sentence for the client.
         """
         model = self.find(key)
-        if model is not None and model.dedicated:
+        if model is not None and self.is_open(model, generation):
             return model
         if not hotswapping:
-            raise NotServedError(self.not_dedicated(key))
+            raise NotServedError(self.not_open(key, model, generation))
         if why := self.not_permitted(key, model, gated=gated):
             raise NotServedError(why)
         if model is not None:
@@ -271,22 +305,28 @@ class Models:
             return GATED.format(repo_id=model.config.repo_id)
         return None
 
-    def not_dedicated(self, key: ModelKey) -> str:
-        """Return the sentence for a client who may not load models on demand."""
-        served = [model.deployment for model in self._models if model.dedicated]
+    def not_open(self, key: ModelKey, model: Model | None, generation: str) -> str:
+        """Return the sentence for a client who may not load models on demand; `model` is what it named."""
+        served = [model.deployment for model in self._models if self.is_open(model)]
         near = [config for config in served if config.repo_id.lower() == key.repo_id.lower()]
-        if len(served) == 1 or near:
+        if model is not None and self.is_open(model):
+            loaded = ", ".join(sorted(self.loaded_in(model)))
+            answer = (
+                f"{key.repo_id[:200]!r} is loaded for clients of nnsight {loaded} now, not for those of "
+                f"{generation}."
+            )
+        elif len(served) == 1 or near:
             answer = explain_mismatch((near or served)[0], key) or "This model is not served."
         elif not served:
             answer = (
-                f"{key.repo_id[:200]!r} is not served: no model is dedicated on this server now."
+                f"{key.repo_id[:200]!r} is not served: no model is deployed on this server now."
             )
         else:
             names = sorted({repr(config.repo_id) for config in served})
             if len(names) > _MOST_NAMED:
                 names[_MOST_NAMED:] = [f"{len(names) - _MOST_NAMED} others (see /status)"]
             these = ", ".join(names)
-            answer = f"{key.repo_id[:200]!r} is not dedicated on this server. These are: {these}."
+            answer = f"{key.repo_id[:200]!r} is not deployed on this server. These are: {these}."
         return answer if self.fixed else f"{answer} {_NO_HOTSWAPPING}"
 
     def schedule(self, configs: Iterable[DeploymentConfig]) -> tuple[list[Model], list[Model]]:

@@ -14,7 +14,7 @@ from ndif.probe.history import Histories
 from ndif.probe.probe import Target
 from ndif.schedule.schedule import Window
 from ndif.schema.deployment import DeploymentConfig
-from ndif.schema.model_key import ModelKey
+from ndif.schema.model_key import ModelKey, Variant
 from ndif.schema.repositories import Repositories
 
 _BEST_FIRST = (ReplicaState.RUNNING, ReplicaState.DEPLOYING, ReplicaState.UNHEALTHY)
@@ -96,6 +96,7 @@ def _entry(
         "revision": key.revision,
         "task": key.task,
         "trust_remote_code": model.config.trust_remote_code,
+        "on_demand": model.on_demand,
         "deployment_level": _level(model, replicas).value,
         "application_state": state.for_clients,
         "state": state.value,
@@ -168,7 +169,7 @@ def describe_details(models: Models, key: ModelKey) -> dict[str, Any]:
     return {"structures": structures, "load_s": dict(model.load_s)}
 
 
-def describe(models: Iterable[Model]) -> list[dict[str, Any]]:
+def describe(models: Models) -> list[dict[str, Any]]:
     """Return models as JSON-serialisable dicts; `read` is the inverse."""
     return [
         {
@@ -177,6 +178,8 @@ def describe(models: Iterable[Model]) -> list[dict[str, Any]]:
             "aliases": sorted(model.aliases),
             "on_demand": model.on_demand,
             "gated": model.gated,
+            "loaded": sorted(models.loaded_in(model)),
+            "deploying": model.deploying,
             "booked": None if model.scheduled is None else asdict(model.scheduled),
         }
         for model in models
@@ -186,16 +189,21 @@ def describe(models: Iterable[Model]) -> list[dict[str, Any]]:
 def read(described: Sequence[Mapping[str, Any]], repositories: Repositories) -> Models:
     """Return the models that `describe` was given; users may have those of `repositories` loaded."""
     models = Models(repositories=repositories)
+    loaded = []
     for one in described:
-        booked = one["booked"]
+        booked, key = one["booked"], ModelKey.parse(one["key"])
+        # A leader of an older version does not say it.
+        loaded += [Variant(key, generation) for generation in one.get("loaded", ())]
         models.add(
             Model(
-                ModelKey.parse(one["key"]),
+                key,
                 DeploymentConfig(**one["config"]),
                 one["on_demand"],
                 None if booked is None else DeploymentConfig(**booked),
                 aliases=set(one["aliases"]),
-                gated=one.get("gated", False),  # which a leader of an older version does not say
+                gated=one.get("gated", False),
+                deploying=one.get("deploying", 0),
             )
         )
+    models.note_loaded(loaded)
     return models

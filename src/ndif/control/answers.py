@@ -10,6 +10,7 @@ from ndif.placement.replica import DeploymentLevel
 from ndif.probe.probe import Kind
 from ndif.queue.replicas import ProcessorStatus
 from ndif.schema.deployment_file import AsInFile
+from ndif.schema.deployment_settings import SettingDifference
 from ndif.schema.status import Status
 from ndif.stores.usage import Group
 
@@ -323,6 +324,12 @@ class Outcome(BaseModel):
     evicted: list[EvictedReplica]
     problem: str | None
     """A sentence, if not every replica could be had."""
+    changes: list[SettingDifference] = []
+    """The settings of the model that this has changed."""
+    is_down: bool = False
+    """True if no replica serves for a time: there was no room for old and new ones at once."""
+    down_s: float | None = None
+    """Seconds of that time, expected ones where the answer does not wait; null if they are not known."""
 
 
 class Outcomes(BaseModel):
@@ -337,6 +344,9 @@ class Outcomes(BaseModel):
                     "replicas": [_REPLICA],
                     "evicted": [],
                     "problem": None,
+                    "changes": [{"setting": "replicas", "before": 2, "after": 1}],
+                    "is_down": False,
+                    "down_s": None,
                 }
             ]
         }

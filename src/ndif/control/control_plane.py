@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import ProvisionResult, ReplicaRequest
 from ndif.cluster.models import Model
 from ndif.cluster.replica import DeploymentError
+from ndif.control.answers import EvictedReplica, Outcome
 from ndif.control.overview import Overview
 from ndif.control.reconciler import Reconciler
+from ndif.control.rollout import Rollouts
 from ndif.probe.history import Histories
 from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.queue.dispatcher import Dispatcher
@@ -64,6 +66,10 @@ class ControlPlane:
     """The alerts of the operator; None if the server sends none."""
     events: EventLog = field(default_factory=EventLog)
     """The log of events for operators."""
+    rollouts: Rollouts = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rollouts", Rollouts(self.controller, self.dispatcher))
 
     def find(self, name: str) -> list[Model]:
         """Return the models of a repo id, or the model of a whole key; raise if there is none."""
@@ -150,7 +156,7 @@ class ControlPlane:
 
     async def provide(
         self, requests: Sequence[ReplicaRequest], *, wait: bool, evicted: Sequence[Evicted] = ()
-    ) -> list[dict[str, Any]]:
+    ) -> list[Outcome]:
         """Ask the controller for replicas and return the outcome of each request.
 
         `wait`: until every replica is ready or has failed. `evicted` were evicted before.
@@ -162,7 +168,17 @@ class ControlPlane:
             processor.adopt(result.replica_ids)
         if wait:
             results = [(each, await self._until_up(each, result)) for each, result in results]
-        return [outcome_fields(request, result, evicted) for request, result in results]
+        return [outcome_of(request, result, evicted) for request, result in results]
+
+    def forget_unloadable(self, model: Model) -> None:
+        """Forget a new model if it could not even be measured, so that nobody else sees it fail."""
+        variants = [Variant(model.key, generation) for generation in model.problems]
+        is_measured = any(self.controller.size_of(each) is not None for each in variants)
+        if variants and not is_measured and model.scheduled is None:
+            model.on_demand, model.generations = True, frozenset()
+            model.config = replace(model.config, dedicated=False)
+            model.problems.clear()
+            self.dispatcher.forget_idle()
 
     async def _until_up(self, request: ReplicaRequest, result: ProvisionResult) -> ProvisionResult:
         """Wait for the provided replicas, and return the result with those that came up."""
@@ -176,19 +192,19 @@ class ControlPlane:
         return replace(result, replica_ids=tuple(up))
 
 
-def outcome_fields(
-    request: ReplicaRequest, result: ProvisionResult, evicted: Sequence[Evicted]
-) -> dict[str, Any]:
+def outcome_of(
+    request: ReplicaRequest, result: ProvisionResult, evicted: Sequence[Evicted] = ()
+) -> Outcome:
     """Return what an operator is told of a request for replicas; `evicted` went before it."""
     every = dict.fromkeys((*evicted, *result.evicted))
     problem = result.problem
     if problem is None and request.replicas and not request.withdrawn:
         # A replica that was provided may have failed to load since.
         problem = request.model.problems.get(request.generation)
-    return {
-        "repo_id": request.model.config.repo_id,
-        "generation": request.generation,
-        "replicas": list(result.replica_ids),
-        "evicted": [{"model": model, "replica_id": replica} for model, replica in every],
-        "problem": problem,
-    }
+    return Outcome(
+        repo_id=request.model.config.repo_id,
+        generation=request.generation,
+        replicas=list(result.replica_ids),
+        evicted=[EvictedReplica(model=model, replica_id=replica) for model, replica in every],
+        problem=problem,
+    )

@@ -6,10 +6,11 @@ method that performs it.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
@@ -27,7 +28,7 @@ from ndif.cluster.controller_types import ProvisionResult, ReplicaRequest
 from ndif.cluster.models import Model
 from ndif.config.short_ids import matching_ids
 from ndif.control import answers
-from ndif.control.control_plane import ControlPlane, Evicted, outcome_fields
+from ndif.control.control_plane import ControlPlane, Evicted, outcome_of
 from ndif.control.status import (
     describe_jobs,
     describe_queues,
@@ -39,7 +40,18 @@ from ndif.errors import problems
 from ndif.placement.replica import DeploymentLevel
 from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.schema.deployment import DeploymentConfig, Generation, OperationError
-from ndif.schema.deployment_file import AsInFile, DeploymentFileError, from_value, to_entry
+from ndif.schema.deployment_file import (
+    AsInFile,
+    DeploymentFileError,
+    changes_from_value,
+    to_entry,
+)
+from ndif.schema.deployment_settings import (
+    DeploymentChange,
+    SettingDifference,
+    SettingsError,
+    differences,
+)
 from ndif.schema.job_record import JobRecord
 from ndif.schema.model_key import Variant
 from ndif.stores.broker import BrokerError
@@ -69,19 +81,19 @@ Answer = dict[str, Any]
 STOPPING: Answer = {"stopping": True}
 
 
-def _parse_deployments(value: object) -> tuple[DeploymentConfig, ...]:
-    if isinstance(value, tuple) and all(isinstance(each, DeploymentConfig) for each in value):
+def _parse_deployments(value: object) -> tuple[DeploymentChange, ...]:
+    if isinstance(value, tuple) and all(isinstance(each, DeploymentChange) for each in value):
         return value
-    configs = from_value(value, "deployments")
-    if not configs:
+    changes = changes_from_value(value, "deployments")
+    if not changes:
         raise DeploymentFileError(["The request names no model to deploy."])
-    return configs
+    return changes
 
 
 Deployments = Annotated[
-    tuple[DeploymentConfig, ...],
+    tuple[DeploymentChange, ...],
     PlainValidator(_parse_deployments),
-    PlainSerializer(lambda configs: [to_entry(config) for config in configs]),
+    PlainSerializer(lambda changes: [to_entry(each.config, each.given) for each in changes]),
     AsInFile(),
 ]
 """Models to deploy; in JSON the list or mapping of a deployment file."""
@@ -171,7 +183,10 @@ class Export(Operation):
 
 
 class Deploy(Operation):
-    """Deploy models."""
+    """Deploy models.
+
+    A setting that is not given stays as it is where the model is known, and with `sync` is its default.
+    """
 
     model_config = _with(
         {"deployments": [{"repo_id": "openai-community/gpt2", "replicas": 1}], "wait": True}
@@ -188,53 +203,157 @@ class Deploy(Operation):
     """Evict deployed models that are not among these."""
 
     async def perform(self, control: ControlPlane) -> Answer:
-        """See `Operation.perform`."""
-        controller = control.controller
-        configs = [controller.models.as_known(config) for config in self.deployments]
-        generations = []
-        for config in configs:
-            chosen = config.deployed_for if self.generation is None else (self.generation,)
-            generations.append([control.installed(each) for each in chosen or (None,)])
-        changed = [
-            known
-            for config in configs
-            if (known := controller.models.find(config.key)) is not None
-            and known.config.as_loaded != config.as_loaded
-        ]
-        models = [controller.models.put(config) for config in configs]
+        """See `Operation.perform`.
+
+        Nothing is taken away before everything is checked that can be.
+        """
+        plans = [self._plan(control, change) for change in self.deployments]
+        kept = {id(plan.known) for plan in plans}
+        others = [m for m in control.controller.models if id(m) not in kept and m.scheduled is None]
+        leaving = others if self.sync else []
+        refusals = [await self._refusals(control, plan, leaving) for plan in plans]
+        outcomes = [outcome for of_plan in refusals for outcome in of_plan]
         evicted: list[Evicted] = []
-        if self.sync:
-            others = [m for m in controller.models if m not in models and m.scheduled is None]
-            for other in others:
+        if not outcomes:
+            for other in leaving:
                 evicted += await control.evict_model(other, cold=False)
-        if stale := [h.placed.key for h in controller.replicas() if h.model in changed]:
-            why = "it is deployed with other settings"
-            evicted += controller.evict(replica_keys=stale, cold=True, why=why)
+        plans = [plan for plan, refused in zip(plans, refusals, strict=True) if not refused]
         # Two names may mean one model: the last settings hold.
+        rolled = {id(plan.known): plan for plan in plans if plan.is_rollout(control)}
+        plain = [plan for plan in plans if id(plan.known) not in rolled]
+        found = await asyncio.gather(
+            self._provide(control, plain, evicted),
+            *(self._roll_out(control, plan, evicted) for plan in rolled.values()),
+        )
+        outcomes += [outcome for some in found for outcome in some]
+        return {"models": [outcome.model_dump() for outcome in outcomes]}
+
+    def _plan(self, control: ControlPlane, change: DeploymentChange) -> _Plan:
+        models = control.controller.models
+        known, config = models.find(change.config.key), change.config
+        if known is not None:
+            try:
+                config = models.as_known(config if self.sync else change.applied_to(known.config))
+            except SettingsError as error:
+                raise OperationError(400, f"{config.repo_id}: {error}") from error
+        chosen = config.deployed_for if self.generation is None else (self.generation,)
+        generations = [control.installed(each) for each in chosen or (None,)]
+        return _Plan(known, config, generations, change)
+
+    async def _refusals(
+        self, control: ControlPlane, plan: _Plan, leaving: Sequence[Model]
+    ) -> list[answers.Outcome]:
+        """Return the outcomes of a model that cannot be loaded with its new settings, and stays as it is.
+
+        `leaving` are the models that make room for it.
+        """
+        if not plan.is_changed:
+            return []
+        replicas = control.controller.replicas()
+        of_model = [each for each in replicas if each.model is plan.known]
+        gone = [each.placed.key for each in replicas if each.model in (plan.known, *leaving)]
+        outcomes = []
+        for generation in plan.generations:
+            problem = await control.controller.check(plan.config, generation, gone)
+            if problem is None:
+                continue
+            there = [each for each in of_model if each.generation == generation and each.serving]
+            if there:
+                problem += f" {plan.config.repo_id!r} serves on with the settings from before."
+            outcomes.append(
+                answers.Outcome(
+                    repo_id=plan.config.repo_id,
+                    generation=generation,
+                    replicas=[each.placed.replica_id for each in there],
+                    evicted=[],
+                    problem=problem,
+                )
+            )
+        return outcomes
+
+    async def _roll_out(
+        self, control: ControlPlane, plan: _Plan, evicted: Sequence[Evicted]
+    ) -> list[answers.Outcome]:
+        """Replace a model's replicas by ones with its new settings."""
+        if plan.known is None:
+            return []
+        changes = plan.changes
+        results = await control.rollouts.roll_out(
+            plan.known, plan.config, plan.generations, wait=self.wait
+        )
+        return [
+            outcome_of(each.request, each.result, evicted).model_copy(
+                update={
+                    "changes": [] if each.result.problem else changes,
+                    "is_down": each.is_down,
+                    "down_s": each.down_s,
+                }
+            )
+            for each in results
+        ]
+
+    async def _provide(
+        self, control: ControlPlane, plans: Sequence[_Plan], evicted: Sequence[Evicted]
+    ) -> list[answers.Outcome]:
+        """Ask for the missing replicas of models in one decision, so that the largest has a place first."""
+        models = [(control.controller.models.put(plan.config), plan) for plan in plans]
         pairs = {
-            (id(model), generation): model
-            for model, of_model in zip(models, generations, strict=True)
-            for generation in of_model
+            (model, generation): plan for model, plan in models for generation in plan.generations
         }
         requests = []
-        for (_, generation), model in pairs.items():
+        for model, generation in pairs:
             model.generations |= {generation}
             processor = control.dispatcher.processor(model, generation)
             processor.least_replicas = model.deployment.replicas
             processor.scale(model.deployment.replicas)
             requests.append(ReplicaRequest(model, generation, model.deployment.replicas))
-            controller.dedicate(model)
+            control.controller.dedicate(model)
         outcomes = await control.provide(requests, wait=self.wait, evicted=evicted)
-        for index, request in enumerate(requests):
+        for index, (request, plan) in enumerate(zip(requests, pairs.values(), strict=True)):
             # Only loading tells that two names mean one model.
             if request.model.same_as is not None:
-                again = Deploy(
-                    deployments=(request.model.config,),
-                    generation=request.generation,
-                    wait=self.wait,
-                )
-                (outcomes[index],) = (await again.perform(control))["models"]
-        return {"models": outcomes}
+                change = DeploymentChange(request.model.config, plan.change.given)
+                again = Deploy(deployments=(change,), generation=request.generation, wait=self.wait)
+                (outcomes[index],) = answers.Outcomes.model_validate(
+                    await again.perform(control)
+                ).models
+            elif plan.known is None:
+                control.forget_unloadable(request.model)
+            else:
+                outcomes[index] = outcomes[index].model_copy(update={"changes": plan.changes})
+        return outcomes
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """One model of a deployment, and what it becomes."""
+
+    known: Model | None
+    """The model; None for one that is new."""
+    config: DeploymentConfig
+    generations: Sequence[str]
+    change: DeploymentChange
+    before: DeploymentConfig | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "before", None if self.known is None else self.known.config)
+
+    @property
+    def changes(self) -> list[SettingDifference]:
+        """The settings that become others."""
+        return [] if self.before is None else differences(self.before, self.config)
+
+    @property
+    def is_changed(self) -> bool:
+        """True if replicas that are loaded now would not be what is wanted."""
+        if self.known is None or self.before is None or self.known.scheduled is not None:
+            return False
+        return self.before.as_loaded != self.config.as_loaded
+
+    def is_rollout(self, control: ControlPlane) -> bool:
+        """Return True if replicas of the model have to be replaced."""
+        replicas = control.controller.replicas()
+        return self.is_changed and any(each.model is self.known for each in replicas)
 
 
 class Evict(Operation):
@@ -323,7 +442,7 @@ class Scale(Operation):
         models = control.find(self.model)
         control.refuse_scheduled(models)
         requests: list[ReplicaRequest] = []
-        removed: list[dict[str, Any]] = []
+        removed: list[answers.Outcome] = []
         for model in models:
             generations = self._generations(control, model)
             if not self.replicas and self.generation is None:
@@ -340,8 +459,9 @@ class Scale(Operation):
                     requests.append(request)
                 else:
                     model.problems.pop(generation, None)
-                    removed.append(outcome_fields(request, ProvisionResult(), evicted))
-        return {"models": removed or await control.provide(requests, wait=False)}
+                    removed.append(outcome_of(request, ProvisionResult(), evicted))
+        outcomes = removed or await control.provide(requests, wait=False)
+        return {"models": [outcome.model_dump() for outcome in outcomes]}
 
     def _generations(self, control: ControlPlane, model: Model) -> set[str]:
         """Return the generations whose replicas are counted: the given one, or those in use."""
@@ -399,7 +519,7 @@ class Restart(Operation):
         requests = [processor.replica_requests(count) for processor, count in counts.items()]
         outcomes = await control.provide([each[0] for each in requests], wait=False)
         outcomes += await control.provide([each[1] for each in requests if each[1:]], wait=False)
-        if problems := [outcome["problem"] for outcome in outcomes if outcome["problem"]]:
+        if problems := [outcome.problem for outcome in outcomes if outcome.problem]:
             raise OperationError(409, problems[0])
         return {"restarted": [_key_fields(each.placed.key) for each in restarted]}
 

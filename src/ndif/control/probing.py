@@ -1,4 +1,4 @@
-"""The models that probes watch: those that an operator or the calendar wants served."""
+"""The models that probes watch: those that an operator or the calendar has deployed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ from ndif.probe.prober import Watched
 
 
 def watched(controller: Controller, reconciler: Reconciler) -> Iterator[Watched]:
-    """Yield every dedicated model in each generation that it is dedicated in.
+    """Yield every dedicated model in each generation that it is dedicated in, and others while they serve.
 
-    Other generations of a model are loaded on demand: a probe would keep them loaded.
+    A model that users alone have loaded is left out, and so is another generation of a dedicated one: a
+    probe would keep them loaded.
     """
     serving = {(each.model.key, each.generation) for each in controller.replicas() if each.serving}
     for model in controller.models:
-        if not model.dedicated or model.deployment.replicas < 1:
+        if model.dedicated:
+            generations = reconciler.generations_of(model) if model.deployment.replicas else []
+        elif model.on_demand:
             continue
-        for generation in reconciler.generations_of(model):
+        else:
+            generations = sorted(g for g in controller.models.loaded_in(model) if model.keeps(g))
+        for generation in generations:
             yield Watched(
                 Target.of(model.config.key, generation),
                 (model.key, generation) in serving,

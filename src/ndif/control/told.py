@@ -31,6 +31,7 @@ from ndif.control.operations import (
     SendTestAlerts,
     Stop,
 )
+from ndif.schema.deployment_settings import SettingDifference
 from ndif.schema.model_key import Variant
 from ndif.stores.events import Event, Kind
 
@@ -110,7 +111,10 @@ def _outcomes(kind: Kind, answer: Answer) -> _Told:
             text = f"Failed for nnsight {each['generation']}: {each['problem']}"
         else:
             text = f"{_replicas(len(each['replicas']))} for nnsight {each['generation']}."
-            text = f"{text} {each['problem']}" if each["problem"] else text
+            changes = ", ".join(
+                str(SettingDifference.model_validate(one)) for one in each.get("changes", ())
+            )
+            text = " ".join(filter(None, (text, changes and f"{changes}.", each["problem"])))
         yield kind, each["repo_id"], text
         for name in dict.fromkeys(other["model"] for other in each["evicted"]):
             yield "evicted", _name(name), f"{each['repo_id']} took the place."

@@ -112,6 +112,8 @@ class ModelStatus(BaseModel):
     revision: str | None
     task: str | None
     trust_remote_code: bool
+    on_demand: bool
+    """True if users alone have had it loaded: no operator deployed it."""
     deployment_level: DeploymentLevel
     application_state: str
     """The state in the words of clients of 0.6 and 0.7."""
@@ -142,6 +144,7 @@ class ServerStatus(BaseModel):
                     "model_key": MODEL_KEY,
                     **_GPT2,
                     "trust_remote_code": False,
+                    "on_demand": False,
                     "deployment_level": "HOT",
                     "application_state": "RUNNING",
                     "state": "RUNNING",

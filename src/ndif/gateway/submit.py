@@ -258,7 +258,9 @@ class SubmitRoute:
         if why := explain_class(key, generation):
             raise HttpError(400, why)
         known = await self.catalogue.models()
-        model = known.admit(key, hotswapping=account.hotswapping, gated=account.gated, keep=False)
+        model = known.admit(
+            key, generation, hotswapping=account.hotswapping, gated=account.gated, keep=False
+        )
         only = model.deployment.runtime
         if only is not None and only != generation:
             raise HttpError(

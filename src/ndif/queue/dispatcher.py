@@ -109,6 +109,7 @@ class Dispatcher:
         """
         for processor in self.processors.values():
             if (waiting := processor.queue.remove(request_id)) is not None:
+                self.lifecycle.cancel(request_id, reason)  # which its record says
                 await self.lifecycle.fail(waiting.item, reason)
                 return True
         if not self.lifecycle.cancel(request_id, reason):
@@ -193,7 +194,10 @@ class Dispatcher:
         try:
             # The gateway admitted the request; since then its model may have been forgotten.
             model = self._controller.models.admit(
-                request.model, hotswapping=request.hotswapping, gated=request.gated
+                request.model,
+                request.generation,
+                hotswapping=request.hotswapping,
+                gated=request.gated,
             )
             await self.processor(model, request.generation).enqueue(request)
         except NotServedError as error:

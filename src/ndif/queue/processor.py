@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import ReplicaRequest
 from ndif.cluster.models import Model
 from ndif.cluster.replica import DeploymentError, EvictedError, Replica
+from ndif.config.units import format_duration
 from ndif.host.port import (
     EndedError,
     NotSharedError,
@@ -29,6 +31,7 @@ from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
+from ndif.sizes import format_size
 from ndif.stores.accounts import PROBER
 from ndif.stores.broker import BrokerAwayError, ClientLeftError
 from ndif.tasks import end
@@ -122,6 +125,7 @@ class Processor:
         """Requests that wait for their client before they wait here again."""
         self._is_providing = False
         self._is_provisioning = False
+        self._holds = 0
         self._load = LoadSample()
         # Both as last counted, in containers that the garbage collector need not look into.
         self._places: dict[str, int] = {}
@@ -204,6 +208,19 @@ class Processor:
         self.desired_replicas = replicas
         self._short.set()
 
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[None]:
+        """Have waiting requests wait while replicas are exchanged, whether the new ones come up or not.
+
+        Meanwhile no replica is requested here.
+        """
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
+            self._short.set()
+
     def scale(self, replicas: int) -> tuple[ReplicaKey, ...]:
         """Evict replicas beyond this many, idle ones first, and return the keys of those evicted.
 
@@ -259,7 +276,7 @@ class Processor:
     async def notify_waiting(self, text: str) -> None:
         """Tell all waiting clients, those who poll too, whose requests go on waiting."""
         for entry in list(self.queue):
-            await self._report(entry, Status.QUEUED, text)
+            await self._report(entry, Response(entry.id, Status.QUEUED, text))
 
     async def fail_waiting(
         self, reason: str, unless: Callable[[Request], bool] = lambda _: False
@@ -284,19 +301,22 @@ class Processor:
         entry = self.queue.find(request_id)
         if entry is None:
             return None
-        if self.status is ProcessorStatus.PROVISIONING:
-            update = Status.PROVISIONING, _PROVISIONING
-        elif self.status is ProcessorStatus.DEPLOYING:
-            update = Status.DEPLOYING, self._loading
-        else:
-            if time.monotonic() >= self._count_again:
-                self._count()
-            place = self._places.get(request_id)  # None for one that came since
-            text = f"Your job waits in the queue for {entry.item.model.repo_id}."
-            if place is not None:
-                text = self._position_text(entry, place + 1, self._work_ahead_s[place])
-            update = Status.QUEUED, text
-        return entry.item, Response(request_id, *update)
+        if time.monotonic() >= self._count_again:
+            self._count()
+        place = self._places.get(request_id)  # None for one that came since
+        text = f"Your job waits in the queue for {entry.item.model.repo_id}."
+        if place is not None:
+            text = self._position_text(entry, place + 1, self._work_ahead_s[place])
+        return entry.item, self._waiting_update(entry, text)
+
+    def _waiting_update(self, entry: Entry[Request], position: str) -> Response:
+        """Return the update of a waiting request: what its model is waiting for, and its position."""
+        status = self.status
+        if status is ProcessorStatus.PROVISIONING:
+            return Response(entry.id, Status.PROVISIONING, f"{_PROVISIONING} {position}")
+        if status is ProcessorStatus.DEPLOYING:
+            return Response(entry.id, Status.DEPLOYING, f"{self._loading} {position}")
+        return Response(entry.id, Status.QUEUED, position)
 
     def _count(self) -> None:
         """Count the places of all waiting requests, seldom if that takes long."""
@@ -311,7 +331,18 @@ class Processor:
 
     @property
     def _loading(self) -> str:
-        return f"The model is being loaded for nnsight {self.variant.generation}."
+        """The state of a model that is loading, in words."""
+        generation = self.variant.generation
+        text = f"The model is being loaded for nnsight {generation}"
+        replicas = (self._controller.replica(self.variant, each.id) for each in self.replicas)
+        read = [each.progress for each in replicas if each is not None and each.progress]
+        if read:
+            done, total = max(read)
+            text += f": {format_size(done)} of {format_size(total)} are read"
+        load_s = self.model.load_s.get(generation)
+        if load_s is not None:
+            text += f" (the last time it took {format_duration(round(load_s, 1))})"
+        return f"{text}."
 
     async def _update_positions(self) -> None:
         """Tell every waiting live client its position, again and again, until cancelled."""
@@ -332,7 +363,7 @@ class Processor:
         """Tell one live client its position."""
         if entry.item.subscription_id is not None:
             text = self._position_text(entry, position, work_ahead_s)
-            await self._report(entry, Status.QUEUED, text)
+            await self._report(entry, self._waiting_update(entry, text))
 
     def _position_text(
         self, entry: Entry[Request], position: int, work_ahead_s: float | None
@@ -351,11 +382,11 @@ class Processor:
         """Tell every live client."""
         for entry in list(self.queue):
             if entry.item.subscription_id is not None:
-                await self._report(entry, status, text)
+                await self._report(entry, Response(entry.id, status, text))
 
-    async def _report(self, entry: Entry[Request], status: Status, text: str) -> None:
+    async def _report(self, entry: Entry[Request], update: Response) -> None:
         try:
-            await self._lifecycle.report(entry.item, Response(entry.id, status, text))
+            await self._lifecycle.report(entry.item, update)
         except Exception:
             # The request waits all the same, and a later update tells its client.
             logger.exception("request %s: its position could not be delivered", entry.id)
@@ -367,7 +398,7 @@ class Processor:
         while True:
             await self._short.wait()
             self._short.clear()
-            if not self.queue or len(self.replicas.staying) >= self._needed:
+            if self._holds or not self.queue or len(self.replicas.staying) >= self._needed:
                 continue
             loop = asyncio.get_running_loop()
             if self.replicas.staying and loop.time() < self._not_before:
@@ -389,9 +420,11 @@ class Processor:
         gone = await self._lifecycle.disconnected(entry.item for entry in self.queue)
         for entry in self.queue.remove_all(lambda entry: entry.id in gone):
             self._await_client(entry.item)
-        if not self.model.dedicated:
+        # A model that an operator deployed was loaded when these requests were admitted.
+        if self.model.on_demand and not self.model.dedicated:
             refused = self.queue.remove_all(lambda entry: not entry.item.hotswapping)
-            await self._fail(refused, self._controller.models.not_dedicated(self.variant.model))
+            models, named = self._controller.models, self.variant.model
+            await self._fail(refused, models.not_open(named, None, self.variant.generation))
         await self._refuse_unpermitted()
         if not self.queue:
             return
@@ -461,7 +494,8 @@ class Processor:
         if failure is not None:
             self._back_off()  # requests that other replicas serve are not concerned
             self._load.refused = True  # the next is requested later and later
-            if not self.replicas.staying and not self._is_provisioning:
+            is_last = not (self.replicas.staying or self._is_provisioning or self._holds)
+            if is_last:
                 await self.fail_waiting(str(failure))
 
     async def _serve_with(self, worker: ReplicaWorker, replica_: Replica) -> None:

@@ -68,6 +68,22 @@ Duration = Annotated[
 ]
 """Seconds, or text like "15m"."""
 
+_DEVICE_PATTERN = r"^(auto|cpu|cuda(:\d+)?)$"
+
+
+def _device(text: str) -> str:
+    if not re.match(_DEVICE_PATTERN, text):
+        raise ValueError('must be auto, cpu, cuda, or one GPU, like "cuda:0"')
+    return text
+
+
+DeviceName = Annotated[
+    str,
+    AfterValidator(_device),
+    WithJsonSchema({"type": "string", "pattern": _DEVICE_PATTERN}),
+]
+"""The device of a model: "auto", "cpu", "cuda" or "cuda:0"."""
+
 _GENERATION_PATTERN = r"^\d+\.\d+$"
 
 
@@ -106,7 +122,7 @@ class DeploymentConfig:
     ] = None
     dtype: Annotated[_Text, Field(description="E.g. bfloat16; auto: the checkpoint's.")] = "auto"
     device: Annotated[
-        _Text | None,
+        DeviceName | None,
         Field(description="E.g. cuda:0, cpu, auto. Default: CUDA where there is a GPU."),
     ] = None
     threads: Annotated[

@@ -6,7 +6,7 @@ Each function that reads them raises a `DeploymentFileError` with every problem 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,16 @@ from pydantic import GetJsonSchemaHandler, TypeAdapter
 from pydantic.json_schema import JsonSchemaValue, models_json_schema
 from pydantic_core import CoreSchema
 
-from ndif.config.units import Unit, format_exactly
 from ndif.errors import NdifError, quoted
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.deployment_settings import (
     SETTING_NAMES,
+    DeploymentChange,
     DeploymentEntry,
     DeploymentSettings,
     SettingsError,
-    parse_deployment,
+    as_written,
+    parse_change,
 )
 
 _MAX_MIB = 4
@@ -94,38 +95,56 @@ _DOCUMENT: TypeAdapter[Any] = TypeAdapter(
 
 def read_file(path: Path) -> tuple[DeploymentConfig, ...]:
     """Return the deployments in a YAML or JSON file."""
+    return _configs(read_changes(path))
+
+
+def read_changes(path: Path) -> tuple[DeploymentChange, ...]:
+    """Return the models in a YAML or JSON file, each with the settings that the file gives."""
     try:
         text = read_text(path, _MAX_MIB)
     except TextFileError as error:
         raise DeploymentFileError([str(error)]) from error
-    return read(text, str(path))
+    return _read(text, str(path))
 
 
 def read(text: str, source: str) -> tuple[DeploymentConfig, ...]:
     """Return the deployments in YAML or JSON text; errors call it `source`."""
+    return _configs(_read(text, source))
+
+
+def _read(text: str, source: str) -> tuple[DeploymentChange, ...]:
     entries = _from_json(text, source) if source.endswith(".json") else _from_yaml(text, source)
     return _checked(entries, source)
 
 
 def from_value(value: object, source: str) -> tuple[DeploymentConfig, ...]:
     """Return the deployments in a list or mapping from a JSON body; errors call it `source`."""
+    return _configs(changes_from_value(value, source))
+
+
+def changes_from_value(value: object, source: str) -> tuple[DeploymentChange, ...]:
+    """Return the models in a list or mapping from a JSON body, each with the settings that it gives."""
     return _checked(list(_entries(value, source)), source)
 
 
 def from_variable(text: str) -> tuple[DeploymentConfig, ...]:
     """Return the models in NDIF_DEPLOYMENTS: repo ids or model keys, with "|" between them."""
     names = (name.strip() for name in text.split("|"))
-    return _checked([_Entry(name, {}) for name in names if name], _VARIABLE)
+    return _configs(_checked([_Entry(name, {}) for name in names if name], _VARIABLE))
 
 
-def _checked(entries: list[_Entry], source: str) -> tuple[DeploymentConfig, ...]:
-    configs: list[DeploymentConfig] = []
+def _configs(changes: Iterable[DeploymentChange]) -> tuple[DeploymentConfig, ...]:
+    return tuple(change.config for change in changes)
+
+
+def _checked(entries: list[_Entry], source: str) -> tuple[DeploymentChange, ...]:
+    changes: list[DeploymentChange] = []
     problems: list[str] = []
     first: dict[str, _Entry] = {}
     for number, entry in enumerate(entries, start=1):
         label = quoted(entry.name) if isinstance(entry.name, str) else f"entry {number}"
         try:
-            config = _config(entry)
+            change = _change(entry)
         except SettingsError as error:
             problems += [
                 f"{_place(source, entry.lines.get(name, entry.line))}: {label}: {sentence}"
@@ -133,23 +152,23 @@ def _checked(entries: list[_Entry], source: str) -> tuple[DeploymentConfig, ...]
             ]
             continue
         # A hub ignores the case of names: two that differ in case alone are a mistake.
-        earlier = first.setdefault(str(config.key).lower(), entry)
+        earlier = first.setdefault(str(change.config.key).lower(), entry)
         if earlier is not entry:
             before = f" (first in line {earlier.line})" if earlier.line else ""
             problems.append(
                 f"{_place(source, entry.line)}: {label} appears more than once{before}."
             )
-        configs.append(config)
+        changes.append(change)
     if problems:
         raise DeploymentFileError(problems)
-    return tuple(configs)
+    return tuple(changes)
 
 
 def _place(source: str, line: int | None) -> str:
     return source if line is None else f"{source}, line {line}"
 
 
-def _config(entry: _Entry) -> DeploymentConfig:
+def _change(entry: _Entry) -> DeploymentChange:
     name, fields = entry.name, {} if entry.fields is None else entry.fields
     if not isinstance(fields, Mapping):
         raise SettingsError({"": f"Settings must be a mapping, not {quoted(fields)}."})
@@ -160,7 +179,7 @@ def _config(entry: _Entry) -> DeploymentConfig:
     fields = {str(key): value for key, value in fields.items()}
     if "repo_id" in fields:
         raise SettingsError({"repo_id": "repo_id is already given by the entry's own name."})
-    return parse_deployment(name, fields)
+    return parse_change(name, fields)
 
 
 def _entries(value: object, source: str) -> Iterator[_Entry]:
@@ -265,24 +284,18 @@ def _lines(node: yaml.Node, source: str, problems: list[str]) -> dict[str, int]:
     return lines
 
 
-def to_entry(config: DeploymentConfig) -> dict[str, Any]:
-    """Return the entry of a deployment file that asks for `config`, without settings at their defaults."""
+def to_entry(config: DeploymentConfig, given: Collection[str] = ()) -> dict[str, Any]:
+    """Return the entry of a deployment file that asks for `config`.
+
+    It leaves out settings at their defaults, unless they are among the `given` fields.
+    """
     entry: dict[str, Any] = {"repo_id": config.repo_id}
     defaults = DeploymentConfig(config.repo_id, checkpoint=config.repo_id)
     for setting, name in SETTING_NAMES.items():
         value = getattr(config, name)
-        if value != getattr(defaults, name):
-            entry[setting] = _as_written(name, value)
+        if name in given or value != getattr(defaults, name):
+            entry[setting] = as_written(name, value)
     return entry
-
-
-def _as_written(name: str, value: Any) -> Any:
-    """Return a setting's value as a person writes it."""
-    if name.endswith("_bytes"):
-        return format_exactly(value, Unit.BYTES)
-    if name.endswith("_seconds"):
-        return format_exactly(value, Unit.SECONDS)
-    return list(value) if isinstance(value, tuple) else value
 
 
 def read_text(path: Path, max_mib: int) -> str:

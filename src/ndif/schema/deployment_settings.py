@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from ndif.config.units import Unit, format_exactly
 from ndif.errors import NdifError, quoted
 from ndif.errors import problems as problems_in
 from ndif.schema.deployment import DeploymentConfig, read_task
@@ -97,6 +100,69 @@ def parse_model(name: str) -> ModelKey:
     return ModelKey(NEWEST_CLASS, name)
 
 
+@dataclass(frozen=True, slots=True)
+class DeploymentChange:
+    """The settings that an operator gives for one model. Others stay as they are where it is known."""
+
+    config: DeploymentConfig
+    """The given settings, and defaults in place of others."""
+    given: frozenset[str]
+    """Fields of `config` that were given."""
+
+    @classmethod
+    def complete(cls, config: DeploymentConfig) -> DeploymentChange:
+        """Return the change that sets every setting of a model."""
+        return cls(config, frozenset(SETTING_NAMES.values()))
+
+    def applied_to(self, known: DeploymentConfig) -> DeploymentConfig:
+        """Return the settings of a known model with the given ones changed, or raise a `SettingsError`."""
+        # A model that was scaled to no replica is wanted again.
+        base = dataclasses.replace(known, replicas=max(1, known.replicas))
+        return _with(base, {name: getattr(self.config, name) for name in self.given})
+
+
+class SettingDifference(BaseModel):
+    """A setting of a model that is another than before."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    setting: str
+    """Name of the setting in a deployment file."""
+    before: Any
+    """Value as in a deployment file; null for a default that depends on the server or the model."""
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.setting} {_text(self.before)} → {_text(self.after)}"
+
+
+def _text(value: Any) -> str:
+    """Return a setting's value in a sentence."""
+    if value is None:
+        return "default"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def differences(before: DeploymentConfig, after: DeploymentConfig) -> list[SettingDifference]:
+    """Return the settings in which two deployments of a model differ."""
+    found = []
+    for setting, name in SETTING_NAMES.items():
+        old, new = getattr(before, name), getattr(after, name)
+        if old != new:
+            written = as_written(name, old), as_written(name, new)
+            found.append(SettingDifference(setting=setting, before=written[0], after=written[1]))
+    return found
+
+
+def as_written(name: str, value: Any) -> Any:
+    """Return the value of a field as a person writes it in a deployment file."""
+    if name.endswith("_bytes"):
+        return format_exactly(value, Unit.BYTES)
+    if name.endswith("_seconds"):
+        return format_exactly(value, Unit.SECONDS)
+    return list(value) if isinstance(value, tuple) else value
+
+
 def parse_deployment(
     name: str, fields: Mapping[str, object], base: DeploymentConfig | None = None
 ) -> DeploymentConfig:
@@ -104,6 +170,19 @@ def parse_deployment(
 
     Settings that `fields` lacks are those of `base`, or the defaults. A `SettingsError` has every problem.
     """
+    key, given = _read(name, fields)
+    return _with(base or DeploymentConfig(key.repo_id, key.repo_id), given)
+
+
+def parse_change(name: str, fields: Mapping[str, object]) -> DeploymentChange:
+    """Return the change of the model `name` to the settings in `fields`, or raise a `SettingsError`."""
+    key, given = _read(name, fields)
+    config = _with(DeploymentConfig(key.repo_id, key.repo_id), given)
+    return DeploymentChange(config, frozenset(given))
+
+
+def _read(name: str, fields: Mapping[str, object]) -> tuple[ModelKey, dict[str, Any]]:
+    """Return the model `name` and the values of the settings in `fields`, or raise a `SettingsError`."""
     problems: dict[str, str] = {}
     key = settings = None
     try:
@@ -129,11 +208,14 @@ def parse_deployment(
         raise SettingsError(problems)
     if "generations" in given:
         given["generations"] = tuple(dict.fromkeys(given["generations"]))
-    if base is None:
-        base = DeploymentConfig(repo_id=key.repo_id, checkpoint=key.repo_id)
-    if given.get("checkpoint", "") is None:
-        given["checkpoint"] = base.checkpoint
-    config = dataclasses.replace(base, **given)
+    return key, given
+
+
+def _with(base: DeploymentConfig, given: Mapping[str, Any]) -> DeploymentConfig:
+    """Return `base` with these settings, or raise a `SettingsError` if they contradict each other."""
+    checkpoint = given.get("checkpoint") or base.checkpoint
+    config = dataclasses.replace(base, **{**given, "checkpoint": checkpoint})
+    problems = {}
     if config.max_replicas is not None and config.max_replicas < config.replicas:
         problems["max_replicas"] = (
             f"max_replicas is {config.max_replicas}, but replicas, the minimum, is {config.replicas}."

@@ -38,6 +38,7 @@ from ndif.queue.processor import Processor, QueuePolicy
 from ndif.schedule.expansion import LOCAL
 from ndif.schedule.source import ScheduleSource
 from ndif.schema.deployment import DeploymentConfig, OperationError
+from ndif.schema.deployment_settings import DeploymentChange
 from ndif.schema.job_record import JobRecord
 from ndif.schema.model_key import Variant
 from ndif.schema.repositories import Repositories
@@ -208,6 +209,7 @@ class Coordinator:
         """Stop the queues, and the replicas unless these outlive their leader."""
         tasks, self._tasks = self._tasks, []
         await end(tasks)
+        await self.control_plane.rollouts.stop()
         await self.fail_all()
         await self.dispatcher.stop()
         await self._usage.stop()
@@ -267,7 +269,8 @@ class Coordinator:
 
     async def _deploy(self) -> None:
         try:
-            await Deploy(deployments=tuple(self._configs)).perform(self.control_plane)
+            deployments = tuple(map(DeploymentChange.complete, self._configs))
+            await Deploy(deployments=deployments).perform(self.control_plane)
         except OperationError as error:
             logger.error("%s", error)  # noqa: TRY400 - the sentence is the message
         except Exception:

@@ -1,0 +1,266 @@
+"""Rollouts: the replicas of a model are replaced by ones with other settings."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from ndif.cluster.controller import OPERATORS, Controller
+from ndif.cluster.controller_types import ProvisionResult, ReplicaRequest
+from ndif.cluster.models import Model
+from ndif.cluster.replica import DeploymentError, Replica
+from ndif.placement.replica import DeploymentLevel, ReplicaKey
+from ndif.queue.dispatcher import Dispatcher
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.model_key import ModelKey
+from ndif.tasks import end, start
+
+logger = logging.getLogger(__name__)
+
+_WHY = f"{OPERATORS}deploys it with other settings"
+_FAILED = f"{OPERATORS}takes back settings that failed"
+_LOST = "A replica was lost while it was loaded."
+
+
+@dataclass(frozen=True, slots=True)
+class RolledOut:
+    """The result of a rollout for one generation."""
+
+    request: ReplicaRequest
+    result: ProvisionResult
+    is_down: bool = False
+    """There was no room for old and new replicas at once: none serves for a time."""
+    down_s: float | None = None
+    """Seconds of that time, as measured or else as expected; None if they are not known."""
+
+
+@dataclass(eq=False)
+class Rollouts:
+    """Replaces the replicas of models, in one rollout of a model at a time.
+
+    Where there is room for both, the old replicas serve until the new ones do. Elsewhere the old ones leave
+    first. If a new one cannot be loaded, the model has its old settings again, and its old replicas or
+    others like them. Requests that wait go on waiting in each case.
+    """
+
+    controller: Controller
+    dispatcher: Dispatcher
+    _tasks: set[asyncio.Task[list[RolledOut]]] = field(default_factory=set, init=False)
+    _turns: defaultdict[ModelKey, asyncio.Lock] = field(
+        default_factory=lambda: defaultdict(asyncio.Lock), init=False
+    )
+
+    async def roll_out(
+        self, model: Model, config: DeploymentConfig, generations: Sequence[str], *, wait: bool
+    ) -> list[RolledOut]:
+        """Give a model new settings, and replicas in these generations in place of all that it has.
+
+        Return once the new replicas have their places, or with `wait` once they serve or have failed. A
+        rollout goes on if its caller is cancelled.
+        """
+        placed: asyncio.Future[list[RolledOut]] = asyncio.get_running_loop().create_future()
+        work = self._roll_out(model, config, generations, placed)
+        task = start(work, self._tasks, f"rollout of {config.repo_id}")
+        if wait:
+            return await asyncio.shield(task)
+        await asyncio.wait([task, placed], return_when=asyncio.FIRST_COMPLETED)
+        return placed.result() if placed.done() else task.result()
+
+    async def stop(self) -> None:
+        """End every rollout where it is."""
+        await end(self._tasks)
+
+    async def _roll_out(
+        self,
+        model: Model,
+        config: DeploymentConfig,
+        generations: Sequence[str],
+        placed: asyncio.Future[list[RolledOut]],
+    ) -> list[RolledOut]:
+        model.deploying += 1
+        try:
+            async with self._turns[model.key]:
+                rollout = _Rollout(self.controller, self.dispatcher, model, config, generations)
+                with rollout.holding():
+                    return await rollout.run(placed)
+        finally:
+            model.deploying -= 1
+
+
+class _Rollout:
+    """One rollout, and the state to which it returns if it fails."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        dispatcher: Dispatcher,
+        model: Model,
+        config: DeploymentConfig,
+        generations: Sequence[str],
+    ) -> None:
+        self._controller = controller
+        self._model = model
+        self._config = config
+        self._generations = generations
+        self._before = model.config, model.generations
+        self._withdrawals = model.withdrawals
+        # An evicted replica goes on with its last requests, and has no place any more.
+        of_model = [
+            each
+            for each in controller.replicas()
+            if each.model is model and controller.cluster.find(each.placed.key) is not None
+        ]
+        self._serving = [each for each in of_model if each.serving]
+        """Old replicas that are worth their place until new ones serve."""
+        self._others = [each for each in of_model if not each.serving]
+        self._counts = Counter(
+            each.generation for each in of_model if each.placed.level is DeploymentLevel.HOT
+        )
+        self._processors = {
+            each: dispatcher.processor(model, each) for each in {*self._counts, *generations}
+        }
+        self._scales = {
+            generation: (each.least_replicas, each.desired_replicas)
+            for generation, each in self._processors.items()
+        }
+
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[None]:
+        """Have requests of the model wait meanwhile."""
+        with contextlib.ExitStack() as holds:
+            for processor in self._processors.values():
+                holds.enter_context(processor.holding())
+            yield
+
+    async def run(self, placed: asyncio.Future[list[RolledOut]]) -> list[RolledOut]:
+        """Roll out and return the result. `placed` gets what is known once the new replicas have places."""
+        model, loop = self._model, asyncio.get_running_loop()
+        model.config, model.on_demand = self._config, False
+        model.generations |= {*self._generations}
+        requests = [
+            ReplicaRequest(model, each, self._config.replicas) for each in self._generations
+        ]
+        evicted = self._evict(self._others, _WHY)
+        provided = await self._controller.deploy_beside(requests) if self._serving else None
+        down_since = down_s = None
+        if provided is None:
+            if self._serving:
+                down_since = loop.time()
+                down_s = max(model.load_s.values(), default=None)
+                logger.warning("%s is down until it is loaded with its new settings", self._name)
+            evicted += self._evict(self._serving, _WHY)
+            provided = await self._controller.deploy(requests)
+        results = [
+            RolledOut(request, _after(result, evicted), down_since is not None, down_s)
+            for request, result in zip(requests, provided, strict=True)
+        ]
+        for each in results:
+            self._adopt(each.request, each.result)
+        self._controller.dedicate(model)
+        if not placed.done():
+            placed.set_result(results)
+        results = [replace(each, result=await self._until_up(each)) for each in results]
+        if down_since is not None:
+            took_s = loop.time() - down_since
+            results = [replace(each, down_s=took_s) for each in results]
+        if self._is_overtaken:
+            return results
+        failed = next((each.result.problem for each in results if each.result.problem), None)
+        if failed is not None:
+            await self._return_from(results)
+            sentence = f"{failed} {await self._restore()}"
+            return [
+                replace(each, result=replace(each.result, replica_ids=(), problem=sentence))
+                for each in results
+            ]
+        if down_since is None:
+            left = self._evict(self._serving, _WHY)
+            results = [replace(each, result=_after(each.result, left)) for each in results]
+        self._controller.dedicate(model)
+        return results
+
+    @property
+    def _name(self) -> str:
+        return self._model.config.repo_id
+
+    @property
+    def _is_overtaken(self) -> bool:
+        """True if an operator has evicted the model since, or it turned out to be another one."""
+        return self._model.withdrawals > self._withdrawals or self._model.same_as is not None
+
+    def _evict(self, replicas: Sequence[Replica], why: str) -> tuple[ReplicaKey, ...]:
+        keys = [each.placed.key for each in replicas]
+        return self._controller.evict(replica_keys=keys, cold=True, why=why) if keys else ()
+
+    def _adopt(self, request: ReplicaRequest, result: ProvisionResult) -> None:
+        processor = self._processors[request.generation]
+        processor.least_replicas = processor.desired_replicas = request.replicas
+        processor.adopt(result.replica_ids)
+
+    async def _until_up(self, placed: RolledOut) -> ProvisionResult:
+        """Wait for replicas that have a place; return those that serve, and a problem if some do not."""
+        request, result = placed.request, placed.result
+        up, problem = [], result.problem
+        for replica_id in result.replica_ids:
+            replica = self._controller.replica(request.variant, replica_id)
+            try:
+                if replica is not None:
+                    await replica.up()
+                    up.append(replica_id)
+            except DeploymentError as error:
+                problem = str(error)
+        if len(up) < len(result.replica_ids) and problem is None:
+            problem = request.model.problems.get(request.generation, _LOST)
+        return replace(result, replica_ids=tuple(up), problem=problem)
+
+    async def _return_from(self, results: Sequence[RolledOut]) -> None:
+        """Take the new replicas away, and give the model its old settings."""
+        new = [
+            (str(each.request.variant), replica_id)
+            for each in results
+            for replica_id in each.result.replica_ids
+        ]
+        if new:
+            self._controller.evict(replica_keys=new, cold=True, why=_FAILED)
+        self._model.config, self._model.generations = self._before
+        for generation, processor in self._processors.items():
+            processor.least_replicas, processor.desired_replicas = self._scales[generation]
+            self._model.problems.pop(generation, None)
+
+    async def _restore(self) -> str:
+        """Have the old replicas, or others like them, and return the sentence that says how that ended."""
+        cluster = self._controller.cluster
+        there = Counter(
+            each.generation
+            for each in self._serving
+            if each.serving and cluster.find(each.placed.key) is not None
+        )
+        requests = [
+            ReplicaRequest(self._model, generation, count)
+            for generation, count in self._counts.items()
+            if there[generation] < count
+        ]
+        if not requests:
+            self._controller.dedicate(self._model)
+            return f"{self._name!r} serves on with the settings from before."
+        provided = await self._controller.deploy(requests)
+        for request, result in zip(requests, provided, strict=True):
+            self._adopt(request, result)
+        self._controller.dedicate(self._model)
+        results = [
+            await self._until_up(RolledOut(request, result))
+            for request, result in zip(requests, provided, strict=True)
+        ]
+        failed = next((each.problem for each in results if each.problem), None)
+        if failed is None:
+            return f"{self._name!r} was loaded again with the settings from before."
+        return f"With the settings from before it could not be loaded again: {failed}"
+
+
+def _after(result: ProvisionResult, evicted: Sequence[ReplicaKey]) -> ProvisionResult:
+    """Return a result that also names what was evicted before it."""
+    return replace(result, evicted=tuple(dict.fromkeys((*evicted, *result.evicted))))

@@ -1,0 +1,305 @@
+"""Deployments with other settings: what serves goes on serving, and settings that are not given stay."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ndif.control.operations import Deploy, parse_operation
+from ndif.host.evaluation import Measured
+from ndif.host.port import ActorError
+from ndif.placement.replica import PlacedReplica
+from ndif.schema.deployment import DeploymentConfig, OperationError
+from ndif.schema.status import Status
+from ndif.simulation.virtual_time import run
+from tests.queue.test_whole import LOAD_S, Actor, World
+from tests.waiting import virtual_time_passes as elapse
+
+NAME = "a/a"
+SERVING = DeploymentConfig(NAME, NAME, device="cuda")
+
+
+class Fussy(World):
+    """A server that knows one dtype by name alone, and cannot load another."""
+
+    async def _size(self, config: DeploymentConfig, generation: str) -> Measured:
+        if config.dtype == "float33":
+            raise ActorError("There is no dtype 'float33'")
+        measured = await super()._size(config, generation)
+        return replace(measured, size_bytes=10_000) if config.dtype == "float64" else measured
+
+    def _make(self, config: DeploymentConfig, generation: str, place: PlacedReplica) -> Actor:
+        broken = frozenset({NAME}) if config.dtype == "float8" else frozenset()
+        actor = self.actors[place.key] = self.kind(place, self.memory, broken)
+        return actor
+
+
+def fussy(folder: Path, test: Callable[[Fussy], Any], *, size: int, gpus: int) -> None:
+    """Run a test on a model that serves while a job is sent every second; each of them must be run."""
+
+    async def main() -> None:
+        async with Fussy(folder, {NAME: size}, gpus=gpus) as world:
+            await world.operations.deploy([SERVING], None, wait=True, sync=False)
+            sent: list[str] = []
+
+            async def keep_busy() -> None:
+                while True:
+                    sent.append(await world.send(NAME, 0.5, hotswapping=False))
+                    await elapse(1)
+
+            busy = asyncio.create_task(keep_busy())
+            try:
+                await test(world)
+                await elapse(5)
+            finally:
+                busy.cancel()
+            ended = await world.until_ended(*sent)
+            assert {each.status for each in ended} == {Status.COMPLETED}
+            assert (await world.operations.status())["problems"] == []
+
+    run(main())
+
+
+async def deploy(world: World, wait: bool = True, **settings: Any) -> Any:
+    """Deploy the model with these settings, and no others, as a client of the server does."""
+    fields = {"deployments": [{"repo_id": NAME, **settings}], "wait": wait}
+    return (await parse_operation(Deploy, fields).perform(world.operations))["models"][0]
+
+
+def replica_of(world: World) -> str:
+    """Return the id of the replica that takes requests, beside those that end."""
+    placed = {each.key for each in world.controller.cluster.replicas()}
+    (replica,) = (each for each in world.of(NAME) if each.serving and each.placed.key in placed)
+    return replica.placed.replica_id
+
+
+def test_old_replica_serves_until_the_new_one_does(tmp_path: Path) -> None:
+    async def test(world: Fussy) -> None:
+        old = replica_of(world)
+        deploying = asyncio.create_task(deploy(world, dtype="float32"))
+        await elapse(LOAD_S / 2)
+        assert replica_of(world) == old
+        told = await deploying
+        assert told["changes"] == [{"setting": "dtype", "before": "auto", "after": "float32"}]
+        assert [each["replica_id"] for each in told["evicted"]] == [old]
+        assert told["replicas"] == [replica_of(world)] != [old]
+        assert (told["problem"], told["is_down"], told["down_s"]) == (None, False, None)
+
+    fussy(tmp_path, test, size=60, gpus=2)
+
+
+def test_old_replica_leaves_first_where_there_is_no_room_for_both(tmp_path: Path) -> None:
+    async def test(world: Fussy) -> None:
+        told = await deploy(world, dtype="float32")
+        assert told["replicas"] == [replica_of(world)]
+        assert told["is_down"]
+        assert LOAD_S <= told["down_s"] <= LOAD_S + 5
+
+    fussy(tmp_path, test, size=90, gpus=1)
+
+
+def test_an_answer_that_does_not_wait_tells_the_expected_pause(tmp_path: Path) -> None:
+    async def test(world: Fussy) -> None:
+        (model,) = world.controller.models
+        model.load_s["0.8"] = 17.0
+        told = await deploy(world, wait=False, dtype="float32")
+        assert (told["is_down"], told["down_s"]) == (True, 17.0)
+        await elapse(LOAD_S + 5)
+        assert told["replicas"] == [replica_of(world)]
+
+    fussy(tmp_path, test, size=90, gpus=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"dtype": "float33"}, "There is no dtype 'float33'"),
+        ({"dtype": "float64"}, "the largest node, here, has"),
+        ({"dtype": "float64", "device": "cpu"}, "the largest node, here, has"),
+    ],
+)
+def test_settings_that_cannot_work_take_nothing_away(
+    settings: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    async def test(world: Fussy) -> None:
+        old = replica_of(world)
+        told = await deploy(world, **settings)
+        assert reason in told["problem"]
+        assert told["problem"].endswith("'a/a' serves on with the settings from before.")
+        assert (told["replicas"], told["evicted"], told["changes"]) == ([old], [], [])
+        assert replica_of(world) == old
+        (model,) = world.controller.models
+        assert model.config == SERVING
+
+    fussy(tmp_path, test, size=60, gpus=1)
+
+
+def test_a_device_that_there_is_none_of_is_refused() -> None:
+    with pytest.raises(OperationError, match=r"device must be auto, cpu, cuda, or one GPU"):
+        parse_operation(Deploy, {"deployments": [{"repo_id": NAME, "device": "gpu"}]})
+
+
+@pytest.mark.parametrize(
+    ("size", "gpus", "ends"),
+    [
+        (60, 2, "'a/a' serves on with the settings from before."),
+        (90, 1, "'a/a' was loaded again with the settings from before."),
+    ],
+)
+def test_old_settings_come_back_when_new_ones_cannot_be_loaded(
+    size: int, gpus: int, ends: str, tmp_path: Path
+) -> None:
+    async def test(world: Fussy) -> None:
+        told = await deploy(world, dtype="float8", replicas=1, dedicated=True)
+        assert "it is broken" in told["problem"]
+        assert told["problem"].endswith(ends)
+        assert (told["replicas"], told["changes"]) == ([], [])
+        (model,) = world.controller.models
+        assert model.config == SERVING
+        assert world.levels(NAME) == ["HOT"]
+        (again,) = await world.operations.deploy([SERVING], None, wait=True, sync=False)
+        assert again["replicas"] == [replica_of(world)]
+        assert again["evicted"] == []
+
+    fussy(tmp_path, test, size=size, gpus=gpus)
+
+
+def test_a_model_that_is_evicted_while_it_is_replaced_does_not_come_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Fussy(tmp_path, {NAME: 90}) as world:
+            await world.operations.deploy([SERVING], None, wait=True, sync=False)
+            deploying = asyncio.create_task(deploy(world, dtype="float8"))
+            await elapse(LOAD_S / 2)
+            await world.operations.evict(NAME, None, cold=True)
+            assert (await deploying)["replicas"] == []
+            await elapse(2 * LOAD_S)
+            assert world.of(NAME) == []
+
+    run(main())
+
+
+def test_deployments_of_one_model_follow_each_other(tmp_path: Path) -> None:
+    async def test(world: Fussy) -> None:
+        deploying = []
+        for dtype in ("float32", "float16", "bfloat16"):
+            deploying.append(asyncio.create_task(deploy(world, dtype=dtype)))
+            await elapse(3)  # it is checked, and the first of them loads
+        answers = await asyncio.gather(*deploying)
+        assert [each["problem"] for each in answers] == [None] * 3
+        (model,) = world.controller.models
+        assert model.config.dtype == "bfloat16"
+        assert answers[2]["replicas"] == [replica_of(world)]
+
+    fussy(tmp_path, test, size=60, gpus=2)
+
+
+def test_sync_takes_nothing_away_for_what_cannot_be_loaded(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Fussy(tmp_path, {NAME: 20, "a/b": 20}) as world:
+            other = DeploymentConfig("a/b", "a/b")
+            await world.operations.deploy([SERVING, other], None, wait=True, sync=False)
+            wrong = replace(SERVING, dtype="float33")
+            (told,) = await world.operations.deploy([wrong], None, wait=True, sync=True)
+            assert "float33" in told["problem"]
+            assert world.levels("a/b") == ["HOT"]
+
+    run(main())
+
+
+def test_settings_that_are_not_given_stay(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {NAME: 20}, gpus=2) as world:
+            first = await deploy(world, dedicated=True, replicas=2, max_replicas=3)
+            assert first["changes"] == []
+            again = await deploy(world)
+            assert again["changes"] == []
+            assert sorted(again["replicas"]) == sorted(first["replicas"])
+            (model,) = world.controller.models
+            assert (model.config.dedicated, model.config.replicas) == (True, 2)
+            told = await deploy(world, dedicated=False, replicas=1)
+            assert told["changes"] == [
+                {"setting": "replicas", "before": 2, "after": 1},
+                {"setting": "dedicated", "before": True, "after": False},
+            ]
+            assert len(told["replicas"]) == 1
+            with pytest.raises(OperationError, match="max_replicas is 3, but replicas"):
+                await deploy(world, replicas=4)
+
+    run(main())
+
+
+def test_with_sync_settings_that_are_not_given_are_the_defaults(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {NAME: 20}, gpus=2) as world:
+            await deploy(world, dedicated=True, replicas=2)
+            fields = {"deployments": [NAME], "wait": True, "sync": True}
+            answer = await parse_operation(Deploy, fields).perform(world.operations)
+            (told,) = answer["models"]
+            assert [each["setting"] for each in told["changes"]] == ["replicas", "dedicated"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("dedicated", [False, True])
+def test_a_name_that_does_not_exist_leaves_nothing(dedicated: bool, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {}) as world:
+            world.keep_up()
+            told = await deploy(world, dedicated=dedicated)
+            assert "there is no such repository" in told["problem"]
+            await elapse(90)
+            status = await world.operations.status()
+            assert (status["problems"], status["models"]) == ([], [])
+
+    run(main())
+
+
+def test_every_key_may_use_a_deployed_model_while_it_is_loaded(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {NAME: 20}) as world:
+            deploying = asyncio.create_task(deploy(world))
+            await elapse(LOAD_S / 2)  # it is loading
+            early = await world.send(NAME, hotswapping=False)
+            await deploying
+            late = await world.send(NAME, hotswapping=False)
+            ended = await world.until_ended(early, late)
+            assert {each.status for each in ended} == {Status.COMPLETED}
+            other = await world.send(NAME, hotswapping=False, generation="0.7")
+            (refused,) = await world.until_ended(other)
+            await world.operations.evict(NAME, None, cold=False)
+            (evicted,) = await world.until_ended(await world.send(NAME, hotswapping=False))
+            assert (
+                "loaded for clients of nnsight 0.8 now, not for those of 0.7" in refused.description
+            )
+            assert "no model is deployed on this server now" in evicted.description
+
+    run(main())
+
+
+def test_a_job_of_every_key_survives_the_loss_of_a_deployed_model(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {NAME: 20}) as world:
+            await deploy(world)
+            running = await world.send(NAME, 10.0, hotswapping=False)
+            await elapse(1)
+            (actor,) = world.actors.values()
+            actor.die()
+            (ended,) = await world.until_ended(running)
+            assert ended.status is Status.COMPLETED
+
+    run(main())
+
+
+def test_a_model_that_users_have_loaded_is_not_open_to_every_key(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {NAME: 20}) as world:
+            await world.until_ended(await world.send(NAME))
+            (refused,) = await world.until_ended(await world.send(NAME, hotswapping=False))
+            assert "takes the right `hotswapping`" in refused.description
+
+    run(main())
