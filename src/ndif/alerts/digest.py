@@ -69,7 +69,7 @@ def _jobs(day: Day) -> list[str]:
         by_model[job.model].append(job)
     ranked = sorted(by_model.items(), key=lambda one: (-len(one[1]), one[0]))
     for model, jobs in ranked[:_TOP]:
-        failed = sum(job.status != "COMPLETED" for job in jobs)
+        failed = sum(job.is_error for job in jobs)
         took = format_duration(sum(job.execution_s for job in jobs))
         found.append(f"• {model}: {len(jobs)} jobs, {failed} of them failed, {took} of execution")
     if len(ranked) > _TOP:

@@ -23,6 +23,7 @@ from ndif.alerts.delivery import Delivery, open_destinations
 from ndif.alerts.incidents import Book, Event, Timing
 from ndif.alerts.messages import about, described, digest_message, test_message
 from ndif.config.settings import Settings
+from ndif.schema.job_record import NO_ERRORS
 from ndif.stores.accounts import AccountsAwayError
 from ndif.stores.broker import BrokerError
 from ndif.stores.events import EventLog, Kind
@@ -244,7 +245,7 @@ def counted() -> Counts:
     for labels, value in _samples(metrics.JOBS):
         model = labels["model"]
         ended[model] = ended.get(model, 0.0) + value
-        if labels["status"] != "COMPLETED":
+        if labels["status"] not in NO_ERRORS:
             failed[model] = failed.get(model, 0.0) + value
     evicted: dict[str, float] = {}
     for labels, value in _samples(metrics.EVICTIONS):

@@ -196,11 +196,12 @@ def _rendered(jobs: list[dict[str, Any]]) -> RenderableType:
             f"{elapsed(job['received'])} ago",
             duration(job["execution_s"]) if job["ended"] else "",
             format_size(job["result_bytes"]) if job["ended"] else "",
+            job.get("reason") or "",  # which a server of an older version does not tell
         )
         for job in jobs
     ]
     of_user = ["user"] if has_users else []
-    headings = ("job", *of_user, "model", "state", "received", "ran", "result")
+    headings = ("job", *of_user, "model", "state", "received", "ran", "result", "")
     return table("Jobs", headings, rows)
 
 

@@ -72,7 +72,9 @@ def _rendered(trace: Mapping[str, Any]) -> RenderableType:
             _milliseconds(step["end"] - step["start"]),
             bar(step["start"] - begin, step["end"] - begin, end - begin),
         )
-    total = Text(f"{_milliseconds(end - begin)} in all")
+    # A server of an older version tells no reason.
+    why = f"; {trace['reason']}" if trace.get("reason") else ""
+    total = Text(f"{_milliseconds(end - begin)} in all{why}")
     return Group(title, made, total)
 
 

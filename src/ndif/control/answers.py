@@ -421,8 +421,9 @@ class OwnJob(BaseModel):
     model: str
     """Repository, and the revision behind an `@` where one was named."""
     generation: str
-    status: Status | Literal["ENDED"]
-    """ENDED: the process that ran it is gone."""
+    status: Status | Literal["CANCELLED", "ENDED"]
+    """CANCELLED: its user or an operator ended it, or its client left. ENDED: the process that ran it is
+    gone."""
     received: float | None
     dispatched: float | None
     """Unix time at which it was sent to a replica; null if it never was."""
@@ -433,7 +434,9 @@ class OwnJob(BaseModel):
     expected_start_s: float | None = None
     """Seconds until a job that waits may start; null where none has run yet."""
     execution_s: float | None = None
-    """Seconds that the block of an ended job ran."""
+    """Seconds that the block of an ended job ran, whoever ended it."""
+    reason: str | None = None
+    """The sentence for which a job was cancelled; empty for one that was not."""
     result_bytes: int | None = None
     """Size of an ended job's result, as it was sent or downloaded."""
 
@@ -465,6 +468,7 @@ OWN_JOBS: list[dict[str, Any]] = [
         "dispatched": _SOME_TIME - 59,
         "ended": _SOME_TIME - 58,
         "execution_s": 0.31,
+        "reason": "",
         "result_bytes": 4096,
     },
 ]
@@ -502,8 +506,11 @@ class OwnTrace(BaseModel):
     model: str
     """Repository, and the revision behind an `@` where one was named."""
     generation: str
-    status: Status | Literal["ENDED"]
-    """ENDED: the process that ran it is gone."""
+    status: Status | Literal["CANCELLED", "ENDED"]
+    """CANCELLED: its user or an operator ended it, or its client left. ENDED: the process that ran it is
+    gone."""
+    reason: str
+    """The sentence for which a job was cancelled; empty for one that was not."""
     received: float
     ended: float | None
     """Null for a job that waits or runs."""
@@ -518,6 +525,7 @@ OWN_TRACE: dict[str, Any] = {
     "model": "openai-community/gpt2",
     "generation": "0.8",
     "status": "COMPLETED",
+    "reason": "",
     "received": _SOME_TIME,
     "ended": _SOME_TIME + 0.45,
     "traceparent": "",
@@ -553,7 +561,7 @@ class UsageTotal(BaseModel):
     """The user, the model, or the day as YYYY-MM-DD in UTC."""
     jobs: int
     errors: int
-    """Jobs among them that did not complete."""
+    """Jobs among them that failed."""
     execution_s: float
     result_bytes: int
 

@@ -28,7 +28,7 @@ from ndif.host.port import (
     ReplicaLostError,
     RequestRunner,
 )
-from ndif.schema.job_record import JobRecord
+from ndif.schema.job_record import CANCELLED, JobRecord
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
@@ -170,6 +170,10 @@ class _Life:
     """The watch over its live client."""
     dispatched: float | None = None
     """Unix seconds of the last time that it was sent to a replica."""
+    running: float | None = None
+    """Unix seconds since which its block runs on that replica, as far as this process was told."""
+    unanswered_s: float = 0.0
+    """Seconds of runs that ended without a response, for which the user is charged."""
     end: Response | None = None
     """Terminal response, which may yet have to be delivered."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -289,7 +293,7 @@ class RequestLifecycle:
         self._move(life, Event.DISPATCH)
         if self.by is Party.QUEUE:
             self.broker.note_attempts(request, life.losses + 1)
-        life.dispatched = time.time()
+        life.dispatched, life.running = time.time(), None
         life.actor = actor
         try:
             if life.cancelled is not None:
@@ -325,6 +329,8 @@ class RequestLifecycle:
         if self.by is Party.REPLICA:
             self._forget(life)
             return False
+        if isinstance(error, ReplicaLostError) and not isinstance(error, ReplicaEvictedError):
+            life.unanswered_s += _since_start(life)
         self._move(life, Event.GIVE_BACK)
         if isinstance(error, NotSharedError):
             reason = life.cancelled
@@ -356,6 +362,11 @@ class RequestLifecycle:
         life = self._leave_for_good(request, response)
         if life is None:
             return self._ended.get(request.id, response)
+        if response.meta is None and life.running is not None:
+            # Its runner was ended, and did not say how long the block had run.
+            ran_s = round(max(0.0, life.since - life.running), 6)
+            response = replace(response, meta={"peak_memory": 0, "execution_time": ran_s})
+            life.end = response
         if self.by is Party.REPLICA:
             # The process that leads may hear of the end by the very message that its client has.
             response = replace(response, steps=life.steps.all)
@@ -364,7 +375,10 @@ class RequestLifecycle:
     async def fail(self, request: Request, reason: str) -> None:
         """End a request as an ERROR, even if the caller is cancelled meanwhile."""
         response = Response(request.id, Status.ERROR, reason)
+        life = self._lives.get(request.id)
+        ran_s = 0.0 if life is None or life.state not in RUNS else _since_start(life)
         if (life := self._leave_for_good(request, response)) is not None:
+            life.unanswered_s += ran_s
             await asyncio.shield(self._spawn(self._end(life, response), f"end of {request.id}"))
 
     async def release(self, request: Request) -> None:
@@ -450,6 +464,8 @@ class RequestLifecycle:
         if life.state is before:
             return
         now = time.time()
+        if life.state is Status.RUNNING:
+            life.running = now
         left = Status.RECEIVED if before is None else before
         if self.by is Party.QUEUE:
             metrics.status_left(life.request, left, max(0.0, now - life.since))
@@ -660,23 +676,35 @@ def _times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
 
 
+def _since_start(life: _Life) -> float:
+    """Return the seconds since a request's block began to run, or at least was sent to a replica."""
+    began = life.dispatched if life.running is None else life.running
+    return 0.0 if began is None else max(0.0, time.time() - began)
+
+
 def _record_of(life: _Life, response: Response | None, now: float) -> JobRecord:
     """Return the record of a request that has ended; with no response, nobody here knows how."""
     request = life.request
+    status, reason = "ENDED", ""
+    if response is not None:
+        status = response.status.value
+        if response.status is Status.ERROR and response.description in (life.cancelled, _LEFT):
+            status, reason = CANCELLED, response.description
     return JobRecord(
         id=request.id,
         user=request.user,
         key=request.key,
         model=request.model.label,
         generation=request.generation,
-        status="ENDED" if response is None else response.status.value,
+        status=status,
         received=request.received,
         dispatched=life.dispatched,
         ended=now,
-        execution_s=0.0 if response is None else response.execution_s,
+        execution_s=life.unanswered_s + (0.0 if response is None else response.execution_s),
         result_bytes=0 if response is None else response.result_bytes,
         steps=life.steps.all,
         traceparent=request.traceparent,
+        reason=reason,
     )
 
 

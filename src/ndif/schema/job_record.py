@@ -8,6 +8,11 @@ from typing import Any
 
 from ndif.schema.step import Step, steps_from
 
+CANCELLED = "CANCELLED"
+"""The status of a job that its user or an operator ended, or whose client left."""
+NO_ERRORS = ("COMPLETED", CANCELLED)
+"""Statuses of jobs that did not fail."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
@@ -22,20 +27,27 @@ class JobRecord:
     """Repository, and the revision behind an `@` where one was named."""
     generation: str
     status: str
-    """COMPLETED or ERROR; ENDED where the process that ran it is gone."""
+    """COMPLETED, ERROR or CANCELLED; ENDED where the process that ran it is gone."""
     received: float
     """Unix seconds, as all times here."""
     dispatched: float | None
     """Time of its last dispatch to a replica; None if it never was."""
     ended: float
     execution_s: float
-    """Seconds that its block ran."""
+    """Seconds that its block ran, whoever ended it."""
     result_bytes: int
     """Size of its result, as it was sent or downloaded."""
     steps: tuple[Step, ...] = ()
     """The steps of its life that its processes recorded."""
     traceparent: str = ""
     """The trace of which its client's request was a part, as W3C Trace Context has it; empty for none."""
+    reason: str = ""
+    """The sentence for which a CANCELLED job was ended; empty for others."""
+
+    @property
+    def is_error(self) -> bool:
+        """Return True if the job failed."""
+        return self.status not in NO_ERRORS
 
     def as_fields(self) -> dict[str, Any]:
         """Return the fields as JSON has them."""

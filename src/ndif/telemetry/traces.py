@@ -83,7 +83,7 @@ def spans_of(record: JobRecord) -> Iterator[ReadableSpan]:
         "ndif.nnsight": record.generation,
         "ndif.status": record.status,
     }
-    code = StatusCode.OK if record.status == "COMPLETED" else StatusCode.ERROR
+    code = StatusCode.ERROR if record.is_error else StatusCode.OK
     yield _span(whole, root, remote or None, attributes, Status(code))
     contexts = {step: _context(trace_id) for step in record.steps}
     for step, context in contexts.items():

@@ -13,13 +13,13 @@ from deploy.grafana.make.prometheus.queries import (
     share,
 )
 
-_FAILED = rate("ndif_jobs_total", f'{OF_MODEL}, status!="COMPLETED"', "model")
+_FAILED = rate("ndif_jobs_total", f'{OF_MODEL}, status!~"COMPLETED|CANCELLED"', "model")
 _ENDED = rate("ndif_jobs_total", OF_MODEL, "model")
 _ACCEPTED = rate("ndif_submitted_bytes_count", HERE)
 
 BY_STATUS = Panel(
     "Jobs that end, by status",
-    "COMPLETED, ERROR, or ENDED where the process that ran it was gone.",
+    "COMPLETED, ERROR, CANCELLED, or ENDED where the process that ran it was gone.",
     "suffix:jobs/s",
     {"{{status}}": rate("ndif_jobs_total", OF_MODEL, "status")},
     is_stacked=True,

@@ -62,7 +62,7 @@ def intervals_of(records: Iterable[JobRecord], since: float, step_s: float) -> l
         Interval(
             start,
             len(jobs),
-            sum(job.status != "COMPLETED" for job in jobs),
+            sum(job.is_error for job in jobs),
             Counter(class_of(job.ended - job.received) for job in jobs),
             Counter(
                 class_of(job.dispatched - job.received)

@@ -25,7 +25,7 @@ class Total:
     """The user, the model, or the day as YYYY-MM-DD in UTC."""
     jobs: int
     errors: int
-    """Jobs among them that did not complete."""
+    """Jobs among them that failed."""
     execution_s: float
     result_bytes: int
 
@@ -86,8 +86,7 @@ def in_order(by: Group, totals: list[Total]) -> list[Total]:
 
 def total_of(record: JobRecord) -> Total:
     """Return the sum over one job."""
-    errors = int(record.status != "COMPLETED")
-    return Total("", 1, errors, record.execution_s, record.result_bytes)
+    return Total("", 1, int(record.is_error), record.execution_s, record.result_bytes)
 
 
 def added(parts: Sequence[Total], name: str) -> Total:

@@ -25,7 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ndif.schema.job_record import JobRecord
+from ndif.schema.job_record import NO_ERRORS, JobRecord
 from ndif.stores.accounts.port import AccountsAwayError, KeysError
 from ndif.stores.accounts.sql.database import Database
 from ndif.stores.accounts.sql.tables import JOBS, USAGE
@@ -108,7 +108,7 @@ class UsageTables:
             place = _whole(connection, JOBS.c.ended / literal_column(repr(step_s))).label("place")
             total = _class_of(JOBS.c.ended - JOBS.c.received).label("total")
             wait = _class_of(JOBS.c.dispatched - JOBS.c.received).label("wait")
-            errors = func.sum(case((JOBS.c.status != "COMPLETED", 1), else_=0))
+            errors = func.sum(case((JOBS.c.status.in_(NO_ERRORS), 0), else_=1))
             chosen = (
                 select(place, total, wait, func.count(), errors)
                 .where(JOBS.c.ended >= since)

@@ -17,6 +17,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    Text,
     false,
 )
 
@@ -94,6 +95,7 @@ JOBS = Table(
     Column("result_bytes", BigInteger, nullable=False),
     # Lists of a step's fields.
     Column("steps", JSON(none_as_null=True)),
+    Column("reason", Text, nullable=False, server_default=""),
     Column("traceparent", String(55), nullable=False, server_default=""),
     Index(None, "user", "ended"),
     Index(None, "ended"),
