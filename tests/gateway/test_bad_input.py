@@ -912,13 +912,19 @@ PATHS = [
 def test_no_path_leads_out_of_the_store(server: LocalServer, route: str, path: str) -> None:
     for query in ("", "?expires=9999999999&signature=0"):
         status, body = get_raw(server, f"/{route}/{path}{query}")
+        if status == 200:  # a client of 0.8 would ask again and again after 404
+            assert (route, body["status"]) == ("response", "ERROR")
+            assert "is not the id of a job" in body["description"]
+            continue
         assert status == 404
         assert list(body) == ["detail"]
         assert len(sentence(body["detail"])) < 1000
 
 
-def test_an_unknown_job_is_404(server: LocalServer) -> None:
-    text = refused(httpx.get(f"{server.url}/response/{UNKNOWN}"), 404)
+def test_an_unknown_job_has_failed(server: LocalServer) -> None:
+    answer = httpx.get(f"{server.url}/response/{UNKNOWN}")
+    assert (answer.status_code, answer.json()["status"]) == (200, "ERROR")
+    text = sentence(answer.json()["description"])
     assert f"No job {UNKNOWN} is known here" in text
     assert "blocking=False" in text
 

@@ -295,7 +295,6 @@ def test_the_answers_of_a_server_are_as_they_are_described(
             assert answer.status_code == 400, answer.text
             holds(described, "/usage", answer)
         refusals = {
-            "/response/{id}": http.get("/response/nobody"),
             "/results/{id}": http.get(f"/results/{received['id']}"),
             "/requests/{id}": http.get("/requests/0d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21"),
             "/request": http.post("/request"),

@@ -10,9 +10,15 @@ from starlette.applications import Starlette
 
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.results import ResponseRoute
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.request import Request, Wire
+from ndif.schema.response import Response, StoredResult
 from ndif.schema.status import Status
 from ndif.stores.accounts import OpenAccounts
+from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import FileStore, ObjectStoreError
+from ndif.stores.objects.port import end_key, result_key
+from ndif.stores.responder import Responder, StoredResponse, last_response
 from tests.on_loop import on_loop
 
 
@@ -37,14 +43,41 @@ async def get_response(store: FileStore, job: str) -> httpx.Response:
 
 
 @on_loop
-async def test_a_known_job_is_answered_and_an_unknown_one_is_404(tmp_path: Path) -> None:
+async def test_a_known_job_is_answered_and_an_unknown_one_has_failed(tmp_path: Path) -> None:
     store, job = FileStore(tmp_path, 60), str(uuid.uuid4())
-    unknown = await get_response(store, job)
-    assert unknown.status_code == 404
-    assert "for 1m." in unknown.json()["detail"]
+    for unknown in (job, "nobody"):
+        answer = await get_response(store, unknown)
+        assert answer.status_code == 200
+        assert (answer.json()["id"], answer.json()["status"]) == (unknown, "ERROR")
+    assert "is not the id of a job" in answer.json()["description"]
+    assert "for 1m." in (await get_response(store, job)).json()["description"]
     await store.put(f"responses/{job}.json", b'{"id": 1, "status": "RUNNING"}')
     known = await get_response(store, job)
     assert (known.status_code, known.json()) == (200, {"id": 1, "status": "RUNNING"})
+
+
+@on_loop
+async def test_a_result_whose_time_is_over_is_an_error_that_says_until_when(tmp_path: Path) -> None:
+    result_ttl_s, day_s = 3600.0, 86_400.0
+    store = FileStore(tmp_path, result_ttl_s, response_ttl_s=7 * day_s)
+    request = Request(
+        DeploymentConfig("a/a", "a/a").key, "0.8", Wire.ENVELOPE, b"", False, "http://here"
+    )
+    url = store.url(result_key(request.id), "http://here")
+    end = Response(request.id, Status.COMPLETED, "Done.", StoredResult(url, 7))
+    await Responder(MemoryBroker(), store).respond(request, end)
+    fresh = (await get_response(store, request.id)).json()
+    assert fresh == {"id": request.id, "status": "COMPLETED", "description": "Done.", "data": url}
+    kept = await last_response(store, request.id)
+    assert kept is not None
+    assert kept.expires is not None
+    # A day later.
+    past = StoredResponse(kept.fields, kept.user, kept.expires - day_s)
+    await store.put(end_key(request.id), past.encode())
+    late = (await get_response(store, request.id)).json()
+    assert late["status"] == "ERROR"
+    assert "was kept until 20" in late["description"]
+    assert "1h after its end. Send the job again." in late["description"]
 
 
 @on_loop

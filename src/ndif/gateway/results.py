@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,9 @@ from ndif.gateway.openapi import (
     answer,
 )
 from ndif.host.request_lifecycle import RUNS
+from ndif.schema import wires
 from ndif.schema.payload import ZSTD_MAGIC
+from ndif.schema.response import Response as Update
 from ndif.schema.status import Status
 from ndif.stores.accounts import Accounts
 from ndif.stores.objects import FileStore, ObjectStore
@@ -67,12 +71,12 @@ _RESPONSE = Description(
     "jobs",
     "The last update of a job",
     {200: answer(JobUpdate, "The job's state.", example=_COMPLETED)},
-    "Only jobs that were sent without a live channel (`blocking=False`) are kept for this.",
+    "Only jobs that were sent without a live channel (`blocking=False`) are kept for this. A job that is "
+    "not known has an ERROR that says so: clients of 0.8 take 404 for a job that is not there yet.",
     parameters=(_ID,),
     refusals={
         401: "The API key is missing or unknown.",
         403: "The job is another user's.",
-        404: "No such job is known.",
         429: "Too many wrong keys came from this address.",
         503: "The server cannot reach its stores.",
     },
@@ -125,8 +129,10 @@ class ResponseRoute:
 
     async def response(self, http: Request) -> Response:
         """Answer with the job's last response: what the responder stored, or what the queue knows now."""
-        request_id = job_id_of(http)
+        request_id: str = http.path_params["id"]
         account = await self.accounts.account(caller_of(http))
+        if not is_job_id(request_id):
+            return _error(request_id[:64], f"{request_id[:64]!r} is not the id of a job.")
         kept = await last_response(self.store, request_id)
         stored = None if kept is None else kept.status
         if stored is None or not stored.terminal:
@@ -140,8 +146,9 @@ class ResponseRoute:
                 fields, user = ({}, now.user) if kept is None else (kept.fields, kept.user)
                 kept = StoredResponse({**fields, **now.fields}, user)
         if kept is None:
-            raise HttpError(
-                404,
+            # A job is stored before its client has its id: it does not come later.
+            return _error(
+                request_id,
                 f"No job {request_id} is known here. Only jobs sent with blocking=False are kept, for "
                 f"{format_duration(self.store.response_ttl_s)}.",
             )
@@ -149,7 +156,19 @@ class ResponseRoute:
             raise HttpError(
                 403, f"The job {request_id} is another user's: use the key that sent it."
             )
+        if kept.expires is not None and kept.expires < time.time():
+            until = datetime.fromtimestamp(kept.expires, timezone.utc)
+            return _error(
+                request_id,
+                f"The result of the job {request_id} was kept until {until:%Y-%m-%d %H:%M} UTC, "
+                f"{format_duration(self.store.ttl_s)} after its end. Send the job again.",
+            )
         return JSONResponse(kept.fields)
+
+
+def _error(request_id: str, reason: str) -> Response:
+    """Return the end of a job for a client that polls, in a form that both wires read."""
+    return JSONResponse(wires.envelope_fields(Update(request_id, Status.ERROR, reason)))
 
 
 @dataclass(frozen=True)

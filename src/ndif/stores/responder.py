@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from ndif.schema import wires
 from ndif.schema.callback import callback_for, is_told
 from ndif.schema.request import Request
-from ndif.schema.response import Response
+from ndif.schema.response import Response, StoredResult
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker, BrokerError
 from ndif.stores.callbacks import CallbackQueue
@@ -24,8 +24,8 @@ from ndif.tasks import start
 
 logger = logging.getLogger(__name__)
 
-_USER = "user"
-"""Field of a stored response that no client is sent."""
+_USER, _EXPIRES = "user", "expires"
+"""Fields of a stored response that no client is sent."""
 _MAX_TOLD = 10_000
 """Jobs whose last status is remembered; that of others may be told twice."""
 DEFERRABLE = (Status.QUEUED, Status.DISPATCHED, Status.RUNNING)
@@ -195,7 +195,7 @@ class Responder:
 
     async def _keep(self, request: Request, response: Response) -> None:
         """Store a response for the client's next poll."""
-        content = StoredResponse.of(request, response).encode()
+        content = StoredResponse.of(request, response, self._objects.ttl_s).encode()
         key = (end_key if response.status.terminal else update_key)(request.id)
         try:
             await self._objects.put(key, content, soon=not response.status.terminal)
@@ -223,6 +223,8 @@ class StoredResponse:
     """The JSON object that clients are sent."""
     user: str
     """The user whose key sent the job; empty if none did."""
+    expires: float | None = None
+    """Unix time until which the job's result is kept; None without one."""
 
     @property
     def status(self) -> Status:
@@ -230,21 +232,24 @@ class StoredResponse:
         return Status(self.fields["status"])
 
     @classmethod
-    def of(cls, request: Request, response: Response) -> StoredResponse:
-        """Return a response to a request's client, for whoever sent that."""
+    def of(cls, request: Request, response: Response, kept_s: float = 0.0) -> StoredResponse:
+        """Return a response to a request's client, for whoever sent that; results are kept so long."""
         # Without a key that was verified, nobody can be told from others when the job is asked for.
-        return cls(wires.fields(request, response), request.user if request.key else "")
+        user = request.user if request.key else ""
+        expires = time.time() + kept_s if isinstance(response.data, StoredResult) else None
+        return cls(wires.fields(request, response), user, expires)
 
     @property
     def record(self) -> dict[str, Any]:
         """Return it as one JSON object."""
-        return {**self.fields, _USER: self.user} if self.user else self.fields
+        unsent = {_USER: self.user or None, _EXPIRES: self.expires}
+        return self.fields | {name: value for name, value in unsent.items() if value is not None}
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> StoredResponse:
         """Return what `record` was made of."""
         fields = dict(record)
-        return cls(fields, fields.pop(_USER, ""))
+        return cls(fields, fields.pop(_USER, ""), fields.pop(_EXPIRES, None))
 
     def encode(self) -> bytes:
         """Return it as an object of the store."""
