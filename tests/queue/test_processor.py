@@ -83,6 +83,7 @@ class Replica:
     cancelled: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
 
     async def start(self, progress: Callable[[int, int], None]) -> None:
+        progress(3 << 30, 13 << 30)
         if self.may_start is not None:
             await self.may_start.wait()
         if self.reason is not None:
@@ -390,6 +391,35 @@ async def test_the_first_request_hears_every_step_in_order(tmp_path: Path) -> No
     ]
     assert all(response.id == client.request.id for response in client.told)
     assert "nnsight 0.8" in client.told[2].description
+
+
+@pytest.mark.parametrize("polled", [False, True])
+@on_virtual_loop
+async def test_a_client_is_told_how_far_its_model_is_loaded(tmp_path: Path, polled: bool) -> None:
+    may_start = asyncio.Event()
+    async with a_line(tmp_path, may_start=may_start, update_interval_s=OFTEN_S) as line:
+        line.processor.model.load_s["0.8"] = 21.0
+        first = await line.join(polled=polled)
+        await elapse(5 * OFTEN_S)
+        late = await line.join(polled=polled)
+        await elapse(5 * OFTEN_S)
+        expected = (
+            "The model is being loaded for nnsight 0.8: 3GiB of 13GiB are read (the last time it took "
+            "21s). Your job is number {} in the queue for org/name."
+        )
+        if not polled:
+            may_start.set()
+        for number, client in enumerate((first, late), start=1):
+            if polled:
+                told = await client.polls()
+                assert told["status"] == "DEPLOYING"
+                assert told["description"] == expected.format(number)
+                continue
+            await client.hears(Status.DISPATCHED)
+            states = client.statuses[:-1]
+            assert states == sorted(states, key=["QUEUED", "PROVISIONING", "DEPLOYING"].index)
+            assert client.told[-2].description == expected.format(number)
+        may_start.set()
 
 
 @on_loop
