@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import anyio.to_thread
+
 from ndif.config.units import format_duration
 from ndif.host.environment import environment
 from ndif.host.fork_server import ForkServers
@@ -137,6 +139,10 @@ class Evaluator:
         owner = "" if spec.is_folder else spec.checkpoint.partition("/")[0]
         with _a_folder() as empty:
             if not spec.is_folder:
+                # A fork server may take many seconds to start, and a mistyped name needs none.
+                why = await self._outlining.run(owner, lambda: _look(spec))
+                if why is not None:
+                    raise EvaluationError(why)
                 asked = {
                     "spec": spec.header(),
                     "folder": empty,
@@ -236,6 +242,18 @@ class Evaluator:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+async def _look(spec: ModelSpec) -> str | None:
+    """Return why the hub does not give a repository to this server; None if it does."""
+
+    def look() -> str | None:
+        from ndif.runtime.weights.fetch import unavailable  # imports the hub's library
+
+        return unavailable(spec)
+
+    # The thread of a hub that does not answer is left behind, and ends with the process.
+    return await anyio.to_thread.run_sync(look, abandon_on_cancel=True)
 
 
 @contextlib.contextmanager

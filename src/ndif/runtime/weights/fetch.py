@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from huggingface_hub import (
     HfApi,
@@ -35,6 +36,8 @@ from ndif.runtime.tracebacks import UserFacingError, sentence
 from ndif.sizes import format_size
 
 HUB_TIMEOUT_S = 10.0
+_CONFIG = "config.json"
+_NO_MODEL = "{} has no config.json on {}: it is no model that transformers can load."
 
 
 def explain_unavailable(spec: ModelSpec, error: BaseException) -> str:
@@ -54,27 +57,56 @@ def explain_unavailable(spec: ModelSpec, error: BaseException) -> str:
         return f"The folder {name} holds no config.json: it is not a checkpoint's folder."
     if is_one_of(errors.HFValidationError):
         return f"{name} is neither a folder on this machine nor the name of a repository."
+    host = urlsplit(_endpoint()).netloc
     if is_one_of(errors.GatedRepoError):
         return (
             f"{name} is gated, and this server has no token of somebody who may read it: accept its "
-            "terms on the hub, and set HF_TOKEN."
+            f"terms on {host}, and set HF_TOKEN."
         )
     if is_one_of(errors.RevisionNotFoundError):
-        return f"{name} has no revision {spec.revision!r} on the hub."
+        return f"{name} has no revision {spec.revision!r} on {host}."
     if is_one_of(errors.RepositoryNotFoundError):
-        return f"There is no repository {name} on the hub that this server may read."
-    if is_one_of(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
+        return f"There is no repository {name} on {host} that this server may read."
+    # The hub's library has an HTTP library of its own, whose name differs between versions.
+    bases = {kind.__name__ for cause in chain for kind in type(cause).__mro__}
+    if "TransportError" in bases or is_one_of(
+        errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled
+    ):
         return (
-            f"{name}{at} is not in this machine's cache, and the hub cannot be reached. Download it "
+            f"{name}{at} is not in this machine's cache, and {host} cannot be reached. Download it "
             "first, or give a folder."
         )
     if is_one_of(errors.EntryNotFoundError):
-        return f"{name}{at} has no config.json: it is no model that transformers can load."
+        return _NO_MODEL.format(f"{name}{at}", host)
     if not spec.trust_remote_code and "trust_remote_code" in str(error):
         return (
             f"{name} comes with code of its own. If you trust it, deploy it with trust_remote_code."
         )
-    return sentence(error)
+    # transformers names that address whichever hub it has asked.
+    return sentence(error).replace(constants._HF_DEFAULT_ENDPOINT, _endpoint())
+
+
+def unavailable(spec: ModelSpec) -> str | None:
+    """Return why the hub does not give a repository to this server; None if it does, or need not.
+
+    One request at most, in which it blocks.
+    """
+    if spec.is_folder or constants.is_offline_mode() or os.environ.get("HF_HUB_OFFLINE"):
+        return None
+    try:
+        found = HfApi(endpoint=_endpoint()).model_info(
+            spec.checkpoint, revision=spec.revision, timeout=HUB_TIMEOUT_S
+        )
+    except Exception as error:
+        return None if is_here(spec, _CONFIG, spec.revision) else explain_unavailable(spec, error)
+    if found.siblings is None or any(each.rfilename == _CONFIG for each in found.siblings):
+        return None
+    return _NO_MODEL.format(repr(spec.checkpoint), urlsplit(_endpoint()).netloc)
+
+
+def _endpoint() -> str:
+    """Return the address of the hub."""
+    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or constants.ENDPOINT
 
 
 class UnreadableError(UserFacingError):
