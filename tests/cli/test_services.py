@@ -346,6 +346,7 @@ def test_a_head_and_a_worker_that_joins_it(
         everything["NDIF_CLUSTER_SECRET"] = secret
         done = worker.ndif("start", "--worker", "--detach", **everything)
         assert done.code == 0, done
+        assert done.output.startswith("A worker of the cluster at"), done
         record = worker.read("info")
         assert record["node_type"] == "worker"
         until(lambda: len(place.read("status")["nodes"]) == 2, lambda: str(place.read("status")))

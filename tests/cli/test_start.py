@@ -372,7 +372,10 @@ def test_the_server_is_restarted_with_its_models_and_its_environment(
     # Loading takes so little time that any other job might have ended before the server does.
     lasts = lasting(TransformersModel(str(tiny_gpt2), task="text-generation"))
     waiting = send(said["url"], SECOND, lasts)
-    again = place.read("restart")
+    done = place.ndif("restart", "--json", NDIF_RUNNER_POOL="5")
+    assert done.code == 0, done
+    assert "Other values here are not used: NDIF_RUNNER_POOL." in done.error
+    again = json.loads(done.output)
     poll = f"{again['url']}/response/{waiting}"
     assert httpx.get(poll).json()["status"] not in ("ERROR", "COMPLETED")
     # It was told to start no services, and was not told otherwise since.

@@ -1185,6 +1185,30 @@ def test_a_model_is_deployed_for_several_generations_and_exported_so(tmp_path: P
     run(main())
 
 
+def test_one_generation_of_a_model_is_evicted(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a", dedicated=True, generations=("0.7", "0.8"))
+        async with World(tmp_path, {"a/a": 20}, gpus=2) as world:
+            world.keep_up()
+            await world.operations.deploy([config], None, wait=True, sync=False)
+            evict = Evict(model="a/a", generation="0.7", cold=True)
+            (gone,) = (await evict.perform(world.operations))["evicted"]
+            assert gone["model_key"].endswith("@0.7")
+            await elapse(90)  # nothing has it come back
+            (left,) = world.of("a/a")
+            assert (left.generation, left.serving) == ("0.8", True)
+            with pytest.raises(OperationError, match=r"'a/a' has no replica for nnsight 0\.7"):
+                await evict.perform(world.operations)
+            for wrong in (Evict(all=True, generation="0.7"),):
+                with pytest.raises(OperationError, match="with one model alone"):
+                    await wrong.perform(world.operations)
+            await Evict(model="a/a", generation="0.8", cold=True).perform(world.operations)
+            await elapse(90)
+            assert world.of("a/a") == []
+
+    run(main())
+
+
 def test_a_dedicated_model_comes_back_in_each_of_its_generations(tmp_path: Path) -> None:
     async def main() -> None:
         config = DeploymentConfig("a/a", "a/a", dedicated=True, generations=("0.7", "0.8"))

@@ -16,6 +16,11 @@ from ndif.config.short_ids import unique_length
 @click.command("evict")
 @click.argument("model", required=False, shell_complete=complete_models)
 @click.option("--replica", metavar="ID", help="Evict only this replica; default: all replicas.")
+@click.option(
+    "--generation",
+    metavar="0.7",
+    help="Evict only the replicas for clients of this nnsight generation.",
+)
 @click.option("--cold", is_flag=True, help="Do not keep the weights in CPU memory either.")
 @click.option(
     "--all", "everything", is_flag=True, help="Evict every model that the calendar does not keep."
@@ -26,13 +31,20 @@ def command(
     as_json: bool,
     model: str | None,
     replica: str | None,
+    generation: str | None,
     cold: bool,
     everything: bool,
 ) -> None:
     """Remove MODEL, a repo id or a model key, from its devices."""
     if everything == (model is not None) or (everything and replica):
         raise click.UsageError("Give either MODEL, and maybe --replica, or --all.")
-    body = {"model": model, "replica": replica, "cold": cold, "all": everything}
+    body = {
+        "model": model,
+        "replica": replica,
+        "generation": generation,
+        "cold": cold,
+        "all": everything,
+    }
     answer = server.post("/admin/evict", body, None, "requests that run there to end")
     show_answer(answer, as_json, _lines(answer))
 

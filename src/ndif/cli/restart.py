@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
@@ -167,6 +167,7 @@ def _restart_server(server: ServerClient, as_json: bool) -> None:
     run_folder, record = running
     # Read while the server lives: this command's own environment may have changed since the start.
     environment = _environment(record.pid)
+    _warn_of_others(environment)
     arguments = _arguments(server, run_folder, record)
     stop.end(server)
     done = subprocess.run(  # noqa: S603 - this interpreter, with the arguments of the first start
@@ -201,6 +202,21 @@ def _arguments(server: ServerClient, run_folder: RunFolder, record: RunRecord) -
     address = ["--host", record.host, "--port", str(record.port)]
     insecure = [word for word in record.arguments if word == "--insecure"]
     return [*component, *address, *insecure, "--deployment-config", str(file)]
+
+
+def _warn_of_others(environment: Mapping[str, str]) -> None:
+    """Name the settings that this command's environment has, and that the server goes on without."""
+    from ndif.config.reference import name_of
+    from ndif.config.settings import Settings
+
+    names = map(name_of, Settings.model_fields)
+    others = [n for n in names if n in os.environ and os.environ[n] != environment.get(n)]
+    if others:
+        click.echo(
+            f"The server keeps the environment of its start. Other values here are not used: "
+            f"{', '.join(others)}. `ndif stop` and `ndif start` use them.",
+            err=True,
+        )
 
 
 def _environment(pid: int) -> dict[str, str]:

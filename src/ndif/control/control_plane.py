@@ -134,22 +134,36 @@ class ControlPlane:
                 "calendar instead.",
             )
 
-    async def evict_model(self, model: Model, *, cold: bool) -> list[Evicted]:
-        """Evict every replica of a model and end its waiting requests with an ERROR that says so."""
-        model.config = replace(model.config, dedicated=False)
-        unplaced = set(map(str, self.controller.undecided(model)))
+    async def evict_model(
+        self, model: Model, *, cold: bool, generation: str | None = None
+    ) -> list[Evicted]:
+        """Evict every replica of a model, or of one generation of it.
+
+        Its waiting requests end as an ERROR that says so.
+        """
+
+        def is_meant(variant: Variant) -> bool:
+            return generation in (None, variant.generation)
+
+        undecided = filter(is_meant, self.controller.undecided(model))
+        unplaced = set(map(str, undecided))
         model.withdrawals += 1
-        model.generations = frozenset()
-        processors = self.processors(model)
+        model.generations = frozenset() if generation is None else model.generations - {generation}
+        if not model.generations:
+            model.config = replace(model.config, dedicated=False)
+        processors = [each for each in self.processors(model) if is_meant(each.variant)]
         for processor in processors:
             if await processor.fail_waiting(_EVICTED.format(model.config.repo_id)):
                 unplaced.add(str(processor.variant))
         variants = [processor.variant for processor in processors]
-        unplaced |= {str(Variant(model.key, generation)) for generation in model.problems}
+        failed = filter(is_meant, (Variant(model.key, each) for each in [*model.problems]))
+        unplaced |= set(map(str, failed))
         if model.problems and model.parameters is None and model.scheduled is None:
             # There was never anything of it: it is forgotten with the reason.
             model.on_demand = True
-        model.problems.clear()
+        for each in [*model.problems]:
+            if is_meant(Variant(model.key, each)):
+                del model.problems[each]
         evicted = self.controller.evict(variants, cold=cold)
         unplaced -= {model_key for model_key, _ in evicted}
         return [*evicted, *((model_key, None) for model_key in sorted(unplaced))]

@@ -366,6 +366,8 @@ class Evict(Operation):
     model: str | None = Field(default=None, min_length=1)
     replica: str | None = Field(default=None, min_length=1)
     """Id of the replica, or its beginning."""
+    generation: Generation | None = None
+    """The nnsight generation whose replicas are evicted; None: every one."""
     cold: bool = False
     """Free the host's memory as well."""
     all: bool = False
@@ -375,6 +377,8 @@ class Evict(Operation):
         """See `Operation.perform`."""
         if self.all == (self.model is not None) or (self.all and self.replica):
             raise OperationError(400, "Name either one model, and maybe a replica of it, or all.")
+        if self.generation is not None and (self.all or self.replica):
+            raise OperationError(400, "Give a generation with one model alone, without a replica.")
         if self.model is None:
             return await self._evict_all(control)
         models = control.find(self.model)
@@ -385,13 +389,18 @@ class Evict(Operation):
         control.refuse_scheduled(models, replica_id)
         if replica_id is None:
             evicted = [
-                key for model in models for key in await control.evict_model(model, cold=self.cold)
+                key
+                for model in models
+                for key in await control.evict_model(
+                    model, cold=self.cold, generation=self.generation
+                )
             ]
         else:
             evicted = self._evict_replica(control, models, replica_id)
         if not evicted:
             names = ", ".join(sorted({model.config.repo_id for model in models}))
-            raise OperationError(404, f"{names!r} has no replica to evict.")
+            of = "" if self.generation is None else f" for nnsight {self.generation}"
+            raise OperationError(404, f"{names!r} has no replica{of} to evict.")
         return {"evicted": [_key_fields(key) for key in evicted]}
 
     async def _evict_all(self, control: ControlPlane) -> Answer:

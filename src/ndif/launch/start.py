@@ -109,8 +109,9 @@ def _print_detached(record: RunRecord, run: Run, lines: ClientLines | None, as_j
         print(json.dumps(answer))
         return
     console = Console()
+    subject = "Serving" if isinstance(run, ServerRun) else _subject(run)
     console.print(
-        f"Serving at [bold]{record.url}[/] (process {record.pid}).\nLog: {run.log}",
+        f"{subject} at [bold]{record.url}[/] (process {record.pid}).\nLog: {run.log}",
         highlight=False,
         soft_wrap=True,
     )
@@ -135,12 +136,18 @@ def _print_ready(record: RunRecord, run: Run, lines: ClientLines | None, console
     if isinstance(run, ServerRun):
         _print_server(record, run, lines, console)
     else:
-        role = run.prepared.server.role
-        subject = "A worker of the cluster" if role == "worker" else f"The {role} is"
         console.print(
-            f"{subject} at [bold]{record.url}[/].\nLog: {run.log}", highlight=False, soft_wrap=True
+            f"{_subject(run)} at [bold]{record.url}[/].\nLog: {run.log}",
+            highlight=False,
+            soft_wrap=True,
         )
     console.print("Ctrl-C stops it, and so does `ndif stop`.")
+
+
+def _subject(run: Run) -> str:
+    """Return the beginning of a sentence about the address of a run that is no server."""
+    role = run.prepared.server.role
+    return "A worker of the cluster" if role == "worker" else f"The {role} is"
 
 
 def _print_secret(run: ServerRun, console: Console) -> None:
