@@ -16,9 +16,12 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from ndif.cli.deploy import SETTINGS
 from ndif.cli.main import cli
 from ndif.launch.run_folder import RunFolders, RunRecord
+from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.deployment_file import read
+from ndif.schema.deployment_settings import SETTING_NAMES
 from tests.cli.operations import TOKEN, Table, application
 from tests.serving import serving
 
@@ -94,6 +97,29 @@ def test_settings_that_are_not_given_stay_and_changes_are_listed(ndif: Ndif, tab
         "org/a: replicas 2 → 1, dedicated true → false.\norg/a is ready: 1 replica.\n"
     )
     assert not table.deployed["org/a"].config.dedicated
+
+
+def test_every_setting_of_a_file_is_an_option(ndif: Ndif, table: Table) -> None:
+    options = {name.partition("/")[0].removeprefix("--").replace("-", "_") for name, _ in SETTINGS}
+    # A checkpoint is the argument, and `--generation` chooses among generations.
+    assert options == SETTING_NAMES.keys() - {"checkpoint", "runtime", "generations"}
+    done = ndif(
+        *("deploy", "org/a", "--dtype", "float32", "--device", "cpu", "--revision", "v2"),
+        *("--execution-timeout-seconds", "15m", "--padding-bytes", "1GiB", "--trust-remote-code"),
+    )
+    assert done.exit_code == 0
+    (deployed,) = table.deployed.values()
+    assert deployed.config == DeploymentConfig(
+        "org/a",
+        "org/a",
+        revision="v2",
+        dtype="float32",
+        device="cpu",
+        execution_timeout_s=900.0,
+        padding_bytes=1 << 30,
+        trust_remote_code=True,
+    )
+    assert "threads must be" in error(ndif("deploy", "org/a", "--threads", "-1"), 5)
 
 
 def test_a_default_in_a_file_is_given(ndif: Ndif, table: Table, here: Path) -> None:

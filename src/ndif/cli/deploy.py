@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -21,10 +21,58 @@ if TYPE_CHECKING:
 _POLL_S = 0.5
 
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
+    (
+        "--dedicated/--no-dedicated",
+        {"help": "Never evict these models to make room for others, or do so again."},
+    ),
+    (
+        "--replicas",
+        {
+            "type": click.IntRange(1),
+            "help": "Number of replicas of each model, which share its requests.",
+        },
+    ),
+    ("--max-replicas", {"type": int, "help": "Maximum number of replicas while requests wait."}),
+    ("--revision", {"help": "Branch, tag or commit of the repository."}),
+    ("--task", {"help": "The transformers task, such as fill-mask."}),
+    ("--dtype", {"help": "Such as bfloat16; auto: the checkpoint's."}),
+    ("--device", {"help": "auto, cpu, cuda, or one GPU, such as cuda:0."}),
+    ("--threads", {"type": int, "help": "CPU threads of the model; 0: one per core."}),
+    (
+        "--execution-timeout-seconds",
+        {"metavar": "DURATION", "help": 'Maximum run time of a request, such as "15m".'},
+    ),
+    (
+        "--padding-factor",
+        {
+            "type": float,
+            "help": "Memory reserved beside the weights, as a fraction of their size.",
+        },
+    ),
+    ("--padding-bytes", {"metavar": "SIZE", "help": 'Memory reserved besides, such as "12GiB".'}),
+    (
+        "--trust-remote-code/--no-trust-remote-code",
+        {"help": "Run Python code that comes with the checkpoint when it is loaded, or do not."},
+    ),
+)
+"""Options that set what a deployment file sets by the same names."""
+
+
+def with_settings(function: Command) -> Command:
+    """Add an option for each setting of a deployment."""
+    for name, arguments in reversed(SETTINGS):
+        function = click.option(name, default=None, **arguments)(function)
+    return function
+
+
 @click.command("deploy")
 @click.argument("checkpoints", nargs=-1, metavar="[CHECKPOINT]...")
 @click.option(
     "--deployment-config",
+    "-f",
     "deployment_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -36,16 +84,7 @@ _POLL_S = 0.5
     help="Also evict every deployed model that this command does not name, and give those that it names "
     "default settings where it gives none.",
 )
-@click.option(
-    "--dedicated/--no-dedicated",
-    default=None,
-    help="Never evict these models to make room for others, or do so again.",
-)
-@click.option(
-    "--replicas",
-    type=click.IntRange(1),
-    help="Number of replicas of each model, which share its requests.",
-)
+@with_settings
 @click.option(
     "--generation",
     metavar="0.8",
@@ -58,13 +97,13 @@ _POLL_S = 0.5
 def command(
     server: ServerClient,
     as_json: bool,
+    /,
     checkpoints: tuple[str, ...],
     deployment_file: Path | None,
     sync: bool,
-    dedicated: bool | None,
-    replicas: int | None,
     generation: str | None,
     no_wait: bool,
+    **settings: Any,
 ) -> None:
     """Deploy each CHECKPOINT: a Hugging Face repo id, a model key, or ORG/NAME=FOLDER.
 
@@ -72,11 +111,9 @@ def command(
     exit code is 1 if a model could not be deployed.
     """
     entries = _entries(server, checkpoints, deployment_file)
+    given = {name: value for name, value in settings.items() if value is not None}
     for entry in entries:
-        if dedicated is not None:
-            entry["dedicated"] = dedicated
-        if replicas is not None:
-            entry["replicas"] = replicas
+        entry.update(given)
     wait = not no_wait
     body = {"deployments": entries, "generation": generation, "wait": wait, "sync": sync}
     names = ", ".join(entry["repo_id"] for entry in entries)
