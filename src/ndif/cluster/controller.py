@@ -127,7 +127,7 @@ class Controller:
     def cluster(self, cluster: Cluster) -> None:
         self._cluster = cluster
         hot = {each.model_key for each in cluster.replicas() if each.level is DeploymentLevel.HOT}
-        self.models.note_loaded(map(Variant.parse, hot))
+        self.models.note_loaded(hot)
 
     def replica(self, variant: Variant, replica_id: str) -> Replica | None:
         """Return a replica that exists or is being created."""

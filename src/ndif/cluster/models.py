@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ndif.schema.deployment import DeploymentConfig, explain_mismatch
-from ndif.schema.model_key import ModelKey, Variant
+from ndif.schema.model_key import ModelKey
 from ndif.schema.repositories import GATED, Repositories
 from ndif.schema.structure import ModelStructure
 
@@ -153,8 +153,8 @@ class Models:
         self.fixed = fixed
         """True if nobody's request loads another model."""
         self._repositories = repositories or Repositories()
-        self._loaded: dict[ModelKey, frozenset[str]] = {}
-        """Generations with a replica on a device, by the model's key."""
+        self._loaded: dict[str, frozenset[str]] = {}
+        """Generations with a replica on a device, by the text of the model's key."""
         self._models: list[Model] = []
         for config in configs:
             self.put(config)
@@ -208,16 +208,17 @@ class Models:
         model.same_as.aliases |= {model.key.repo_id.lower(), *model.aliases}
         model.on_demand, model.scheduled = True, None  # and can be forgotten
 
-    def note_loaded(self, variants: Iterable[Variant]) -> None:
-        """Record the variants that have a replica on a device, up or loading."""
-        loaded: dict[ModelKey, frozenset[str]] = {}
+    def note_loaded(self, variants: Iterable[str]) -> None:
+        """Record the variants that have a replica on a device, up or loading, as `str` writes them."""
+        loaded: dict[str, frozenset[str]] = {}
         for each in variants:
-            loaded[each.model] = loaded.get(each.model, frozenset()) | {each.generation}
+            key, _, generation = each.rpartition("@")
+            loaded[key] = loaded.get(key, frozenset()) | {generation}
         self._loaded = loaded
 
     def loaded_in(self, model: Model) -> frozenset[str]:
         """Return the generations in which a model has a replica on a device, up or loading."""
-        return self._loaded.get(model.key, frozenset())
+        return self._loaded.get(str(model.key), frozenset())
 
     def is_open(self, model: Model, generation: str | None = None) -> bool:
         """Return True if every user may use a model now, in this generation or in any.

@@ -193,7 +193,7 @@ def read(described: Sequence[Mapping[str, Any]], repositories: Repositories) -> 
     for one in described:
         booked, key = one["booked"], ModelKey.parse(one["key"])
         # A leader of an older version does not say it.
-        loaded += [Variant(key, generation) for generation in one.get("loaded", ())]
+        loaded += [str(Variant(key, generation)) for generation in one.get("loaded", ())]
         models.add(
             Model(
                 key,
