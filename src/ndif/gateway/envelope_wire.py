@@ -59,6 +59,8 @@ class Envelope(BaseModel):
     session_id: str = ""
     compress: bool = False
     env: dict[str, Any] = {}
+    trusted: bool | None = None
+    """False to have the block confined although the key is trusted; true gives no right."""
 
 
 async def read_envelope(
@@ -94,6 +96,7 @@ async def read_envelope(
         compress=envelope.compress,
         env=envelope.env,
         payload=await payload.finish(),
+        trusted=envelope.trusted is not False,
     )
 
 

@@ -228,7 +228,7 @@ class SubmitRoute:
             weight=account.weight,
             priority=account.priority,
             hotswapping=account.hotswapping,
-            trusted=account.trusted,
+            trusted=account.trusted and submission.trusted,
             gated=account.gated,
             max_result_bytes=limits.result_bytes,
             max_stored_bytes=limits.stored_bytes,

@@ -32,6 +32,8 @@ class Submission:
     compress: bool
     env: Mapping[str, Any] = field(default_factory=dict)
     payload: Payload = b""
+    trusted: bool = True
+    """False if the client wants its block confined, whatever the key may."""
 
 
 @dataclass(frozen=True, slots=True)
