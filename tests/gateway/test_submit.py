@@ -73,8 +73,10 @@ def application(folder: Path, broker: MemoryBroker, settings: Settings | None = 
     return Starlette(routes=submit.routes(), exception_handlers=EXCEPTION_HANDLERS)
 
 
-def accepted(folder: Path, headers: Mapping[str, str], client: str = "10.0.0.7") -> Request:
-    """Return the request that a POST from `client` becomes, with `headers` beside the usual ones."""
+def accepted(
+    folder: Path, headers: Mapping[str, str], client: str = "10.0.0.7", **fields: object
+) -> Request:
+    """Return the request that a POST from `client` becomes, with `headers` and `fields` of its own."""
 
     async def run() -> Request:
         broker = MemoryBroker()
@@ -82,7 +84,7 @@ def accepted(folder: Path, headers: Mapping[str, str], client: str = "10.0.0.7")
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
             answer = await http.post(
                 "/request",
-                data={"data": json.dumps({"model_key": MODEL, "session_id": ""})},
+                data={"data": json.dumps({"model_key": MODEL, "session_id": "", **fields})},
                 files={"blob": zstandard.compress(b"opaque")},
                 headers={"nnsight-version": "0.8.1", **headers},
             )
@@ -111,6 +113,13 @@ def test_a_machine_is_a_user_without_an_api_key(tmp_path: Path) -> None:
     assert users[0] == users[2] != users[1]
     # A key that reads like an address is not that machine's user.
     assert accepted(tmp_path, {"ndif-api-key": users[0]}, "10.0.0.9").user not in users
+
+
+@pytest.mark.parametrize(("wanted", "trusted"), [(None, True), (True, True), (False, False)])
+def test_a_client_may_have_its_block_confined(
+    tmp_path: Path, wanted: bool | None, trusted: bool
+) -> None:
+    assert accepted(tmp_path, {}, trusted=wanted).trusted is trusted
 
 
 @pytest.mark.process
