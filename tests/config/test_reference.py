@@ -50,6 +50,14 @@ def test_the_example_does_nothing_as_it_is_and_is_what_it_says_uncommented(
     assert changed(Settings()) == {}
 
 
+def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, _ in re.findall(r"^# ([A-Z_]+)=(.*)$", example(), re.MULTILINE):
+        monkeypatch.setenv(name, "")
+    options = read()
+    assert changed(options) == {}
+    assert {each.source for each in variables.variables(options)} == {"default"}
+
+
 def test_every_variable_says_what_it_means() -> None:
     for each in found(Settings()).values():
         assert each.meaning.endswith("."), each.name

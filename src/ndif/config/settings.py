@@ -64,7 +64,7 @@ class Settings(BaseSettings):
     """The server's configuration, read from the environment."""
 
     model_config = SettingsConfigDict(
-        env_prefix="NDIF_", extra="ignore", use_attribute_docstrings=True
+        env_prefix="NDIF_", env_ignore_empty=True, extra="ignore", use_attribute_docstrings=True
     )
 
     @classmethod
