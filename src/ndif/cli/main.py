@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -81,8 +84,23 @@ class LazyGroup(click.Group):
 @click.command(
     cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
 )
-def cli() -> None:
+@click.option(
+    "--env-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="File of variables, NAME=VALUE in each line; a variable of the environment comes before it.",
+)
+def cli(env_file: Path | None) -> None:
     """Run nnsight traces next to the weights."""
+    if env_file is None:
+        return
+    from dotenv import dotenv_values
+
+    given = {name: value for name, value in dotenv_values(env_file).items() if value is not None}
+    if given.keys() - os.environ.keys():
+        # Processes that it starts, and `ndif restart`, read a process's first environment.
+        arguments = [sys.executable, *sys.orig_argv[1:]]
+        os.execve(sys.executable, arguments, {**given, **os.environ})  # noqa: S606 - this program
 
 
 def complete_models(
