@@ -172,8 +172,9 @@ class Table:
         known = self.deployed.get(change.config.repo_id.lower())
         if known is None:
             outcome = self._set(change.config, change.config.replicas, generation)
-            is_down = change.config.repo_id == "org/down"
-            return {**outcome, "is_down": is_down, "down_s": self.down_s if is_down else None}
+            if change.config.repo_id == "org/down":
+                return {**outcome, "is_down": True, "down_s": self.down_s}
+            return outcome
         config = change.applied_to(known.config)
         changes = [each.model_dump() for each in differences(known.config, config)]
         return {**self._set(config, config.replicas, generation), "changes": changes}

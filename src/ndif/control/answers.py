@@ -344,7 +344,7 @@ class Outcomes(BaseModel):
                     "replicas": [_REPLICA],
                     "evicted": [],
                     "problem": None,
-                    "changes": [{"setting": "replicas", "before": 2, "after": 1}],
+                    "changes": [],
                     "is_down": False,
                     "down_s": None,
                 }
