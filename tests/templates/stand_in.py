@@ -131,10 +131,12 @@ def _start_template(folder: Path, channel: int | None) -> None:
     listener.listen(64)
     _ours, theirs = socket.socketpair()
     command = [str(theirs.fileno()) if each == str(channel) else each for each in sys.orig_argv]
+    # A variable that marks the processes of one test does not mark what outlives it.
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("TEST_")}
     subprocess.Popen(
         [sys.executable, *command[1:]],
         pass_fds=[listener.fileno(), theirs.fileno()],
-        env=shown.with_room({**os.environ, LISTENER: f"{listener.fileno()} {folder.name}"}),
+        env=shown.with_room({**plain, LISTENER: f"{listener.fileno()} {folder.name}"}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
