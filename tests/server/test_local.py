@@ -195,7 +195,7 @@ def test_another_servers_folder_stays(place: Place, tiny_gpt2: Path) -> None:
     [
         ("NDIF_MAX_REQUEST_BYTES", "much"),
         ("NDIF_MAX_RESULT_BYTES", "-1"),
-        ("NDIF_RESULT_TTL_S", ""),
+        ("NDIF_RESULT_TTL_S", "0"),
         ("COORDINATOR_PROCESSOR_REPLY_FREQ_S", "often"),
     ],
 )
