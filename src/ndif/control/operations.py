@@ -259,10 +259,8 @@ class Deploy(Operation):
                 continue
             there = [each for each in of_model if each.generation == generation and each.serving]
             if there:
-                problem = (
-                    f"{problem.removesuffix('.')}. {plan.config.repo_id!r} serves on with the settings from "
-                    "before."
-                )
+                name, reason = plan.config.repo_id, problem.removesuffix(".")
+                problem = f"{reason}. {name!r} serves on with the settings from before."
             outcomes.append(
                 answers.Outcome(
                     repo_id=plan.config.repo_id,
