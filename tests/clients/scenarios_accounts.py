@@ -183,6 +183,7 @@ def scenario_a_key_that_is_revoked_while_its_client_waits(context: Context) -> N
             if each["id"] == polled.job_id and each["ended"]
         ]
     )
-    assert ended[0]["status"] == "ERROR"
+    assert ended[0]["status"] == "CANCELLED"
+    assert "its API key was revoked" in ended[0]["reason"]
 
     until(lambda: "This API key was revoked" in (refusal_of(context.trace) or ""))

@@ -65,7 +65,7 @@ def scenario_a_user_ends_their_own_job(context: Context) -> None:
     error = raised(lambda: until(backend), Exception)
     assert "You have ended this job" in str(error), error
     ended = until(lambda: listed(OWN)[job]["ended"] and listed(OWN)[job])
-    assert ended["status"] == "ERROR"
+    assert (ended["status"], ended["reason"]) == ("CANCELLED", "You have ended this job.")
     trace = ask("GET", f"/requests/{job}", OWN).json()
     assert (trace["error"], trace["stored"]) == ("You have ended this job.", False)
     assert ask("GET", f"/requests/{job}", OTHER).status_code == 404

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 import urllib.request
@@ -355,11 +356,16 @@ def test_keys_say_who_may_do_what(many: Many, tmp_path: Path) -> None:
     trusted.run("scenario_one_process_runs_all")
 
 
-def test_clients_read_the_states_that_models_can_have(many: Many) -> None:
+def test_clients_read_the_states_that_models_can_have(
+    many: Many, models: dict[str, Path], tmp_path: Path
+) -> None:
+    # One that can be measured, and not loaded.
+    broken = shutil.copytree(models["tests/gpt2"], tmp_path / "broken")
+    (broken / "tokenizer.json").write_text("{}")
     server = many.server()
     ndif(server, "evict", "--all", "--cold")  # what other tests have asked for
     ndif(server, "deploy", "tests/gpt2", "tests/llama")
-    ndif(server, "deploy", "tests/none", "--dedicated", rc=1)
+    ndif(server, "deploy", f"tests/none={broken}", "--dedicated", rc=1)
     try:
         ndif(server, "evict", "tests/llama")
         # 0.6 reads them with the same code as 0.7.
