@@ -141,7 +141,14 @@ def _of_python() -> list[_Row]:
 
 def _set_warnings(filters: list[Any]) -> None:
     warnings.filters[:] = filters  # type: ignore[index]
-    warnings._filters_mutated()  # type: ignore[attr-defined]
+    forget_warnings()
+
+
+def forget_warnings() -> None:
+    """Forget which warnings were shown, so that Python shows each of them again."""
+    with warnings.catch_warnings():  # filters count as changed, so modules drop what they remember
+        pass
+    warnings.onceregistry.clear()  # type: ignore[attr-defined]
 
 
 class _Loggers:

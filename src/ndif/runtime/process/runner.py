@@ -27,6 +27,7 @@ from ndif.runtime.generations import BlockError, ClientStream, Generation, Paylo
 from ndif.runtime.process import proc_files
 from ndif.runtime.process.cuda import Cuda, DeviceError
 from ndif.runtime.process.model_state import ResetError
+from ndif.runtime.process.process_settings import forget_warnings
 from ndif.runtime.process.warmup_request import start_threads
 from ndif.runtime.results import Result, ResultNotStoredError, ResultTooLargeError
 from ndif.runtime.tracebacks import explain, walk
@@ -170,6 +171,8 @@ class Runner:
         self._model_reset: ModelReset | None = None
         """The reset of the model alone; None where the whole process is reset, or ends."""
         signal.signal(signal.SIGUSR1, _interrupt)
+        warnings.showwarning = _show_warning
+        torch.set_warn_always(True)  # torch tells many warnings only once a process
 
     def serve_once(self) -> None:
         """Run one request; the end of the process cleans up after it."""
@@ -181,7 +184,6 @@ class Runner:
     def serve_one_user(self, reset: Reset) -> None:
         """Run one user's requests, and reset the process after each; return when it cannot be reset."""
         self._proc_files = reset.proc_files
-        warnings.showwarning = _show_warning  # before the reset takes it for a request's
         reset.begin()
         self._report_ready()
         with contextlib.suppress(EOFError, ConnectionError, DeviceError):
@@ -224,15 +226,10 @@ class Runner:
         return True
 
     def _report_ready(self) -> None:
-        warnings.showwarning = _show_warning
         self._channel.send({"kind": "idle"})
 
     def _run(self, header: Mapping[str, Any], payload: bytes) -> None:
-        # An earlier block may have ended inside a `no_grad`.
-        torch.set_grad_enabled(True)
-        _seed(devices=self._driver is not None)
-        self._channel.send({"kind": "running"})
-        self._reset_peak()
+        self._begin()
         started = time.perf_counter()
         moments = [_now()]
         logs = _LogStream(self._channel)
@@ -284,10 +281,7 @@ class Runner:
 
     def _run_together(self, header: Mapping[str, Any], payloads: bytes) -> None:
         """Run several requests in one forward pass, and answer those that can be answered so."""
-        torch.set_grad_enabled(True)
-        _seed(devices=self._driver is not None)
-        self._channel.send({"kind": "running"})
-        self._reset_peak()
+        self._begin()
         moments = [_now()]
         runs = header["runs"]
         answers: list[tuple[Header | None, bytes]] = [(None, b"")] * len(runs)
@@ -332,6 +326,14 @@ class Runner:
         compress = run["compress_inline"]
         content = result.compressed() if compress else result.content
         return {"size": len(content), "compressed": compress}, content
+
+    def _begin(self) -> None:
+        """Begin a request, which finds no random numbers, warnings and peak of memory of an earlier one."""
+        torch.set_grad_enabled(True)
+        _seed(devices=self._driver is not None)
+        forget_warnings()
+        self._channel.send({"kind": "running"})
+        self._reset_peak()
 
     def _prepare(self, env: Mapping[str, Any]) -> None:
         if self._generation.prepare(env) and self._model_reset is not None:
