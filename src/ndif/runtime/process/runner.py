@@ -8,6 +8,7 @@ import functools
 import gc
 import io
 import os
+import random
 import secrets
 import select
 import signal
@@ -121,6 +122,7 @@ def _show_warning(
 
 def _seed(*, devices: bool) -> None:
     """Give the request random numbers of its own: every fork begins with the numbers of its zygote."""
+    random.seed()
     seed = secrets.randbits(64)
     if devices:
         torch.manual_seed(seed)
@@ -169,7 +171,7 @@ class Runner:
         self._proc_files: proc_files.ProcFiles | None = None
         """Resets the peak of memory between requests of a confined process; None if it runs one request."""
         self._model_reset: ModelReset | None = None
-        """The reset of the model alone; None where the whole process is reset, or ends."""
+        """The reset of a trusted runner; None where the whole process is reset, or ends."""
         signal.signal(signal.SIGUSR1, _interrupt)
         warnings.showwarning = _show_warning
         torch.set_warn_always(True)  # torch tells many warnings only once a process
@@ -200,7 +202,7 @@ class Runner:
                     return
 
     def serve(self, reset: ModelReset) -> None:
-        """Run requests, and reset the model after each; return when it cannot be reset."""
+        """Run requests, and reset model and settings after each; return when they cannot be reset."""
         self._model_reset = reset
         reset.begin()
         self._report_ready()
