@@ -113,6 +113,7 @@ class LocalModelActor:
             task=config.task,
             dtype=config.dtype,
             device=device or config.device,
+            attn_implementation=config.attn_implementation,
             threads=config.threads,
             untrusted=_untrusted(settings) if untrusted else None,
             trust_remote_code=config.trust_remote_code,

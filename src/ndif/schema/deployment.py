@@ -109,6 +109,13 @@ class DeploymentConfig:
         _Text | None,
         Field(description="E.g. cuda:0, cpu, auto. Default: CUDA where there is a GPU."),
     ] = None
+    attn_implementation: Annotated[
+        _Text | None,
+        Field(
+            description="The attention of requests that name none, as those of nnsight 0.6, 0.7 and 0.8.0: "
+            "eager, to read attention weights. Default: transformers' choice."
+        ),
+    ] = None
     threads: Annotated[
         int, Field(ge=0, description="CPU threads of the model; 0: one per core.")
     ] = 0

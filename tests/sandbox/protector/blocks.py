@@ -263,6 +263,12 @@ BLOCKS: list[Callable[[Any, Any], None]] = [
 ]
 
 
+def attends(model: Any, backend: Any) -> None:
+    with model.trace(PROMPT, backend=backend):
+        weights = model.transformer.h[0].attn.output[1]
+        found = [weights.shape[1], bool(torch.allclose(weights.sum(-1), torch.ones(())))].save()
+
+
 TWICE = (reads, calls, has_an_attachment, calls_an_attachment)
 """Blocks that are run without a policy, too."""
 
@@ -285,12 +291,18 @@ def main() -> None:
         for policy in (protector, None) if block in TWICE else (protector,):
             name = block.__name__ if policy else f"{block.__name__} unguarded"
             try:
-                results[name] = generation.run(capture.payload, {}, silent, policy)
+                results[name] = generation.run(capture.payload, silent, policy)
             except BlockError as error:
                 results[name] = error.traceback
             except PayloadError as error:
                 results[name] = str(error)
             generation.forget()
+    # A client of 0.8.1 names the attention that its model has; these three do not.
+    eager = create_generation(GENERATION)
+    eager.load(ModelSpec(FOLDER, GENERATION, task=task, attn_implementation="eager"))
+    capture = Capture()
+    attends(CLIENT, capture)
+    results["attends"] = eager.run(capture.payload, silent)
     print(json.dumps(results, default=str))
 
 

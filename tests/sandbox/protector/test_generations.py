@@ -59,6 +59,11 @@ def test_generation(results: tuple[str, dict[str, Any]]) -> None:
     assert found["generates"]["found"] == [True, True]
 
 
+def test_a_deployments_attention_gives_weights(results: tuple[str, dict[str, Any]]) -> None:
+    _, found = results
+    assert found["attends"]["found"] == [4, True]
+
+
 def test_a_module_that_only_the_client_has(results: tuple[str, dict[str, Any]]) -> None:
     """A client of 0.6 and 0.7 refers to it in every request, used or not."""
     generation, found = results

@@ -254,7 +254,7 @@ class Runner:
                     self._prepare(header["env"])
                     moments.append(_now())
                     Runner.runs_block = True
-                    saves = self._generation.run(payload, header["env"], stream, policy)
+                    saves = self._generation.run(payload, stream, policy)
                     # Asynchronous work of the block may still fail.
                     self._synchronize()
             finally:
@@ -288,13 +288,15 @@ class Runner:
         runs = header["runs"]
         answers: list[tuple[Header | None, bytes]] = [(None, b"")] * len(runs)
         printed = io.StringIO()
+        saves: list[dict[str, Any] | None] = []
         try:
             with redirect_stdout(printed), redirect_stderr(printed):
                 self._prepare(header["env"])
                 parts = list(_split(payloads, runs, header["max_payload"]))
                 moments.append(_now())
-                saves = self._generation.run_together(parts, header["env"])
-                self._synchronize()
+                if not printed.getvalue():
+                    saves = self._generation.run_together(parts)
+                    self._synchronize()
             moments.append(_now())
             # What is printed is somebody's, and nobody knows whose.
             if not printed.getvalue():
