@@ -19,6 +19,7 @@ from ndif.config.units import format_duration
 from ndif.host.environment import environment, without_credentials
 from ndif.host.runtimes import Runtime
 from ndif.runtime.spec import ModelSpec
+from ndif.schema.deployment import read_task
 from ndif.schema.repositories import Repositories
 from ndif.tasks import within
 
@@ -27,6 +28,8 @@ _PATIENCE_S = 60.0
 _CURRENT_S = 300.0
 """Seconds for which a fetched adapter counts as current: asking the hub takes two seconds."""
 _SHOWN = 100
+_WITHOUT_TASKS = ("0.7", "0.6")
+"""Generations of nnsight that know no tasks."""
 
 
 @contextlib.asynccontextmanager
@@ -56,10 +59,11 @@ class DownloadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Facts about a model that only a hub knows."""
+    """Facts about a model that its hub and its files tell."""
 
     repo_id: str | None
     task: str | None
+    """The task under which it is loaded; None in a generation of nnsight that knows no tasks."""
     gated: bool = False
     """The hub gives the files only to those who were permitted."""
     folder: str | None = field(default=None, compare=False)
@@ -87,15 +91,26 @@ async def download(
                         pass
                     case {
                         "repo_id": str() | None as repo_id,
-                        "task": str() | None as task,
+                        "card": str() | None as card,
                         "gated": bool(gated),
                         "folder": str(folder),
                     }:
+                        task = task_to_load(spec, Path(folder), card)
                         found = Found(repo_id, task, gated, folder)
         await process.wait()
     if found is None:
         raise DownloadError(why)
     return found
+
+
+def task_to_load(spec: ModelSpec, folder: Path, card: str | None = None) -> str | None:
+    """Return the task under which a model is loaded: the one that `spec` names, or its architecture's.
+
+    `card` is the task that the repository's card names.
+    """
+    if spec.task is not None or spec.generation in _WITHOUT_TASKS:
+        return spec.task
+    return read_task(folder / "config.json", card)
 
 
 class AdapterError(Exception):
