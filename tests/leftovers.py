@@ -1,7 +1,7 @@
 """A pytest plugin: each module of tests leaves its process as it found it.
 
-It looks at what a reset between two requests looks at, and at the functions that transformers puts in the
-place of torch's while it loads a model. A module that leaves one changed fails in its last test.
+It looks at the settings that a reset between two requests restores. A module that leaves one changed fails
+in its last test.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ import pytest
 
 _EXPECTED = {
     "environment": "libraries and session fixtures set variables",
-    "exit functions": "libraries register them as they are imported",
     "loggers": "libraries make them as they are imported",
     "warnings": "pytest sets filters for each test",
     "event loop": "there is one in each test of coroutines",
     "signal handlers": "pytest-timeout sets its own",
     "garbage collection": "a fork server of the tests freezes it",
+    "gc.callbacks": "hypothesis has one",
+    "excepthook": "pytest sets its own for each test",
+    "unraisablehook": "pytest sets its own for each test",
+    "showwarning": "pytest records warnings of each test",
 }
 """Settings that change for other reasons than a test's, and why."""
 
@@ -47,20 +50,8 @@ def _readers() -> dict[str, Callable[[], Any]]:
         return {"logging": _logging}
     from ndif.runtime.process.process_settings import settings
 
-    readers: dict[str, Callable[[], Any]] = {"logging": _logging}
-    readers |= {each.name: each.read for each in settings() if each.name not in _EXPECTED}
-    if "transformers.initialization" in sys.modules:
-        from transformers.initialization import TORCH_INIT_FUNCTIONS, TORCH_MODULES_TO_PATCH
-
-        for module in TORCH_MODULES_TO_PATCH:
-            for name in TORCH_INIT_FUNCTIONS:
-                if hasattr(sys.modules.get(module), name):
-                    readers[f"{module}.{name}"] = _function(module, name)
-    return readers
-
-
-def _function(module: str, name: str) -> Callable[[], Any]:
-    return lambda: getattr(sys.modules[module], name).__module__
+    found = {each.name: each.read for each in settings() if each.name not in _EXPECTED}
+    return {"logging": _logging, **found}
 
 
 def _read() -> dict[str, Any]:

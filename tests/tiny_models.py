@@ -64,6 +64,43 @@ def make_llama(folder: Path, seed: int = 0) -> Path:
     return _save(transformers.LlamaForCausalLM(config), tokenizer, folder)
 
 
+def make_gemma2(folder: Path, seed: int = 0) -> Path:
+    """Write a Gemma 2, which transformers gives no `sdpa`, and its tokenizer to `folder`; return it."""
+    tokenizer = _tokenizer()
+    torch.manual_seed(seed)
+    config = transformers.Gemma2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
+    return _save(transformers.Gemma2ForCausalLM(config), tokenizer, folder)
+
+
+def make_rwkv(folder: Path, seed: int = 0) -> Path:
+    """Write an RWKV, whose attention has a part called `output`, and its tokenizer; return `folder`."""
+    tokenizer = _tokenizer()
+    torch.manual_seed(seed)
+    config = transformers.RwkvConfig(
+        vocab_size=len(tokenizer),
+        context_length=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        rescale_every=0,  # else it writes to its weights
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return _save(transformers.RwkvForCausalLM(config), tokenizer, folder)
+
+
 def make_empty_llama(folder: Path, width: int = 4096, layers: int = 5) -> int:
     """Write a Llama of zeros, 2 GB by default, and a tokenizer; return its weights' bytes."""
     config = transformers.LlamaConfig(

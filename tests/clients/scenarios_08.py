@@ -629,6 +629,22 @@ def scenario_nothing_is_saved(context: Context) -> None:
     assert logged(saves, context) == []
 
 
+def scenario_a_loop_that_outruns_the_model_is_told_each_time(context: Context) -> None:
+    """Python shows a warning of a library's once a process, and a process may serve many jobs."""
+    model = context.remote
+
+    def run(backend: RemoteBackend) -> None:
+        with model.generate(PROMPT, max_new_tokens=2, backend=backend) as tracer:
+            kept = nnsight.save([])
+            for _ in tracer.iter[:4]:
+                kept.append(model.lm_head.output[0, -1].argmax())
+        assert len(kept) == 2
+
+    first, *others = [logged(run, context) for _ in range(3)]
+    assert any(line.startswith("UserWarning: ") for line in first), first
+    assert others == [first, first]
+
+
 # --- errors -------------------------------------------------------------------------------------------
 
 

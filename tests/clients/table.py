@@ -143,6 +143,7 @@ PER_USER: Reasons = {
         "session_of_traces",
         "statuses_in_order",
         "nothing_is_saved",
+        "a_loop_that_outruns_the_model_is_told_each_time",
         "what_a_block_puts_into_a_list_comes_back",
         *_HYBRID,
     ),

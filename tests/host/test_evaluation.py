@@ -21,9 +21,10 @@ from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse
 from starlette.responses import Response as HttpResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
+from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from ndif.host.evaluation import EvaluationError, Evaluator
 from ndif.host.fork_server import ForkServers
 from ndif.host.hub import download
@@ -288,6 +289,20 @@ async def test_it_ends_with_the_server(tiny_gpt2: Path) -> None:
     server.kill()
     await server.wait()
     await eventually(lambda: not alive(pid))
+
+
+@on_loop
+async def test_the_task_is_the_architectures_whatever_the_card_says(
+    tiny_gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    hub = HfMirror(share_weights=True)
+    hub.serve(MirroredModel("test-org/other", tiny_gpt2, None, "feature-extraction"))
+    with serving(Starlette(routes=[Mount("/hub", routes=hub.routes())])) as url:
+        monkeypatch.setenv("HF_ENDPOINT", f"{url}/hub")
+        async with some_servers() as servers:
+            evaluate = Evaluator(fork_servers=servers)
+            assert (await evaluate(a_config("test-org/other"), HERE)).task == "text-generation"
 
 
 @on_loop

@@ -94,6 +94,29 @@ async def test_after_a_while_it_is(
 
 
 @on_loop
+async def test_a_trusted_request_has_what_the_operator_has(
+    hub: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, home = tmp_path / "cache", tmp_path / "home"
+    monkeypatch.setenv("HF_HOME", str(home))
+    fetching = Adapters(RUNTIME, cache, 1, 1, Repositories(denied=("org/*",)))
+    await fetching.fetch({"peft": "org/one"}, trusted=True)
+    assert whole(home / "hub", "one")
+    assert kept(cache) == set()
+    asked = hub.asked
+    await fetching.fetch({"peft": "org/one"}, trusted=True)
+    await fetching.fetch({"peft": str(tmp_path)}, trusted=True)
+    assert hub.asked == asked
+    with pytest.raises(
+        AdapterError, match=r"'org/nine' cannot be used here: there is no repository"
+    ):
+        await fetching.fetch({"peft": "org/nine"}, trusted=True)
+    # What one user may have, another may not.
+    with pytest.raises(AdapterError, match="'org/one' is not used on this server"):
+        await fetching.fetch({"peft": "org/one"})
+
+
+@on_loop
 async def test_those_named_longest_ago_make_room(hub: Counted, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     fetching = Adapters(RUNTIME, cache, 1 << 20, 2 * ROUGHLY + 10_000)

@@ -25,6 +25,7 @@ from ndif.schema.status import Status
 from ndif.stores.objects import FileStore
 from ndif.stores.objects.room import RoomLimits
 from ndif.tasks import within
+from tests.conftest import ADAPTER
 from tests.on_loop import on_loop
 from tests.processes import children
 from tests.runtime.replica import (
@@ -40,6 +41,7 @@ from tests.runtime.replica import (
     reading,
     serve,
     state,
+    values_of,
     writing,
 )
 from tests.stores.small_disk import fill, small_disk
@@ -122,6 +124,30 @@ async def test_what_runs_is_evicted(
         with pytest.raises(ReplicaEvictedError, match="was ended"):
             await running
         assert served.actor.ended.is_set()
+
+
+@on_loop
+async def test_a_trusted_request_has_an_adapter_of_the_hub_beside_untrusted_ones(
+    tiny_gpt2: Path,
+    tiny_adapter: Path,
+    client: TransformersModel,
+    strict: Settings,
+    hub_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process of the model holds no token and reaches no hub."""
+    monkeypatch.setenv("HF_ENDPOINT", hub_url)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    read = reading(client)
+    settings = strict.model_copy(update={"sandbox": "off"})
+    async with serve(tiny_gpt2, settings=settings) as served:
+        plain = await served.logits(read)
+        for trusted, named in ((True, ADAPTER), (True, str(tiny_adapter)), (False, ADAPTER)):
+            response = await served.run(read, trusted=trusted, env={"peft": named})
+            adapted = values_of(response)["logits"]
+            assert not torch.equal(adapted, plain)
+        assert torch.equal(await served.logits(read), plain)
 
 
 @on_loop

@@ -122,6 +122,7 @@ def test_every_setting_of_a_deployment_is_in_its_entry() -> None:
         task="t",
         dtype="float32",
         device="cpu",
+        attn_implementation="eager",
         threads=3,
         execution_timeout_s=1.5,
         replicas=2,

@@ -40,6 +40,12 @@ def command() -> None:
 @click.option("--revision", help="Branch, tag or commit of the repository.")
 @click.option("--task", help="transformers task; default: the task of the model's architecture.")
 @click.option(
+    "--attn-implementation",
+    metavar="NAME",
+    help="Attention of requests that name none, as those of nnsight 0.7: eager, to read attention weights; "
+    "default: transformers' choice.",
+)
+@click.option(
     "--threads", type=click.IntRange(1), help="CPU threads of the model; default: one per core."
 )
 @click.option(

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
@@ -24,7 +25,7 @@ from ndif.host.runtimes import Runtime
 from ndif.host.turns import Turns
 from ndif.runtime.spec import ModelSpec
 from ndif.sandbox.confinement.confinement import Mode
-from ndif.schema.deployment import DeploymentConfig, task_of
+from ndif.schema.deployment import DeploymentConfig, read_task
 from ndif.schema.structure import ModelStructure, read_structure
 from ndif.tasks import end, within
 
@@ -50,7 +51,7 @@ class Measured:
     size_bytes: int
     """Bytes of parameters and buffers as they would be loaded, and of the padding."""
     task: str | None = None
-    """The configured task, else the hub's, else the architecture's."""
+    """The configured task, else the architecture's."""
     repo_id: str | None = None
     """The repository's name as a hub spells it; None if no hub answered."""
     parameters: int = 0
@@ -131,7 +132,7 @@ class Evaluator:
         # A folder is the operator's own, and may be mended at any time.
         outline: Mapping[str, Any] = {
             "folder": spec.checkpoint,
-            "task": spec.task,
+            "card": None,
             "repo_id": None,
             "gated": False,
             "commit": None,
@@ -152,7 +153,9 @@ class Evaluator:
                     owner,
                     lambda: self._ask(runtime, _OUTLINE, spec, asked),
                 )
-            commit, task = outline["commit"], outline["task"]
+            commit = outline["commit"]
+            config = Path(outline["folder"], "config.json")
+            task = spec.task or read_task(config, outline["card"])
             if commit is not None:
                 self._raise_if_refused(spec, commit)
             question = {
@@ -273,11 +276,11 @@ def _measured(
     answer: Mapping[str, Any], spec: ModelSpec, task: str | None, repo_id: str | None
 ) -> Measured:
     match answer:
-        case {"bytes": int(size), "parameters": int(parameters), "architectures": list(named)}:
+        case {"bytes": int(size), "parameters": int(parameters)}:
             cuda = answer.get("cuda")
             return Measured(
                 size,
-                task or task_of(named),
+                task,
                 repo_id,
                 parameters,
                 structure=read_structure(answer.get("structure")),

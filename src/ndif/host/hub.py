@@ -19,6 +19,7 @@ from ndif.config.units import format_duration
 from ndif.host.environment import environment, without_credentials
 from ndif.host.runtimes import Runtime
 from ndif.runtime.spec import ModelSpec
+from ndif.schema.deployment import read_task
 from ndif.schema.repositories import Repositories
 from ndif.tasks import within
 
@@ -27,6 +28,8 @@ _PATIENCE_S = 60.0
 _CURRENT_S = 300.0
 """Seconds for which a fetched adapter counts as current: asking the hub takes two seconds."""
 _SHOWN = 100
+_WITHOUT_TASKS = ("0.7", "0.6")
+"""Generations of nnsight that know no tasks."""
 
 
 @contextlib.asynccontextmanager
@@ -56,10 +59,11 @@ class DownloadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Facts about a model that only a hub knows."""
+    """Facts about a model that its hub and its files tell."""
 
     repo_id: str | None
     task: str | None
+    """The task under which it is loaded; None in a generation of nnsight that knows no tasks."""
     gated: bool = False
     """The hub gives the files only to those who were permitted."""
     folder: str | None = field(default=None, compare=False)
@@ -87,15 +91,26 @@ async def download(
                         pass
                     case {
                         "repo_id": str() | None as repo_id,
-                        "task": str() | None as task,
+                        "card": str() | None as card,
                         "gated": bool(gated),
                         "folder": str(folder),
                     }:
+                        task = task_to_load(spec, Path(folder), card)
                         found = Found(repo_id, task, gated, folder)
         await process.wait()
     if found is None:
         raise DownloadError(why)
     return found
+
+
+def task_to_load(spec: ModelSpec, folder: Path, card: str | None = None) -> str | None:
+    """Return the task under which a model is loaded: the one that `spec` names, or its architecture's.
+
+    `card` is the task that the repository's card names.
+    """
+    if spec.task is not None or spec.generation in _WITHOUT_TASKS:
+        return spec.task
+    return read_task(folder / "config.json", card)
 
 
 class AdapterError(Exception):
@@ -104,7 +119,11 @@ class AdapterError(Exception):
 
 @dataclass(eq=False)
 class Adapters:
-    """A folder of public adapters that deletes the least recently used, but never the newest."""
+    """The adapters for processes that reach no hub.
+
+    A folder has the public ones of untrusted requests; the least recently used are deleted, but never the
+    newest. Those of trusted requests are in the Hub's cache.
+    """
 
     runtime: Runtime
     cache: Path
@@ -113,12 +132,19 @@ class Adapters:
     max_cache_bytes: int
     repositories: Repositories = field(default_factory=Repositories)
     """Repositories whose adapters may be downloaded."""
-    _fetched: dict[str, float] = field(default_factory=dict)
+    _fetched: dict[tuple[str, bool], float] = field(default_factory=dict)
+    """When an adapter was fetched last, by its name, and for trusted requests or others."""
 
-    async def fetch(self, env: Mapping[str, Any]) -> None:
-        """Fetch the adapter that a request's `env` names to where its runner can read it."""
+    async def fetch(self, env: Mapping[str, Any], *, trusted: bool = False) -> None:
+        """Fetch the adapter that a request's `env` names to where its runner can read it.
+
+        A trusted request has what the operator has: a folder, a private repository, an adapter of any size.
+        """
         name = env.get("peft")
         if name is None:
+            return
+        if trusted:
+            await self._fetch_for_trusted(str(name))
             return
         if not isinstance(name, str) or not _REPOSITORY.fullmatch(name):
             raise AdapterError(
@@ -127,17 +153,28 @@ class Adapters:
             )
         self._require_permitted(name, name)
         folder = self.cache / f"models--{name.replace('/', '--')}"
-        age_s = time.monotonic() - self._fetched.get(name, -_CURRENT_S)
-        if age_s >= _CURRENT_S or not folder.is_dir():
-            await self._fetch(name)
-            self._fetched[name] = time.monotonic()
+        if not self._is_current(name, trusted=False) or not folder.is_dir():
+            variables = without_credentials(environment(self.runtime))
+            known_as = await self._fetch(name, variables, str(self.cache), str(self.max_bytes))
+            self._require_permitted(name, known_as)
+            self._fetched[name, False] = time.monotonic()
         await asyncio.to_thread(self._make_room, folder)
 
-    async def _fetch(self, name: str) -> None:
-        arguments = "ndif.runtime.weights.adapter", name, str(self.cache), str(self.max_bytes)
-        variables = without_credentials(environment(self.runtime))
+    async def _fetch_for_trusted(self, name: str) -> None:
+        is_folder = await asyncio.to_thread(Path(name).is_dir)
+        if is_folder or self._is_current(name, trusted=True):
+            return
+        await self._fetch(name, environment(self.runtime))
+        self._fetched[name, True] = time.monotonic()
+
+    def _is_current(self, name: str, *, trusted: bool) -> bool:
+        return time.monotonic() - self._fetched.get((name, trusted), -_CURRENT_S) < _CURRENT_S
+
+    async def _fetch(self, name: str, variables: Mapping[str, str], *arguments: str) -> str:
+        """Download an adapter by a process of its own; return what that prints."""
+        module = "ndif.runtime.weights.adapter"
         async with _fetching(
-            self.runtime, *arguments, variables=variables, stderr=subprocess.PIPE
+            self.runtime, module, name, *arguments, variables=variables, stderr=subprocess.PIPE
         ) as process:
             try:
                 printed, said = await within(process.communicate(), _PATIENCE_S)
@@ -148,7 +185,7 @@ class Adapters:
         if process.returncode != 0:
             why = said.decode(errors="replace").strip().splitlines() or ["fetching it failed"]
             raise AdapterError(f"The adapter {name!r} cannot be used here: {why[-1]}.")
-        self._require_permitted(name, printed.decode(errors="replace").strip())
+        return printed.decode(errors="replace").strip()
 
     def _require_permitted(self, name: str, known_as: str) -> None:
         """Raise an AdapterError if the operator does not allow the repository that is known by a name."""

@@ -113,6 +113,7 @@ class LocalModelActor:
             task=config.task,
             dtype=config.dtype,
             device=device or config.device,
+            attn_implementation=config.attn_implementation,
             threads=config.threads,
             untrusted=_untrusted(settings) if untrusted else None,
             trust_remote_code=config.trust_remote_code,
@@ -400,8 +401,10 @@ class LocalModelActor:
         self._runner = runner
         watching, answered = self._watchers(request, runner), False
         try:
-            if not request.trusted and not self._cancelled:
-                await runner.unless_ended(self._adapters.fetch(request.env))
+            # Where no untrusted request may come, the runner itself reaches the hub.
+            if self.process.spec.untrusted is not None and not self._cancelled:
+                fetching = self._adapters.fetch(request.env, trusted=request.trusted)
+                await runner.unless_ended(fetching)
             if self._cancelled:  # while there was nothing to end
                 return Response(request.id, Status.ERROR, self._cancelled)
             response = await self._execution.run(request, runner, respond_once_begun)

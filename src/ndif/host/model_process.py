@@ -19,7 +19,7 @@ from ndif.host.device_errors import DeviceFailure, device_failure
 from ndif.host.environment import bind
 from ndif.host.fork_server import ForkServers, Process
 from ndif.host.heartbeat import FROZEN_S, parent, sign_of_family, sign_of_life, until_frozen
-from ndif.host.hub import DownloadError, Found, download
+from ndif.host.hub import DownloadError, Found, download, task_to_load
 from ndif.host.port import ActorError, Progress
 from ndif.host.runner_handle import RunnerHandle, describe_exit
 from ndif.host.runtimes import Runtime
@@ -113,7 +113,7 @@ class ModelProcess:
         """
         if max_memory is not None:
             self.spec = replace(self.spec, max_memory=max_memory)
-        found = Found(None, self.spec.task)
+        found = Found(None, task_to_load(self.spec, self.spec.files))
         try:
             started = asyncio.create_task(self._start_process(cpus), name="model process start")
             try:

@@ -65,7 +65,6 @@ _PER_BYTE = 4
 _HEADS = 1 << 20
 """Parameters of a new head that a small model may have beyond twice those of its files."""
 _LONGEST = 4096
-_MOST_NAMES = 8
 
 
 class UnknownError(UserFacingError):
@@ -124,7 +123,7 @@ def _confine(connection: socket.socket, folder: Path, mode: Mode) -> socket.sock
 
 
 def evaluate(spec: ModelSpec, folder: Path) -> dict[str, Any]:
-    """Return the bytes of a model's parameters and buffers, its architectures' names and its structure."""
+    """Return the bytes and the number of a model's parameters and buffers, and its structure."""
     require_readable(spec)
     require_harmless(folder, remote_code=spec.trust_remote_code, pickled=spec.pickled)
     try:
@@ -149,13 +148,7 @@ def evaluate(spec: ModelSpec, folder: Path) -> dict[str, Any]:
         require_agreement(spec, parameters, {} if is_packed else _sizes(model), files)
         if not is_packed:
             size += max(0, files.elements - 2 * parameters - _HEADS) * dtype.itemsize
-    named = [name for name in config.architectures or () if isinstance(name, str)]
-    return {
-        "bytes": size,
-        "parameters": parameters,
-        "architectures": named[:_MOST_NAMES],
-        "structure": structure,
-    }
+    return {"bytes": size, "parameters": parameters, "structure": structure}
 
 
 def _is_quantized(config: Mapping[str, Any]) -> bool:

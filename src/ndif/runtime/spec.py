@@ -46,6 +46,8 @@ class ModelSpec:
     dtype: str = "auto"
     device: str | None = None
     """A torch device, "auto" to spread over GPUs, None for CUDA where there is one."""
+    attn_implementation: str | None = None
+    """The attention of requests that name none; None: transformers' choice."""
     threads: int = 0
     """Threads of a runner's tensor operations; 0: one per core."""
     untrusted: UntrustedSettings | None = None

@@ -15,19 +15,31 @@ from ndif.config.units import DURATION_PATTERN, SIZE_PATTERN, parse_duration, pa
 from ndif.errors import NdifError
 from ndif.schema.model_key import NEWEST_CLASS, ModelKey
 
-_TASKS = {
-    "ForCausalLM": "text-generation",
-    "LMHeadModel": "text-generation",
-    "ForConditionalGeneration": "text-generation",
-    "ForMaskedLM": "fill-mask",
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "ForImageClassification": "image-classification",
+_TASKS: dict[str, tuple[str, ...]] = {
+    "ForCausalLM": ("text-generation",),
+    "LMHeadModel": ("text-generation",),
+    "ForConditionalGeneration": (
+        *("text-generation", "image-text-to-text", "any-to-any"),
+        *("automatic-speech-recognition", "text-to-audio", "text-to-speech"),
+    ),
+    "ForMaskedLM": ("fill-mask",),
+    "ForSequenceClassification": ("text-classification", "zero-shot-classification"),
+    "ForTokenClassification": ("token-classification",),
+    "ForImageClassification": ("image-classification", "zero-shot-image-classification"),
+    "": (
+        *("feature-extraction", "image-feature-extraction", "document-question-answering"),
+        *("audio-classification", "automatic-speech-recognition", "depth-estimation"),
+        *("image-segmentation", "keypoint-matching", "mask-generation", "object-detection"),
+        *("table-question-answering", "text-to-audio", "text-to-speech", "video-classification"),
+        *("zero-shot-audio-classification", "zero-shot-image-classification"),
+        "zero-shot-object-detection",
+    ),
 }
-"""The task of an architecture, by the end of its name in transformers."""
+"""The tasks of an architecture, by the end of its name in transformers.
 
-_FALLBACK_TASK = "feature-extraction"
+A model has the first of them, unless its card names another one.
+"""
+
 _LARGEST_CONFIG = 16 << 20
 
 
@@ -125,6 +137,13 @@ class DeploymentConfig:
         DeviceName | None,
         Field(description="E.g. cuda:0, cpu, auto. Default: CUDA where there is a GPU."),
     ] = None
+    attn_implementation: Annotated[
+        _Text | None,
+        Field(
+            description="The attention of requests that name none, as those of nnsight 0.6, 0.7 and 0.8.0: "
+            "eager, to read attention weights. Default: transformers' choice."
+        ),
+    ] = None
     threads: Annotated[
         int, Field(ge=0, description="CPU threads of the model; 0: one per core.")
     ] = 0
@@ -220,25 +239,29 @@ class DeploymentConfig:
         )
 
 
-def read_task(config: Path) -> str | None:
-    """Return the task of the architecture that a checkpoint's `config.json` names, or None."""
+def read_task(config: Path, card: str | None = None) -> str | None:
+    """Return the task of a checkpoint with that `config.json`, as `task_of` does."""
     try:
         if config.stat().st_size > _LARGEST_CONFIG:
-            return None
+            return card
         names = json.loads(config.read_text()).get("architectures") or []
-        return task_of(names) if isinstance(names, list) else None
+        return task_of(names, card) if isinstance(names, list) else card
     except (OSError, ValueError, AttributeError, RecursionError):
-        return None
+        return card
 
 
-def task_of(architectures: Iterable[Any]) -> str | None:
-    """Return the task of a model whose config names these architectures; None if it names none."""
+def task_of(architectures: Iterable[Any], card: str | None = None) -> str | None:
+    """Return the task of a model whose config names these architectures.
+
+    The task that its card names is chosen among those of an architecture that has several, and is the
+    answer for a config that names none.
+    """
     names = [str(name) for name in architectures]
-    for name in names:
-        for suffix, task in _TASKS.items():
-            if name.endswith(suffix):
-                return task
-    return _FALLBACK_TASK if names else None
+    found = [tasks for name in names for end, tasks in _TASKS.items() if end and name.endswith(end)]
+    if not names:
+        return card
+    tasks = found[0] if found else _TASKS[""]
+    return card if card in tasks else tasks[0]
 
 
 def explain_mismatch(config: DeploymentConfig, key: ModelKey) -> str | None:

@@ -54,6 +54,7 @@ class Local:
     device: str | None
     revision: str | None
     task: str | None
+    attn_implementation: str | None
     threads: int
     replicas: int
     results: Path | None
@@ -155,6 +156,7 @@ class Local:
             task=self.task or (read_task(folder / "config.json") if is_folder else None),
             dtype=self.dtype,
             device=self.device,
+            attn_implementation=self.attn_implementation,
             threads=self.threads,
             replicas=self.replicas,
             dedicated=True,

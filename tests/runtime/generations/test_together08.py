@@ -63,13 +63,13 @@ def sent(generation: Nnsight08, block: Block) -> bytes:
 
 
 def alone(generation: Nnsight08, block: Block) -> dict[str, Any]:
-    values = generation.run(sent(generation, block), {}, STREAM)
+    values = generation.run(sent(generation, block), STREAM)
     generation.forget()
     return values
 
 
 def together(generation: Nnsight08, *blocks: Block) -> list[dict[str, Any] | None]:
-    return generation.run_together([sent(generation, each) for each in blocks], {})
+    return generation.run_together([sent(generation, each) for each in blocks])
 
 
 def close(left: Any, right: Any) -> bool:
@@ -182,7 +182,7 @@ def test_the_older_name_of_a_model_is_as_good(generation: Nnsight08) -> None:
         client = LanguageModel(generation.model.repo_id)
     made = Sent()
     reads(client, made)
-    first, other = generation.run_together([made.payload, sent(generation, reads)], {})
+    first, other = generation.run_together([made.payload, sent(generation, reads)])
     assert close(first, alone(generation, reads))
     assert close(other, first)
 
@@ -213,7 +213,7 @@ def test_one_by_itself_is_not_a_company(generation: Nnsight08) -> None:
 
 def test_what_is_no_request_is_none_here_either(generation: Nnsight08) -> None:
     payloads = [b"", sent(generation, reads), b"nothing", sent(generation, reads)]
-    found = generation.run_together(payloads, {})
+    found = generation.run_together(payloads)
     assert [each is None for each in found] == [True, False, True, False]
 
 
@@ -253,4 +253,4 @@ def test_the_model_is_as_before(generation: Nnsight08) -> None:
 
 
 def test_an_older_generation_runs_each_alone() -> None:
-    assert Generation().run_together([b"", b""], {}) == [None, None]
+    assert Generation().run_together([b"", b""]) == [None, None]

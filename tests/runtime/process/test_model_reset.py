@@ -18,6 +18,7 @@ from ndif.runtime.process.model_reset import ModelReset
 from ndif.runtime.process.model_state import ResetError
 from ndif.schema.response import InlineResult, Response
 from ndif.schema.status import Status
+from tests.runtime.process.settings_left import SETTINGS
 from tests.runtime.replica import PROMPT, Sent, Served, expected, reading, serve
 from tests.waiting import PATIENCE_S
 
@@ -28,7 +29,7 @@ WEIGHT = "weight = model._module.transformer.h[0].mlp.c_fc.weight\n"
 
 
 def executing(client: TransformersModel, code: str) -> bytes:
-    """A session that runs text, then a trace; it returns the logits, and its process."""
+    """A session that runs text, then a trace; it returns the logits, its process, and what `said` is."""
     sent = Sent()
     with client.session(backend=sent):
         import os
@@ -38,7 +39,7 @@ def executing(client: TransformersModel, code: str) -> bytes:
         with client.trace(PROMPT):
             logits = client.lm_head.output.save()
         nnsight.save(logits)
-        pid = nnsight.save([os.getpid()])  # noqa: F841 - what comes back
+        told = nnsight.save([os.getpid(), space.get("said")])  # noqa: F841 - what comes back
     return sent.payload
 
 
@@ -58,12 +59,21 @@ class Site:
 
     def run(self, code: str, **env: str) -> tuple[torch.Tensor, int]:
         """Return the logits of a request that does `code` first, and its process."""
+        saves = self.saves(code, **env)
+        return saves["logits"], saves["told"][0]
+
+    def says(self, code: str) -> tuple[int, Any]:
+        """Return the process of a request, and what its `code` says."""
+        process, said = self.saves(code)["told"]
+        return process, said
+
+    def saves(self, code: str, **env: str) -> dict[str, Any]:
         payload = executing(self.client, code)
         response: Response = self.wait(self.served.run(payload, env=env))
         assert response.status is Status.COMPLETED, response.description
         assert isinstance(response.data, InlineResult)
-        saves = torch.load(io.BytesIO(response.data.content), weights_only=False)
-        return saves["logits"], saves["pid"][0]
+        saves: dict[str, Any] = torch.load(io.BytesIO(response.data.content), weights_only=False)
+        return saves
 
     def close(self) -> None:
         self.wait(self._context.__aexit__(None, None, None))
@@ -158,6 +168,33 @@ def test_a_change_of_the_tree_is_undone(site: Site, truth: torch.Tensor, code: s
     _, process = site.run(code)
     assert site.run("")[1] == process
     assert torch.equal(site.run("")[0], truth)
+
+
+@pytest.mark.parametrize(("changes", "tells"), SETTINGS.values(), ids=SETTINGS.keys())
+def test_a_setting_of_the_process_is_as_it_was_for_the_next(
+    site: Site, changes: str, tells: str
+) -> None:
+    before = site.says(tells)
+    changed = site.saves(changes)["told"][0]
+    assert site.says(tells) == before
+    assert changed == before[0]
+
+
+def test_a_setting_that_cannot_be_restored_ends_the_process(site: Site) -> None:
+    tells = "import torch; said = torch.is_inference_mode_enabled()"
+    process, _ = site.says(
+        "import builtins, torch; builtins.mode = torch.inference_mode(); mode.__enter__()"
+    )
+    next_process, said = site.says(tells)
+    assert not said
+    assert next_process != process
+
+
+def test_a_library_that_is_loaded_keeps_its_logger(site: Site) -> None:
+    """Only those of users go: a library makes its own once a process."""
+    process, _ = site.says("import logging, wave; logging.getLogger('wave').setLevel(7)")
+    told = site.says("import logging; said = logging.getLogger('wave').level")
+    assert told == (process, 7)
 
 
 def test_a_patched_class_ends_the_process(site: Site) -> None:

@@ -22,6 +22,7 @@ from ndif.schema.response import InlineResult, StoredResult
 from ndif.schema.status import Status
 from ndif.stores.objects import FileStore
 from tests.processes import children
+from tests.runtime.process.settings_left import SETTINGS
 from tests.runtime.replica import (
     PROMPT,
     Sent,
@@ -241,77 +242,12 @@ LEFT = {
         "said = model.tokenizer.padding_side",
         True,
     ),
-    # torch and numpy
-    **{
-        f"torch.{name}": Left(
-            f"import torch; torch.{do}", f"import torch; said = torch.{see}", True
-        )
-        for name, do, see in [
-            ("grad mode", "set_grad_enabled(False)", "is_grad_enabled()"),
-            ("dtype", "set_default_dtype(torch.float64)", "zeros(1).dtype.itemsize"),
-            (
-                "deterministic",
-                "use_deterministic_algorithms(True)",
-                "are_deterministic_algorithms_enabled()",
-            ),
-            ("anomaly", "autograd.set_detect_anomaly(True)", "is_anomaly_enabled()"),
-            ("threads", "set_num_threads(1)", "get_num_threads()"),
-            (
-                "precision",
-                "set_float32_matmul_precision('medium')",
-                "get_float32_matmul_precision()",
-            ),
-            ("autocast", "set_autocast_enabled('cpu', True)", "is_autocast_enabled('cpu')"),
-            ("seed", "manual_seed(1)", "initial_seed() == 1"),
-            (
-                "fastpath",
-                "backends.mha.set_fastpath_enabled(False)",
-                "backends.mha.get_fastpath_enabled()",
-            ),
-            (
-                "denormals",
-                "set_flush_denormal(True)",
-                "tensor([1e-310], dtype=torch.float64).mul(1).item()",
-            ),
-            ("cudnn", "backends.cudnn.__setattr__('benchmark', True)", "backends.cudnn.benchmark"),
-        ]
-    },
-    "torch.device": Left(
-        "import torch; torch.set_default_device('meta')",
-        "import torch; said = torch.zeros(1).device.type",
-        False,
-    ),
+    **{name: Left(leaves, looks, True) for name, (leaves, looks) in SETTINGS.items()},
     "inference mode": Left(
         "import builtins, torch\nbuiltins.mode = torch.inference_mode(); mode.__enter__()",
         "import torch; said = torch.is_inference_mode_enabled()",
         False,
     ),
-    "global hook": Left(
-        "import torch\ntorch.nn.modules.module.register_module_forward_hook(lambda *_: None)",
-        "import torch; said = len(torch.nn.modules.module._global_forward_hooks)",
-        False,
-    ),
-    "numpy's errors": Left(
-        "import numpy; numpy.seterr(all='ignore')",
-        "import numpy; said = sorted(numpy.geterr().items())",
-        True,
-    ),
-    "numpy's random numbers": Left(
-        "import numpy; numpy.random.seed(3)",
-        "import numpy; said = numpy.random.rand() == numpy.random.RandomState(3).rand()",
-        True,
-    ),
-    "numpy's printing": Left(
-        "import numpy; numpy.set_printoptions(precision=2)",
-        "import numpy; said = numpy.get_printoptions()['precision']",
-        True,
-    ),
-    "random numbers": Left(
-        "import random; random.seed(3)",
-        "import random; said = random.random() == random.Random(3).random()",
-        True,
-    ),
-    # Python
     "builtins": Left(
         "import builtins; builtins.note = 1",
         "import builtins; said = hasattr(builtins, 'note')",
@@ -351,11 +287,6 @@ LEFT = {
     "a library that was loaded": Left(
         "import wave", "import sys; said = 'wave' in sys.modules", False
     ),
-    "sys.path": Left(
-        "import sys; sys.path.append('/nowhere')",
-        "import sys; said = '/nowhere' in sys.path",
-        False,
-    ),
     "an importer": Left(
         "import sys; sys.meta_path.append(object())", "import sys; said = len(sys.meta_path)", False
     ),
@@ -382,97 +313,6 @@ LEFT = {
         "import sys\nclass Seen(list): pass\nseen = Seen()\nsys.addaudithook(lambda *each: seen.append(1))",
         "import gc; said = [1 for each in gc.get_objects() if type(each).__name__ == 'Seen']",
         False,
-    ),
-    "recursion limit": Left(
-        "import sys; sys.setrecursionlimit(5000)",
-        "import sys; said = sys.getrecursionlimit()",
-        True,
-    ),
-    "a trace function": Left(
-        "import sys; sys.setprofile(lambda *_: None)",
-        "import sys; said = sys.getprofile() is None",
-        True,
-    ),
-    "garbage collection": Left("import gc; gc.disable()", "import gc; said = gc.isenabled()", True),
-    "gc callbacks": Left(
-        "import gc; gc.callbacks.append(print)", "import gc; said = len(gc.callbacks)", False
-    ),
-    "warnings": Left(
-        "import warnings; warnings.simplefilter('error')",
-        "import warnings; said = str(warnings.filters[0])",
-        True,
-    ),
-    "numpy's generator": Left(
-        "import numpy; numpy.random.set_bit_generator(numpy.random.PCG64(3))",
-        "import numpy; said = type(numpy.random.get_bit_generator()).__name__",
-        True,
-    ),
-    "torch's random numbers": Left(
-        "import torch; torch.manual_seed(3)",
-        "import torch\nseeded = torch.Generator().manual_seed(3)\n"
-        "said = torch.rand(1).item() == torch.rand(1, generator=seeded).item()",
-        True,
-    ),
-    "a logger's level": Left(
-        "import logging; logging.getLogger('transformers').setLevel(7)",
-        "import logging; said = logging.getLogger('transformers').level",
-        True,
-    ),
-    "a logger's handlers": Left(
-        "import logging; logging.getLogger('torch').addHandler(logging.NullHandler())",
-        "import logging; said = len(logging.getLogger('torch').handlers)",
-        True,
-    ),
-    "a logger's dictionary": Left(
-        "import logging; logger = logging.getLogger('torch')\n"
-        "logger.__dict__ = {**vars(logger), 'level': 7}",
-        "import logging; said = logging.getLogger('torch').level",
-        True,
-    ),
-    "the dictionary of loggers": Left(
-        "import logging; manager = logging.root.manager\n"
-        "manager.loggerDict = {**manager.loggerDict, 'new': logging.Logger('new')}",
-        "import logging; said = 'new' in logging.root.manager.loggerDict",
-        False,
-    ),
-    "a handler of another kind": Left(
-        "import logging; logging.root.handlers[:] = [logging.NullHandler()]",
-        "import logging; said = [type(each).__name__ for each in logging.root.handlers]",
-        True,
-    ),
-    "a handler's level": Left(
-        "import logging; logging.getLogger('transformers').handlers[0].setLevel(7)",
-        "import logging; said = [each.level for each in logging.getLogger('transformers').handlers]",
-        True,
-    ),
-    "logging": Left(
-        "import logging; logging.getLogger().setLevel(10); logging.disable(50)",
-        "import logging; said = (logging.root.level, logging.root.manager.disable)",
-        True,
-    ),
-    "a context variable": Left(
-        "import decimal; decimal.getcontext().prec = 3",
-        "import decimal; said = decimal.getcontext().prec",
-        True,
-    ),
-    "the environment": Left(
-        "import os; os.environ['NOTE'] = 'x'", "import os; said = dict(os.environ)", True
-    ),
-    "umask": Left("import os; os.umask(0o123)", "import os; said = os.umask(0o77)", True),
-    "a signal handler": Left(
-        "import signal; signal.signal(signal.SIGUSR2, signal.SIG_IGN)",
-        "import signal; said = int(signal.getsignal(signal.SIGUSR2))",
-        True,
-    ),
-    "blocked signals": Left(
-        "import signal; signal.pthread_sigmask(0, {10})",
-        "import signal; said = sorted(signal.pthread_sigmask(0, ()))",
-        True,
-    ),
-    "a soft limit": Left(
-        "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (100, 256))",
-        "import resource; said = resource.getrlimit(resource.RLIMIT_NOFILE)",
-        True,
     ),
     "a hard limit": Left(
         "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))",

@@ -66,6 +66,24 @@ async def test_all_that_loading_needs(home: Path, tiny_gpt2: Path) -> None:
 
 
 @on_loop
+async def test_the_architecture_says_the_task(
+    home: Path, tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card may name none, another one, or one that transformers does not have."""
+    cards = {"none": None, "other": "feature-extraction", "unknown": "text-ranking"}
+    hub = HfMirror(share_weights=True)
+    for name, card in cards.items():
+        hub.serve(MirroredModel(f"test-org/{name}", tiny_gpt2, None, card))
+    with serving(Starlette(routes=[Mount("/hub", routes=hub.routes())])) as url:
+        monkeypatch.setenv("HF_ENDPOINT", f"{url}/hub")
+        for name in cards:
+            found = await download(ModelSpec(f"test-org/{name}", "0.8"), HERE, print)
+            assert found.task == "text-generation"
+        asked = ModelSpec("test-org/other", "0.8", task="feature-extraction")
+        assert (await download(asked, HERE, print)).task == "feature-extraction"
+
+
+@on_loop
 async def test_cached_files_serve_without_a_hub(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,8 +93,9 @@ async def test_cached_files_serve_without_a_hub(
     monkeypatch.delenv("HF_HUB_OFFLINE")
     await download(ModelSpec(NAME, "0.8"), HERE, print)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    task = "text-generation"
-    assert await download(ModelSpec(NAME, "0.8", task=task), HERE, print) == Found(None, task)
+    assert await download(ModelSpec(NAME, "0.8"), HERE, print) == Found(None, "text-generation")
+    asked = ModelSpec(NAME, "0.8", task="feature-extraction")
+    assert await download(asked, HERE, print) == Found(None, "feature-extraction")
 
 
 @on_loop

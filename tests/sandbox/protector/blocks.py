@@ -1,7 +1,8 @@
 """Blocks of a real client, each as a payload and run by a generation under a Protector.
 
-Usage: blocks.py GENERATION FOLDER; PYTHONPATH says which nnsight. One JSON object comes out: by the name
-of a block, what was saved or the text of the error.
+Usage: blocks.py GENERATION FOLDER RWKV; PYTHONPATH says which nnsight. One JSON object comes out: by the
+name of a block, what was saved or the text of the error. RWKV is the folder of a model with modules called
+`output`.
 """
 
 # ruff: noqa: F841, B018 - what a trace binds is read after it
@@ -26,7 +27,7 @@ from ndif.runtime.generations import BlockError, ClientStream, PayloadError, cre
 from ndif.runtime.spec import ModelSpec
 from ndif.sandbox.protector import Protector
 
-GENERATION, FOLDER = sys.argv[1:]
+GENERATION, FOLDER, RWKV = sys.argv[1:]
 PROMPT = "The Eiffel Tower is in the city of"
 
 if GENERATION == "0.8":
@@ -263,6 +264,20 @@ BLOCKS: list[Callable[[Any, Any], None]] = [
 ]
 
 
+def attends(model: Any, backend: Any) -> None:
+    with model.trace(PROMPT, backend=backend):
+        weights = model.transformer.h[0].attn.output[1]
+        found = [weights.shape[1], bool(torch.allclose(weights.sum(-1), torch.ones(())))].save()
+
+
+def reads_a_part_called_output(model: Any, backend: Any) -> None:
+    with model.trace(PROMPT, backend=backend):
+        attention = model.rwkv.blocks[0].attention
+        part = attention.output.output
+        whole = attention.nns_output[0]
+        found = [len(part.shape), bool(torch.equal(part, whole))].save()
+
+
 TWICE = (reads, calls, has_an_attachment, calls_an_attachment)
 """Blocks that are run without a policy, too."""
 
@@ -285,12 +300,27 @@ def main() -> None:
         for policy in (protector, None) if block in TWICE else (protector,):
             name = block.__name__ if policy else f"{block.__name__} unguarded"
             try:
-                results[name] = generation.run(capture.payload, {}, silent, policy)
+                results[name] = generation.run(capture.payload, silent, policy)
             except BlockError as error:
                 results[name] = error.traceback
             except PayloadError as error:
                 results[name] = str(error)
             generation.forget()
+    # A client of 0.8.1 names the attention that its model has; these three do not.
+    eager = create_generation(GENERATION)
+    eager.load(ModelSpec(FOLDER, GENERATION, task=task, attn_implementation="eager"))
+    capture = Capture()
+    attends(CLIENT, capture)
+    results["attends"] = eager.run(capture.payload, silent)
+    if GENERATION != "0.8":
+        rwkv = create_generation(GENERATION)
+        rwkv.load(ModelSpec(RWKV, GENERATION))
+        capture = Capture()
+        reads_a_part_called_output(LanguageModel(RWKV), capture)
+        for policy in (protector, None):
+            name = f"part called output{'' if policy else ' unguarded'}"
+            results[name] = rwkv.run(capture.payload, silent, policy)
+            rwkv.forget()
     print(json.dumps(results, default=str))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.tiny_models import make_rwkv
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.process
@@ -18,15 +19,20 @@ pytestmark = pytest.mark.process
 BLOCKS = Path(__file__).with_name("blocks.py")
 
 
+@pytest.fixture(scope="module")
+def tiny_rwkv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_rwkv(tmp_path_factory.mktemp("rwkv"))
+
+
 @pytest.fixture(scope="module", params=["0.8", "0.7", "0.6"])
 def results(
-    request: pytest.FixtureRequest, tiny_gpt2: Path, runtimes: Path
+    request: pytest.FixtureRequest, tiny_gpt2: Path, tiny_rwkv: Path, runtimes: Path
 ) -> tuple[str, dict[str, Any]]:
     generation: str = request.param
     path = [] if generation == "0.8" else [str(runtimes / generation)]
     inherited = os.environ.get("PYTHONPATH")
     ran = subprocess.run(
-        [sys.executable, BLOCKS, generation, tiny_gpt2],
+        [sys.executable, BLOCKS, generation, tiny_gpt2, tiny_rwkv],
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join([*path, *([inherited] if inherited else [])]),
@@ -57,6 +63,19 @@ def test_weights_are_copies_and_tokens_are_read(results: tuple[str, dict[str, An
 def test_generation(results: tuple[str, dict[str, Any]]) -> None:
     _, found = results
     assert found["generates"]["found"] == [True, True]
+
+
+def test_a_model_with_a_part_called_output(results: tuple[str, dict[str, Any]]) -> None:
+    """nnsight 0.6 and 0.7 send a class of their own for it."""
+    generation, found = results
+    if generation != "0.8":
+        for way in ("", " unguarded"):
+            assert found[f"part called output{way}"]["found"] == [3, True]
+
+
+def test_a_deployments_attention_gives_weights(results: tuple[str, dict[str, Any]]) -> None:
+    _, found = results
+    assert found["attends"]["found"] == [4, True]
 
 
 def test_a_module_that_only_the_client_has(results: tuple[str, dict[str, Any]]) -> None:

@@ -91,36 +91,34 @@ class Generation:
         raise NotImplementedError
 
     def run(
-        self,
-        payload: bytes,
-        env: Mapping[str, Any],
-        stream: ClientStream,
-        policy: Protector | None = None,
+        self, payload: bytes, stream: ClientStream, policy: Protector | None = None
     ) -> dict[str, Any]:
-        """Run a decompressed payload and return its saved values by name.
+        """Run a decompressed payload on the prepared model and return its saved values by name.
 
-        `env` names the adapter and the attention implementation that the request asks for. Untrusted code
-        has a policy.
+        Untrusted code has a policy.
 
         Raises:
             PayloadError: if the payload is not a trace of this generation.
             BlockError: if the user's code raised.
         """
-        self.prepare(env)
         with nullcontext() if policy is None else self._guarding(policy):
             return self._run(payload, stream, policy)
 
-    def run_together(
-        self, payloads: Sequence[bytes], env: Mapping[str, Any]
-    ) -> list[dict[str, Any] | None]:
-        """Run trusted payloads in one forward pass and return each one's saved values by name.
+    def run_together(self, payloads: Sequence[bytes]) -> list[dict[str, Any] | None]:
+        """Run trusted payloads in one forward pass of the prepared model; return saved values by name.
 
         None stands for one that has to run alone: nothing of it has happened yet that could be noticed.
         """
         return [None] * len(payloads)
 
     def prepare(self, env: Mapping[str, Any]) -> bool:
-        """Set the model to what a request asks for; return True if that changed the model."""
+        """Set the model to what a request asks for; return True if that changed the model.
+
+        `env` names an adapter and an attention implementation. What its user should know of it is printed.
+
+        Raises:
+            PayloadError: if the model cannot be set to that.
+        """
         return False
 
     def _guarding(self, policy: Protector) -> AbstractContextManager[None]:

@@ -30,8 +30,8 @@ def {name}(*args, **kwargs):
 _HIDDEN = str(Path(nnsight.__file__).parent / "decorated")
 """A file name of nnsight's, whose frames no traceback shows."""
 
-_CLOSURE = 11
-"""Position of the names of the closure among the arguments of `make_function`."""
+_MODULE, _CLOSURE = 4, 11
+"""Positions of the module and of the names of the closure among the arguments of `make_function`."""
 
 _make_function = serialization.make_function
 
@@ -46,13 +46,22 @@ def _make_wrapper(*arguments: Any) -> FunctionType:
         arguments = (source, name, _HIDDEN, *others)
     try:
         function: FunctionType = _make_function(*arguments)
-    except NameError as error:
+    except Exception as error:
+        if str(arguments[_MODULE]).startswith("nnsight."):
+            # Of a class that the server does not make of what was sent (`overloaded07`).
+            return FunctionType(_not_sent.__code__, {}, name)
+        if not isinstance(error, NameError):
+            raise
         raise PayloadError(
             f"The block uses the function {name!r}, whose decorator this nnsight does not send along "
             f"({error}). Call the function without its decorator, or write the decorator without "
             "functools.wraps."
         ) from error
     return function
+
+
+def _not_sent(*_: object, **__: object) -> None:
+    raise RuntimeError("a function of nnsight's own was not sent as it is")
 
 
 def _yields(source: str) -> bool:

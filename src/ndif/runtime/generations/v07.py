@@ -33,6 +33,7 @@ from ndif.runtime.generations import (
     PayloadError,
     decorated07,  # noqa: F401 - replaces a function of nnsight's
     explain_absent,
+    overloaded07,
     unpickling_errors,
 )
 from ndif.runtime.generations.tracebacks07 import codes_above, explain_block, show_lines
@@ -312,7 +313,11 @@ class Nnsight07(Generation):
                 _setstate(function, (own, {**slots, "__globals__": policy.scope(names)}))
 
         def unpickler(file: Any, persistent: Mapping[str, Any] | None = None) -> Any:
-            rebuilders = {
+            made, cloud = policy.rebuilders(), overloaded07.CLOUD
+            make, fill = (cloud, overloaded07.MAKE), (cloud, overloaded07.FILL)
+            rebuilders: dict[tuple[str, str], Any] = {
+                make: overloaded07.making(made[make]),
+                fill: overloaded07.filling(made[fill]),
                 (_SERIALIZATION, "make_function"): make_function,
                 (_SERIALIZATION, "_source_function_setstate"): setstate,
             }

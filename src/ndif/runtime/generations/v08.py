@@ -45,6 +45,9 @@ _INTERNAL = str(Path(nnsight.__file__).parent)
 logging.getLogger("transformers.pipelines").addFilter(lambda record: "device_map" not in record.msg)
 
 
+_USUAL = "sdpa"
+"""The attention that transformers chooses for a model, unless it has switched it off for its class."""
+
 _COMPILING = (tracing, interleaving, interleaver, iterator, serialization, request)
 _SERIALIZATION = "nnsight.intervention.serialization"
 
@@ -68,6 +71,7 @@ class Nnsight08(Generation):
         """The state of the model, as the last request asked for it."""
         self._attention: str | None = None
         """The implementation that the model was loaded with: the default for a request that names none."""
+        self._lacks_usual = False
 
     def load(self, spec: ModelSpec) -> None:
         """See `Generation.load`."""
@@ -84,6 +88,10 @@ class Nnsight08(Generation):
         self._attention = self.model.attn_implementation
         if self._attention is not None:
             self._env = {"attn_implementation": self._attention}
+        if self._attention not in (None, _USUAL):
+            module = self.model._module
+            has_it = module._supports_sdpa and module._can_set_attn_implementation()
+            self._lacks_usual = not has_it
 
     def move(self, placement: Placement) -> None:
         """See `Generation.move`."""
@@ -127,11 +135,8 @@ class Nnsight08(Generation):
         finally:
             tracing.dec()
 
-    def run_together(
-        self, payloads: Sequence[bytes], env: Mapping[str, Any]
-    ) -> list[dict[str, Any] | None]:
+    def run_together(self, payloads: Sequence[bytes]) -> list[dict[str, Any] | None]:
         """See `Generation.run_together`."""
-        self.prepare(env)
         objects = self._objects = self._objects or self.model._remoteable_persistent_objects()
         if self._together is None:
             self._together = Together(self.model)
@@ -148,8 +153,16 @@ class Nnsight08(Generation):
     def prepare(self, env: Mapping[str, Any]) -> bool:
         """See `Generation.prepare`: an adapter and an attention implementation, for this request alone."""
         # A client sends None for a key that it does not use, or leaves the key out.
-        given = {"attn_implementation": self._attention, **env}
-        env = {name: value for name, value in given.items() if value is not None}
+        env = {name: value for name, value in env.items() if value is not None}
+        if self._attention is not None:
+            env.setdefault("attn_implementation", self._attention)
+        if self._lacks_usual and env.get("attn_implementation") == _USUAL:
+            # The client's transformers has chosen it, not its user.
+            env["attn_implementation"] = self._attention
+            print(
+                f"The attention is {self._attention!r} here, not {_USUAL!r} as your client has it: the "
+                f"server's transformers has no {_USUAL!r} for {type(self.model._module).__name__}."
+            )
         if env == self._env:
             return False
         if self._trained is None:

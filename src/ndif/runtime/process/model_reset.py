@@ -1,8 +1,9 @@
-"""The reset of a trusted runner's model between two requests.
+"""The reset of a trusted runner between two requests.
 
-A request finds the model as it was loaded, whatever an earlier one did to it. The module tree and its
-surroundings are restored. A weight that was written to, or a patched class, is only detected: then the
-process ends, and the next request gets one that has its weights from the model process.
+A request finds the model as it was loaded, and the settings of the process as they were, whatever an
+earlier one did to them. The module tree, its surroundings and the settings are restored. A weight that was
+written to, or a patched class, is only detected: then the process ends, and the next request gets one that
+has its weights from the model process.
 
 Nothing else of a trusted request is undone: its user has the rights of the server.
 """
@@ -19,6 +20,7 @@ import torch
 from ndif.runtime.process.model_state import ModelState, ResetError, WeightsMemory
 from ndif.runtime.process.namespaces import Versions, copied, members_of
 from ndif.runtime.process.proc_files import ProcFiles
+from ndif.runtime.process.process_settings import ProcessSettings
 
 if TYPE_CHECKING:
     from ndif.runtime.generations import Generation
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ModelReset:
-    """Return a runner's model to the state that `begin` records; raise for what cannot be restored."""
+    """Return model and settings to the state that `begin` records; raise for what cannot be restored."""
 
     def __init__(self, generation: Generation, driver: Cuda | None) -> None:
         self._generation = generation
@@ -39,6 +41,7 @@ class ModelReset:
     def begin(self) -> None:
         """Record the present state, before the first request and when one brings an adapter."""
         model = self._generation.model
+        self._settings = ProcessSettings()
         self._state = ModelState(model)
         self._code = _Code(model._module)
         self._weights = None
@@ -46,8 +49,10 @@ class ModelReset:
             self._weights = WeightsMemory(model._module, self._proc_files)
 
     def __call__(self) -> None:
-        """Restore the model; raise ResetError if something of it cannot be restored."""
+        """Restore model and settings; raise ResetError if something of them cannot be restored."""
         self._generation.forget()
+        if (setting := self._settings.restore()) is not None:
+            raise ResetError(f"{setting} cannot be restored")
         self._state.restore()
         self._code.check()
         if self._weights is not None:

@@ -33,6 +33,7 @@ _CACHES = {
     ("re", "_cache"),
     ("re", "_cache2"),
     ("re._compiler", "_cache"),
+    ("warnings", "onceregistry"),
     ("sys", "path_importer_cache"),
     ("abc", "__annotations__"),
 }
@@ -61,6 +62,7 @@ class Namespaces:
         """For each dictionary the class whose members it holds, or the name of its other owner."""
         self._containers: list[tuple[_Container, list[Any], str]] = []
         self._known: set[int] = set()
+        _drop_warnings()
         self._modules = dict(sys.modules)
         self._modules_version = Versions([sys.modules])
         # The collector finds nothing of what a fork server imported and froze, which a request can change.
@@ -85,6 +87,7 @@ class Namespaces:
 
     def _extend(self) -> None:
         """Adopt what was added and changed since."""
+        _drop_warnings()
         changes = self.changes()
         self.adopt(changes)
         for change in changes:
@@ -168,6 +171,7 @@ class Namespaces:
         Locks are created anew and a thread has another id. Where the weights are on a GPU, many modules are
         loaded only once its driver has started.
         """
+        _drop_warnings()
         self.adopt(self.changes())
         if len(sys.modules) != len(self._modules):
             self._modules = dict(sys.modules)
@@ -266,6 +270,13 @@ class Change:
     def __str__(self) -> str:
         names = ", ".join(sorted(str(key)[:50] for key in self.keys()[:5]))
         return f"{self.name} ({names})" if names else self.name
+
+
+def _drop_warnings() -> None:
+    """Drop what modules remember of warnings, so that only those of a request are there after it."""
+    for module in [*sys.modules.values()]:
+        if isinstance(module, types.ModuleType):
+            vars(module).pop("__warningregistry__", None)
 
 
 def _functions() -> list[types.FunctionType]:

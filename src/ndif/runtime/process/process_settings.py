@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found] # no stubs
 import asyncio
-import atexit
 import contextlib
 import decimal
 import functools
@@ -15,7 +14,9 @@ import os
 import resource
 import signal
 import sys
+import threading
 import tracemalloc
+import types
 import warnings
 from collections.abc import Callable, Mapping
 from operator import is_
@@ -24,10 +25,41 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.random import mtrand
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from ndif.runtime.process.libraries import is_of_a_library
 from ndif.runtime.process.namespaces import Lengths, Versions
+
+_ATTEMPTS = 2
+"""Attempts to restore what has changed: one setting may change another."""
+
+
+class ProcessSettings:
+    """The settings of this process, each with the value that it had when this was made."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[ProcessSetting, Any]] = []
+        for setting in settings():
+            with contextlib.suppress(Exception):  # one that this machine's torch does not have
+                self._before.append((setting, setting.read()))
+
+    def restore(self) -> str | None:
+        """Stop timers and restore what has changed; return the name of what cannot be restored, or None."""
+        _stop_timers()
+        changed = self._changed()
+        for _ in range(_ATTEMPTS if changed else 0):
+            for setting, before in changed:
+                if setting.restore is not None:
+                    with contextlib.suppress(Exception):
+                        setting.restore(before)
+            changed = self._changed()
+        return changed[0][0].name if changed else None
+
+    def _changed(self) -> list[tuple[ProcessSetting, Any]]:
+        return [each for each in self._before if not each[0].is_unchanged(each[1])]
 
 
 class ProcessSetting(NamedTuple):
@@ -57,7 +89,7 @@ def settings() -> list[ProcessSetting]:
             getter, setter = (getattr(module, f"{verb}{name}", None) for verb in ("get", "set"))
             if getter is not None:
                 rows.append((f"{module.__name__}.{name}", getter, setter))
-    rows += [*_of_python(), *_of_torch(), *_of_numpy()]
+    rows += [*_of_python(), *_of_torch(), *_of_precision(), *_of_numpy()]
     for device in ("cpu", "cuda"):
         for getter, setter in (
             (torch.is_autocast_enabled, torch.set_autocast_enabled),
@@ -94,9 +126,16 @@ _PAIRS: list[tuple[Any, tuple[str, ...]]] = [
 """Settings NAME that a module's functions `getNAME` and `setNAME` read and set."""
 
 _ATTRIBUTES: list[tuple[Any, tuple[str, ...]]] = [
+    (sys, ("excepthook", "unraisablehook", "displayhook", "breakpointhook")),
+    (threading, ("excepthook",)),
+    (warnings, ("showwarning", "formatwarning")),
+    (logging, ("raiseExceptions", "_logRecordFactory", "_loggerClass")),
+    (modules, ("_global_is_full_backward_hook",)),
     (torch.utils.deterministic, ("fill_uninitialized_memory",)),
-    (torch.backends.cudnn, ("enabled", "benchmark", "deterministic", "allow_tf32")),
-    (torch.backends.cuda.matmul, ("allow_tf32", "allow_fp16_reduced_precision_reduction")),
+    (torch.backends.cudnn, ("enabled", "benchmark", "benchmark_limit", "deterministic")),
+    (torch.backends.cudnn, ("allow_tf32", "depthwise_kernel")),
+    (torch.backends.cuda.matmul, ("allow_tf32", "allow_fp16_accumulation")),
+    (torch.backends.cuda.matmul, ("allow_fp16_reduced_precision_reduction",)),
     (torch.backends.cuda.matmul, ("allow_bf16_reduced_precision_reduction",)),
     (torch.backends.mkldnn, ("deterministic", "allow_tf32")),
 ]
@@ -108,8 +147,7 @@ def _of_python() -> list[_Row]:
         ("asyncgen hooks", sys.get_asyncgen_hooks, lambda hooks: sys.set_asyncgen_hooks(*hooks)),
         ("garbage collection", gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
         ("gc threshold", gc.get_threshold, lambda limits: gc.set_threshold(*limits)),
-        ("decimal context", lambda: repr(decimal.getcontext())),
-        ("exit functions", atexit._ncallbacks),
+        ("decimal context", lambda: repr(decimal.getcontext()), _restorer_of_decimals()),
         ("memory tracing", tracemalloc.is_tracing, lambda _: tracemalloc.stop()),
         ("event loop", lambda: id(asyncio._get_running_loop())),
         (
@@ -120,6 +158,8 @@ def _of_python() -> list[_Row]:
         ("warnings", lambda: list(warnings.filters), _set_warnings),
         ("logging", lambda: logging.root.manager.disable, logging.disable),
         ("loggers", _Loggers().read, _set_loggers),
+        _of_list(sys, "path"),
+        _of_list(gc, "callbacks"),
         ("working directory", _folder, os.chdir),
         ("umask", _umask, os.umask),
         ("environment", lambda: dict(os.environ._data), _set_environment),  # type: ignore[attr-defined]
@@ -139,9 +179,31 @@ def _of_python() -> list[_Row]:
     return found
 
 
+def _of_list(owner: types.ModuleType, name: str) -> _Row:
+    items: list[Any] = getattr(owner, name)
+
+    def restore(before: list[Any]) -> None:
+        items[:] = before
+        setattr(owner, name, items)
+
+    return f"{owner.__name__}.{name}", lambda: list(getattr(owner, name)), restore
+
+
+def _restorer_of_decimals() -> Callable[[str], None]:
+    context = decimal.getcontext().copy()
+    return lambda _: decimal.setcontext(context.copy())
+
+
 def _set_warnings(filters: list[Any]) -> None:
     warnings.filters[:] = filters  # type: ignore[index]
-    warnings._filters_mutated()  # type: ignore[attr-defined]
+    forget_warnings()
+
+
+def forget_warnings() -> None:
+    """Forget which warnings were shown, so that Python shows each of them again."""
+    with warnings.catch_warnings():  # filters count as changed, so modules drop what they remember
+        pass
+    warnings.onceregistry.clear()  # type: ignore[attr-defined]
 
 
 class _Loggers:
@@ -179,7 +241,7 @@ class _Loggers:
         self._by_name = logging.root.manager.loggerDict
         known = {"": logging.root, **self._by_name}
         found = {name: each for name, each in known.items() if isinstance(each, logging.Logger)}
-        settings = {name: _logger_settings(each) for name, each in found.items()}
+        settings = {name: _logger_settings(each) for name, each in known.items()}
         self._loggers = [*found.values()]
         self._dicts = [*map(vars, self._loggers)]
         self._versions = Versions([self._by_name, *self._dicts])
@@ -194,21 +256,38 @@ class _Loggers:
         self._found = settings
 
 
-def _logger_settings(logger: logging.Logger) -> tuple[Any, ...]:
+def _logger_settings(logger: logging.Logger | logging.PlaceHolder) -> tuple[Any, ...]:
+    if isinstance(logger, logging.PlaceHolder):  # the name of a logger to come
+        return (logger,)
     return (
         logger,
         logger.level,
         logger.propagate,
         logger.disabled,
+        logger.parent,
         [(each, each.level, each.formatter) for each in logger.handlers],
         list(logger.filters),
     )
 
 
-def _set_loggers(before: Mapping[str, tuple[Any, ...]]) -> None:
-    for logger, level, propagate, disabled, handlers, filters in before.values():
+def _set_loggers(before: dict[str, tuple[Any, ...]]) -> None:
+    """Restore all loggers, and remove new ones but for those of libraries that were loaded."""
+    by_name = logging.root.manager.loggerDict
+    for name, now in [*by_name.items()]:
+        known = before.get(name, (None,))[0]
+        if isinstance(known, logging.Logger) or now is known:
+            continue
+        if is_of_a_library(sys.modules.get(name)):
+            before[name] = _logger_settings(now)
+        elif known is None:
+            del by_name[name]
+    for name, (logger, *settings) in before.items():
+        if name:
+            by_name[name] = logger
+        if not settings:
+            continue
+        level, logger.propagate, logger.disabled, logger.parent, handlers, filters = settings
         logger.setLevel(level)
-        logger.propagate, logger.disabled = propagate, disabled
         logger.handlers[:] = [handler for handler, _, _ in handlers]
         for handler, own_level, formatter in handlers:
             handler.level, handler.formatter = own_level, formatter
@@ -238,9 +317,30 @@ def _set_handlers(before: Mapping[int, Any]) -> None:
             signal.signal(number, handler)
 
 
+_HOOKS: list[dict[int, Any]] = [
+    value
+    for owner in (modules, optimizers)
+    for name, value in vars(owner).items()
+    if name.startswith("_global_") and isinstance(value, dict)
+]
+"""The hooks of all modules and all optimizers."""
+
+
+def _set_hooks(before: list[dict[int, Any]]) -> None:
+    for hooks, earlier in zip(_HOOKS, before, strict=True):
+        hooks.clear()
+        hooks.update(earlier)
+
+
 def _of_torch() -> list[_Row]:
     attention, mha = torch.backends.cuda, torch.backends.mha
+    printing = vars(torch._tensor_str.PRINT_OPTS)
     return [
+        ("printing of torch", lambda: dict(printing), printing.update),
+        ("hooks of all modules", lambda: [dict(hooks) for hooks in _HOOKS], _set_hooks),
+        *_of_functions(),
+        # Before the function modes, of which it is one.
+        ("default device", _default_device, _set_default_device),
         ("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
         ("inference mode", torch.is_inference_mode_enabled),
         ("function modes", lambda: [id(each) for each in _get_current_function_mode_stack()]),
@@ -273,6 +373,61 @@ def _of_torch() -> list[_Row]:
     ]
 
 
+def _of_functions() -> list[_Row]:
+    """Return the functions that transformers replaces while it builds a model."""
+    functions = {
+        name: value
+        for name, value in vars(torch.nn.init).items()
+        if isinstance(value, types.FunctionType)
+    }
+    found = [
+        (module, name)
+        for of_module, module in sys.modules.items()
+        if of_module.startswith("torch.nn.")
+        for name, value in functions.items()
+        if vars(module).get(name) is value
+    ]
+    rows = [_of_attributes("functions that initialize weights", [*found, (torch, "linspace")])]
+    if (modeling := sys.modules.get("transformers.modeling_utils")) is not None:
+        methods = [(modeling.PreTrainedModel, name) for name in ("init_weights", "tie_weights")]
+        rows.append(_of_attributes("functions that build models", methods))
+    return rows
+
+
+def _of_attributes(title: str, places: list[tuple[Any, str]]) -> _Row:
+    def restore(before: list[Any]) -> None:
+        for (owner, name), value in zip(places, before, strict=True):
+            setattr(owner, name, value)
+
+    return title, lambda: [getattr(owner, name) for owner, name in places], restore
+
+
+def _default_device() -> Any:
+    return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+
+
+def _set_default_device(context: Any) -> None:
+    torch.set_default_device(None if context is None else context.device)
+    if context is None:
+        del torch._GLOBAL_DEVICE_CONTEXT.device_context
+
+
+def _of_precision() -> list[_Row]:
+    """Return torch's precision of float32 by backend and operation, which newer versions have."""
+    if not hasattr(torch._C, "_get_fp32_precision_getter"):
+        return []
+    read, write = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+    of_backends = [
+        (backend, operation)
+        for backend in ("cuda", "mkldnn")
+        for operation in ("all", "matmul", "conv", "rnn")
+    ]
+    return [
+        (f"precision of {each}", functools.partial(read, *each), functools.partial(write, *each))
+        for each in (("generic", "all"), *of_backends)
+    ]
+
+
 def _flushes_denormal() -> bool:
     return bool(torch.tensor([1e-310], dtype=torch.float64).mul(1.0).item() == 0)
 
@@ -289,7 +444,7 @@ def _set_printing(before: Mapping[str, Any]) -> None:
     np.set_printoptions(**{name: before[name] for name in before if name != "override_repr"})
 
 
-def stop_timers() -> None:
+def _stop_timers() -> None:
     """Stop the timers that send this process signals, if the confinement permits timers at all."""
     with contextlib.suppress(OSError):
         signal.alarm(0)

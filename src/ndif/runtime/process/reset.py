@@ -10,13 +10,12 @@ The reset does not keep users apart: a process never serves two of them.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import os
-import random
 import select
 import sys
-import sysconfig
 import threading
 import time
 import types
@@ -27,9 +26,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ndif.runtime.process.heap import KEPT_TOP, trim
+from ndif.runtime.process.libraries import FOLDERS, is_of_a_library
 from ndif.runtime.process.model_state import ModelState, ResetError, WeightsMemory
 from ndif.runtime.process.proc_files import ProcFiles
-from ndif.runtime.process.process_settings import settings, stop_timers
+from ndif.runtime.process.process_settings import ProcessSettings
 
 if TYPE_CHECKING:
     from ndif.runtime.generations import Generation
@@ -77,7 +77,8 @@ class Reset:
         self._generation.forget()
         gc.collect()
         self._namespaces.inherit()
-        self._settings = [(setting, setting.read()) for setting in settings()]
+        self._settings = ProcessSettings()
+        self._exit_functions = atexit._ncallbacks()
         self._model = self._isolation.model_state or ModelState(self._generation.model)
         # Weights on devices belong to another process, which verifies them.
         own = self._generation.model._module if self._driver is None else torch.nn.Module()
@@ -97,8 +98,10 @@ class Reset:
         if header["env"].get("peft"):
             raise ResetError("an adapter was put on the model")
         self._check_threads()
-        stop_timers()
-        self._restore_settings()
+        if (setting := self._settings.restore()) is not None:
+            raise ResetError(f"{setting} cannot be restored")
+        if atexit._ncallbacks() != self._exit_functions:
+            raise ResetError("a function was registered for the end of the process")
         self._generation.forget()
         self._generation.prepare({})
         self._model.restore()
@@ -131,22 +134,10 @@ class Reset:
                 raise ResetError("a thread is still running")
             time.sleep(_THREAD_POLL_S)
 
-    def _restore_settings(self) -> None:
-        for setting, before in self._settings:
-            if setting.is_unchanged(before):
-                continue
-            with contextlib.suppress(Exception):
-                if setting.restore is not None:
-                    setting.restore(before)
-            if not setting.is_unchanged(before):
-                raise ResetError(f"{setting.name} cannot be restored")
-        # `random` seeds itself anew at each fork; do as a new process does.
-        random.seed()
-
     def _restore_namespaces(self) -> bool:
         """Restore modules and classes; return True if the request loaded libraries of the server."""
         spaces = self._namespaces
-        loaded = spaces.restore_modules(_of_a_library)
+        loaded = spaces.restore_modules(is_of_a_library)
         if loaded and not self._guarded:
             # The module's own changes cannot be told from the request's.
             raise ResetError(f"the module {loaded} was loaded")
@@ -211,28 +202,17 @@ def _start_threads(model: Any) -> None:
         model.tokenizer(["one", "two"])
 
 
-_PATHS = [sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")]
-_LIBRARIES = tuple(f"{os.path.normpath(folder)}/" for folder in (*_PATHS, *sys.path) if folder)
-"""The folders of the server's packages."""
-
-
-def _of_a_library(module: object) -> bool:
-    """Return True for a module that Python loaded from the folders of the server's packages."""
-    spec = getattr(module, "__spec__", None) if isinstance(module, types.ModuleType) else None
-    origin = getattr(spec, "origin", None)
-    built_in = origin in ("built-in", "frozen")
-    return built_in or (isinstance(origin, str) and origin.startswith(_LIBRARIES))
-
-
 def _name_of_request_object(found: Any, *, loaded: bool) -> str | None:
     """Return the name of an object that only a request can have made; None if it may be a library's."""
     # If the request `loaded` libraries, their functions and classes are as new as its own.
     kind = type(found)
     if kind is types.FunctionType:
         file = found.__code__.co_filename
-        if not file.startswith(_LIBRARIES) and not (loaded and file.startswith("<")):
+        if not file.startswith(FOLDERS) and not (loaded and file.startswith("<")):
             return f"the function {found.__qualname__}"
-    if issubclass(kind, type) and not (loaded and _of_a_library(sys.modules.get(found.__module__))):
+    if issubclass(kind, type) and not (
+        loaded and is_of_a_library(sys.modules.get(found.__module__))
+    ):
         return f"the class {found.__qualname__}"
     if issubclass(kind, torch.Tensor):
         return "a tensor"

@@ -8,6 +8,7 @@ import functools
 import gc
 import io
 import os
+import random
 import secrets
 import select
 import signal
@@ -27,6 +28,7 @@ from ndif.runtime.generations import BlockError, ClientStream, Generation, Paylo
 from ndif.runtime.process import proc_files
 from ndif.runtime.process.cuda import Cuda, DeviceError
 from ndif.runtime.process.model_state import ResetError
+from ndif.runtime.process.process_settings import forget_warnings
 from ndif.runtime.process.warmup_request import start_threads
 from ndif.runtime.results import Result, ResultNotStoredError, ResultTooLargeError
 from ndif.runtime.tracebacks import explain, walk
@@ -120,6 +122,7 @@ def _show_warning(
 
 def _seed(*, devices: bool) -> None:
     """Give the request random numbers of its own: every fork begins with the numbers of its zygote."""
+    random.seed()
     seed = secrets.randbits(64)
     if devices:
         torch.manual_seed(seed)
@@ -168,8 +171,10 @@ class Runner:
         self._proc_files: proc_files.ProcFiles | None = None
         """Resets the peak of memory between requests of a confined process; None if it runs one request."""
         self._model_reset: ModelReset | None = None
-        """The reset of the model alone; None where the whole process is reset, or ends."""
+        """The reset of a trusted runner; None where the whole process is reset, or ends."""
         signal.signal(signal.SIGUSR1, _interrupt)
+        warnings.showwarning = _show_warning
+        torch.set_warn_always(True)  # torch tells many warnings only once a process
 
     def serve_once(self) -> None:
         """Run one request; the end of the process cleans up after it."""
@@ -181,7 +186,6 @@ class Runner:
     def serve_one_user(self, reset: Reset) -> None:
         """Run one user's requests, and reset the process after each; return when it cannot be reset."""
         self._proc_files = reset.proc_files
-        warnings.showwarning = _show_warning  # before the reset takes it for a request's
         reset.begin()
         self._report_ready()
         with contextlib.suppress(EOFError, ConnectionError, DeviceError):
@@ -198,7 +202,7 @@ class Runner:
                     return
 
     def serve(self, reset: ModelReset) -> None:
-        """Run requests, and reset the model after each; return when it cannot be reset."""
+        """Run requests, and reset model and settings after each; return when they cannot be reset."""
         self._model_reset = reset
         reset.begin()
         self._report_ready()
@@ -224,15 +228,10 @@ class Runner:
         return True
 
     def _report_ready(self) -> None:
-        warnings.showwarning = _show_warning
         self._channel.send({"kind": "idle"})
 
     def _run(self, header: Mapping[str, Any], payload: bytes) -> None:
-        # An earlier block may have ended inside a `no_grad`.
-        torch.set_grad_enabled(True)
-        _seed(devices=self._driver is not None)
-        self._channel.send({"kind": "running"})
-        self._reset_peak()
+        self._begin()
         started = time.perf_counter()
         moments = [_now()]
         logs = _LogStream(self._channel)
@@ -255,7 +254,7 @@ class Runner:
                     self._prepare(header["env"])
                     moments.append(_now())
                     Runner.runs_block = True
-                    saves = self._generation.run(payload, header["env"], stream, policy)
+                    saves = self._generation.run(payload, stream, policy)
                     # Asynchronous work of the block may still fail.
                     self._synchronize()
             finally:
@@ -284,21 +283,20 @@ class Runner:
 
     def _run_together(self, header: Mapping[str, Any], payloads: bytes) -> None:
         """Run several requests in one forward pass, and answer those that can be answered so."""
-        torch.set_grad_enabled(True)
-        _seed(devices=self._driver is not None)
-        self._channel.send({"kind": "running"})
-        self._reset_peak()
+        self._begin()
         moments = [_now()]
         runs = header["runs"]
         answers: list[tuple[Header | None, bytes]] = [(None, b"")] * len(runs)
         printed = io.StringIO()
+        saves: list[dict[str, Any] | None] = []
         try:
             with redirect_stdout(printed), redirect_stderr(printed):
                 self._prepare(header["env"])
                 parts = list(_split(payloads, runs, header["max_payload"]))
                 moments.append(_now())
-                saves = self._generation.run_together(parts, header["env"])
-                self._synchronize()
+                if not printed.getvalue():
+                    saves = self._generation.run_together(parts)
+                    self._synchronize()
             moments.append(_now())
             # What is printed is somebody's, and nobody knows whose.
             if not printed.getvalue():
@@ -332,6 +330,14 @@ class Runner:
         compress = run["compress_inline"]
         content = result.compressed() if compress else result.content
         return {"size": len(content), "compressed": compress}, content
+
+    def _begin(self) -> None:
+        """Begin a request, which finds no random numbers, warnings and peak of memory of an earlier one."""
+        torch.set_grad_enabled(True)
+        _seed(devices=self._driver is not None)
+        forget_warnings()
+        self._channel.send({"kind": "running"})
+        self._reset_peak()
 
     def _prepare(self, env: Mapping[str, Any]) -> None:
         if self._generation.prepare(env) and self._model_reset is not None:

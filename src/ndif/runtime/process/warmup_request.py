@@ -95,7 +95,7 @@ class WarmupRequest:
         try:
             if self._payload is None:
                 self._payload = self._generation.warmup_payload(self._prompt())
-            saves = self._generation.run(self._payload, {}, _NO_CLIENT, policy)
+            saves = self._generation.run(self._payload, _NO_CLIENT, policy)
             Result(self._generation.export(saves), _ANY_SIZE, _ANY_SIZE).compressed()
         except Exception as error:
             # One prompt does not suit every kind of model, and every kind is to be served.

@@ -1,7 +1,9 @@
-"""Download an adapter for an untrusted request: `python -m ndif.runtime.weights.adapter REPO CACHE BYTES`.
+"""Download an adapter for a process that reaches no hub.
 
-Prints the name that the hub has for the repository, which may have been renamed, before it is downloaded.
-The download uses no credentials and takes only formats that are pure data: no file that is unpickled.
+`python -m ndif.runtime.weights.adapter REPO` downloads it for a trusted request, to the Hub's cache. With
+`CACHE BYTES` it is for an untrusted one: it goes to a cache of such adapters, without credentials, and in
+formats that are pure data, so that no file is unpickled. The name that the hub has for the repository, by
+which it may have been renamed, is printed before it is downloaded.
 """
 
 from __future__ import annotations
@@ -16,26 +18,33 @@ from ndif.sizes import format_size
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
-def main(repo_id: str, cache: str, max_bytes: int) -> str:
-    """Download the adapter into the cache; return the reason if that is not possible, else ""."""
+def main(repo_id: str, cache: str = "", max_bytes: str = "0") -> str:
+    """Download the adapter; return the reason if that is not possible, else ""."""
     try:
-        print(HfApi().model_info(repo_id, token=False).id, flush=True)
-        listed = HfApi().list_repo_tree(repo_id, token=False)
-        sizes = {entry.path: getattr(entry, "size", 0) for entry in listed}
-        if missing := [name for name in _FILES if name not in sizes]:
-            return f"it has no {missing[0]}"
-        size = sum(sizes[name] for name in _FILES)
-        if size > max_bytes:
-            return f"it has {format_size(size)}; this server takes at most {format_size(max_bytes)}"
-        snapshot_download(repo_id, cache_dir=cache, allow_patterns=list(_FILES), token=False)
+        if cache:
+            return _fetch_public(repo_id, cache, int(max_bytes))
+        snapshot_download(repo_id, allow_patterns=["adapter_*"])
     except RepositoryNotFoundError:
-        return "there is no public repository of that name"
+        return f"there is no {'public repository' if cache else 'repository'} of that name"
     except (HfHubHTTPError, OSError, ValueError) as error:
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return ""
 
 
+def _fetch_public(repo_id: str, cache: str, max_bytes: int) -> str:
+    print(HfApi().model_info(repo_id, token=False).id, flush=True)
+    listed = HfApi().list_repo_tree(repo_id, token=False)
+    sizes = {entry.path: getattr(entry, "size", 0) for entry in listed}
+    if missing := [name for name in _FILES if name not in sizes]:
+        return f"it has no {missing[0]}"
+    size = sum(sizes[name] for name in _FILES)
+    if size > max_bytes:
+        return f"it has {format_size(size)}; this server takes at most {format_size(max_bytes)}"
+    snapshot_download(repo_id, cache_dir=cache, allow_patterns=list(_FILES), token=False)
+    return ""
+
+
 if __name__ == "__main__":
-    reason = main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    reason = main(*sys.argv[1:])
     if reason:
         raise SystemExit(reason)

@@ -2,9 +2,9 @@
 
 Downloading a gated model takes a token, and a process that runs untrusted code must hold none. So this
 process downloads the files and ends before the first request. It prints JSON lines: its progress in bytes,
-and last the facts that only the hub knows, the model's name there, its task, and whether it gives the
-files to everybody. It imports neither torch
-nor transformers, whose imports take longer than a small model's download.
+and last the facts that only the hub knows, the model's name there, the task of its card, and whether it
+gives the files to everybody. It imports neither torch nor transformers, whose imports take longer than a
+small model's download.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _provide(spec: ModelSpec) -> dict[str, Any]:
         if not is_here(spec, "config.json", spec.revision):
             raise
         folder = str(cached_folder(spec))
-        return {"repo_id": None, "task": spec.task, "gated": False, "folder": folder}
+        return {"repo_id": None, "card": None, "gated": False, "folder": folder}
     sizes = {file.rfilename: file.size or 0 for file in found.siblings or ()}
     names = needed(sizes, own_code=spec.trust_remote_code)
     require_permitted(spec, names)
@@ -206,9 +206,8 @@ def _provide(spec: ModelSpec) -> dict[str, Any]:
     if spec.trust_remote_code:
         for repository in code_of_others(Path(folder)):
             snapshot_download(repository, allow_patterns="*.py")
-    # nnsight 0.6 and 0.7 know no tasks.
-    task = spec.task or (found.pipeline_tag if spec.generation == "0.8" else None)
-    return {"repo_id": found.id, "task": task, "gated": is_gated(found), "folder": folder}
+    card = found.pipeline_tag
+    return {"repo_id": found.id, "card": card, "gated": is_gated(found), "folder": folder}
 
 
 def is_gated(known: ModelInfo | None) -> bool:

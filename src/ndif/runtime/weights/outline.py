@@ -117,7 +117,7 @@ def find(spec: ModelSpec, empty: Path) -> dict[str, Any]:
     )
     snapshot = Path(config).parent
     facts = {
-        "task": spec.task or getattr(known, "pipeline_tag", None),
+        "card": getattr(known, "pipeline_tag", None),
         "repo_id": getattr(known, "id", None),
         "gated": is_gated(known),
         "commit": snapshot.name,

@@ -39,6 +39,8 @@ def load_arguments(spec: ModelSpec) -> dict[str, Any]:
             device = f"cuda:{first}"
     if device is not None and device != "cpu":
         arguments["device_map"] = device
+    if spec.attn_implementation is not None:
+        arguments["attn_implementation"] = spec.attn_implementation
     # Without a word, transformers would ask a terminal.
     arguments["trust_remote_code"] = spec.trust_remote_code
     return arguments

@@ -81,6 +81,7 @@ class Protector:
         self.fill = self._definitions.fill
         self.scope = self._definitions.scope
         self.runs = self._definitions.runs
+        self.rebuilders = self._definitions.rebuilders
         self.follow = self._guards.follow
         self._table = self._guards.table()
         self._caches_prefix = False

@@ -6,7 +6,7 @@ import { Card, Level, State } from "../parts.js";
 import { Field, Table, Tick, Told, useActions, useQuestion, useReading } from "./acting.js";
 
 const NUMBERS = ["replicas", "max_replicas", "threads", "padding_factor"];
-const TEXTS = ["checkpoint", "revision", "task", "dtype", "device", "padding_bytes", "execution_timeout_seconds"];
+const TEXTS = ["checkpoint", "revision", "task", "dtype", "device", "attn_implementation", "padding_bytes", "execution_timeout_seconds"];
 const FLAGS = ["dedicated", "trust_remote_code"];
 
 /** Return the body of POST /admin/deploy for a form; what is left out is the server's to choose. */
@@ -55,6 +55,7 @@ function DeployForm({ generations, actions }) {
         <${Field} name="execution_timeout_seconds" label="Run time at most" placeholder="15m" />
         <${Field} name="dtype" label="dtype" placeholder="auto" />
         <${Field} name="device" label="Device" placeholder="auto" help="Such as cpu" />
+        <${Field} name="attn_implementation" label="Attention" placeholder="eager" help="Of requests that name none" />
         <${Field} name="threads" label="CPU threads" type="number" min="0" />
         <${Field} name="revision" label="Revision" placeholder="main" />
         <${Field} name="task" label="Task" placeholder="text-generation" />

@@ -1,0 +1,82 @@
+"""Envoys of modules that have a part called like an attribute of every Envoy, in nnsight 0.6 and 0.7.
+
+The attribute then is the part, as `output` of RWKV's attention, and the value is `nns_output`. nnsight has
+a class for each such Envoy, and sends it with every request by the text of its methods. That text cannot be
+run: it names decorators that do not come along. The server's class takes its place.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from cloudpickle import cloudpickle
+from nnsight.intervention.envoy import Envoy
+
+CLOUD = "cloudpickle.cloudpickle"
+MAKE, FILL = "_make_skeleton_class", "_class_setstate"
+"""Functions of cloudpickle by which a class that came by value is rebuilt."""
+
+_SUFFIX = ".Preserved"
+_PREFIX = "nns_"
+
+_made: list[type] = []
+
+
+def making(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that makes classes as `make` does; for such Envoys it is the server's class."""
+
+    @functools.wraps(make)
+    def make_class(metaclass: Any, name: str, bases: Any, *others: Any) -> Any:
+        if _is_of_envoy(name, bases):
+            return _class_of(bases[0])
+        return make(metaclass, name, bases, *others)
+
+    return make_class
+
+
+def filling(fill: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that fills classes as `fill` does; the server's class stays as it is."""
+
+    @functools.wraps(fill)
+    def fill_class(cls: Any, state: Any) -> Any:
+        return cls if any(cls is each for each in _made) else fill(cls, state)
+
+    return fill_class
+
+
+def _is_of_envoy(name: Any, bases: Any) -> bool:
+    if not isinstance(bases, tuple) or len(bases) != 1:
+        return False
+    [base] = bases
+    is_envoy = isinstance(base, type) and issubclass(base, Envoy)
+    return is_envoy and base.__module__.startswith("nnsight.") and name == base.__name__ + _SUFFIX
+
+
+@functools.cache
+def _class_of(base: type) -> type:
+    """Return the class of Envoys with such parts, derived from `base`."""
+    made = type(base.__name__ + _SUFFIX, (base,), {"__module__": base.__module__})
+    for name in dir(base):
+        if name.startswith("_"):
+            continue
+        value = inspect.getattr_static(base, name)
+        setattr(made, _PREFIX + name, value)
+        if hasattr(type(value), "__set__"):  # else the part comes first by itself
+            setattr(made, name, _part_or(name, value))
+    _made.append(made)
+    return made
+
+
+def _part_or(name: str, value: Any) -> property:
+    def read(envoy: Any) -> Any:
+        own = vars(envoy)
+        return own[name] if name in own else value.__get__(envoy, type(envoy))
+
+    return property(read, lambda envoy, new: value.__set__(envoy, new))
+
+
+setattr(cloudpickle, MAKE, making(getattr(cloudpickle, MAKE)))
+setattr(cloudpickle, FILL, filling(getattr(cloudpickle, FILL)))
