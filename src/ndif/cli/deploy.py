@@ -40,6 +40,10 @@ SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--task", {"help": "The transformers task, such as fill-mask."}),
     ("--dtype", {"help": "Such as bfloat16; auto: the checkpoint's."}),
     ("--device", {"help": "auto, cpu, cuda, or one GPU, such as cuda:0."}),
+    (
+        "--attn-implementation",
+        {"help": "Attention of requests that name none: eager, to read attention weights."},
+    ),
     ("--threads", {"type": int, "help": "CPU threads of the model; 0: one per core."}),
     (
         "--execution-timeout-seconds",
