@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -304,5 +305,6 @@ def test_a_node_that_was_started_without_what_it_needs(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(logging.root, "level", logging.root.level)  # the actor sets its own
     answer = asyncio.run(NodeActor(SAID).start())
     assert why in answer["error"]

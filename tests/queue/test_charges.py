@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,10 @@ class Forking(Actor):
 
     async def run(self, request: Request, respond: Respond) -> Response:
         asyncio.get_running_loop().call_later(WAITS_S, self._begin, request, respond)
-        return await super().run(request, respond)
+        response = await super().run(request, respond)
+        if response.status is not Status.COMPLETED:
+            return response  # its runner was ended, and told nothing
+        return replace(response, meta={"execution_time": float(request.payload) - WAITS_S})
 
     def _begin(self, request: Request, respond: Respond) -> None:
         if self._running is not None:

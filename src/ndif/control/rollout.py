@@ -130,7 +130,7 @@ class _Rollout:
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
-        """Have requests of the model wait meanwhile."""
+        """Let requests of the model wait meanwhile."""
         with contextlib.ExitStack() as holds:
             for processor in self._processors.values():
                 holds.enter_context(processor.holding())
@@ -232,7 +232,7 @@ class _Rollout:
             self._model.problems.pop(generation, None)
 
     async def _restore(self) -> str:
-        """Have the old replicas, or others like them, and return the sentence that says how that ended."""
+        """Provide the old replicas, or others like them; return the sentence that says how that ended."""
         cluster = self._controller.cluster
         there = Counter(
             each.generation

@@ -362,7 +362,8 @@ class RequestLifecycle:
         life = self._leave_for_good(request, response)
         if life is None:
             return self._ended.get(request.id, response)
-        if response.meta is None and life.running is not None:
+        is_silent = response.meta is None and response.status is Status.ERROR
+        if is_silent and life.running is not None:
             # Its runner was ended, and did not say how long the block had run.
             ran_s = round(max(0.0, life.since - life.running), 6)
             response = replace(response, meta={"peak_memory": 0, "execution_time": ran_s})

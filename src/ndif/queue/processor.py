@@ -210,7 +210,7 @@ class Processor:
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
-        """Have waiting requests wait while replicas are exchanged, whether the new ones come up or not.
+        """Let waiting requests wait while replicas are exchanged, whether the new ones come up or not.
 
         Meanwhile no replica is requested here.
         """
