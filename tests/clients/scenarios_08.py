@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import nnsight
 import torch
+import users_cached
 import users_module
 from comparing import AT_ONCE_S, assert_equal, raised, until
 from nnsight import LanguageModel, TransformersModel, VisionLanguageModel
@@ -471,6 +472,14 @@ def scenario_a_users_module_travels(context: Context) -> None:
         return hidden
 
     context.same(block)
+
+    def cached() -> None:
+        weight = users_cached.weight
+        with context.remote.trace(PROMPT, remote=True):
+            (context.remote.transformer.h[0].output[0] * weight(1)).save()
+
+    message = error_of(cached)
+    assert "'weight' alone, as of a function with functools.cache" in message, message
 
 
 def scenario_a_users_object_comes_back_as_its_own_class(context: Context) -> None:

@@ -17,11 +17,13 @@ import zstandard
 from ndif.config.settings import Settings
 from ndif.control.operations import Answer, GetJobs, GetTrace, GetUsage, Kill, Operation
 from ndif.dashboard.dashboard import Dashboard
+from ndif.gateway.admin import AdminRoutes
 from ndif.gateway.app import create_app
 from ndif.gateway.header_wire import SocketIoSubscriptions
 from ndif.gateway.hf_mirror import HfMirror
 from ndif.gateway.jobs import JobRoutes
 from ndif.gateway.open_channels import OpenChannels
+from ndif.gateway.operator import Operators
 from ndif.gateway.results import ResponseRoute, ResultRoute
 from ndif.host.runtimes import Runtimes
 from ndif.schema.deployment import OperationError
@@ -439,8 +441,14 @@ async def _no_update(request_id: str, stored: Status | None) -> None:
     """Return nothing: all that is polled for has ended."""
 
 
+async def _no_event(*_: Any, **__: Any) -> None:
+    """Note nothing."""
+
+
 @contextlib.contextmanager
-def served(server: Laboratory, folder: Path, mode: str = "public") -> Iterator[str]:
+def served(
+    server: Laboratory, folder: Path, mode: str = "public", operators: Operators | None = None
+) -> Iterator[str]:
     """The address of the dashboard over a laboratory, in which Ada has a key."""
     keys = folder / "keys.yaml"
     keys.write_text(f"keys:\n- {{key: {KEY}, user: {USER}}}\n")
@@ -457,6 +465,11 @@ def served(server: Laboratory, folder: Path, mode: str = "public") -> Iterator[s
             *JobRoutes(accounts, server.perform, store).routes(),
             *ResponseRoute(store, _no_update, accounts).routes(),
             *ResultRoute(store).routes(),
+            *(
+                AdminRoutes(server.perform, operators, settings, None, _no_event).routes()
+                if operators
+                else ()
+            ),
         ],
         SocketIoSubscriptions(MemoryBroker(), OpenChannels(settings), settings),
         HfMirror(share_weights=False),

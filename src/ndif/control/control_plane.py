@@ -13,6 +13,7 @@ from ndif.cluster.models import Model
 from ndif.cluster.replica import DeploymentError
 from ndif.control.overview import Overview
 from ndif.control.reconciler import Reconciler
+from ndif.host.runtimes import how_to_add
 from ndif.probe.history import Histories
 from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.queue.dispatcher import Dispatcher
@@ -89,7 +90,7 @@ class ControlPlane:
             raise OperationError(
                 400,
                 f"nnsight {generation} is not installed here; {', '.join(installed) or 'none'} is. "
-                f"`ndif runtime add {generation}` adds it.",
+                f"{how_to_add(str(generation))}",
             )
         return str(generation)
 
