@@ -221,19 +221,19 @@ def laboratory(now: float) -> dict[str, Any]:
             20.9,
             dedicated=False,
             level="WARM",
-            state="NOT_STARTED",
+            state="NOT DEPLOYED",
             parameters=9_241_705_984,
             last_used=now - 5400,
             generations=[
                 in_generation(
                     [replica(7, "n2", 9000, now, level="WARM", state="WARM")],
-                    processor="UNINITIALIZED",
+                    processor="NOT DEPLOYED",
                     wait_s=None,
                     last_used=now - 5400,
                 )
             ],
         ),
-        model(olmo, None, level="COLD", state="NOT_STARTED", dedicated=False, parameters=None),
+        model(olmo, None, level="COLD", state="NOT DEPLOYED", dedicated=False, parameters=None),
         model(
             pythia,
             15.9,
