@@ -850,4 +850,5 @@ def scenario_status_and_comparison(context: Context) -> None:
     assert "accelerate" in comparison.packages
     assert "starlette" not in comparison.packages
     assert "torch" in str(comparison)
-    assert nnsight.ndif.whoami() == {"email": None, "tags": []}
+    me = nnsight.ndif.whoami()
+    assert me in [{"email": None, "tags": rights} for rights in ([], ["trusted"])], me

@@ -202,7 +202,7 @@ class Identity(BaseModel):
 
     email: str | None
     tags: list[str]
-    """Rights of the holder; empty for a key that is not known."""
+    """Rights of the holder: `hotswapping`, `priority`, `trusted`, `gated`; none of an unknown key."""
 
 
 class HubRefusal(BaseModel):
