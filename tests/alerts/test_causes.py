@@ -64,11 +64,11 @@ WRONG: dict[Kind, tuple[str, Callable[[], Findings]]] = {
     Kind.NODE_LOST: ("gpu-2", lambda: found(nodes={"gpu-1": NOW, "gpu-2": NOW - 60})),
     Kind.GPU_WITHDRAWN: ("GPU 0 of gpu-1", lambda: found(withdrawn())),
     Kind.DISK: ("results", lambda: found(disk=(9, 100))),
-    Kind.NO_REPLICA: (SUBJECT, lambda: found(model(replicas=[], processor="UNINITIALIZED"))),
+    Kind.NO_REPLICA: (SUBJECT, lambda: found(model(replicas=[], processor="NOT DEPLOYED"))),
     Kind.UNHEALTHY: (SUBJECT, lambda: found(replica("UNHEALTHY"))),
     Kind.LOAD_FAILED: (
         SUBJECT,
-        lambda: found(model(replicas=[], processor="UNINITIALIZED", problem="It has no files.")),
+        lambda: found(model(replicas=[], processor="NOT DEPLOYED", problem="It has no files.")),
     ),
     Kind.REPLICAS_LOST: (MODEL, lambda: found(counts=increases(lost={MODEL: 3}))),
     Kind.PROBE: (SUBJECT, lambda: found(model(probe=probe()))),
@@ -141,7 +141,7 @@ def test_a_failed_probe_is_told_once_and_holds_while_its_model_loads_again() -> 
     assert cause.since == NOW - 5
     assert cause.sentence == f"The probe of {SUBJECT} failed (wrong): It is not finite."
     # What says more is told instead: that the model could not be loaded, or is not there.
-    gone = found(model(probe=probe(), replicas=[], processor="UNINITIALIZED", problem="No files."))
+    gone = found(model(probe=probe(), replicas=[], processor="NOT DEPLOYED", problem="No files."))
     assert [each.kind for each in gone.causes] == [Kind.LOAD_FAILED]
     loading = found(model(probe=probe(outcome="loading")))
     assert loading == Findings((), frozenset({Key(Kind.PROBE, SUBJECT)}))
@@ -175,7 +175,7 @@ def test_a_problem_whose_numbers_change_is_one() -> None:
 
 
 def test_a_cause_is_told_by_one_kind_alone() -> None:
-    document = model(replicas=[], processor="UNINITIALIZED", problem="It has no files.")
+    document = model(replicas=[], processor="NOT DEPLOYED", problem="It has no files.")
     document["problems"] = ["It has no files.", "The disk of /x has 1GiB of 100GiB free: …"]
     kinds = [cause.kind for cause in found(document, disk=(1, 100)).causes]
     assert kinds == [Kind.DISK, Kind.LOAD_FAILED]

@@ -77,6 +77,8 @@ class Table:
         self.waiting = ["request-2", "request-3"]
         self.running = ["request-1"]
         self.waited_for: list[bool] = []
+        self.windows: list[dict[str, str]] = []
+        """Windows of the calendar."""
         self.events: list[Event] = []
         self.given_up = ["request-4", "request-5"]
         self.called_again: list[str] = []
@@ -269,7 +271,12 @@ class Table:
         return {
             "nodes": [{"id": "n1", "name": "this-machine", "gpus": [memory], "cpu": memory}],
             "models": [*self._models()],
-            "schedule": {"source": None, "problems": [], "next_change": None, "windows": []},
+            "schedule": {
+                "source": "plan.ics" if self.windows else None,
+                "problems": [],
+                "next_change": None,
+                "windows": self.windows,
+            },
             "problems": ["[one] of the disks is slow."],
         }
 
@@ -350,7 +357,7 @@ def application(
     routes = [
         *AdminRoutes(table.perform, OPERATORS, options, accounts.registry, table.note).routes(),
         *HealthRoutes(
-            InProcessCatalogue(Models(), dict, lambda: True),
+            InProcessCatalogue(Models(), lambda: {"deployments": {}}, lambda: True),
             accounts,
             Runtimes(options.runtimes),
         ).routes(),

@@ -183,6 +183,31 @@ def test_what_is_not_there_is_said(ndif: Ndif) -> None:
     assert "no JSON object" in error(ndif("tiers", "create", "a", "--limits", "3"), 2)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("keys", "list"),
+        ("keys", "show", "ff"),
+        ("keys", "revoke", "ff"),
+        ("tiers", "list"),
+        ("tiers", "assign", "a", "ff"),
+        ("users", "list"),
+    ],
+    ids=" ".join,
+)
+def test_what_adds_nothing_makes_no_database(here: Path, command: tuple[str, ...]) -> None:
+    root = here / "sessions"
+    said = error(invoke(*command), 4)
+    assert f"There is no database of API keys at {root / 'accounts.sqlite'}" in said
+    assert "NDIF_SESSION_ROOT" in said
+    assert not root.exists()
+
+
+def test_a_key_that_is_made_makes_its_database(here: Path) -> None:
+    assert invoke("keys", "create", "--user", "ada").exit_code == 0
+    assert len(printed(invoke("keys", "list", "--json"))["keys"]) == 1
+
+
 def test_without_a_database_it_is_said_what_to_do(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +231,9 @@ def test_the_routes_need_the_token_and_say_what_is_wrong(tmp_path: Path) -> None
         assert client.get(f"{url}/admin/keys").status_code == 401
         assert client.post(f"{url}/admin/keys/create", json={}).status_code == 401
         client.headers["Authorization"] = f"Bearer {TOKEN}"
-        assert client.get(f"{url}/admin/keys").json() == {"keys": []}
+        assert client.get(f"{url}/admin/keys").status_code == 404
+        assert client.post(f"{url}/admin/keys/create", json={}).status_code == 200
+        assert len(client.get(f"{url}/admin/keys").json()["keys"]) == 1
         assert client.post(f"{url}/admin/keys").status_code == 405
         for path, body in (
             ("keys/create", b"{"),

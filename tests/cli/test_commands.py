@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -366,7 +368,23 @@ def test_status_shows_machines_models_replicas_and_problems(ndif: Ndif, table: T
         *("DEPLOYING 25 %", "[one] of the disks is slow."),
     ):
         assert text in said, text
+    (heading,) = (line for line in said.splitlines() if "nnsight" in line)
+    columns = [each.strip() for each in re.split("[┃│|]", heading) if each.strip()]
+    assert len(columns) == len(set(columns)) == 9
     assert printed(ndif("status", "--json")) == asyncio.run(table.status())
+
+
+def test_status_shows_what_the_calendar_has_now_and_next(ndif: Ndif, table: Table) -> None:
+    hour, now = timedelta(hours=1), datetime.now(timezone.utc)
+    table.windows = [
+        {"model": model, "start": start.isoformat(), "end": (start + 2 * hour).isoformat()}
+        for model, start in (("org/a", now - hour), ("org/b", now + hour))
+    ]
+    lines = ndif("status").stdout.splitlines()
+    (of_a,) = (line for line in lines if "org/a: " in line)
+    (of_b,) = (line for line in lines if "org/b: " in line)
+    assert of_a.endswith(", now")
+    assert not of_b.endswith(", now")
 
 
 def test_the_queue_is_shown_request_by_request(ndif: Ndif, table: Table) -> None:

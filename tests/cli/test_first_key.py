@@ -56,7 +56,7 @@ def test_the_first_start_makes_a_key_that_later_ones_keep(place: Place) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
     key = key_in(file, said["url"])
     assert key not in str(said)
-    me = {"email": pwd.getpwuid(os.geteuid()).pw_name, "tags": ["hotswapping"]}
+    me = {"email": pwd.getpwuid(os.geteuid()).pw_name, "tags": ["hotswapping", "gated"]}
     assert whoami(said["url"], key) == me
     headers = {"nnsight-version": "0.8.1"}
     refused = httpx.post(f"{said['url']}/request", headers=headers, verify=False)
@@ -103,7 +103,7 @@ def test_a_start_that_fails_keeps_the_key_for_the_next(place: Place) -> None:
     assert key.encode() not in failed.stdout + failed.stderr
     said = place.start("--port", free_port(), **NOTHING)
     assert key_in(lines, said["url"]) == key
-    assert whoami(said["url"], key)["tags"] == ["hotswapping"]
+    assert whoami(said["url"], key)["tags"] == ["hotswapping", "gated"]
 
 
 def test_a_database_that_is_named_gets_no_key_by_itself(place: Place, tmp_path: Path) -> None:

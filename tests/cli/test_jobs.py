@@ -13,6 +13,7 @@ import torch
 import zstandard
 
 from ndif.stores.objects.port import result_key
+from tests.cli.operations import OPERATORS, TOKEN
 from tests.cli.test_commands import Result, error, invoke
 from tests.commands import NDIF
 from tests.dashboard.sample import DONE, FAILED, FETCHED, KEY, RESULT, Laboratory, served
@@ -121,6 +122,15 @@ def test_jobs_without_a_stored_result(download: Download, file: Path) -> None:
     assert "IndexError" in error(download(COMPRESSED, FAILED), 1)
     assert "blocking=False" in error(download(COMPRESSED, FETCHED), 1)
     assert [*file.parent.iterdir()] == []
+
+
+def test_an_operator_has_the_results_of_nobody(tmp_path: Path, file: Path) -> None:
+    with served(Laboratory(), tmp_path, operators=OPERATORS) as url:
+        ran = invoke("jobs", "result", DONE[:6], "-o", file, "--url", url, "--token", TOKEN)
+    said = error(ran, 5)
+    assert f"The result of job {DONE} is its user's alone" in said
+    assert "--key" in said
+    assert "nnsight" not in said
 
 
 @pytest.mark.process

@@ -514,7 +514,8 @@ def test_a_single_thing_in_its_way_is_a_sentence(place: Place, tmp_path: Path) -
     )
     file.write_text("org/b:\n  runtime: '0.5'\n")
     said = refused(place, "--deployment-config", file)
-    assert "`ndif runtime add 0.5`" in said
+    assert "nnsight 0.5, which is not installed. ndif serves nnsight 0.8, 0.7, 0.6." in said
+    assert "runtime add" not in said
 
 
 @pytest.mark.parametrize("root", ["/proc/sessions", "/dev/null/sessions"])

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import nnsight
 import torch
+import users_cached
 import users_module
 from comparing import AT_ONCE_S, assert_equal, raised, until
 from nnsight import LanguageModel, TransformersModel, VisionLanguageModel
@@ -472,6 +473,14 @@ def scenario_a_users_module_travels(context: Context) -> None:
 
     context.same(block)
 
+    def cached() -> None:
+        weight = users_cached.weight
+        with context.remote.trace(PROMPT, remote=True):
+            (context.remote.transformer.h[0].output[0] * weight(1)).save()
+
+    message = error_of(cached)
+    assert "'weight' alone, as of a function with functools.cache" in message, message
+
 
 def scenario_a_users_object_comes_back_as_its_own_class(context: Context) -> None:
     with context.remote.trace(PROMPT, remote=True):
@@ -857,4 +866,5 @@ def scenario_status_and_comparison(context: Context) -> None:
     assert "accelerate" in comparison.packages
     assert "starlette" not in comparison.packages
     assert "torch" in str(comparison)
-    assert nnsight.ndif.whoami() == {"email": None, "tags": []}
+    me = nnsight.ndif.whoami()
+    assert me in [{"email": None, "tags": rights} for rights in ([], ["trusted"])], me

@@ -29,6 +29,7 @@ import anyio._backends._asyncio  # noqa: F401
 import httpx
 import nnsight
 import torch
+import users_cached
 import users_module
 from comparing import AT_ONCE_S, assert_equal, frames, place, raised, until
 from nnsight import CONFIG, LanguageModel, VisionLanguageModel
@@ -573,6 +574,14 @@ def scenario_a_users_module_travels(context: Context) -> None:
         return hidden
 
     context.same(block)
+
+    def cached() -> None:
+        weight = users_cached.weight
+        with context.remote.trace(PROMPT, remote=True):
+            (context.remote.transformer.h[0].output[0] * weight(1)).save()
+
+    message = error_of(cached)
+    assert "'weight' alone, as of a function with functools.cache" in message, message
 
 
 def scenario_a_users_object_travels_both_ways(context: Context) -> None:
@@ -1415,7 +1424,9 @@ def scenario_the_class_of_a_model(context: Context) -> None:
             mine.transformer.h[0].output.save()
 
     message = str(raised(look, ConnectionError))
+    assert "made with nnsight's LanguageModel, not" in message, message
     assert f"not with 'nnsight.modeling.vlm.{VISION}'. Make" in message, message
+    assert "With nnsight 0.8" in message, message
 
 
 # --- what clients ask about the server ------------------------------------------------------------------

@@ -155,7 +155,7 @@ def test_a_model_that_is_evicted_keeps_its_page(server: StartedServer) -> None:
         trust_env=False,
     )
     assert evicted.status_code == 200, evicted.text
-    until(lambda: page(server, "tests/t5")["state"] == "NOT_STARTED")
+    until(lambda: page(server, "tests/t5")["state"] == "NOT DEPLOYED")
     assert page(server, "tests/t5")["tree"] is not None
 
 

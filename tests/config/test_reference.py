@@ -139,6 +139,20 @@ def test_a_variable_that_cannot_be_is_named(
         read()
 
 
+def test_every_variable_that_cannot_be_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NDIF_RUNNER_POOL", "many")
+    monkeypatch.setenv("NDIF_CLUSTER_SECRET", "sh0rt-secret")
+    monkeypatch.setenv("MIN_NNSIGHT_VERSION", "newest")
+    with pytest.raises(VariableError) as caught:
+        read()
+    lines = str(caught.value).splitlines()
+    named = ("MIN_NNSIGHT_VERSION", "NDIF_CLUSTER_SECRET", "NDIF_RUNNER_POOL")
+    assert len(lines) == len(named)
+    for name in named:
+        assert sum(line.startswith(f"The variable {name} is not valid: ") for line in lines) == 1
+    assert "sh0rt" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [

@@ -10,6 +10,7 @@ from ndif.control.account_operations import ACCOUNT_OPERATIONS, AccountOperation
 from ndif.control.operations import OPERATIONS, Operation, parse_operation
 from ndif.control.told import events_of
 from ndif.gateway.openapi import example_of
+from ndif.schema.model_key import ModelKey, Variant
 
 READ = {"status", "queue", "export", "jobs", "trace", "usage", "callbacks", "alerts", "events"}
 READ |= {"keys", "keys/show", "tiers", "users", "users/show"}
@@ -57,3 +58,21 @@ def test_what_failed_is_not_told_as_if_it_had_worked() -> None:
     assert event.text == "No replica of it was there."
     (event,) = events_of(evict, {"evicted": [gone, {**gone, "replica_id": "r1"}]}, "token", 1.0)
     assert event.text == "1 replica off the devices."
+
+
+def test_a_model_takes_the_place_of_others_and_not_its_own() -> None:
+    named = {kind.name: kind for kind in OPERATIONS}
+
+    def key(repo_id: str, generation: str) -> str:
+        return str(Variant(ModelKey("a.B", repo_id), generation))
+
+    keys = [key("a/b", "0.8"), key("a/b", "0.7"), key("c/d", "0.8")]
+    evicted = [{"model": each, "replica_id": "r1"} for each in keys]
+    outcome = {"repo_id": "a/b", "generation": "0.8", "replicas": [], "problem": None}
+    scale = parse_operation(named["scale"], {"model": "a/b", "replicas": 0})
+    events = events_of(scale, {"models": [{**outcome, "evicted": evicted}]}, "token", 1.0)
+    assert [(each.kind, each.subject, each.text) for each in events] == [
+        ("scaled", "a/b", "0 replicas for nnsight 0.8."),
+        ("evicted", "a/b", "a/b took the place."),
+        ("evicted", "c/d", "a/b took the place."),
+    ]

@@ -17,11 +17,13 @@ import zstandard
 from ndif.config.settings import Settings
 from ndif.control.operations import Answer, GetJobs, GetTrace, GetUsage, Kill, Operation
 from ndif.dashboard.dashboard import Dashboard
+from ndif.gateway.admin import AdminRoutes
 from ndif.gateway.app import create_app
 from ndif.gateway.header_wire import SocketIoSubscriptions
 from ndif.gateway.hf_mirror import HfMirror
 from ndif.gateway.jobs import JobRoutes
 from ndif.gateway.open_channels import OpenChannels
+from ndif.gateway.operator import Operators
 from ndif.gateway.results import ResponseRoute, ResultRoute
 from ndif.host.runtimes import Runtimes
 from ndif.schema.deployment import OperationError
@@ -219,19 +221,19 @@ def laboratory(now: float) -> dict[str, Any]:
             20.9,
             dedicated=False,
             level="WARM",
-            state="NOT_STARTED",
+            state="NOT DEPLOYED",
             parameters=9_241_705_984,
             last_used=now - 5400,
             generations=[
                 in_generation(
                     [replica(7, "n2", 9000, now, level="WARM", state="WARM")],
-                    processor="UNINITIALIZED",
+                    processor="NOT DEPLOYED",
                     wait_s=None,
                     last_used=now - 5400,
                 )
             ],
         ),
-        model(olmo, None, level="COLD", state="NOT_STARTED", dedicated=False, parameters=None),
+        model(olmo, None, level="COLD", state="NOT DEPLOYED", dedicated=False, parameters=None),
         model(
             pythia,
             15.9,
@@ -439,8 +441,14 @@ async def _no_update(request_id: str, stored: Status | None) -> None:
     """Return nothing: all that is polled for has ended."""
 
 
+async def _no_event(*_: Any, **__: Any) -> None:
+    """Note nothing."""
+
+
 @contextlib.contextmanager
-def served(server: Laboratory, folder: Path, mode: str = "public") -> Iterator[str]:
+def served(
+    server: Laboratory, folder: Path, mode: str = "public", operators: Operators | None = None
+) -> Iterator[str]:
     """The address of the dashboard over a laboratory, in which Ada has a key."""
     keys = folder / "keys.yaml"
     keys.write_text(f"keys:\n- {{key: {KEY}, user: {USER}}}\n")
@@ -457,6 +465,11 @@ def served(server: Laboratory, folder: Path, mode: str = "public") -> Iterator[s
             *JobRoutes(accounts, server.perform, store).routes(),
             *ResponseRoute(store, _no_update, accounts).routes(),
             *ResultRoute(store).routes(),
+            *(
+                AdminRoutes(server.perform, operators, settings, None, _no_event).routes()
+                if operators
+                else ()
+            ),
         ],
         SocketIoSubscriptions(MemoryBroker(), OpenChannels(settings), settings),
         HfMirror(share_weights=False),

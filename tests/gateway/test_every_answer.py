@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import io
 import json
@@ -214,6 +215,22 @@ def test_a_live_channel_has_an_id_and_one_line_when_it_ends(
         assert f"127.0.0.1 WebSocket {path.partition('?')[0]} 101" in line
 
 
+def test_a_handshake_that_is_refused_has_one_line(server: Gateway, log: io.StringIO) -> None:
+    url = f"{server.url.replace('http', 'ws')}/no/channel"
+    with pytest.raises(websocket.WebSocketBadStatusException, match="404"):
+        websocket.create_connection(url, header={"X-Request-Id": "shaken"}, timeout=PATIENCE_S)
+    get(f"{server.url}/ping")
+    (line,) = wait_for_lines(log, "shaken")
+    assert "WebSocket /no/channel 404" in line
+
+
+def test_an_address_of_the_server_may_end_with_a_slash(server: Gateway) -> None:
+    assert get(f"{server.url}//ping").json() == get(f"{server.url}/ping").json()
+    url = f"{server.url.replace('http', 'ws')}//subscribe"
+    with contextlib.closing(websocket.create_connection(url, timeout=PATIENCE_S)) as channel:
+        assert "session_id" in json.loads(channel.recv())
+
+
 def wait_for_lines(log: io.StringIO, name: str, count: int = 1) -> list[str]:
     until(lambda: len(lines(log, name)) >= count)
     return lines(log, name)
@@ -364,7 +381,11 @@ UPGRADE = (
         (UPGRADE.replace(b"Version: 13", b"Version: 7") + b"\r\n", 400, "Sec-WebSocket-Version"),
         (UPGRADE.replace(b"AAAA", b"A") + b"\r\n", 400, "Sec-WebSocket-Key"),
         (UPGRADE.replace(b"127.0.0.1", b"evil.example") + b"\r\n", 403, "evil.example"),
-        (UPGRADE.replace(b"/subscribe", b"/status") + b"\r\n", 403, ""),
+        (
+            UPGRADE.replace(b"/subscribe", b"/status") + b"\r\n",
+            404,
+            "No WebSocket opens at /status",
+        ),
         (UPGRADE + b"Origin: https://evil.example\r\n\r\n", 403, "another site"),
     ],
     ids=lambda value: ascii(value)[-30:] if isinstance(value, bytes) else str(value),

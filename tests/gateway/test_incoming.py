@@ -98,6 +98,7 @@ class Gateway:
                 sends_mail=False,
                 most=1000,
             ),
+            OpenChannels(settings),
         )
         self.app = Starlette(
             routes=[

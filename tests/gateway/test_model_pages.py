@@ -213,7 +213,7 @@ async def test_a_model_that_a_user_alone_asked_for_is_told_of_if_it_is_everybody
     measured.structures["0.8"] = secret.structures["0.8"] = structures[GPT2]
     app = application(models, runtimes, {})
     told = await ask(app, "/models/org/measured")
-    assert (told["state"], told["deployment_level"]) == ("NOT_STARTED", "COLD")
+    assert (told["state"], told["deployment_level"]) == ("NOT DEPLOYED", "COLD")
     unknown = await ask(app, "/models/org/secret", 404)
     assert unknown["detail"].startswith("This server does not know 'org/secret':")
     await ask(app, "/models/org/unmeasured", 404)

@@ -21,6 +21,7 @@ from ndif.gateway.callbacks import CallbackRoute
 from ndif.gateway.catalogue import InProcessCatalogue, PublishedCatalogue
 from ndif.gateway.http_error import EXCEPTION_HANDLERS, HttpError
 from ndif.gateway.incoming import Incoming
+from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.quota import Quota
 from ndif.gateway.submit import SubmitRoute
 from ndif.host.runtimes import Runtimes
@@ -69,6 +70,7 @@ def application(folder: Path, broker: MemoryBroker, settings: Settings | None = 
             sends_mail=False,
             most=1000,
         ),
+        OpenChannels(settings or Settings()),
     )
     return Starlette(routes=submit.routes(), exception_handlers=EXCEPTION_HANDLERS)
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tests.conftest import ADAPTER
 from tests.on_loop import on_loop
 from tests.processes import children
 from tests.runtime.replica import (
+    HERE,
     PROMPT,
     Sent,
     Served,
@@ -386,6 +388,33 @@ async def test_what_cannot_be_loaded(tmp_path: Path) -> None:
     served = a_replica(tmp_path / "nothing-is-here")
     with pytest.raises(ActorError, match="nothing-is-here"):
         await served.start()
+    assert served.actor.ended.is_set()
+
+
+ENDS_ITS_RUNNERS = """\
+import os, sys
+
+def end():
+    if "transformers.models.gpt2.modeling_gpt2" in sys.modules:
+        print("Traceback (most recent call last):\\n  File", file=sys.stderr)
+        print("RuntimeError: these tensors\\ncannot be mapped", file=sys.stderr, flush=True)
+        os._exit(7)
+
+os.register_at_fork(after_in_child=end)
+"""
+"""A module that Python imports first, by which what is forked from a process with a model ends."""
+
+
+@on_loop
+async def test_a_model_whose_runners_cannot_start(tiny_gpt2: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(ENDS_ITS_RUNNERS)
+    served = a_replica(tiny_gpt2, replace(HERE, path=(tmp_path,)))
+    with pytest.raises(ActorError) as caught:
+        await served.start()
+    assert str(caught.value) == (
+        "a runner ended before it was ready (exit code 7); its last words: RuntimeError: these tensors; "
+        "cannot be mapped"
+    )
     assert served.actor.ended.is_set()
 
 

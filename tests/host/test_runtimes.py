@@ -19,7 +19,14 @@ from ndif.cli.runtime import command
 from ndif.host import installer as installer_module
 from ndif.host import runtimes as runtimes_module
 from ndif.host.installer import Installer, Package, Pip, Tell, Uv
-from ndif.host.runtimes import SUPPORTED, Runtimes, RuntimesError, generation_of, pins
+from ndif.host.runtimes import (
+    SUPPORTED,
+    Runtimes,
+    RuntimesError,
+    generation_of,
+    how_to_add,
+    pins,
+)
 
 pytestmark = pytest.mark.process
 
@@ -381,3 +388,8 @@ class TestCommandLine:
         code, output = self.run("remove", "0.8")
         assert code == 1
         assert output.startswith("Error: nnsight 0.8")
+
+
+def test_a_generation_that_nothing_serves_cannot_be_added() -> None:
+    assert how_to_add("0.7") == "`ndif runtime add 0.7` adds it."
+    assert how_to_add("0.9") == "ndif serves nnsight 0.8, 0.7, 0.6."

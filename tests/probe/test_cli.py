@@ -141,6 +141,8 @@ def test_what_is_not_there_is_said(operated: Operated) -> None:
     done = operated.ndif("probe", "--generation", "0.5")
     assert done.returncode == 1
     assert "nnsight 0.5 is not installed here" in done.stderr
+    assert "ndif serves nnsight 0.8, 0.7, 0.6." in done.stderr
+    assert "runtime add" not in done.stderr
 
 
 def hold(server: StartedServer, held: set[int]) -> None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ndif.runtime.generations import _read_config
+from ndif.runtime.generations import (
+    PayloadError,
+    _read_config,
+    explain_absent,
+    find_class,
+    unpickling_errors,
+)
 
 
 @pytest.mark.parametrize(
@@ -31,3 +40,45 @@ def test_a_checkpoints_config_is_what_an_answer_can_carry(
 ) -> None:
     (tmp_path / "config.json").write_text(text)
     assert _read_config(tmp_path / "config.json") == read
+
+
+class Unpickler(pickle.Unpickler):
+    """One that nnsight has, as far as it looks for names."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        return find_class(self, module, name)
+
+
+@pytest.mark.parametrize(
+    ("payload", "is_name"),
+    [
+        (b"chelpers.work\nweight\n.", True),
+        (b"cimportlib\nimport_module\n(Vhelpers\ntR.", False),
+        (b"chelpers\nweight\n.", True),
+    ],
+    ids=["below", "module", "name"],
+)
+def test_a_module_of_the_users_own_is_to_be_sent(payload: bytes, is_name: bool) -> None:
+    with pytest.raises(PayloadError) as caught, unpickling_errors("0.8"):
+        Unpickler(io.BytesIO(payload)).load()
+    said = str(caught.value)
+    assert "`import helpers; nnsight.register(helpers)` before the trace" in said
+    # A cached function is not sent with the module that is.
+    assert ("has sent the name 'weight' alone" in said) is is_name
+    assert ("functools.lru_cache" in said) is is_name
+
+
+def test_a_module_that_another_one_needs_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "is_here_for_a_test.py").write_text("import needed_by_a_test")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PayloadError) as caught, unpickling_errors("0.8"):
+        Unpickler(io.BytesIO(b"cis_here_for_a_test\nname\n.")).load()
+    assert "uses the module 'needed_by_a_test', which" in str(caught.value)
+
+
+def test_an_adapters_wrapper_is_that_of_an_older_client() -> None:
+    said = explain_absent("Module:model.base_model.model.transformer.h.0")
+    assert "pip install 'nnsight>=0.8.0'" in said
+    assert "second model" in explain_absent("Module:model.transformer.h.0.probe")

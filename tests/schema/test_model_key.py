@@ -178,8 +178,12 @@ def test_a_class_is_served_in_the_generations_whose_clients_name_it(
         said = explain_class(key, generation)
         assert (said is None) is (generation in served_in)
         if said is not None:
-            assert "made with nnsight's TransformersModel or LanguageModel" in said
+            # Of the two, the package of 0.7 and 0.6 has the second alone.
+            both = "TransformersModel or " if generation == "0.8" else ""
+            assert f"made with nnsight's {both}LanguageModel, not with" in said
             assert f"not with {path[:200]!r}. Make 'a/b'" in said
+            images = generation != "0.8" and path.endswith("VisionLanguageModel")
+            assert ("image-text-to-text" in said) is images
             assert ("_remoteable_class" in said) is (generation == "0.8")
             assert len(said) < 1000
     # An operator's key may be any generation's.

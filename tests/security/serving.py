@@ -70,13 +70,15 @@ class Gateway:
         return post(f"{self.url}/request", content=PAYLOAD, headers={**known, **headers})
 
     def subscribe(self, headers: Mapping[str, str]) -> int:
-        """Open a live channel as nnsight 0.8 does, and close it; the status of the answer."""
-        try:
-            address = f"ws://127.0.0.1:{self.port}/subscribe"
-            websocket.create_connection(address, header=dict(headers), timeout=PATIENCE_S).close()
-        except websocket.WebSocketBadStatusException as error:
-            return int(error.status_code)
-        return 101
+        """Open a live channel as nnsight 0.8 does, and close it; the status of a refusal, else 101."""
+        address = f"ws://127.0.0.1:{self.port}/subscribe"
+        with contextlib.closing(
+            websocket.create_connection(address, header=dict(headers), timeout=PATIENCE_S)
+        ) as channel:
+            if "status" not in json.loads(channel.recv()):
+                return 101
+            _, closed = channel.recv_data()
+        return int.from_bytes(closed[:2], "big") - 4000
 
     def accepted(self, answer: httpx.Response) -> Request:
         """The request that an answer accepts."""

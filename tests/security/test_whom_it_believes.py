@@ -294,8 +294,10 @@ def test_a_live_channel_of_an_older_client_takes_its_users_jobs_alone(keyed: Gat
 
 @pytest.mark.parametrize("key", [{}, {"ndif-api-key": "an-invented-key"}])
 def test_without_a_key_no_live_channel_is_opened(keyed: Gateway, key: dict[str, str]) -> None:
-    with pytest.raises(websocket.WebSocketBadStatusException, match="401"), channel(keyed, **key):
-        pass
+    assert keyed.subscribe(key) == 401
+    with channel(keyed, **key) as session:
+        refused = keyed.submit(session=session, **key)
+    assert refused.status_code == 401
 
 
 @needs_root

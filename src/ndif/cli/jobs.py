@@ -15,6 +15,7 @@ from ndif.cli.server_client import (
     CommandError,
     NoServerError,
     NotFoundError,
+    RefusedError,
     ServerClient,
     options,
     with_server,
@@ -99,7 +100,15 @@ def result(server: ServerClient, as_json: bool, job_id: str, output: Path) -> No
     The file is written decompressed: `torch.load(FILE, weights_only=False)` reads it.
     """
     found = whole_id(server, job_id)
-    response = server.get(f"/response/{found}")
+    try:
+        response = server.get(f"/response/{found}")
+    except RefusedError as error:
+        if server.is_user:
+            raise
+        raise RefusedError(
+            f"The result of job {found} is its user's alone: give the key that sent it, with --key or in "
+            "NDIF_API_KEY."
+        ) from error
     if response["status"] != "COMPLETED":
         raise CommandError(
             f"Job {found} has no result: it is {response['status']}. {response['description']}"

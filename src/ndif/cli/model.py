@@ -97,7 +97,7 @@ def _facts(model: Mapping[str, Any]) -> Iterator[str]:
     if about:
         yield ", ".join(about)
     served = [
-        f"{each} ({model['runtimes'].get(each, 'not loaded')}"
+        f"{each} ({model['runtimes'].get(each, 'NOT DEPLOYED')}"
         + (f", loaded in {duration(model['load_s'][each])})" if each in model["load_s"] else ")")
         for each in model["generations"]
     ]

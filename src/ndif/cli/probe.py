@@ -56,13 +56,13 @@ def command(
     dedicated, or that an operator deployed and that serve now. One probe runs at a time. If one fails, the
     exit code is 1. Without an API key, the operator's token counts.
     """
-    from ndif.host.runtimes import Runtimes
+    from ndif.host.runtimes import Runtimes, how_to_add
 
     runtimes = Runtimes(options().runtimes).installed()
     if missing := [each for each in generations if each not in runtimes]:
         raise CommandError(
             f"nnsight {missing[0]} is not installed here; {', '.join(runtimes) or 'none'} is. "
-            f"`ndif runtime add {missing[0]}` adds it."
+            f"{how_to_add(missing[0])}"
         )
     deployments = server.get("/status")["deployments"]
     # A model of several replicas has several entries.

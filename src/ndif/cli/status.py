@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,10 @@ from ndif.sizes import format_size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+
+_NOT_DEPLOYED = "NOT DEPLOYED"
+"""State of a model that nobody has asked for."""
 
 
 @click.command("status")
@@ -78,19 +83,14 @@ def _models(status: Mapping[str, Any]) -> RenderableType:
         head = (
             name_of(model) + (", dedicated" if model["dedicated"] else ""),
             model["generation"],
-            _state(model["processor"]),
+            model["processor"] or _NOT_DEPLOYED,
             model["waiting"],
             format_size(model["size_bytes"]),
         )
         replicas = [_replica(replica, names, length) for replica in model["replicas"]]
         rows += under(head, replicas or [("none", "", "", "")])
     of_model = ("model", "nnsight", "state", "waiting", "size")
-    return table("Models", (*of_model, "replica", "state", "for", "where"), rows)
-
-
-def _state(processor: str | None) -> str:
-    """Return a model's state in an operator's words."""
-    return "NOT DEPLOYED" if processor in (None, "UNINITIALIZED") else processor
+    return table("Models", (*of_model, "replica", "replica's state", "age", "where"), rows)
 
 
 def _replica(
@@ -115,6 +115,8 @@ def _schedule(schedule: Mapping[str, Any]) -> Iterator[str]:
     if schedule["source"]:
         following = schedule["next_change"] or "none"
         yield f"Schedule: {schedule['source']}; next change: {following}."
+    now = datetime.now(timezone.utc)
     for window in schedule["windows"]:
-        yield f"  {window['model']}: {window['start']} to {window['end']}"
+        is_on = datetime.fromisoformat(window["start"]) <= now
+        yield f"  {window['model']}: {window['start']} to {window['end']}{', now' if is_on else ''}"
     yield from (f"  {problem}" for problem in schedule["problems"])

@@ -14,9 +14,9 @@ from ndif.schema.model_key import Variant
 
 
 class ReplicaState(str, Enum):
-    """State of a replica, by the names that clients of 0.8 know."""
+    """State of a replica, or of all that a model has."""
 
-    NOT_STARTED = "NOT_STARTED"
+    NOT_STARTED = "NOT DEPLOYED"
     DEPLOYING = "DEPLOYING"
     RUNNING = "RUNNING"
     UNHEALTHY = "UNHEALTHY"
@@ -24,10 +24,7 @@ class ReplicaState(str, Enum):
     @property
     def for_clients(self) -> str:
         """Return the state in the four words that clients of 0.6 and 0.7 know; others are errors there."""
-        return _FOR_CLIENTS.get(self.value, self.value)
-
-
-_FOR_CLIENTS = {"NOT_STARTED": "NOT DEPLOYED", "UNHEALTHY": "DOWN"}
+        return "DOWN" if self is ReplicaState.UNHEALTHY else self.value
 
 
 class DeploymentError(NdifError):

@@ -15,7 +15,7 @@ from pydantic_settings import SettingsError
 
 from ndif.config.settings import Settings, settings
 from ndif.config.units import Unit, format_exactly
-from ndif.errors import NdifError, problems
+from ndif.errors import NdifError, Problem, problems
 
 _HIDDEN = "(hidden)"
 _SECRETS = re.compile(r"(?<=://)[^/]*:[^/]*(?=@)|(?<=/)private-[^/]*|(?<=\?).*")
@@ -60,25 +60,30 @@ class Variable:
 
 
 def read() -> Settings:
-    """Return the process's settings; a VariableError names the first variable that is not valid."""
+    """Return the process's settings; a VariableError has a line for each variable that is not valid."""
     try:
         return settings()
     except ValidationError as error:
-        first = problems(error)[0]
-        if first.location and _is_secret(str(first.location[0])):
-            first = problems(error, show_values=False)[0]
-        if not first.location:
-            raise VariableError(f"Two variables contradict each other: {first.sentence}") from error
-        field = str(first.location[0])
-        # An alias is the variable's own name.
-        variable = name_of(field) if field in Settings.model_fields else field
-        raise VariableError(f"The variable {variable} is not valid: {first.reason}.") from error
+        told = map(_sentence, problems(error), problems(error, show_values=False))
+        raise VariableError("\n".join(told)) from error
     except (OSError, SettingsError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         folder = name_of("secrets_dir")
         raise VariableError(
             f"A variable cannot be read from its file in {folder} ({error}): {reason}."
         ) from error
+
+
+def _sentence(shown: Problem, hidden: Problem) -> str:
+    """Return the sentence about variables that are not valid; `hidden` shows no value."""
+    if not shown.location:
+        return f"Two variables contradict each other: {shown.sentence}"
+    field = str(shown.location[0])
+    # An alias is the variable's own name.
+    variable = name_of(field) if field in Settings.model_fields else field
+    return (
+        f"The variable {variable} is not valid: {(hidden if _is_secret(field) else shown).reason}."
+    )
 
 
 def _is_secret(field: str) -> bool:

@@ -15,6 +15,7 @@ from ndif.control.answers import EvictedReplica, Outcome
 from ndif.control.overview import Overview
 from ndif.control.reconciler import Reconciler
 from ndif.control.rollout import Rollouts
+from ndif.host.runtimes import how_to_add
 from ndif.probe.history import Histories
 from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.queue.dispatcher import Dispatcher
@@ -95,7 +96,7 @@ class ControlPlane:
             raise OperationError(
                 400,
                 f"nnsight {generation} is not installed here; {', '.join(installed) or 'none'} is. "
-                f"`ndif runtime add {generation}` adds it.",
+                f"{how_to_add(str(generation))}",
             )
         return str(generation)
 

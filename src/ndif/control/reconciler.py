@@ -198,10 +198,8 @@ class Reconciler:
         return None
 
     def describe_schedule(self) -> dict[str, Any]:
-        """Return the calendar's source, problems, windows and next change as JSON."""
-        now = self.now()
-        change = self._schedule.next_change(now)
-        windows = self._schedule.dedicated_at(now)
+        """Return the calendar's source, problems, next change, and windows of the next days as JSON."""
+        change = self._schedule.next_change(self.now())
         return {
             "source": None if self.source is None else self.source.name,
             "problems": list(self._problems),
@@ -212,6 +210,6 @@ class Reconciler:
                     "start": window.start.isoformat(),
                     "end": window.end.isoformat(),
                 }
-                for window in windows
+                for window in self.coming()
             ],
         }

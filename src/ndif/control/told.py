@@ -116,8 +116,12 @@ def _outcomes(kind: Kind, answer: Answer) -> _Told:
             )
             text = " ".join(filter(None, (text, changes and f"{changes}.", each["problem"])))
         yield kind, each["repo_id"], text
+        own = each["repo_id"].lower(), each["generation"]
         for name in dict.fromkeys(other["model"] for other in each["evicted"]):
-            yield "evicted", _name(name), f"{each['repo_id']} took the place."
+            # Of its own replicas, the number above tells.
+            repo_id, generation = _variant(name)
+            if (repo_id.lower(), generation) != own:
+                yield "evicted", repo_id, f"{each['repo_id']} took the place."
 
 
 def _replicas(count: int) -> str:
@@ -126,10 +130,16 @@ def _replicas(count: int) -> str:
 
 def _name(model_key: str) -> str:
     """Return the repo id of a variant's key, or the text itself if it is none."""
+    return _variant(model_key)[0]
+
+
+def _variant(model_key: str) -> tuple[str, str]:
+    """Return the repo id and the generation of a variant's key; for another text itself and nothing."""
     try:
-        return Variant.parse(model_key).model.repo_id
+        found = Variant.parse(model_key)
     except ValueError:
-        return model_key
+        return model_key, ""
+    return found.model.repo_id, found.generation
 
 
 def _key(row: Answer) -> str:

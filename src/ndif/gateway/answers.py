@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from ndif.cluster.replica import ReplicaState
 from ndif.control.answers import OWN_JOBS, OWN_TRACE, OwnJob, OwnTrace, PublicProbe
 from ndif.placement.replica import DeploymentLevel
+from ndif.schema.model_key import NEWEST_CLASS
 from ndif.schema.status import Status
 
 JOB_ID = "0d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21"
@@ -163,6 +164,25 @@ class ServerStatus(BaseModel):
     """Models by key; further replicas of one have `#2` and so on after it."""
 
 
+READY = ModelStatus(
+    model_key=f'{NEWEST_CLASS}:{{"repo_id": "Ready: loads on request", "revision": null}}',
+    repo_id="Ready: loads on request",
+    revision=None,
+    task=None,
+    trust_remote_code=False,
+    deployment_level=DeploymentLevel.HOT,
+    application_state=ReplicaState.RUNNING.for_clients,
+    state=ReplicaState.RUNNING,
+    replicas={},
+    runtimes={},
+    nodes=[],
+    parameters=None,
+    config=None,
+    dedicated=False,
+)
+"""The line of a server that would load a model now: clients take one without a model that runs for down."""
+
+
 class PythonEnvironment(BaseModel):
     """Python and the packages that run blocks."""
 
@@ -185,7 +205,7 @@ class Identity(BaseModel):
 
     email: str | None
     tags: list[str]
-    """Rights of the holder; empty for a key that is not known."""
+    """Rights of the holder: `hotswapping`, `priority`, `trusted`, `gated`; none of an unknown key."""
 
 
 class HubRefusal(BaseModel):

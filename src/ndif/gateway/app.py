@@ -26,7 +26,7 @@ from ndif.gateway.envelope_wire import WebSocketSubscriptions
 from ndif.gateway.header_wire import CHANNEL, SocketIoSubscriptions
 from ndif.gateway.health import HealthRoutes
 from ndif.gateway.hf_mirror import HfMirror
-from ndif.gateway.http_error import EXCEPTION_HANDLERS
+from ndif.gateway.http_error import EXCEPTION_HANDLERS, no_channel_at, nothing_at, refuse
 from ndif.gateway.incoming import Incoming
 from ndif.gateway.jobs import JobRoutes
 from ndif.gateway.login import LoginRoutes
@@ -144,6 +144,7 @@ def create_gateway(
         incoming,
         Quota(settings, perform, rates),
         callback_route,
+        channels,
     )
     routes = [
         *submit.routes(),
@@ -218,12 +219,36 @@ def _application(
     lifespan: Lifespan[Starlette] | None = None,
 ) -> ASGIApp:
     routes = [*routes, *Documents(routes).routes()]
-    app: ASGIApp = Starlette(
-        routes=routes, exception_handlers=EXCEPTION_HANDLERS, lifespan=lifespan
-    )
+    starlette = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS, lifespan=lifespan)
+    starlette.router.default = _no_route
     # Around Starlette, so that its answer to an error of ours has these headers, too.
-    app = SameOrigin(app, settings=settings, host=host)
-    return ResponseHeaders(RequestLog(app), settings)
+    app = SameOrigin(starlette, settings=settings, host=host)
+    return OneSlash(ResponseHeaders(RequestLog(app), settings))
+
+
+class OneSlash:
+    """ASGI middleware that serves `//path` as `/path`.
+
+    Clients put a route behind their NDIF_HOST as it is, and it may end with a slash.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        if scope.get("path", "").startswith("//"):
+            scope = {**scope, "path": f"/{scope['path'].lstrip('/')}"}
+            if scope.get("raw_path"):
+                scope["raw_path"] = b"/" + scope["raw_path"].lstrip(b"/")
+        await self._app(scope, receive, send)
+
+
+async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request or a WebSocket to a path that has no route."""
+    is_channel = scope["type"] == "websocket"
+    answer = no_channel_at(scope["path"]) if is_channel else nothing_at(scope["path"])
+    await refuse(answer, scope, receive, send)
 
 
 def uvicorn_config(

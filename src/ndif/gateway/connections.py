@@ -15,6 +15,7 @@ from http import HTTPStatus
 from typing import Any
 
 from starlette.types import Scope
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
@@ -399,6 +400,12 @@ class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
         problem = response.body.decode().partition("\n")[0]
         with named(RequestId(event.headers.get_all(HEADER))):
             self._refuse(HttpError(response.status_code, problem, kept))
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """See `WebSocketsSansIOProtocol`. A handshake that the application refuses is complete."""
+        await super().send(message)
+        # Else uvicorn logs that the application forgot to answer it.
+        self.handshake_complete = self.handshake_complete or self.close_sent
 
     def send_500_response(self) -> None:
         """See `WebSocketsSansIOProtocol`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import uuid
 from collections.abc import AsyncIterator
 from functools import partial
@@ -20,24 +21,25 @@ from ndif.config.settings import Settings
 from ndif.errors import problems
 from ndif.gateway.caller import caller_of, subscription_of
 from ndif.gateway.connections import DOES_NOT_READ, disconnect
-from ndif.gateway.http_error import CLOSE, HttpError, no_account, refuse
+from ndif.gateway.http_error import CLOSE, HttpError, broker_unavailable, no_account
 from ndif.gateway.incoming import MAX_ENVELOPE, IncomingPayload
 from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.openapi import Channel, LiveRoute
 from ndif.schema.request import Submission
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.schema.wires import envelope_frame
+from ndif.schema.wires import envelope_fields, envelope_frame
 from ndif.sizes import format_size
 from ndif.stores.accounts import (
-    Account,
     Accounts,
     AccountsAwayError,
     NoSuchKeyError,
     TooManyGuessesError,
 )
-from ndif.stores.broker import Broker, Subscription
+from ndif.stores.broker import Broker, BrokerError, Subscription
 from ndif.tasks import end, within
+
+logger = logging.getLogger(__name__)
 
 _MAX_PART_HEADERS = 16 * 1024
 _MAX_PARTS = 16
@@ -48,6 +50,10 @@ _FAREWELL_S = 1.0
 """Seconds that the server waits for a client to read its last message."""
 _DISCONNECTED = (WebSocketDisconnect, RuntimeError)
 """Errors that Starlette raises when the client is gone."""
+REFUSED_SESSION = "refused"
+"""Id that a client is told whose live channel is refused; no job can wait there."""
+_REFUSED = 4000
+"""Close code of a refused live channel, less the HTTP status of the refusal."""
 
 
 class Envelope(BaseModel):
@@ -194,7 +200,11 @@ _CHANNEL = Channel(
     "them: a quick job is told its end alone. After COMPLETED or ERROR nothing follows for that job. The "
     "client sends nothing.\n\n"
     "A job whose only channel closes is ended. A channel closes with 1008 or 1013 where its client does "
-    "not read, and the handshake is refused with 401, 403 or 429, as a request is.",
+    "not read. A channel that is refused has one message: an ERROR with the reason, beside the "
+    f"`session_id` `{REFUSED_SESSION}`. `POST /request` with that id gives the reason too, which nnsight "
+    f"shows. The channel then closes with {_REFUSED} and the status that a request would have, such as "
+    f"{_REFUSED + 401}. Only a page of another site, and a Host that is not this server, fail in the "
+    "handshake.",
 )
 
 
@@ -220,27 +230,32 @@ class WebSocketSubscriptions:
 
     async def subscribe(self, websocket: WebSocket) -> None:
         """Send the id of a new subscription, then its frames until the client leaves."""
-        caller = caller_of(websocket)
+        caller, session_id = caller_of(websocket), uuid.uuid4().hex
         with contextlib.ExitStack() as counted:
             try:
                 account = await self._accounts.account(caller)
                 counted.enter_context(self._channels.one(caller, account))
+                subscription = await self._broker.subscribe(
+                    subscription_of(session_id, account.user)
+                )
             except (NoSuchKeyError, TooManyGuessesError, AccountsAwayError) as error:
-                await refuse(no_account(error), websocket.scope, websocket.receive, websocket.send)
+                await _refuse(websocket, no_account(error))
+            except BrokerError as error:
+                await _refuse(websocket, broker_unavailable(error))
             except HttpError as error:
-                await refuse(error, websocket.scope, websocket.receive, websocket.send)
+                await _refuse(websocket, error)
             else:
-                await self._serve(websocket, account)
+                await self._serve(websocket, subscription, session_id)
 
-    async def _serve(self, websocket: WebSocket, account: Account) -> None:
-        await websocket.accept()
-        session_id = uuid.uuid4().hex
-        subscription = await self._broker.subscribe(subscription_of(session_id, account.user))
+    async def _serve(
+        self, websocket: WebSocket, subscription: Subscription, session_id: str
+    ) -> None:
         subscription.bound(
             self._max_unread_bytes, partial(disconnect, websocket.scope, DOES_NOT_READ)
         )
         forwarding = None
         try:
+            await websocket.accept()
             await websocket.send_text(json.dumps({"session_id": session_id}))
             self._open[subscription] = websocket
             forwarding = asyncio.create_task(_forward(subscription, websocket))
@@ -260,6 +275,20 @@ class WebSocketSubscriptions:
                 frame = envelope_frame(Response(request_id, Status.ERROR, description))
                 with contextlib.suppress(*_DISCONNECTED, asyncio.TimeoutError):
                     await within(_send(websocket, frame), _FAREWELL_S)
+
+
+async def _refuse(websocket: WebSocket, reason: HttpError) -> None:
+    """Tell a client why it gets no live channel, in the way that nnsight shows.
+
+    Of a handshake that fails, nnsight shows all headers. It reads an id from the first message, sends its
+    job, and shows the sentence by which that is refused.
+    """
+    logger.info("a live channel is refused: %s", reason.detail)
+    told = envelope_fields(Response("", Status.ERROR, reason.detail))
+    with contextlib.suppress(*_DISCONNECTED):
+        await websocket.accept()
+        await websocket.send_text(json.dumps({"session_id": REFUSED_SESSION, **told}))
+        await websocket.close(_REFUSED + reason.status_code)
 
 
 async def _forward(subscription: Subscription, websocket: WebSocket) -> None:

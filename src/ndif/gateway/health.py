@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
-from ndif.gateway.answers import Identity, PythonEnvironment, ServerStatus
+from ndif.gateway.answers import READY, Identity, PythonEnvironment, ServerStatus
 from ndif.gateway.caller import caller_of
 from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.environment import environment
 from ndif.gateway.http_error import RETRY_SOON, HttpError
 from ndif.gateway.openapi import ApiRoute, Description, Parameter, answer
 from ndif.host.runtimes import Runtime, Runtimes
+from ndif.placement.replica import DeploymentLevel
 from ndif.stores.accounts import Accounts, NoSuchKeyError
 
 _GENERATIONS_BY_LIBRARY = {"python-httpx": ("0.8",), "python-requests": ("0.7", "0.6")}
@@ -96,9 +97,24 @@ class HealthRoutes:
             raise HttpError(503, "No model is ready yet; /status shows its progress.", RETRY_SOON)
         return JSONResponse(True)
 
-    async def status(self, _: Request) -> Response:
+    async def status(self, http: Request) -> Response:
         """Answer with the models and their state."""
-        return JSONResponse(await self.catalogue.status())
+        status = await self.catalogue.status()
+        listed = status["deployments"].values()
+        is_idle = all(each["deployment_level"] != DeploymentLevel.HOT.value for each in listed)
+        if is_idle and await self._loads_on_request(http):
+            ready = READY.model_dump(mode="json", exclude={"probes", "schedule"})
+            status = {"deployments": {**status["deployments"], READY.model_key: ready}}
+        return JSONResponse(status)
+
+    async def _loads_on_request(self, http: Request) -> bool:
+        """Return True if a request may have a model loaded, with the right key where keys are in use."""
+        if (await self.catalogue.models()).fixed:
+            return False
+        try:
+            return (await self.accounts.account(replace(caller_of(http), key=""))).hotswapping
+        except NoSuchKeyError:
+            return True
 
     async def env(self, http: Request) -> Response:
         """Answer with the versions of Python and of the packages that run the client's blocks."""

@@ -46,21 +46,35 @@ def shown_path(path: str) -> str:
     return cut if len(path) <= _MAX_PATH else f"{cut}…"
 
 
+def no_channel_at(path: str) -> HttpError:
+    """Return the answer to a WebSocket at a path that has none."""
+    return HttpError(
+        404,
+        f"No WebSocket opens at {shown_path(path)}. nnsight 0.8 uses /subscribe; 0.7 and 0.6 use "
+        "/ws/socket.io.",
+    )
+
+
+def nothing_at(path: str) -> HttpError:
+    """Return the answer to a request at a path that has no route."""
+    return HttpError(
+        404,
+        f"There is nothing at {shown_path(path)}. nnsight uses /request, /response/ID, /results/ID, "
+        "/subscribe, /ws/socket.io, /status, /env, /ping and /connected; one's own jobs are at /requests "
+        "and /usage, and a model's modules at /models/NAME.",
+    )
+
+
 def _no_route(request: Request, error: HTTPException) -> HttpError:
     """Translate Starlette's own errors: an unknown route or method."""
-    path = shown_path(request.url.path)
     if error.status_code == 404:
-        detail = (
-            f"There is nothing at {path}. nnsight uses /request, /response/ID, /results/ID, /subscribe, "
-            "/ws/socket.io, /status, /env, /ping and /connected; one's own jobs are at /requests and "
-            "/usage, and a model's modules at /models/NAME."
-        )
-    else:
-        detail = f"{request.method} is not possible at {path}."
+        return nothing_at(request.url.path)
+    detail = f"{request.method} is not possible at {shown_path(request.url.path)}."
     return HttpError(error.status_code, detail, error.headers)
 
 
-def _broker_unavailable(_: Request, error: BrokerError) -> HttpError:
+def broker_unavailable(error: BrokerError) -> HttpError:
+    """Return the answer to a request or a WebSocket that the broker cannot take now."""
     logger.warning("%s", error)
     detail = f"This server cannot take requests now: {error}. Try again in a moment."
     return HttpError(503, detail, RETRY_SOON)
@@ -132,7 +146,7 @@ _HTTP_ERRORS: Mapping[type[Exception], Callable[[Request, Any], HttpError]] = {
     NotServedError: lambda _, error: HttpError(400, str(error)),
     OperationError: lambda _, error: HttpError(error.status, str(error)),
     TooManyJobsError: lambda _, error: HttpError(429, str(error), RETRY_SOON),
-    BrokerError: _broker_unavailable,
+    BrokerError: lambda _, error: broker_unavailable(error),
     DiskError: _disk_refuses,
     ObjectStoreError: _store_unavailable,
     # The server's log has the traceback.

@@ -209,7 +209,7 @@ class ModelRoutes:
 
 _NOT_LOADED: Mapping[str, Any] = {
     "deployment_level": "COLD",
-    "state": "NOT_STARTED",
+    "state": "NOT DEPLOYED",
     "runtimes": {},
     "replicas": {},
     "parameters": None,

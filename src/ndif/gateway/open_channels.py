@@ -27,21 +27,9 @@ class OpenChannels:
 
         Clients of the older wire send no key when they open theirs, and have no `account` then.
         """
-        held: list[tuple[str, int | None]] = [
-            (f"address {caller.name}", self._settings.max_channels_per_address)
-        ]
-        if account is not None and account.key:
-            held.append((f"key {account.key}", Limits.of(self._settings, account.limits).channels))
-        for name, most in held:
-            if most is not None and self._open[name] >= most:
-                whose = "Your API key" if name.startswith("key") else "Your address"
-                channels = "one live channel" if most == 1 else f"{most} live channels"
-                raise HttpError(
-                    429,
-                    f"{whose} may have {channels} open at once, and has as many. {_ADVICE}",
-                    RETRY_SOON,
-                )
-        names = [name for name, _ in held]
+        if (refusal := self.refusal(caller, account)) is not None:
+            raise refusal
+        names = [*self._limits(caller, account)]
         self._open.update(names)
         try:
             yield
@@ -50,3 +38,25 @@ class OpenChannels:
             for name in names:
                 if not self._open[name]:
                     del self._open[name]
+
+    def refusal(self, caller: Caller, account: Account | None = None) -> HttpError | None:
+        """Return the answer to a caller that wants a further channel; None if it may open one."""
+        for name, most in self._limits(caller, account).items():
+            if most is not None and self._open[name] >= most:
+                whose = "Your API key" if name.startswith("key") else "Your address"
+                channels = "one live channel" if most == 1 else f"{most} live channels"
+                return HttpError(
+                    429,
+                    f"{whose} may have {channels} open at once, and has as many. {_ADVICE}",
+                    RETRY_SOON,
+                )
+        return None
+
+    def _limits(self, caller: Caller, account: Account | None) -> dict[str, int | None]:
+        """Return the names under which a caller's channels are counted, each with its limit."""
+        of_address = self._settings.max_channels_per_address
+        limits: dict[str, int | None] = {f"address {caller.name}": of_address}
+        if account is not None and account.key:
+            of_key = Limits.of(self._settings, account.limits).channels
+            limits[f"key {account.key}"] = of_key
+        return limits

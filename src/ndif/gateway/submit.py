@@ -17,10 +17,11 @@ from ndif.gateway.answers import MODEL_KEY, OLDER_MODEL_KEY, JobUpdate
 from ndif.gateway.callbacks import CallbackRoute
 from ndif.gateway.caller import caller_of, subscription_of
 from ndif.gateway.catalogue import Catalogue
-from ndif.gateway.envelope_wire import Envelope, read_envelope
+from ndif.gateway.envelope_wire import REFUSED_SESSION, Envelope, read_envelope
 from ndif.gateway.header_wire import read_headers
 from ndif.gateway.http_error import HttpError, reason_of
 from ndif.gateway.incoming import Incoming, IncomingPayload, Unfinished
+from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.openapi import BYTES, ApiRoute, Content, Description, Parameter, answer
 from ndif.gateway.quota import Quota
 from ndif.host.runtimes import SUPPORTED, Runtimes, generation_of
@@ -143,6 +144,7 @@ class SubmitRoute:
     incoming: Incoming
     quota: Quota
     callbacks: CallbackRoute
+    channels: OpenChannels
 
     def __post_init__(self) -> None:
         self._installed = self.runtimes.installed()
@@ -202,15 +204,18 @@ class SubmitRoute:
                 "This is neither a request of nnsight 0.8 (multipart/form-data with `data` and "
                 "`blob`) nor of 0.6 or 0.7 (the header nnsight-model-key is missing).",
             )
+        no_channel = HttpError(409, _NO_CHANNEL)
         if submission.subscription_id is not None:
+            if submission.subscription_id == REFUSED_SESSION:
+                no_channel = self.channels.refusal(caller, account) or no_channel
             # Clients of the older wire send no key when they open their channel.
             owner = account.user if wire is Wire.ENVELOPE else caller.name
             submission.subscription_id = subscription_of(submission.subscription_id, owner)
-        await self._check(submission)
+        await self._check(submission, no_channel)
         # The first key that is sent for a channel that was opened without says whose it is.
         unclaimed = account.key and wire is Wire.HEADERS and submission.subscription_id
         if unclaimed and not await self.broker.takes(unclaimed, account.user):
-            raise HttpError(409, _NO_CHANNEL)
+            raise no_channel
         request = Request(
             id=str(uuid.uuid4()),
             model=model,
@@ -316,8 +321,8 @@ class SubmitRoute:
             f"`pip install '{SUPPORTED[_NEWEST]}'`{add if generation in SUPPORTED else ''}.",
         )
 
-    async def _check(self, submission: Submission) -> None:
-        """Refuse a payload that cannot be run and a subscription that is not open."""
+    async def _check(self, submission: Submission, no_channel: HttpError) -> None:
+        """Refuse a payload that cannot be run, and with `no_channel` a subscription that is not open."""
         if not submission.payload:
             raise HttpError(400, "The request has no payload.")
         if submission.compress and not submission.payload.startswith(ZSTD_MAGIC):
@@ -328,7 +333,7 @@ class SubmitRoute:
             )
         waits_on = submission.subscription_id
         if waits_on is not None and await self.broker.disconnected([waits_on]):
-            raise HttpError(409, _NO_CHANNEL)
+            raise no_channel
 
 
 def _release(version: str) -> tuple[int, ...]:

@@ -21,7 +21,13 @@ from ndif.host.fork_server import ForkServers
 from ndif.host.hub import AdapterError, Adapters
 from ndif.host.model_process import GONE_S, ModelProcess, ModelProcessError
 from ndif.host.port import DeviceError, Progress, ReplicaEvictedError, ReplicaLostError, Respond
-from ndif.host.runner_handle import RunnerError, RunnerHandle, describe_crash, describe_exit
+from ndif.host.runner_handle import (
+    RunnerEndedError,
+    RunnerError,
+    RunnerHandle,
+    describe_crash,
+    describe_exit,
+)
 from ndif.host.runner_pool import (
     FreshRunners,
     PersistentRunner,
@@ -228,8 +234,12 @@ class LocalModelActor:
         self._forks = True
         # Whoever shares weights on GPUs could write to them.
         self._fresh.most = 1 if self.process.exposes_weights else self._settings.runner_users
+        before = self.process.lines
         try:
             await self._first.start()
+        except RunnerEndedError as error:
+            said = await self.process.last_words(before)
+            raise ModelProcessError(f"{error}; its last words: {said}") from error
         except RunnerError as error:
             raise ModelProcessError(str(error)) from error
         self._away = ""

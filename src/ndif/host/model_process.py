@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE = 1 << 20
 _LAST_LINES = 20
+_LAST_WORDS = 3
+"""Lines of a runner that could not start, for the message that says so."""
 _LAST_WORDS_S = 0.5
 GONE_S = 30.0
 """Seconds within which a killed runner is gone. On a GPU the driver first ends the runner's work."""
@@ -99,6 +101,8 @@ class ModelProcess:
     _failed: str = ""
     """The reason why the process could not load, verify or move its model."""
     _stderr: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
+    lines: int = 0
+    """Number of lines that the process and its runners have written."""
 
     async def start(
         self,
@@ -415,6 +419,16 @@ class ModelProcess:
         if self._output is not None:
             await asyncio.wait([self._output], timeout=_LAST_WORDS_S)
 
+    async def last_words(self, before: int) -> str:
+        """Return the last of the lines that came after the first `before` ones.
+
+        Of a traceback, this is the error without its frames.
+        """
+        await self._hear_last_words()
+        lines = [*self._stderr][max(0, len(self._stderr) - (self.lines - before)) :]
+        told = [line for line in lines if line.strip() and not line.startswith((" ", "Traceback "))]
+        return "; ".join(told[-_LAST_WORDS:]) or "it said nothing"
+
     def _end(self) -> None:
         self.ended.set()
         self.weights.leave(self)
@@ -438,6 +452,7 @@ class ModelProcess:
                 return
             text = line.decode(errors="replace").rstrip()
             self._stderr.append(text)
+            self.lines += 1
             # Once it is loaded, a block may have written it.
             level = logging.DEBUG if self._is_loaded else logging.INFO
             fields = {"model": self.spec.checkpoint}

@@ -22,10 +22,16 @@ T = TypeVar("T")
 
 
 _MAX_REASON = 1 << 16
+_EXIT_S = 1.0
+"""Seconds within which the zygote tells how a runner has ended that hung up."""
 
 
 class RunnerError(Exception):
     """A runner could not start or be reset; the message says why."""
+
+
+class RunnerEndedError(RunnerError):
+    """A runner ended without a word of why."""
 
 
 class RunnerHandle:
@@ -111,7 +117,8 @@ class RunnerHandle:
                 return
         finally:
             watching.cancel()
-        raise RunnerError("a runner ended before it was ready")
+        code = await self.exit_code(_EXIT_S)
+        raise RunnerEndedError(f"a runner ended before it was ready ({describe_exit(code)})")
 
     def kill_if_frozen(self) -> asyncio.Task[None]:
         """Start to watch a process that runs no user's code, and kill it once it shows no sign of life."""

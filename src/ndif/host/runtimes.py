@@ -69,6 +69,13 @@ def generation_of(version: str) -> str | None:
     return f"{release[0]}.{release[1]}" if len(release) > 1 else None
 
 
+def how_to_add(generation: str) -> str:
+    """Return the sentence that says how a generation is added, or which ones there are."""
+    if generation in SUPPORTED:
+        return f"`ndif runtime add {generation}` adds it."
+    return f"ndif serves nnsight {', '.join(SUPPORTED)}."
+
+
 def pins(packages: Sequence[Package], installer: str) -> list[str]:
     """Return exact requirements; refuse packages that a runtime shares with ndif."""
     for name, version in packages:

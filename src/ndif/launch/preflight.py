@@ -12,7 +12,7 @@ from ndif.config.reference import name_of
 from ndif.config.settings import Settings
 from ndif.distribution import install_command
 from ndif.errors import NdifError
-from ndif.host.runtimes import Runtimes
+from ndif.host.runtimes import Runtimes, how_to_add
 from ndif.launch.access import access_problems, access_warning, exposure_problem
 from ndif.launch.services import Role
 from ndif.launch.services.plan import plan_services
@@ -143,8 +143,8 @@ def _deployments(
             problems += str(error).splitlines()
     installed = Runtimes(options.runtimes).installed()
     problems += [
-        f"{config.repo_id} is deployed for nnsight {generation}, which is not installed: "
-        f"run `ndif runtime add {generation}`."
+        f"{config.repo_id} is deployed for nnsight {generation}, which is not installed. "
+        f"{how_to_add(generation)}"
         for config in found.values()
         for generation in config.deployed_for
         if generation not in installed

@@ -13,7 +13,7 @@ from ndif.schema.request import Request
 class ProcessorStatus(str, Enum):
     """State of a processor, or of one of its replicas; one that is further comes later."""
 
-    UNINITIALIZED = "UNINITIALIZED"
+    UNINITIALIZED = "NOT DEPLOYED"
     PROVISIONING = "PROVISIONING"
     DEPLOYING = "DEPLOYING"
     READY = "READY"

@@ -24,6 +24,10 @@ _OWN_SUBCLASS = (
     " If yours is a subclass of TransformersModel, name that class for the server: add to yours "
     "`def _remoteable_class(self): return TransformersModel`."
 )
+_IMAGES = (
+    ' With nnsight 0.8, `TransformersModel(…, task="image-text-to-text")` makes a model that takes '
+    "images."
+)
 _MAX_QUOTED = 200
 """Characters of a client's text that an error repeats."""
 
@@ -83,10 +87,16 @@ def explain_class(key: ModelKey, generation: str | None = None) -> str | None:
         served = key.import_path in SERVED_CLASSES.get(generation, ())
     if served:
         return None
+    names, of_them, hint = "TransformersModel or LanguageModel", "one of them", ""
+    if SERVED_CLASSES.get(generation or "") == _HEADER_WIRE_CLASSES:
+        names, of_them = "LanguageModel", "it"
+        if key.import_path.endswith(".VisionLanguageModel"):
+            hint = _IMAGES
+    elif generation == "0.8":
+        hint = _OWN_SUBCLASS
     return (
-        "This server serves models that are made with nnsight's TransformersModel or LanguageModel, not "
-        f"with {key.import_path[:_MAX_QUOTED]!r}. Make {key.repo_id[:_MAX_QUOTED]!r} with one of them."
-        + (_OWN_SUBCLASS if generation == "0.8" else "")
+        f"This server serves models that are made with nnsight's {names}, not with "
+        f"{key.import_path[:_MAX_QUOTED]!r}. Make {key.repo_id[:_MAX_QUOTED]!r} with {of_them}.{hint}"
     )
 
 

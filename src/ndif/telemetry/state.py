@@ -13,7 +13,7 @@ from prometheus_client.core import GaugeMetricFamily
 from ndif.telemetry.metrics import OTHER
 
 _MOST_MODELS = 500
-_STATES = ("RUNNING", "DEPLOYING", "UNHEALTHY", "NOT_STARTED", "WARM")
+_STATES = ("RUNNING", "DEPLOYING", "UNHEALTHY", "NOT DEPLOYED", "WARM")
 
 
 def families(status: Mapping[str, Any] | None) -> Iterator[Metric]:

@@ -100,7 +100,7 @@ async def test_a_key_says_who_may_do_what(served: Served) -> None:
         ada = await accounts.account(Caller(ADA, "10.0.0.1"))
         assert (ada.user, ada.email, ada.weight) == ("ada@x.org", "ada@x.org", 3)
         assert (ada.hotswapping, ada.trusted, ada.priority) == (True, True, False)
-        assert (ada.tags, ada.limits) == (["hotswapping"], {})
+        assert (ada.tags, ada.limits) == (["hotswapping", "trusted"], {})
         bob = await accounts.account(Caller(BOB))
         assert (bob.hotswapping, bob.trusted, bob.priority) == (False, False, True)
         assert (bob.email, bob.weight) == (None, 1)

@@ -34,7 +34,7 @@ const STATES = {
   RUNNING: ["serving", "good"],
   DEPLOYING: ["loading", "busy"],
   UNHEALTHY: ["failed", "bad"],
-  NOT_STARTED: ["not loaded", "idle"],
+  "NOT DEPLOYED": ["not deployed", "idle"],
   COMPLETED: ["completed", "good"],
   ERROR: ["error", "bad"],
   CANCELLED: ["cancelled", "idle"],

@@ -7,7 +7,7 @@ import { Card, Empty, useNow } from "./parts.js";
 function waitOf(queue) {
   if (queue.wait_s === null) {
     const isServed = queue.replicas.some((each) => each.state === "RUNNING");
-    return html`<span class="muted">${isServed ? "no job yet" : "not loaded"}</span>`;
+    return html`<span class="muted">${isServed ? "no job yet" : "not deployed"}</span>`;
   }
   return queue.wait_s < 1 ? "at once" : `about ${duration(queue.wait_s)}`;
 }

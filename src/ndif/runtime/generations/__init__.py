@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import explain
+from ndif.sandbox.advice import send_along
 
 if TYPE_CHECKING:
     from ndif.runtime.weights.weights import Placement
@@ -33,6 +34,8 @@ def create_generation(name: str) -> Generation:
     return generation
 
 
+_SOUGHT = "__ndif_sought__"
+"""The attribute of a `ModuleNotFoundError` for the module and the name that a payload names."""
 _MAX_CONFIG_BYTES = 64 << 10
 """Largest `config.json` that is published; those with thousands of labels are larger."""
 
@@ -188,18 +191,35 @@ def unpickling_errors(generation: str) -> Iterator[None]:
         # The error is in the user's own code and names a line of it.
         raise BlockError(explain(error, None, "")) from error
     except ModuleNotFoundError as error:
-        root = (error.name or "").partition(".")[0]
+        absent = error.name or ""
+        module, name = getattr(error, _SOUGHT, ("", ""))
+        if module.partition(".")[0] != absent.partition(".")[0]:
+            module, name = absent, ""  # a module that is here needs another
         raise PayloadError(
-            f"The block uses the module {error.name!r}, which this server does not have. "
-            f"If it is your own, send it along: `import {root}; nnsight.register({root})` before the "
-            "trace."
+            f"The block uses the module {module!r}, which this server does not have. "
+            f"{send_along(module, name)}."
         ) from error
     except Exception as error:
         raise PayloadError(_reason(error, generation)) from error
 
 
+def find_class(unpickler: Any, module: str, name: str) -> Any:
+    """Replace `Unpickler.find_class`: the error about a module that is not there has the name, too."""
+    try:
+        return pickle.Unpickler.find_class(unpickler, module, name)
+    except ModuleNotFoundError as error:
+        setattr(error, _SOUGHT, (module, name))
+        raise
+
+
 def explain_absent(reference: str) -> str:
     """Return the sentence about a part of the model that a request refers to and that is not there."""
+    if "base_model" in reference.split("."):
+        return (
+            f"The block refers to {reference}, which the model here does not have: `base_model` is the "
+            "wrapper that PEFT puts around a model, and nnsight did before 0.8.0. On your side run `pip "
+            "install 'nnsight>=0.8.0'`, and name the adapter with `peft=`."
+        )
     return (
         f"The block refers to {reference}, which the model here does not have. Does it use a second model, "
         "one whose modules differ from the server's, or a module that you attached to it? Use your own "

@@ -33,6 +33,7 @@ from ndif.runtime.generations import (
     PayloadError,
     decorated07,  # noqa: F401 - replaces a function of nnsight's
     explain_absent,
+    find_class,
     overloaded07,
     unpickling_errors,
 )
@@ -413,6 +414,7 @@ def _make_dataclass_anywhere(name: str, bases: Any, content: Any, *others: Any) 
 
 
 serialization._make_dataclass_skeleton = _make_dataclass_anywhere
+serialization.CustomCloudUnpickler.find_class = find_class
 
 _execute = StreamTracer.execute
 

@@ -28,6 +28,7 @@ from ndif.runtime.generations import (
     ClientStream,
     Generation,
     PayloadError,
+    find_class,
     unpickling_errors,
 )
 from ndif.runtime.generations.together08 import Together
@@ -325,6 +326,7 @@ def _fill_method(function: FunctionType, names: dict[str, Any]) -> None:
 
 
 serialization.compile = compile
+serialization.CustomCloudUnpickler.find_class = find_class
 serialization._load_function, serialization._fill = _load_method, _fill_method
 
 

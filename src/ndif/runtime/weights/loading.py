@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import transformers.pipelines  # noqa: F401 - torch makes a folder for its cache as this is imported
-from huggingface_hub import constants
+from huggingface_hub import _snapshot_download, constants
 
 from ndif.runtime.process.isolation import operator_modules
 from ndif.runtime.spec import ModelSpec
@@ -41,6 +41,8 @@ _FINDS_ADAPTERS = (
 )
 """Modules of transformers that look for an adapter beside a model."""
 _FINDER = "find_adapter_config_file"
+_LISTING = "read_tree_cache"
+"""The function of the Hub's library that reads the list of a repository's files."""
 
 
 class OutsideError(UserFacingError):
@@ -113,7 +115,7 @@ def read_confined(
 def _read_checked(spec: ModelSpec, read: Callable[[], Result]) -> Result:
     """Return what `read` makes of a checkpoint's files, if they name no others."""
     require_harmless(spec.files, remote_code=spec.trust_remote_code, pickled=spec.pickled)
-    with _offline(), _without_adapter():
+    with _offline(), _without_listing(), _without_adapter():
         return read()
 
 
@@ -159,6 +161,23 @@ def _offline() -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
+
+
+@contextlib.contextmanager
+def _without_listing() -> Iterator[None]:
+    """Hide the list of a repository's files from the Hub's library, which cannot open it.
+
+    It would take the snapshot for incomplete: what a model does not need is not fetched.
+    """
+    before = getattr(_snapshot_download, _LISTING, None)
+    if before is None:  # an older library keeps no lists
+        yield
+        return
+    setattr(_snapshot_download, _LISTING, lambda *_: None)
+    try:
+        yield
+    finally:
+        setattr(_snapshot_download, _LISTING, before)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NoReturn
 
+from ndif.sandbox.advice import send_along
 from ndif.sandbox.protector import libraries, stand_ins
 from ndif.sandbox.protector.names import words
 from ndif.sandbox.protector.placeholders import Placeholder
@@ -168,8 +169,8 @@ class Modules:
         """Return True if a block may import a module, where it is installed."""
         return self._whitelist.find(name) is not None or self._has_whitelisted_submodule(name)
 
-    def refusal(self, name: str) -> str:
-        """Return the sentence that says why a block does not get a module."""
+    def refusal(self, name: str, attribute: str = "") -> str:
+        """Return the sentence that says why a block does not get a module, or an attribute of one."""
         root = name.partition(".")[0]
         said = f"module {name!r} is not available on this server"
         entry = self._whitelist.modules.get(root)
@@ -179,10 +180,7 @@ class Modules:
         if not is_installed(root):
             if self._permits(name):
                 return f"{said}: its operator has not installed it (ndif's extra `science`)"
-            return (
-                f"{said}. If it is your own, send it along: `import {root}; nnsight.register({root})` "
-                f"before the trace; you can import: {self.available()}"
-            )
+            return f"{said}. {send_along(name, attribute)}; you can import: {self.available()}"
         return f"{said}; you can import: {self.available()}"
 
     def available(self) -> str:

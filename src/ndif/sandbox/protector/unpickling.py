@@ -141,7 +141,7 @@ class GlobalResolver:
                 "call the function without it"
             )
         if not is_installed(root):
-            return self.modules.refusal(module)
+            return self.modules.refusal(module, name)
         entry = self.whitelist.modules.get(root)
         if entry is None:
             return f"{said}; you can import: {self.modules.available()}"

@@ -66,8 +66,8 @@ class Account:
 
     @property
     def tags(self) -> list[str]:
-        """Return the names of the user's privileges."""
-        return [tag for tag in ("hotswapping", "priority") if getattr(self, tag)]
+        """Return the names of the user's rights."""
+        return [right for right in RIGHTS if getattr(self, right)]
 
 
 @dataclass(frozen=True, slots=True)

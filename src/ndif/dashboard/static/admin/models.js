@@ -69,7 +69,7 @@ function DeployForm({ generations, actions }) {
 }
 
 const nameOf = (model) => (model.revision ? `${model.repo_id} (${model.revision})` : model.repo_id);
-const stateOf = (model) => model.replicas.find((each) => each.level === "HOT")?.state ?? (model.problem ? "UNHEALTHY" : "NOT_STARTED");
+const stateOf = (model) => model.replicas.find((each) => each.level === "HOT")?.state ?? (model.problem ? "UNHEALTHY" : "NOT DEPLOYED");
 const levelOf = (model) => model.replicas.map((each) => each.level).find((each) => each === "HOT") ?? model.replicas[0]?.level ?? "COLD";
 
 /** One model in one generation, and what may be done with it. */

@@ -41,7 +41,10 @@ class SqlRegistry:
     """
 
     def __init__(self, database: Database) -> None:
-        """Read and change `database`, whose schema is migrated when it is first changed."""
+        """Read and change `database`, whose schema is migrated when it is first asked.
+
+        Only what adds a key or a tier makes the database where there is none.
+        """
         self._database = database
         self._is_ready = False
 
@@ -60,7 +63,7 @@ class SqlRegistry:
     ) -> tuple[str, Row]:
         """See `Registry.create_key`."""
         key = new_key()
-        async with self._changing() as on:
+        async with self._changing(makes=True) as on:
             added = [await _tier_id(on, tier) for tier in dict.fromkeys(tiers)]
             key_id = await _add_key(on, digest_of(key), user, name, expires_at)
             await _assign(on, key_id, added)
@@ -92,7 +95,7 @@ class SqlRegistry:
 
     async def import_keys(self, keys: Iterable[ImportedKey]) -> tuple[int, int]:
         """See `Registry.import_keys`."""
-        async with self._changing() as on:
+        async with self._changing(makes=True) as on:
             return await _import(on, keys)
 
     async def copy_foreign(self) -> tuple[int, int]:
@@ -110,7 +113,7 @@ class SqlRegistry:
 
     async def create_tier(self, tier: Tier) -> Row:
         """See `Registry.create_tier`."""
-        async with self._changing() as on:
+        async with self._changing(makes=True) as on:
             await _add_tier(on, tier)
             (row,) = await _tiers(on, TIERS.c.name == tier.name)
             return row
@@ -185,13 +188,18 @@ class SqlRegistry:
             yield connection
 
     @asynccontextmanager
-    async def _changing(self, *, may_be_foreign: bool = False) -> AsyncIterator[AsyncConnection]:
-        await self._prepare(may_be_foreign=may_be_foreign)
+    async def _changing(
+        self, *, makes: bool = False, may_be_foreign: bool = False
+    ) -> AsyncIterator[AsyncConnection]:
+        await self._prepare(makes=makes, may_be_foreign=may_be_foreign)
         async with self._database.writing() as connection:
             yield connection
 
-    async def _prepare(self, *, may_be_foreign: bool = False) -> None:
-        """Migrate the schema once; raise if the database is another server's and stays as it is."""
+    async def _prepare(self, *, makes: bool = False, may_be_foreign: bool = False) -> None:
+        """Migrate the schema once; raise if the database is another server's and stays as it is.
+
+        Raise also if there is none, unless it `makes` one.
+        """
         if may_be_foreign:
             if not await self._database.has_foreign():
                 raise RegistryError(
@@ -200,11 +208,19 @@ class SqlRegistry:
                 )
         elif self._is_ready:
             return
-        elif await self._database.shape() == "foreign":
-            raise RegistryError(
-                f"The database of API keys ({self._database.name}) is that of another NDIF server, and "
-                "is only read. `ndif keys migrate` copies its keys into tables of this server's own."
-            )
+        else:
+            shape = await self._database.shape()
+            if shape == "foreign":
+                raise RegistryError(
+                    f"The database of API keys ({self._database.name}) is that of another NDIF server, and "
+                    "is only read. `ndif keys migrate` copies its keys into tables of this server's own."
+                )
+            if shape == "empty" and not makes:
+                raise NotInRegistryError(
+                    f"There is no database of API keys at {self._database.name}. `ndif start` makes one, "
+                    "and so does `ndif keys create`. If there should be one, NDIF_SESSION_ROOT or "
+                    "NDIF_DATABASE_URL is not that of the server."
+                )
         await self._database.migrate()
         self._is_ready = True
 

@@ -1,0 +1,90 @@
+"""`GET /status` of a server that is idle, and loads models on request or does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from ndif.cluster.models import Models
+from ndif.gateway.answers import ServerStatus
+from ndif.gateway.catalogue import InProcessCatalogue
+from ndif.gateway.health import HealthRoutes
+from ndif.host.runtimes import Runtimes
+from ndif.stores.accounts import Accounts, FileAccounts, OpenAccounts
+from tests.on_loop import on_loop
+
+READY = "Ready: loads on request"
+KEY = 'nnsight.modeling.transformers.TransformersModel:{"repo_id": "a/b", "revision": null}'
+
+
+def entry(level: str, state: str) -> dict[str, Any]:
+    said = {"deployment_level": level, "application_state": state, "state": state}
+    unknown = {"task": None, "revision": None, "parameters": None, "config": None}
+    empty: dict[str, Any] = {"replicas": {}, "runtimes": {}, "nodes": []}
+    return {
+        "model_key": KEY,
+        "repo_id": "a/b",
+        "trust_remote_code": False,
+        "dedicated": level == "HOT",
+        **said,
+        **unknown,
+        **empty,
+    }
+
+
+async def listed(
+    accounts: Accounts, folder: Path, deployments: dict[str, Any], *, fixed: bool = False
+) -> dict[str, dict[str, Any]]:
+    """Entries of `/status`, by the repository."""
+    catalogue = InProcessCatalogue(
+        Models(fixed=fixed), lambda: {"deployments": deployments}, lambda: True
+    )
+    app = Starlette(routes=HealthRoutes(catalogue, accounts, Runtimes(folder)).routes())
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://server"
+    ) as http:
+        answer = (await http.get("/status")).json()
+    ServerStatus.model_validate(answer)
+    return {each["repo_id"]: each for each in answer["deployments"].values()}
+
+
+@pytest.mark.parametrize(
+    "deployments",
+    [{}, {KEY: entry("COLD", "NOT DEPLOYED")}, {KEY: entry("WARM", "NOT DEPLOYED")}],
+    ids=["empty", "COLD", "WARM"],
+)
+@on_loop
+async def test_an_idle_server_that_loads_on_request_is_no_server_that_is_down(
+    deployments: dict[str, Any], tmp_path: Path
+) -> None:
+    found = await listed(OpenAccounts(hotswapping=True), tmp_path, deployments)
+    assert found.keys() == {*(["a/b"] if deployments else []), READY}
+    ready = found[READY]
+    # Clients of 0.8 count what is HOT; those of 0.6 and 0.7 read the key, and one of two fields.
+    assert (ready["deployment_level"], ready["application_state"]) == ("HOT", "RUNNING")
+    assert json.loads(ready["model_key"].partition(":")[2])["repo_id"] == READY
+    assert ready["dedicated"] is False
+    assert "schedule" not in ready
+
+
+@on_loop
+async def test_a_server_with_keys_loads_on_request(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys:\n- {key: the-key-of-ada, user: ada}\n")
+    keys.chmod(0o600)
+    assert (await listed(FileAccounts(keys), tmp_path, {})).keys() == {READY}
+
+
+@on_loop
+async def test_a_server_that_has_a_model_or_loads_none_lists_no_more(tmp_path: Path) -> None:
+    accounts = OpenAccounts(hotswapping=True)
+    for state in ("RUNNING", "DEPLOYING", "NOT DEPLOYED", "UNHEALTHY"):
+        there = {KEY: entry("HOT", state)}
+        assert (await listed(accounts, tmp_path, there)).keys() == {"a/b"}
+    assert await listed(OpenAccounts(hotswapping=False), tmp_path, {}) == {}
+    assert await listed(accounts, tmp_path, {}, fixed=True) == {}
