@@ -189,6 +189,20 @@ def scenario_a_dataclass_of_the_script(context: Any) -> None:
     context.same(block)
 
 
+def scenario_what_a_trace_gave_back_is_sent_again(context: Any) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            cache = nnsight.save(model.output.past_key_values)
+        with model.trace(PROMPT, remote=remote):
+            output = nnsight.save(model.output)
+        with model.trace(" and", past_key_values=cache, remote=remote):
+            logits = nnsight.save(model.lm_head.output)
+            same = nnsight.save(output.logits + 0)
+        return [logits, same]
+
+    context.same(block)
+
+
 def weights_that_a_block_writes_are_its_own(context: Any) -> None:
     """For trusted users: weights differ within a session that writes them, and not for the next request."""
     model = context.remote
