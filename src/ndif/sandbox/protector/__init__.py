@@ -28,6 +28,8 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import torch
+
 from ndif.sandbox.protector import unpickling
 from ndif.sandbox.protector.audit import PermittedPaths, refuse_effects
 from ndif.sandbox.protector.builtins import Builtins
@@ -203,6 +205,9 @@ class Protector:
             ("copyreg", "_reconstructor"): unpickling.reconstruct,
             ("copyreg", "__newobj__"): unpickling.new_object,
             ("_codecs", "encode"): unpickling.encode,
+            ("re", "_compile"): unpickling.compile_pattern,
+            # The methods of a tensor that are written in C name this class.
+            ("torch._C", "TensorBase"): torch.Tensor,
             ("types", "MethodType"): unpickling.bound,
             ("torch._C", "_VariableFunctionsClass"): self._modules.get("torch"),
             ("torch.utils._contextlib", "_DecoratorContextManager.clone"): unpickling.clone_context,

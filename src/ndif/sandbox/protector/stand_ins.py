@@ -1,4 +1,4 @@
-"""Stand-ins for logging and tqdm: what a block says through them goes to its LOG, and nowhere else.
+"""Stand-ins for logging and tqdm, which write to the LOG of a block, and for pathlib, which opens nothing.
 
 The real modules open files and sockets, start threads, change other libraries, and look up attributes that
 a format names.
@@ -11,6 +11,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
+
+from ndif.sandbox.protector import paths
 
 LEVELS = {
     "NOTSET": 0,
@@ -326,6 +328,7 @@ def _tqdm(console: Console) -> dict[str, Any]:
 
 _CONTENTS: dict[str, Callable[[Console], dict[str, Any]]] = {
     "logging": _logging,
+    "pathlib": lambda _: paths.CLASSES,
     **dict.fromkeys(
         ("tqdm", "tqdm.auto", "tqdm.std", "tqdm.asyncio", "tqdm.notebook", "tqdm.autonotebook"),
         _tqdm,
