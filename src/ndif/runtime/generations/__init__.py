@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import math
@@ -32,6 +33,10 @@ def create_generation(name: str) -> Generation:
     generation: Generation = getattr(importlib.import_module(module), cls)()
     return generation
 
+
+# The absence of a default is one object, and a pickle makes another one for each payload. A dataclass with
+# that would take it for a default.
+setattr(dataclasses._MISSING_TYPE, "__new__", lambda cls: dataclasses.MISSING)  # noqa: B010 - mypy
 
 _MAX_CONFIG_BYTES = 64 << 10
 """Largest `config.json` that is published; those with thousands of labels are larger."""
