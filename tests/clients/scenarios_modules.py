@@ -6,6 +6,7 @@ Every client's scenarios import these. The values are compared with those of the
 from __future__ import annotations
 
 import abc
+import collections
 import copy
 import dataclasses
 import enum
@@ -250,6 +251,18 @@ def scenario_classes_of_typing_are_sent(context: Any) -> None:
         return [found, told, named]
 
     context.same(block)
+
+
+def scenario_what_a_block_makes_comes_back(context: Any) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            Pair = collections.namedtuple("Pair", "one other")
+            found = nnsight.save([Pair(model.lm_head.output.mean().item(), 2), type, getattr])
+        return found
+
+    (remote, *classes), (local, *_) = block(context.remote, True), block(context.local, False)
+    assert remote._asdict() == local._asdict()
+    assert classes == [type, getattr]
 
 
 def weights_that_a_block_writes_are_its_own(context: Any) -> None:

@@ -30,6 +30,8 @@ MODULES = [
 HELPED = [
     ("0.7", "scenario_a_dataclass_of_the_script"),
     ("0.7", "scenario_classes_of_typing_are_sent"),
+    ("0.8", "scenario_what_a_block_makes_comes_back"),
+    ("0.7", "scenario_what_a_block_makes_comes_back"),
 ]
 """Scenarios among them that need the server's help even where it trusts its clients."""
 

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from types import (
     CellType,
+    CodeType,
     FunctionType,
     GenericAlias,
     MappingProxyType,
@@ -127,16 +128,8 @@ class Definitions:
 
     def adopt(self, function: FunctionType, names: Mapping[str, Any]) -> FunctionType:
         """Return a copy of a guarded function that has its own globals, with `names` in them."""
-        made = FunctionType(
-            function.__code__,
-            {**self.scope(names), "__builtins__": self._guards.builtins},
-            function.__name__,
-            function.__defaults__,
-            function.__closure__,
-        )
-        for name in _COPIED:
-            setattr(made, name, getattr(function, name))
-        made.__dict__.update(function.__dict__)
+        scope = {**self.scope(names), "__builtins__": self._guards.builtins}
+        made = copied(function, function.__code__, scope)
         self._functions.add(made)
         return made
 
@@ -164,6 +157,12 @@ class Definitions:
     def runs(self, function: Any) -> bool:
         """Return True if a function was sent as source."""
         return isinstance(function, FunctionType) and function in self._functions
+
+    def came(self, value: type | FunctionType) -> bool:
+        """Return True if a payload brought a class or a function; a block makes others."""
+        if isinstance(value, FunctionType):
+            return value in self._functions
+        return any(each is value for each in self._tracked.values())
 
     def _make_function(self, code: Any, *_: Any) -> RefusedFunction:
         return RefusedFunction(getattr(code, "name", "?"))
@@ -294,6 +293,23 @@ class Definitions:
         return make(
             name, *constraints, bound=bound, covariant=covariant, contravariant=contravariant
         )
+
+
+def copied(
+    function: FunctionType, code: CodeType, scope: dict[str, Any] | None = None
+) -> FunctionType:
+    """Return a copy of a function with other code, and with `scope` as its globals if that is given."""
+    made = FunctionType(
+        code,
+        function.__globals__ if scope is None else scope,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    for name in _COPIED:
+        setattr(made, name, getattr(function, name))
+    made.__dict__.update(function.__dict__)
+    return made
 
 
 def _comes_with_base(name: str, value: Any) -> bool:
