@@ -5,10 +5,13 @@ Every client's scenarios import these. The values are compared with those of the
 
 from __future__ import annotations
 
+import abc
+import collections
 import copy
 import dataclasses
+import enum
 import sys
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import nnsight
 import torch
@@ -18,6 +21,7 @@ from torch.nn import functional
 
 PROMPT = "The Eiffel Tower is in the city of"
 WIDTH = 64
+T = TypeVar("T")
 
 # As if the classes were defined in the researcher's script: they travel with what uses them.
 nnsight.register(sys.modules[__name__])
@@ -187,6 +191,78 @@ def scenario_a_dataclass_of_the_script(context: Any) -> None:
         return [found, made]
 
     context.same(block)
+
+
+def scenario_what_a_trace_gave_back_is_sent_again(context: Any) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            cache = nnsight.save(model.output.past_key_values)
+        with model.trace(PROMPT, remote=remote):
+            output = nnsight.save(model.output)
+        with model.trace(" and", past_key_values=cache, remote=remote):
+            logits = nnsight.save(model.lm_head.output)
+            same = nnsight.save(output.logits + 0)
+        return [logits, same]
+
+    context.same(block)
+
+
+@runtime_checkable
+class Scales(Protocol):
+    def scale(self, value: torch.Tensor) -> torch.Tensor: ...
+
+
+class Scaled(Generic[T], abc.ABC):
+    def __init__(self, factor: T) -> None:
+        self.factor = factor
+
+    @abc.abstractmethod
+    def scale(self, value: torch.Tensor) -> torch.Tensor: ...
+
+
+class Doubled(Scaled[float]):
+    def scale(self, value: torch.Tensor) -> torch.Tensor:
+        return value * self.factor * 2
+
+
+@dataclasses.dataclass
+class Chosen(Generic[T]):
+    layers: list[int] = dataclasses.field(default_factory=list)
+
+    def first(self) -> int:
+        return self.layers[0]
+
+
+class Way(str, enum.Enum):
+    MEAN = "mean"
+
+
+def scenario_classes_of_typing_are_sent(context: Any) -> None:
+    doubled, chosen, way = Doubled(1.5), Chosen([1]), Way.MEAN
+
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            hidden = model.transformer.h[chosen.first()].output
+            found = nnsight.save([doubled.scale(hidden), Doubled(2.0).scale(hidden)])
+            told = nnsight.save(
+                [isinstance(doubled, Scales), isinstance(1, Scales), Chosen([3]).first()]
+            )
+            named = nnsight.save([way == "mean", Way("mean") is way])
+        return [found, told, named]
+
+    context.same(block)
+
+
+def scenario_what_a_block_makes_comes_back(context: Any) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            Pair = collections.namedtuple("Pair", "one other")
+            found = nnsight.save([Pair(model.lm_head.output.mean().item(), 2), type, getattr])
+        return found
+
+    (remote, *classes), (local, *_) = block(context.remote, True), block(context.local, False)
+    assert remote._asdict() == local._asdict()
+    assert classes == [type, getattr]
 
 
 def weights_that_a_block_writes_are_its_own(context: Any) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import heapq
 import logging
 import random
+import shelve
 import statistics
 import string
 import subprocess
@@ -38,7 +39,8 @@ from tqdm.auto import tqdm
 
 logger = logging.getLogger("researcher")
 logger.addHandler(logging.NullHandler())
-here = Path("notes.txt")
+here = Path("/data/notes.txt")
+store = shelve.Shelf({})
 
 
 class Context:
@@ -176,8 +178,32 @@ def scenario_names_that_are_not_used(context: Context) -> None:
             hidden = model.transformer.h[0].output
             if hidden.isnan().any():
                 subprocess.run(["true"], check=True)
-                here.read_text()
+                store.sync()
             found = hidden.save()
+        return found
+
+    context.same(block)
+
+    def run() -> None:
+        with context.remote.trace(PROMPT, remote=True):
+            context.remote.lm_head.output.save()
+            text = store.get("a")
+
+    message = refused(run)
+    assert 'text = store.get("a")' in message or "text = store.get('a')" in message, message
+    assert "the variable 'store' cannot be used: it holds an object of shelve.Shelf" in message
+    assert "shelve.Shelf is not available on this server; you can import: " in message
+    for name in ("logging", "tqdm", "scipy", "sklearn", "pandas"):
+        assert f" {name}," in message, message
+
+
+def scenario_a_path_is_data(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            model.lm_head.output.save()
+            found = nnsight.save(
+                [here.stem, str(here.parent / "other.txt"), here.with_suffix(".pt")]
+            )
         return found
 
     context.same(block)
@@ -189,10 +215,7 @@ def scenario_names_that_are_not_used(context: Context) -> None:
 
     message = refused(run)
     assert "text = here.read_text()" in message, message
-    assert "the variable 'here' cannot be used: it holds an object of pathlib.PosixPath" in message
-    assert "pathlib.PosixPath is not available on this server; you can import: " in message
-    for name in ("logging", "tqdm", "scipy", "sklearn", "pandas"):
-        assert f" {name}," in message, message
+    assert "PosixPath.read_text is not available on this server: the path is one of" in message
 
 
 def scenario_torch_compile_in_a_block(context: Context) -> None:

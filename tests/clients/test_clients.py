@@ -27,11 +27,16 @@ MODULES = [
 ]
 """Scenarios that every generation writes alike, of objects that only an untrusted client can be refused."""
 
-DATACLASS = ("0.7", "scenario_a_dataclass_of_the_script")
-"""The one of these that needs the server's help even where it trusts its clients."""
+HELPED = [
+    ("0.7", "scenario_a_dataclass_of_the_script"),
+    ("0.7", "scenario_classes_of_typing_are_sent"),
+    ("0.8", "scenario_what_a_block_makes_comes_back"),
+    ("0.7", "scenario_what_a_block_makes_comes_back"),
+]
+"""Scenarios among them that need the server's help even where it trusts its clients."""
 
 
-@pytest.mark.parametrize(("generation", "scenario"), [*EVERY, DATACLASS])
+@pytest.mark.parametrize(("generation", "scenario"), [*EVERY, *HELPED])
 def test_trusted(clients: Clients, generation: str, scenario: str) -> None:
     clients[generation].run(scenario)
 

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 import zstandard
@@ -153,7 +154,7 @@ def test_a_class_that_came_with_the_request_goes_back_as_the_clients_own() -> No
     theirs = types.ModuleType("users_script")
     exec("class Probe:\n    pass", theirs.__dict__)
     # The server has the class by value only: its module is not to be found there.
-    probe = theirs.Probe()
+    probe = cloudpickle.loads(cloudpickle.dumps(theirs.Probe()))
     probe.values = torch.ones(2)
     content = Result({"probe": probe}, MB, MB).content
     assert content is not None
@@ -162,6 +163,17 @@ def test_a_class_that_came_with_the_request_goes_back_as_the_clients_own() -> No
         assert type(loaded(content)["probe"]) is theirs.Probe
     finally:
         del sys.modules["users_script"]
+
+
+def test_a_class_that_is_sent_by_value_is_so_both_times(tmp_path: Path) -> None:
+    """A large result is written twice, and its size is that of the first time."""
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec("class Made:\n    pass\nmade = Made()", scope)
+    scope["made"].values = torch.randn(MB)
+    result = Result({"made": scope["made"]}, 100 * MB, 0)
+    content = written(result, tmp_path / "result", "plain")
+    assert len(content) == result.size
+    assert torch.equal(loaded(content)["made"].values, scope["made"].values)
 
 
 def test_what_cannot_be_pickled_raises() -> None:

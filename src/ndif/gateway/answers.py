@@ -170,6 +170,7 @@ READY = ModelStatus(
     revision=None,
     task=None,
     trust_remote_code=False,
+    on_demand=True,
     deployment_level=DeploymentLevel.HOT,
     application_state=ReplicaState.RUNNING.for_clients,
     state=ReplicaState.RUNNING,

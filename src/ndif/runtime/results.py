@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import errno
 import functools
 import importlib
 import io
 import operator
 import os
+import pickle
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import cloudpickle
 import torch
@@ -116,15 +119,65 @@ class _Meter(io.RawIOBase):
         return len(view)
 
 
+class Definitions(Protocol):
+    """The classes and functions of one request: its client has some of them, and others are new to it."""
+
+    def came(self, value: type | types.FunctionType) -> bool:
+        """Return True if the request brought `value`, so that its client has it under its name."""
+
+    def original(self, value: object) -> tuple[str, str] | None:
+        """Return module and name of the object for which `value` stands in a block, if it does."""
+
+    def unguarded(self, function: types.FunctionType) -> types.FunctionType:
+        """Return a function that a block made as its client would have made it."""
+
+
+class TrustedDefinitions:
+    """The classes and functions of requests without a policy."""
+
+    def __init__(self) -> None:
+        self._functions: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
+
+    def note(self, function: types.FunctionType) -> None:
+        """Note a function that a request brought."""
+        self._functions.add(function)
+
+    def came(self, value: type | types.FunctionType) -> bool:
+        """See `Definitions.came`."""
+        if isinstance(value, types.FunctionType):
+            return value in self._functions
+        # A class may define how it is compared.
+        known = [*cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.values()]
+        return any(each is value for each in known)
+
+    def original(self, value: object) -> None:
+        """See `Definitions.original`."""
+
+    def unguarded(self, function: types.FunctionType) -> types.FunctionType:
+        """See `Definitions.unguarded`."""
+        return function
+
+
+trusted = TrustedDefinitions()
+"""The definitions of this process's requests."""
+
+
 class Result:
     """The saved values of one request: their bytes if they are few, else only their serialized size."""
 
-    def __init__(self, saves: Mapping[str, Any], max_bytes: int, max_inline: int) -> None:
+    def __init__(
+        self,
+        saves: Mapping[str, Any],
+        max_bytes: int,
+        max_inline: int,
+        definitions: Definitions = trusted,
+    ) -> None:
         """Serialize the values once, and keep their bytes if they are at most `max_inline`."""
         self._saves = dict(saves)
+        self._pickling = _pickling(definitions)
         meter = _Meter(max_bytes, max_inline)
         try:
-            _save(self._saves, meter)
+            self._save(meter)
         except (ResultTooLargeError, RuntimeError) as error:
             # torch's writer turns the exception of the meter into a RuntimeError.
             if meter.size <= max_bytes:
@@ -147,13 +200,13 @@ class Result:
     def write(self, fd: int) -> None:
         """Stream the uncompressed result into an open file."""
         with _opened(fd) as raw, io.BufferedWriter(raw) as file:
-            _save(self._saves, file)
+            self._save(file)
 
     def write_frame(self, fd: int) -> None:
         """Stream the result into an open file as one zstd frame that does not compress."""
         with _opened(fd) as raw:
             frame = RawFrame(raw.write_parts, self.size)
-            _save(self._saves, frame)
+            self._save(frame)
             frame.finish()
 
     def write_compressed(self, fd: int, threads: int) -> None:
@@ -166,7 +219,10 @@ class Result:
                 file, size=self.size, write_size=_CHUNK, closefd=False
             ) as stream,
         ):
-            _save(self._saves, stream)
+            self._save(stream)
+
+    def _save(self, file: Any) -> None:
+        torch.save(self._saves, file, pickle_module=self._pickling, pickle_protocol=_PROTOCOL)
 
     def compresses(self) -> bool:
         """Return True if a sample of the result compresses well.
@@ -178,25 +234,99 @@ class Result:
         return len(compressed) < _MAX_RATIO * len(self._sample)
 
 
-def _save(saves: Mapping[str, Any], file: Any) -> None:
-    torch.save(saves, file, pickle_module=_pickling, pickle_protocol=_PROTOCOL)
-
-
 class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """A pickler that refers to the client's own classes by name and drops unused parts of storages."""
 
+    definitions: Definitions
+    came: dict[int, tuple[Any, bool]]
+    """Answers of `definitions`, by id: to send a class by value makes it look as if it had come."""
+
     def reducer_override(self, obj: Any) -> Any:
+        original = self.definitions.original(obj)
+        if original is not None:
+            return _reference(*original)
+        if obj is dataclasses.MISSING:
+            return _reference("dataclasses", "MISSING")
         if isinstance(obj, torch.Tensor):
             return _reduce_tensor(obj)
         if isinstance(obj, torch.nn.Module):
             return _reduce_module(obj)
-        if isinstance(obj, type | types.FunctionType) and (name := _clients_name(obj)):
-            return name
+        if isinstance(obj, type | types.FunctionType):
+            if _is_of_the_server(obj):
+                raise pickle.PicklingError(f"{obj.__name__!r} is a part of the server")
+            if not cloudpickle.cloudpickle._should_pickle_by_reference(obj):
+                name = self._clients_name(obj)
+                if name is not None:
+                    return name
+                if isinstance(obj, type) and _is_named_tuple(obj):
+                    return _reduce_named_tuple(obj)
         return super().reducer_override(obj)
 
+    def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
+        return super()._dynamic_function_reduce(self.definitions.unguarded(func))
 
-_pickling: Any = types.ModuleType("ndif.runtime.results.pickling")
-_pickling.Pickler = _ResultPickler
+    def _clients_name(self, obj: type | types.FunctionType) -> Any:
+        """Return a reference to the client's own class or function; None if `obj` did not come from there.
+
+        A class that is sent back by value would be another class there, and `isinstance` would be False.
+        """
+        module, qualname = obj.__module__, obj.__qualname__
+        if not module or module == "builtins" or "<" in qualname:
+            # cloudpickle has its own names for builtin classes that have none in `builtins`.
+            return None
+        return _reference(module, qualname) if _has(module, qualname) or self._came(obj) else None
+
+    def _came(self, obj: type | types.FunctionType) -> bool:
+        known = self.came.setdefault(id(obj), (obj, self.definitions.came(obj)))
+        return known[1]
+
+
+def _pickling(definitions: Definitions) -> Any:
+    """Return a module for `torch.save` that pickles the values of one request."""
+    module: Any = types.ModuleType("pickling")
+    module.Pickler = type("Pickler", (_ResultPickler,), {"definitions": definitions, "came": {}})
+    return module
+
+
+def _has(module: str, qualname: str) -> bool:
+    """Return True if a library has an object of this name, such as a wrapper around the function."""
+    try:
+        functools.reduce(getattr, qualname.split("."), sys.modules[module])
+    except (KeyError, AttributeError):
+        return False
+    return module != "__main__"
+
+
+def _is_of_the_server(obj: type | types.FunctionType) -> bool:
+    return str(obj.__module__).partition(".")[0] == "ndif"
+
+
+def _reference(module: str, qualname: str) -> Any:
+    """Return the reduction of an object that the client has in a module."""
+    return operator.attrgetter(qualname), (_Module(module),)
+
+
+def _is_named_tuple(cls: type) -> bool:
+    """Return True for a class that is no more than `collections.namedtuple` makes."""
+    own = vars(cls)
+    return (
+        cls.__bases__ == (tuple,)
+        and type(own.get("_fields")) is tuple
+        and getattr(own.get("__repr__"), "__module__", None) == "collections"
+        and {*own} <= {*_OF_NAMED_TUPLES, *own["_fields"]}
+    )
+
+
+_named_tuple: Callable[..., Any] = collections.namedtuple
+_OF_NAMED_TUPLES = frozenset((*vars(_named_tuple("_", [])), "__annotations__", "__orig_bases__"))
+"""Names of attributes of a named tuple, besides its fields."""
+
+
+def _reduce_named_tuple(cls: Any) -> Any:
+    """Reduce a named tuple to the call that makes it: its methods are bytecode of one version of Python."""
+    defaults = [cls._field_defaults[name] for name in cls._fields if name in cls._field_defaults]
+    given = {"defaults": defaults, "module": cls.__module__}
+    return functools.partial(_named_tuple, cls.__name__, cls._fields, **given), ()
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
@@ -246,23 +376,6 @@ class _Module:
 
     def __reduce__(self) -> tuple[Callable[[str], types.ModuleType], tuple[str]]:
         return importlib.import_module, (self.name,)
-
-
-def _clients_name(obj: type | types.FunctionType) -> Any:
-    """Return a reference to the client's own class or function if `obj` came with the request, else None.
-
-    A class that is sent back by value would be another class there, and `isinstance` would be False.
-    """
-    module, qualname = obj.__module__, obj.__qualname__
-    if not module or module == "builtins" or "<" in qualname:
-        return (
-            None  # cloudpickle has its own names for builtin classes that have none in `builtins`
-        )
-    try:
-        here: Any = functools.reduce(getattr, qualname.split("."), sys.modules[module])
-    except (KeyError, AttributeError):
-        return operator.attrgetter(qualname), (_Module(module),)
-    return None if here is obj else (operator.attrgetter(qualname), (_Module(module),))
 
 
 torch.serialization.set_crc32_options(False)

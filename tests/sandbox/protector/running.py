@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import traceback
 from typing import Any
 
@@ -22,6 +23,12 @@ def guarded(source: str, **names: Any) -> dict[str, Any]:
     scope = {"__name__": "__main__", **names}
     protector().execute(protector().compile(source, FILE), scope)
     return scope
+
+
+def loaded(content: bytes) -> Any:
+    """Return what a payload's bytes hold, as a block has it."""
+    policy = protector()
+    return policy.unpickler({})(io.BytesIO(content), policy.objects({})).load()
 
 
 def unguarded(source: str, **names: Any) -> dict[str, Any]:

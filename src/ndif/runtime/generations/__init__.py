@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import math
@@ -36,6 +37,10 @@ def create_generation(name: str) -> Generation:
 
 _SOUGHT = "__ndif_sought__"
 """The attribute of a `ModuleNotFoundError` for the module and the name that a payload names."""
+# The absence of a default is one object, and a pickle makes another one for each payload. A dataclass with
+# that would take it for a default.
+setattr(dataclasses._MISSING_TYPE, "__new__", lambda cls: dataclasses.MISSING)  # noqa: B010 - mypy
+
 _MAX_CONFIG_BYTES = 64 << 10
 """Largest `config.json` that is published; those with thousands of labels are larger."""
 

@@ -17,6 +17,7 @@ import nnsight
 from nnsight.intervention import serialization
 
 from ndif.runtime.generations import PayloadError
+from ndif.runtime.results import trusted
 
 _OF_TORCH = ("ctx_factory", "func")
 """The closure of torch's wrappers."""
@@ -38,7 +39,10 @@ _make_function = serialization.make_function
 
 @functools.wraps(_make_function)
 def _make_wrapper(*arguments: Any) -> FunctionType:
-    """Replace `make_function`: make torch's wrappers again, and say of which others cannot be made."""
+    """Replace `make_function`: make torch's wrappers again, and say of which others cannot be made.
+
+    Note the function: it came with the request.
+    """
     source, name, _, *others = arguments
     if tuple(arguments[_CLOSURE] or ()) == _OF_TORCH and name.isidentifier():
         called = "yield from" if _yields(source) else "return"
@@ -57,6 +61,7 @@ def _make_wrapper(*arguments: Any) -> FunctionType:
             f"({error}). Call the function without its decorator, or write the decorator without "
             "functools.wraps."
         ) from error
+    trusted.note(function)
     return function
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 import nnsight
 import torch
@@ -41,6 +41,7 @@ from ndif.runtime.generations.tracebacks07 import codes_above, explain_block, sh
 from ndif.runtime.generations.unsaved import Unsaved
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.weights.weights import load_arguments
+from ndif.sandbox.generics import with_parameters
 
 if TYPE_CHECKING:
     from ndif.sandbox.protector import Protector
@@ -407,8 +408,14 @@ _make_dataclass = serialization._make_dataclass_skeleton
 
 @functools.wraps(_make_dataclass)
 def _make_dataclass_anywhere(name: str, bases: Any, content: Any, *others: Any) -> Any:
-    """Replace `_make_dataclass_skeleton`: annotations that are text need no module of the client's."""
-    made = _make_dataclass(name, bases, {**content, "__module__": "builtins"}, *others)
+    """Replace `_make_dataclass_skeleton`, which takes no generic class.
+
+    Annotations that are text need no module of the client's.
+    """
+    own = {**content, "__module__": "builtins"}
+    if Generic in bases:
+        own["__orig_bases__"] = with_parameters(bases)
+    made = _make_dataclass(name, bases, own, *others)
     made.__module__ = content.get("__module__", "__main__")
     return made
 

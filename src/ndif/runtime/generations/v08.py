@@ -33,6 +33,7 @@ from ndif.runtime.generations import (
 )
 from ndif.runtime.generations.together08 import Together
 from ndif.runtime.generations.unsaved import Unsaved
+from ndif.runtime.results import trusted
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import explain, show_frames
 from ndif.runtime.weights.weights import Placement, load_arguments
@@ -284,8 +285,14 @@ def _load_method(
     """
     given = (source, name, defaults, kwdefaults, annotations, filename, line)
     function: FunctionType = _load_function(*given)
-    if "super" not in source and "__class__" not in source:
-        return function
+    if "super" in source or "__class__" in source:
+        function = _with_cell(function, source, line)
+    trusted.note(function)
+    return function
+
+
+def _with_cell(function: FunctionType, source: str, line: int) -> FunctionType:
+    """Return a function with an empty cell for its class; the function itself if it refers to none."""
     # Names are not mangled in a class of this name.
     tree = ast.parse("class _: pass")
     [around] = tree.body
@@ -293,6 +300,7 @@ def _load_method(
     around.body = ast.parse("\n" * (line - 1) + source).body
     # Under a policy, this is the policy's `compile`.
     compiled = serialization.compile(tree, function.__code__.co_filename, "exec")
+    name, defaults = function.__name__, function.__defaults__
     found = [
         code
         for of_class in _codes(compiled)
@@ -302,7 +310,10 @@ def _load_method(
     if not found:
         return function
     method = FunctionType(found[-1], function.__globals__, name, defaults, (CellType(),))
-    method.__kwdefaults__, method.__annotations__ = kwdefaults, annotations or {}
+    method.__kwdefaults__, method.__annotations__ = (
+        function.__kwdefaults__,
+        function.__annotations__,
+    )
     return method
 
 

@@ -30,7 +30,7 @@ from ndif.runtime.process.cuda import Cuda, DeviceError
 from ndif.runtime.process.model_state import ResetError
 from ndif.runtime.process.process_settings import forget_warnings
 from ndif.runtime.process.warmup_request import start_threads
-from ndif.runtime.results import Result, ResultNotStoredError, ResultTooLargeError
+from ndif.runtime.results import Result, ResultNotStoredError, ResultTooLargeError, trusted
 from ndif.runtime.tracebacks import explain, walk
 from ndif.sizes import format_size
 
@@ -263,7 +263,7 @@ class Runner:
             cost = meta()
             moments.append(_now())
             values = self._generation.export(saves)
-            result = Result(values, header["max_result"], header["max_inline"])
+            result = Result(values, header["max_result"], header["max_inline"], policy or trusted)
             self._deliver(result, header, lambda: {"meta": cost, "steps": steps()})
         except BlockError as error:
             hint = self._limit_hint(error.traceback) + _memory_hint(error)

@@ -20,6 +20,7 @@ import functools
 import inspect
 import linecache
 import os
+import pickle
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,15 +29,17 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import torch
+
 from ndif.sandbox.protector import unpickling
 from ndif.sandbox.protector.audit import PermittedPaths, refuse_effects
 from ndif.sandbox.protector.builtins import Builtins
-from ndif.sandbox.protector.definitions import Definitions
+from ndif.sandbox.protector.definitions import Definitions, copied
 from ndif.sandbox.protector.guards import AccessGuards
 from ndif.sandbox.protector.modules import Modules
 from ndif.sandbox.protector.objects import ProtectedObjects
 from ndif.sandbox.protector.payload_prefix import CachedPrefix
-from ndif.sandbox.protector.transformer import compile_guarded
+from ndif.sandbox.protector.transformer import compile_guarded, compile_plain, nested
 from ndif.sandbox.protector.unpickling import GlobalResolver, SafeUnpickler
 from ndif.sandbox.protector.whitelist import Whitelist
 
@@ -82,8 +85,13 @@ class Protector:
         self.scope = self._definitions.scope
         self.runs = self._definitions.runs
         self.rebuilders = self._definitions.rebuilders
+        self.came = self._definitions.came
         self.follow = self._guards.follow
         self._table = self._guards.table()
+        self._compiled: list[tuple[CodeType, str | ast.AST, str, str]] = []
+        """The code of this request that has functions in it, with the arguments of its compilation."""
+        self._stand_ins: dict[int, tuple[Any, str, str]] = {}
+        """The stand-ins of a block, by id, with the modules and names of their originals."""
         self._caches_prefix = False
         self._prefix: CachedPrefix | None = None
         for name in _EAGER:
@@ -101,7 +109,35 @@ class Protector:
         Raises:
             SyntaxError: If `source` is not Python, or uses syntax that a block may not use.
         """
-        return compile_guarded(source, filename, mode, self._table)
+        code = compile_guarded(source, filename, mode, self._table)
+        if nested(code):
+            self._compiled.append((code, source, filename, mode))
+        return code
+
+    def original(self, value: object) -> tuple[str, str] | None:
+        """Return module and name of the object that `value` stands for in a block; None for any other."""
+        if not self._stand_ins:
+            # A metaclass of the user's derives from a class that stands for `type`.
+            kinds = (type(self.builtins["type"]), "builtins", "type")
+            self._stand_ins = {id(each[0]): each for each in (*self._modules.replaced(), kinds)}
+        found = self._stand_ins.get(id(value))
+        return None if found is None else (found[1], found[2])
+
+    def unguarded(self, function: FunctionType) -> FunctionType:
+        """Return a function as the user's own process would have made it; unchanged if it has no guards.
+
+        Raises:
+            PicklingError: If its source is not known.
+        """
+        if not self._guards.own_function(function):
+            return function
+        for code, source, filename, mode in self._compiled:
+            plain = compile_plain(function.__code__, code, source, filename, mode)
+            if plain is not None:
+                return copied(function, plain)
+        raise pickle.PicklingError(
+            f"the function {function.__name__!r} was made in the block, and its source is not known"
+        )
 
     def execute(self, code: CodeType, scope: dict[str, Any], local: Any = None) -> None:
         """Execute code that `compile` made; in place of the builtin `exec`."""
@@ -153,6 +189,7 @@ class Protector:
         """Protect the server's objects that a payload may refer to, and return them."""
         self._protected.hold(persistent)
         self._modules.begin()
+        self._compiled.clear()
         return dict(persistent)
 
     def unpickler(
@@ -204,6 +241,9 @@ class Protector:
             ("copyreg", "_reconstructor"): unpickling.reconstruct,
             ("copyreg", "__newobj__"): unpickling.new_object,
             ("_codecs", "encode"): unpickling.encode,
+            ("re", "_compile"): unpickling.compile_pattern,
+            # The methods of a tensor that are written in C name this class.
+            ("torch._C", "TensorBase"): torch.Tensor,
             ("types", "MethodType"): unpickling.bound,
             ("torch._C", "_VariableFunctionsClass"): self._modules.get("torch"),
             ("torch.utils._contextlib", "_DecoratorContextManager.clone"): unpickling.clone_context,

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from ndif.sandbox.protector.definitions import as_dataclass
 from ndif.sandbox.protector.guards import AccessGuards
 from ndif.sandbox.protector.inheritance import content
+from ndif.sandbox.protector.libraries import Getter
 from ndif.sandbox.protector.modules import Modules, SyntheticModule
 from ndif.sandbox.protector.names import UNBOUND, words
 
@@ -109,12 +110,10 @@ class Builtins:
 
     def _itemgetter(self, *keys: Any) -> Callable[[Any], Any]:
         """Replace `operator.itemgetter`, with a guard for every key."""
-        if not keys:
-            raise TypeError("itemgetter expected at least 1 argument, got 0")
-        item = self._guards.item
+        original, item = operator.itemgetter(*keys), self._guards.item
         if len(keys) == 1:
-            return lambda value: item(value, keys[0])
-        return lambda value: tuple(item(value, key) for key in keys)
+            return Getter(original, lambda value: item(value, keys[0]))
+        return Getter(original, lambda value: tuple(item(value, key) for key in keys))
 
     def _hasattr(self, value: Any, name: str) -> bool:
         return self._getattr(value, name, _ABSENT) is not _ABSENT
@@ -262,6 +261,8 @@ def _classes(guards: AccessGuards) -> type:
             forbidden = UNBOUND.intersection(own)
             if forbidden:
                 raise TypeError(f"the name {min(forbidden)!r} cannot be bound on this server")
+            # Python takes the module of the caller, which would be this one.
+            own.setdefault("__module__", sys._getframe(1).f_globals.get("__name__", "__main__"))
             made = type(name, bases, own, **options)
             guards.own(made)
             return made

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from types import (
     CellType,
+    CodeType,
     FunctionType,
     GenericAlias,
     MappingProxyType,
@@ -24,10 +25,11 @@ from types import (
 )
 from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
 
+from ndif.sandbox.generics import with_parameters
 from ndif.sandbox.protector import inheritance
 from ndif.sandbox.protector.guards import AccessGuards
 from ndif.sandbox.protector.names import UNBOUND, words
-from ndif.sandbox.protector.placeholders import Placeholder, check, named
+from ndif.sandbox.protector.placeholders import Placeholder, check, module_of, named
 from ndif.sandbox.protector.unpickling import bound
 from ndif.sandbox.protector.whitelist import ForbiddenError
 
@@ -46,6 +48,9 @@ _CLASS_OPTIONS = words("init repr eq order unsafe_hash frozen")
 
 _OF_NAMED_TUPLES = words("__new__ _make _replace __replace__ _asdict __repr__ __getnewargs__")
 """Methods that `collections.namedtuple` generates."""
+
+_GIVING_METHODS = ("enum", "typing", "typing_extensions")
+"""Modules whose classes give methods to each class that derives from them."""
 
 _COPIED = ("__kwdefaults__", "__annotations__", "__qualname__", "__module__", "__doc__")
 """Attributes of a function that its constructor does not take."""
@@ -123,16 +128,8 @@ class Definitions:
 
     def adopt(self, function: FunctionType, names: Mapping[str, Any]) -> FunctionType:
         """Return a copy of a guarded function that has its own globals, with `names` in them."""
-        made = FunctionType(
-            function.__code__,
-            {**self.scope(names), "__builtins__": self._guards.builtins},
-            function.__name__,
-            function.__defaults__,
-            function.__closure__,
-        )
-        for name in _COPIED:
-            setattr(made, name, getattr(function, name))
-        made.__dict__.update(function.__dict__)
+        scope = {**self.scope(names), "__builtins__": self._guards.builtins}
+        made = copied(function, function.__code__, scope)
         self._functions.add(made)
         return made
 
@@ -161,6 +158,12 @@ class Definitions:
         """Return True if a function was sent as source."""
         return isinstance(function, FunctionType) and function in self._functions
 
+    def came(self, value: type | FunctionType) -> bool:
+        """Return True if a payload brought a class or a function; a block makes others."""
+        if isinstance(value, FunctionType):
+            return value in self._functions
+        return any(each is value for each in self._tracked.values())
+
     def _make_function(self, code: Any, *_: Any) -> RefusedFunction:
         return RefusedFunction(getattr(code, "name", "?"))
 
@@ -179,13 +182,18 @@ class Definitions:
         self, metaclass: Any, name: str, bases: Any, options: Any, identity: Any, *_: Any
     ) -> Any:
         metaclass = type if metaclass is self._classes else metaclass
-        # As they are written: `Generic[T]`, or the function `NamedTuple`.
-        bases = resolve_bases(tuple(tuple if base is NamedTuple else base for base in bases))
-        self._check_class(metaclass, bases)
+        # As they are written: `Generic[T]`, or the functions `NamedTuple` and `TypedDict`. A generic class
+        # needs that form, and a named tuple's methods come with its state.
+        bases = tuple(self._base(each) for each in bases)
+        self._check_class(metaclass, resolve_bases(bases))
         content = self._content(options)
-        bases = tuple(type if base is self._classes else base for base in bases)
         made = new_class(name, bases, {"metaclass": metaclass}, lambda own: own.update(content))
         return self._track(identity, made)
+
+    def _base(self, base: Any) -> Any:
+        if base is self._classes:
+            return type
+        return tuple if base is NamedTuple else base
 
     def _make_enum(
         self, bases: Any, name: str, path: str, members: Any, module: str, identity: Any, *_: Any
@@ -231,7 +239,8 @@ class Definitions:
         check([cls])
         if not isinstance(cls, type) or not self._guards.owns(cls):
             raise ForbiddenError("a request can set attributes only of classes that it defines")
-        attributes = self._content(state[0])
+        given = {name: each for name, each in state[0].items() if not _comes_with_base(name, each)}
+        attributes = self._content(given)
         registry = attributes.pop("_abc_impl", ())
         if attributes.get("__dataclass_fields__") is not None:
             return self._fill_dataclass(cls, attributes)
@@ -274,7 +283,7 @@ class Definitions:
         }
         self._check_class(type, bases)
         content = self._content({**content, **options, "__annotations__": annotations})
-        made = new_class(name, tuple(bases), {}, lambda own: own.update(content))
+        made = new_class(name, with_parameters(bases), {}, lambda own: own.update(content))
         return self._track(identity, as_dataclass(made, parameters))
 
     def _make_typevar(
@@ -284,6 +293,34 @@ class Definitions:
         return make(
             name, *constraints, bound=bound, covariant=covariant, contravariant=contravariant
         )
+
+
+def copied(
+    function: FunctionType, code: CodeType, scope: dict[str, Any] | None = None
+) -> FunctionType:
+    """Return a copy of a function with other code, and with `scope` as its globals if that is given."""
+    made = FunctionType(
+        code,
+        function.__globals__ if scope is None else scope,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    for name in _COPIED:
+        setattr(made, name, getattr(function, name))
+    made.__dict__.update(function.__dict__)
+    return made
+
+
+def _comes_with_base(name: str, value: Any) -> bool:
+    """Return True for an attribute that a class has already, because a base of `enum` or `typing` gives it.
+
+    A client sends it by a private name, or as its source, and the guarded form of that would not work.
+    """
+    function = value.__func__ if type(value) in (classmethod, staticmethod) else value
+    if type(function) is Placeholder:
+        return module_of(function) in _GIVING_METHODS
+    return name == "__subclasshook__" and getattr(function, "__name__", None) == "_proto_hook"
 
 
 def as_dataclass(cls: Any, options: Mapping[str, Any]) -> Any:

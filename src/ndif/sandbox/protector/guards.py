@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
 import sys
 import typing
 from collections.abc import Callable, Container, Mapping
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from RestrictedPython.transformer import INSPECT_ATTRIBUTES
 
-from ndif.sandbox.protector import inheritance, names
+from ndif.sandbox.protector import inheritance, names, paths
 from ndif.sandbox.protector.inheritance import PerClassCache, bases, home
 from ndif.sandbox.protector.libraries import (
     GuardedLookups,
@@ -45,6 +46,11 @@ _FORWARDING = (MethodType, *_ALIASES)
 
 _CHECKED_ITEMS = frozenset((ModuleType, BuiltinFunctionType, FunctionType))
 """Classes of values that a container of the server's may hold and a block may not use."""
+
+_DATA = frozenset(
+    each for cls in (io.StringIO, io.BytesIO, *paths.CLASSES.values()) for each in bases(cls)
+)
+"""Classes of foreign modules whose objects are data, and touch no file, with the classes above them."""
 
 _NO_NAMES: frozenset[str] = frozenset()
 _WRAPPED = ("__getattribute__", "_module", "_envoy")
@@ -278,7 +284,9 @@ class AccessGuards:
 
     def _has_foreign_home(self, cls: type) -> bool:
         return not issubclass(cls, BaseException) and any(
-            home(each).partition(".")[0] in names.FOREIGN and not self._is_user_class(each)
+            home(each).partition(".")[0] in names.FOREIGN
+            and not any(each is data for data in _DATA)
+            and not self._is_user_class(each)
             for each in bases(cls)
         )
 

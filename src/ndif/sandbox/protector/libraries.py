@@ -14,6 +14,7 @@ import contextlib
 import copy
 import functools
 import importlib
+import operator
 import os
 import re
 import string
@@ -300,6 +301,8 @@ def _update_wrapper(
 
 
 _update_wrapper.guarded = True  # type: ignore[attr-defined]
+# A result refers to it by the name of the function that its user has.
+_update_wrapper.__module__, _update_wrapper.__qualname__ = _wrap.__module__, _wrap.__qualname__
 
 
 _ALLOWED_NODES = (
@@ -444,6 +447,32 @@ def _evaluate(code: str, local_dict: dict[str, Any], global_dict: dict[str, Any]
     return eval(expression, {**names, "__builtins__": {}}, local_dict)  # noqa: S307
 
 
+class Getter:
+    """An object of `operator` in a guarded form; its user's process gets that of `operator` back."""
+
+    __slots__ = ("_call", "_original")
+
+    def __init__(self, original: Any, call: Callable[[Any], Any]) -> None:
+        self._original = original
+        self._call = call
+
+    def __call__(self, value: Any) -> Any:
+        """Return what is looked up of a value."""
+        return self._call(value)
+
+    def __repr__(self) -> str:
+        return repr(self._original)
+
+    def __reduce__(self) -> Any:
+        return self._original.__reduce__()
+
+    # `__reduce__` serves the user's own process; a copy made by it would not be guarded.
+    def __deepcopy__(self, *_: object) -> Getter:
+        return self
+
+    __copy__ = __deepcopy__
+
+
 class GuardedLookups(string.Formatter):
     """Guarded forms of `str.format`, `operator.attrgetter` and `operator.methodcaller`."""
 
@@ -483,12 +512,12 @@ class GuardedLookups(string.Formatter):
         def walk(value: Any, path: str) -> Any:
             return functools.reduce(self._read, path.split("."), value)
 
-        if not all(isinstance(path, str) for path in paths):
-            raise TypeError("attribute name must be a string")
+        original = operator.attrgetter(*paths)  # which checks the names
         if len(paths) == 1:
-            return lambda value: walk(value, paths[0])
-        return lambda value: tuple(walk(value, path) for path in paths)
+            return Getter(original, lambda value: walk(value, paths[0]))
+        return Getter(original, lambda value: tuple(walk(value, path) for path in paths))
 
     def methodcaller(self, name: str, /, *arguments: Any, **options: Any) -> Callable[[Any], Any]:
         """Replace `operator.methodcaller`, with a guard for the name."""
-        return lambda value: self._read(value, name)(*arguments, **options)
+        original = operator.methodcaller(name, *arguments, **options)
+        return Getter(original, lambda value: self._read(value, name)(*arguments, **options))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NoReturn
 
@@ -45,7 +46,20 @@ Wrappers are never deleted, so an id is never reused.
 """
 
 
-class ProtectedModule(ModuleType):
+class _ReferredToByName(ModuleType):
+    """A module that its user's process has, too."""
+
+    def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
+        return importlib.import_module, (self.__name__,)
+
+    # `__reduce__` serves the user's own process; a copy made by it would be a module of the server.
+    def __deepcopy__(self, *_: object) -> ModuleType:
+        return self
+
+    __copy__ = __deepcopy__
+
+
+class ProtectedModule(_ReferredToByName):
     """A read-only view of a whitelisted module's public attributes.
 
     Permitted attributes are in the wrapper's own dictionary, so that an access costs the same as on the
@@ -70,15 +84,6 @@ class ProtectedModule(ModuleType):
         _, module, _ = _BACKING[id(self)]
         return sorted(name for name in dir(module) if not name.startswith("_"))
 
-    def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
-        return importlib.import_module, (self.__name__,)
-
-    # `__reduce__` serves the user's own process; a copy made by it would be the unguarded module.
-    def __deepcopy__(self, *_: object) -> ProtectedModule:
-        return self
-
-    __copy__ = __deepcopy__
-
 
 class SyntheticModule(ProtectedModule):
     """A read-only module that no file has: the builtins of a block, and stand-ins for modules."""
@@ -94,7 +99,7 @@ class SyntheticModule(ProtectedModule):
         return sorted(object.__getattribute__(self, "__dict__"))
 
 
-class UserModule(ModuleType):
+class UserModule(_ReferredToByName):
     """A module of the user's own, which travelled in the request."""
 
 
@@ -127,6 +132,14 @@ class Modules:
     def replace(self, original: object, value: object) -> None:
         """Give a block `value` wherever a module holds `original`."""
         self._replacements[id(original)] = (original, value)
+
+    def replaced(self) -> Iterator[tuple[Any, str, str]]:
+        """Yield what a block has in place of other objects, with the modules and names of those."""
+        for original, value in self._replacements.values():
+            yield value, original.__module__, original.__qualname__
+        for name, value in vars(self.builtins).items() if self.builtins is not None else ():
+            if not name.startswith("_") and getattr(builtins, name) is not value:
+                yield value, "builtins", name
 
     def _deny(self, entry: WhitelistedModule) -> None:
         """Record the values that an entry denies: other modules may hold them under other names."""

@@ -46,8 +46,12 @@ CHECKED = words("__getattr__ __getattribute__ __setattr__ __delattr__")
 PUBLIC = words("""
     _asdict _replace _fields _make _field_defaults
     _name_ _value_ _missing_ _generate_next_value_ _ignore_ _order_ _sunder_
+    _unpickle
 """)
-"""Public names of namedtuple and enum that start with an underscore to avoid clashes with fields."""
+"""Public names of namedtuple and enum that start with an underscore to avoid clashes with fields.
+
+By the last one a time zone of `zoneinfo` is made from its name.
+"""
 
 INHERITED = words("mro")
 """Methods of every class that lead to other classes."""

@@ -105,6 +105,12 @@ def of_object(maker: Placeholder) -> Placeholder:
     return Placeholder(path, object.__getattribute__(maker, "_why"), "an object of ")
 
 
+def module_of(value: Placeholder) -> str:
+    """Return the module of what a placeholder stands for."""
+    path: str = ModuleType.__getattribute__(value, "__name__")
+    return path.partition(":")[0]
+
+
 def named(value: Any, variable: str) -> Any:
     """Return a placeholder that knows the variable it is bound to; return any other value as it is."""
     if type(value) is not Placeholder:

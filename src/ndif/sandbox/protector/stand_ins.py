@@ -1,4 +1,4 @@
-"""Stand-ins for logging and tqdm: what a block says through them goes to its LOG, and nowhere else.
+"""Stand-ins for logging and tqdm, which write to the LOG of a block, and for pathlib, which opens nothing.
 
 The real modules open files and sockets, start threads, change other libraries, and look up attributes that
 a format names.
@@ -10,7 +10,10 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FunctionType
 from typing import Any
+
+from ndif.sandbox.protector import paths
 
 LEVELS = {
     "NOTSET": 0,
@@ -58,6 +61,8 @@ class Console:
 
 class Logger:
     """A logger whose records become lines of the request's LOG."""
+
+    __module__ = "logging"
 
     def __init__(self, name: str, console: Console) -> None:
         self.name = name
@@ -154,6 +159,8 @@ class Logger:
 
 class Handler:
     """A handler, formatter or filter of a user, which changes nothing: the LOG has its own form."""
+
+    __module__ = "logging"
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
@@ -326,6 +333,7 @@ def _tqdm(console: Console) -> dict[str, Any]:
 
 _CONTENTS: dict[str, Callable[[Console], dict[str, Any]]] = {
     "logging": _logging,
+    "pathlib": lambda _: paths.CLASSES,
     **dict.fromkeys(
         ("tqdm", "tqdm.auto", "tqdm.std", "tqdm.asyncio", "tqdm.notebook", "tqdm.autonotebook"),
         _tqdm,
@@ -337,5 +345,9 @@ NAMES = frozenset(_CONTENTS)
 
 
 def contents(name: str, console: Console) -> dict[str, Any]:
-    """Return the attributes of a stand-in."""
-    return _CONTENTS[name](console)
+    """Return the attributes of a stand-in; a user's process gets the originals of those in a result."""
+    made = _CONTENTS[name](console)
+    for key, value in made.items():
+        if isinstance(value, FunctionType) and value.__module__ == __name__:
+            value.__module__, value.__qualname__ = name, key
+    return made

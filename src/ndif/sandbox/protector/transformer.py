@@ -237,6 +237,36 @@ def compile_guarded(
     return _with_constants(code, {**guards, **transformer.patterns})
 
 
+def compile_plain(
+    wanted: CodeType, within: CodeType, source: str | ast.AST, filename: str, mode: str
+) -> CodeType | None:
+    """Return the code without guards of a function within compiled code; None if it is not in there."""
+    places = _places(wanted, within)
+    if places is None:
+        return None
+    found: CodeType = compile(cast("Any", source), filename, mode, dont_inherit=True)
+    for place in places:
+        found = nested(found)[place]
+    same = (found.co_name, found.co_freevars) == (wanted.co_name, wanted.co_freevars)
+    return found if same else None
+
+
+def _places(wanted: CodeType, within: CodeType) -> list[int] | None:
+    """Return the places at which code and the code around it stand, from the outermost on."""
+    for place, each in enumerate(nested(within)):
+        if each is wanted:
+            return [place]
+        below = _places(wanted, each)
+        if below is not None:
+            return [place, *below]
+    return None
+
+
+def nested(code: CodeType) -> list[CodeType]:
+    """Return the code of the functions and classes within code."""
+    return [each for each in code.co_consts if isinstance(each, CodeType)]
+
+
 def _with_constants(code: CodeType, values: Mapping[str, Any]) -> CodeType:
     constants = tuple(
         _with_constants(constant, values)

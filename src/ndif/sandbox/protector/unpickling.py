@@ -14,6 +14,7 @@ import importlib
 import io
 import itertools
 import pickle
+import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from torch.utils import _contextlib
 
 from ndif.sandbox.protector import placeholders, stand_ins
 from ndif.sandbox.protector.guards import AccessGuards
+from ndif.sandbox.protector.inheritance import bases, definer, full_name, home
 from ndif.sandbox.protector.modules import Modules, is_installed
 from ndif.sandbox.protector.names import words
 from ndif.sandbox.protector.payload_prefix import (
@@ -42,10 +44,15 @@ _MAPPINGS = (*_CONTAINERS, collections.abc.MutableMapping)
 _FIXED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, torch.nn.Module)
 
 _TRANSFORMERS = words("""
-    BatchEncoding BatchFeature ModelOutput PreTrainedConfig PretrainedConfig GenerationConfig
+    BatchEncoding BatchFeature CharSpan TokenSpan ModelOutput
+    Cache CacheLayerMixin LinearAttentionCacheLayerMixin
+    PreTrainedConfig PretrainedConfig GenerationConfig
     StoppingCriteria StoppingCriteriaList LogitsProcessor LogitsProcessorList TensorType
 """)
 """Classes of transformers whose instances, and those of subclasses, a payload may hold."""
+
+_OUTPUT = "transformers.utils.generic.ModelOutput"
+"""The base of dataclasses whose constructors only keep their arguments; their pickles call them."""
 
 _TORCH_FUNCTION_MODULES = ("torch._C._nn", "torch._C._fft", "torch._C._linalg", "torch._C._special")
 """Values of `__module__` of functions of torch.nn.functional, torch.fft and others."""
@@ -179,8 +186,8 @@ class GlobalResolver:
         if isinstance(found, type):
             if root == "nnsight":
                 return found
-            bases = {each.__name__ for each in found.__mro__ if each.__module__.startswith(root)}
-            if bases.intersection(_TRANSFORMERS):
+            known = {each.__name__ for each in bases(found) if home(each).startswith(root)}
+            if known.intersection(_TRANSFORMERS) or _is_plain_class_of_a_model(found):
                 return found
             # A model's wrapper names the classes that loaded it.
             return _unavailable(module, name)
@@ -191,6 +198,21 @@ class GlobalResolver:
 
     def _walk(self, module: ModuleType, name: str) -> Any:
         return functools.reduce(self.guards.read, name.split("."), module)
+
+
+def _is_plain_class_of_a_model(cls: type) -> bool:
+    """Return True for a class in the file of an architecture whose objects are made by no code of its own.
+
+    Some architectures keep what they have seen in such objects, in place of transformers' caches.
+    """
+    module = home(cls)
+    return (
+        module.startswith("transformers.models.")
+        and module.rpartition(".")[2].startswith("modeling_")
+        and type(cls) is type
+        and all(definer(bases(cls), name) is object for name in ("__new__", "__reduce_ex__"))
+        and definer(bases(cls), "__setstate__") is None
+    )
 
 
 def _exporters(module: str) -> Iterator[str]:
@@ -367,8 +389,9 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
     def _load_reduce(self) -> None:
         function = self.stack[-2]
         makes = isinstance(function, type) and not issubclass(function, enum.Enum)
+        of_libraries = makes and home(function).partition(".")[0] in ("nnsight", "transformers")
         # An instance runs its constructor, and a model's constructor loads the model.
-        if makes and function.__module__.partition(".")[0] in ("nnsight", "transformers"):
+        if of_libraries and _OUTPUT not in map(full_name, bases(function)):
             raise self._resolver.forbidden(function.__module__, f"{function.__qualname__}(...)")
         if type(function) is Placeholder:
             self.stack.pop()
@@ -576,6 +599,12 @@ def encode(text: str, encoding: str) -> bytes:
     if encoding not in ("latin1", "latin-1"):
         raise ForbiddenError("_codecs.encode takes the encoding latin-1 in a request")
     return text.encode(encoding)
+
+
+def compile_pattern(pattern: str | bytes, flags: int) -> re.Pattern[Any]:
+    """Replace `re._compile`, by which a pattern names itself."""
+    placeholders.check([pattern, flags])
+    return re.compile(pattern, flags)
 
 
 def bound(function: Any, owner: Any) -> MethodType:

@@ -1,0 +1,313 @@
+"""Outputs of models, caches and encodings can be sent again, with all that they consist of.
+
+Each class of the objects that runs of models return is pickled as a client does, and loaded under a policy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from nnsight.intervention import cache as nnsights
+from nnsight.intervention import serialization
+from transformers import cache_utils
+from transformers.utils.generic import ModelOutput
+
+from ndif.sandbox.protector.placeholders import Placeholder
+from tests import tiny_models
+from tests.sandbox.protector.running import guarded, loaded
+
+FORWARD = {"output_hidden_states": True, "output_attentions": True, "return_dict": True}
+GENERATE = {
+    "max_new_tokens": 3,
+    "return_dict_in_generate": True,
+    "output_scores": True,
+    "output_logits": True,
+    "output_hidden_states": True,
+    "output_attentions": True,
+    "do_sample": False,
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"do_sample": True, "num_return_sequences": 2},
+    "beams": {"num_beams": 2, "num_return_sequences": 2},
+    "static": {"cache_implementation": "static"},
+    "without a cache": {"use_cache": False},
+}
+"""Ways to generate, each with classes of its own."""
+
+IDS = torch.tensor([[5, 6, 7, 8]])
+SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 0}
+HEADS = {
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 32,
+    "head_dim": 16,
+}
+
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "sliding windows": ("Gemma2", {**SMALL, **HEADS, "sliding_window": 3}),
+    "states": ("Mamba", {**SMALL, "state_size": 4}),
+    "states of another kind": ("FalconMamba", {**SMALL, "state_size": 4}),
+    "convolutions": ("Lfm2", {**SMALL, **HEADS, "layer_types": ["conv", "full_attention"]}),
+    "linear attention": (
+        "Qwen3Next",
+        {
+            **SMALL,
+            **HEADS,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "num_experts": 0,
+            "mlp_only_layers": [0, 1],
+        },
+    ),
+}
+"""Architectures whose caches are of other classes than a Transformer's, by their configurations."""
+
+
+def made(name: str, folder: Path) -> Any:
+    """A tiny model that tells its attention."""
+    make: Callable[[Path], Path] = getattr(tiny_models, f"make_{name}")
+    kinds: dict[str, Any] = {
+        "bert": transformers.AutoModelForMaskedLM,
+        "t5": transformers.T5ForConditionalGeneration,
+    }
+    kind = kinds.get(name, transformers.AutoModelForCausalLM)
+    return kind.from_pretrained(make(folder / name), attn_implementation="eager").eval()
+
+
+def of_architecture(name: str, options: Mapping[str, Any]) -> Any:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**options)
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+
+
+def runs(model: Any) -> Iterator[Any]:
+    """Yield all that a model gives back: one forward pass, and each way to generate."""
+    given: dict[str, Any] = {"input_ids": IDS}
+    told = {"output_attentions": hasattr(model.config, "num_attention_heads")}
+    with torch.no_grad():
+        if model.config.is_encoder_decoder:
+            yield model(**given, decoder_input_ids=IDS, use_cache=True, **FORWARD)
+        else:
+            yield model(**given, **{**FORWARD, **told})
+        if model.can_generate():
+            for way in WAYS.values():
+                try:
+                    yield model.generate(**given, **{**GENERATE, **told, **way})
+                except (ValueError, TypeError, NotImplementedError):
+                    if not way:
+                        raise  # each model generates greedily; not each has beams, or a static cache
+
+
+def parts(value: Any, seen: dict[int, Any] | None = None) -> Iterator[Any]:
+    """Yield an object and all that it consists of, once each."""
+    seen = {} if seen is None else seen
+    if id(value) in seen or isinstance(value, type):
+        return
+    seen[id(value)] = value
+    yield value
+    if isinstance(value, torch.Tensor):
+        return
+    within: list[Any] = []
+    if isinstance(value, Mapping):
+        within += [*value.keys(), *value.values()]
+    elif isinstance(value, list | tuple | set | frozenset):
+        within += value
+    within += getattr(value, "__dict__", {}).values()
+    for each in within:
+        yield from parts(each, seen)
+
+
+def of_each_class(values: Iterator[Any]) -> dict[type, Any]:
+    """Return the first object of each class."""
+    found: dict[type, Any] = {}
+    for value in values:
+        for each in parts(value):
+            found.setdefault(type(each), each)
+    return found
+
+
+def sent(value: Any) -> Any:
+    """Return a value as a client sends it and a block has it."""
+    return loaded(serialization.dumps(value))
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Check that two objects are equal in class and in all that they consist of."""
+    assert type(one) is type(other), (type(one), type(other))
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, type | str | int | float | torch.dtype | torch.device):
+        assert one == other
+    elif isinstance(one, Mapping):
+        assert [*one] == [*other]
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        for each in zip(one, other, strict=True):
+            assert_same(*each)
+    if hasattr(one, "__dict__") and not isinstance(one, type | torch.Tensor):
+        assert_same(vars(one), vars(other))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5"])
+def test_all_that_a_tiny_model_gives_back_is_accepted(name: str, tmp_path: Path) -> None:
+    found = of_each_class(runs(made(name, tmp_path)))
+    assert any(issubclass(cls, ModelOutput) for cls in found)
+    for value in found.values():
+        assert_same(sent(value), value)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_all_that_another_architecture_gives_back_is_accepted(kind: str) -> None:
+    found = of_each_class(runs(of_architecture(*ARCHITECTURES[kind])))
+    assert any("ache" in cls.__name__ for cls in found)
+    for value in found.values():
+        assert_same(sent(value), value)
+
+
+def test_a_cache_goes_on_where_it_was(tmp_path: Path) -> None:
+    model = made("llama", tmp_path)
+    with torch.no_grad():
+        whole = model(IDS).logits[:, -1]
+        for cache in (None, transformers.StaticCache(config=model.config, max_cache_len=8)):
+            kept = model(IDS[:, :-1], past_key_values=cache, use_cache=True).past_key_values
+            again = sent(kept)
+            torch.testing.assert_close(
+                model(IDS[:, -1:], past_key_values=again).logits[:, -1], whole
+            )
+            # The block's cache is its own.
+            assert kept.get_seq_length() == IDS.shape[1] - 1
+
+
+def test_an_output_is_used_in_a_block(tmp_path: Path) -> None:
+    model = made("gpt2", tmp_path)
+    with torch.no_grad():
+        output = model.generate(IDS, **GENERATE)
+    uses = "value.sequences, value['scores'][0], value.past_key_values.layers[1].keys, value[0], len(value)"
+    scope = guarded(f"found = [{uses}]", value=sent(output))
+    assert_same(scope["found"], eval(f"[{uses}]", {"value": output}))
+
+
+def subclasses_in(package: str, *bases: type) -> Iterator[type]:
+    """Yield the classes below `bases` that a module or a package's modules define."""
+    module = importlib.import_module(package)
+    below = [
+        each.name for each in pkgutil.iter_modules(getattr(module, "__path__", []), f"{package}.")
+    ]
+    for name in (package, *below):
+        for value in vars(importlib.import_module(name)).values():
+            if isinstance(value, type) and issubclass(value, bases) and value.__module__ == name:
+                yield value
+
+
+CACHES = [
+    *subclasses_in(
+        "transformers.cache_utils",
+        cache_utils.Cache,
+        cache_utils.CacheLayerMixin,
+        cache_utils.LinearAttentionCacheLayerMixin,
+    )
+]
+
+
+@pytest.mark.parametrize("cls", CACHES, ids=lambda cls: cls.__name__)
+def test_each_class_of_caches_is_accepted(cls: type) -> None:
+    """Whichever library the cache needs: its state is tensors and numbers."""
+    assert loaded(serialization.dumps(cls)) is cls
+    if not inspect.isabstract(cls):
+        value = cls.__new__(cls)
+        vars(value).update(keys=torch.ones(2), layers=[], is_initialized=True, offloading=False)
+        assert_same(vars(sent(value)), vars(value))
+
+
+PLAIN = [
+    ("transformers.models.xlstm.modeling_xlstm", "xLSTMCache"),
+    ("transformers.models.reformer.modeling_reformer", "ReformerDynamicCache"),
+]
+
+
+@pytest.mark.parametrize(("module", "name"), PLAIN)
+def test_a_cache_of_one_architecture_alone_is_accepted(module: str, name: str) -> None:
+    cls = getattr(importlib.import_module(module), name)
+    value = cls.__new__(cls)
+    vars(value).update(states=[torch.ones(2)], seqlen_offset=3)
+    assert_same(sent(value), value)
+
+
+OUTPUTS = [
+    *subclasses_in("transformers.modeling_outputs", ModelOutput),
+    *subclasses_in("transformers.generation.utils", ModelOutput),
+    *subclasses_in("transformers.models.gpt2.modeling_gpt2", ModelOutput),
+    *subclasses_in("transformers.models.rag.modeling_rag", ModelOutput),
+]
+
+
+def test_each_class_of_outputs_is_accepted() -> None:
+    assert len(OUTPUTS) > 40
+    for cls in OUTPUTS:
+        assert dataclasses.is_dataclass(cls)
+        first, *others = (field.name for field in dataclasses.fields(cls))
+        value = cls(
+            **{first: torch.ones(2), **{each: (torch.ones(1), torch.zeros(1)) for each in others}}
+        )
+        assert_same(sent(value), value)
+        assert_same(sent(cls(torch.ones(2))), cls(torch.ones(2)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_tokenizer_gives_is_accepted(tmp_path: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_models.make_gpt2(tmp_path))
+    batch = tokenizer(["The Eiffel Tower"], return_tensors="pt")
+    got = sent(batch)
+    assert_same(dict(got), dict(batch))
+    assert got.tokens() == batch.tokens()
+    encoding = sent(batch[0])
+    assert (type(encoding), encoding.tokens) == (tokenizers.Encoding, batch[0].tokens)
+    for value in (batch.token_to_chars(0), batch.word_to_tokens(0), tokenizer.added_tokens_decoder):
+        assert sent(value) == value
+    use = "value.input_ids.tolist(), value[0].ids, value['attention_mask'].tolist()"
+    assert guarded(f"found = [{use}]", value=got)["found"] == eval(f"[{use}]", {"value": batch})
+
+
+def test_settings_of_a_model_are_accepted(tmp_path: Path) -> None:
+    model = made("gpt2", tmp_path)
+    for value in (model.config, model.generation_config):
+        got = sent(value)
+        assert (type(got), got.to_dict()) == (type(value), value.to_dict())
+
+
+def test_what_nnsight_recorded_is_accepted() -> None:
+    entry = nnsights.Entry(output=torch.ones(2), inputs=((torch.zeros(1),), {}))
+    assert_same(sent({"model.h.0": [entry]}), {"model.h.0": [entry]})
+
+
+REFUSED = {
+    "a part of a model": "transformers.models.gpt2.modeling_gpt2\nGPT2Attention",
+    "a model": "transformers.models.gpt2.modeling_gpt2\nGPT2LMHeadModel",
+    "what generates": "transformers.generation.utils\nGenerationMixin",
+    "what loads": "transformers.processing_utils\nProcessorMixin",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_classes_that_do_more_than_hold_data_are_not_made(name: str) -> None:
+    for opcodes in (")R.", ")\x81."):
+        assert (
+            type(loaded(f"c{REFUSED[name]}\n".encode() + opcodes.encode("latin-1"))) is Placeholder
+        )
