@@ -30,6 +30,7 @@ def entry(level: str, state: str) -> dict[str, Any]:
         "model_key": KEY,
         "repo_id": "a/b",
         "trust_remote_code": False,
+        "on_demand": False,
         "dedicated": level == "HOT",
         **said,
         **unknown,
