@@ -51,7 +51,7 @@ def _readers() -> dict[str, Callable[[], Any]]:
     from ndif.runtime.process.process_settings import settings
 
     found = {each.name: each.read for each in settings() if each.name not in _EXPECTED}
-    return {"logging": _logging, **found}
+    return {**found, "logging": _logging}
 
 
 def _read() -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,8 @@ MAKE, FILL = "_make_skeleton_class", "_class_setstate"
 
 _SUFFIX = ".Preserved"
 _PREFIX = "nns_"
+_VALUES = ("output", "input", "inputs", "source")
+"""The attributes that a part may hide. A policy denies others by name, so they get no second one."""
 
 _made: list[type] = []
 
@@ -51,21 +54,21 @@ def _is_of_envoy(name: Any, bases: Any) -> bool:
     if not isinstance(bases, tuple) or len(bases) != 1:
         return False
     [base] = bases
-    is_envoy = isinstance(base, type) and issubclass(base, Envoy)
-    return is_envoy and base.__module__.startswith("nnsight.") and name == base.__name__ + _SUFFIX
+    if not (isinstance(base, type) and issubclass(base, Envoy)):
+        return False
+    module = sys.modules.get(base.__module__)
+    is_nnsights = base.__module__.startswith("nnsight.") and vars(module).get(base.__name__) is base
+    return is_nnsights and name == base.__name__ + _SUFFIX
 
 
 @functools.cache
 def _class_of(base: type) -> type:
     """Return the class of Envoys with such parts, derived from `base`."""
     made = type(base.__name__ + _SUFFIX, (base,), {"__module__": base.__module__})
-    for name in dir(base):
-        if name.startswith("_"):
-            continue
+    for name in _VALUES:
         value = inspect.getattr_static(base, name)
         setattr(made, _PREFIX + name, value)
-        if hasattr(type(value), "__set__"):  # else the part comes first by itself
-            setattr(made, name, _part_or(name, value))
+        setattr(made, name, _part_or(name, value))
     _made.append(made)
     return made
 
