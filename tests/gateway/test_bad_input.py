@@ -321,7 +321,7 @@ def test_a_wrong_model_key_is_refused(server: LocalServer, wrong: str, said: str
         (key("test-org/other", path=OLD), f"serves '{NAME}', not 'test-org/other'"),
         (key(path=OLD, revision="v2"), "at revision 'main', not 'v2'"),
         (key(path="os.system"), "not with 'os.system'"),
-        (key(), "with nnsight's TransformersModel or LanguageModel, not with"),
+        (key(), "with nnsight's LanguageModel, not with"),
     ],
     ids=lambda value: ascii(value)[-40:],
 )
