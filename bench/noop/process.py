@@ -133,18 +133,18 @@ def wait(tell: str | None = None, for_s: float = 0.0) -> None:
 
 def fetch() -> None:
     """Nothing is to be had."""
-    found = {"repo_id": None, "task": None, "gated": False, "folder": "/nowhere"}
+    found = {"repo_id": None, "card": None, "gated": False, "folder": "/nowhere"}
     print(json.dumps(found), flush=True)
 
 
 def evaluate(fd: int, size: int) -> None:
     """Every model is as large."""
-    answer(fd, {"bytes": size, "parameters": size // 2, "architectures": ["NothingForCausalLM"]})
+    answer(fd, {"bytes": size, "parameters": size // 2})
 
 
 def outline(fd: int) -> None:
     """No hub knows any model."""
-    known = {"task": None, "repo_id": None, "gated": False, "commit": None}
+    known = {"card": "text-generation", "repo_id": None, "gated": False, "commit": None}
     answer(fd, {"folder": "/nowhere", **known})
 
 
