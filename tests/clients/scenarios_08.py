@@ -520,6 +520,10 @@ def scenario_non_blocking(context: Context) -> None:
     assert backend.meta["execution_time"] > 0
     again = RemoteBackend(model.to_model_key(), blocking=False, job_id=backend.job_id)
     assert_equal(again()["hidden"], hidden)
+    unknown = RemoteBackend(
+        model.to_model_key(), blocking=False, job_id="00000000-0000-4000-8000-000000000000"
+    )
+    assert "is known here" in str(raised(unknown, Exception))
 
 
 def scenario_asynchronous(context: Context) -> None:

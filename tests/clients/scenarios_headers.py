@@ -690,7 +690,7 @@ def scenario_poll_of_an_unknown_job(context: Context) -> None:
         blocking=False,
         job_id="00000000-0000-4000-8000-000000000000",
     )
-    assert "Not Found" in str(raised(backend, Exception))
+    assert "is known here" in str(raised(backend, Exception))
 
 
 @contextlib.contextmanager

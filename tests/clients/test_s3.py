@@ -88,7 +88,7 @@ def test_a_poll_is_told_to_come_again_while_the_store_is_away(
     server: LocalServer, s3: SwiftServer
 ) -> None:
     url = f"{server.url}/response/01234567-89ab-cdef-0123-456789abcdef"
-    assert httpx.get(url).status_code == 404
+    assert httpx.get(url).json()["status"] == "ERROR"
     with s3.away():
         away = httpx.get(url)
     assert away.status_code == 503
