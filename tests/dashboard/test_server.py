@@ -97,7 +97,7 @@ def test_a_job_is_seen_as_it_runs_and_is_ended_on_the_page(
         live.get_by_role("button", name="End the job?").click()
         expect(page.locator(".said")).to_have_text(f"The job {job} is ended.")
         running.result()
-        expect(page.locator("#jobs tr", has_text=job).first).to_contain_text("error")
+        expect(page.locator("#jobs tr", has_text=job).first).to_contain_text("cancelled")
         page.locator("#jobs tr", has_text=job).first.get_by_role("button", name="Timeline").click()
         done = page.locator("#jobs tr", has_text="completed")
         done.get_by_role("button", name="Timeline").click()
