@@ -163,15 +163,6 @@ def looks_at_the_tokenizer(model: Any) -> object:
     return sorted(model.tokenizer.get_added_vocab())
 
 
-def leaves_it_in_warnings(secret: str) -> object:
-    """the warnings that were issued"""
-    import warnings
-
-    warnings.filters.append(("ignore", None, UserWarning, None, 0))
-    warnings.onceregistry = {secret: 1}
-    return True
-
-
 def looks_at_warnings() -> object:
     """what warnings were given"""
     import warnings

@@ -674,7 +674,6 @@ ATTACKS: list[Attack] = [
             (leakage.leaves_it_in_a_frame, leakage.looks_at_all_frames),
             (leakage.leaves_it_in_a_descriptor, leakage.looks_at_descriptors),
             (leakage.leaves_it_in_the_tokenizer, leakage.looks_at_the_tokenizer),
-            (leakage.leaves_it_in_warnings, leakage.looks_at_warnings),
         )
     ),
     Attack(

@@ -255,7 +255,7 @@ def replaces_the_servers_pickler() -> object:
     import sys
 
     results = sys.modules["ndif.runtime.results"]
-    results._save = lambda saves, file: file.write(b"forged")
+    results.Result._save = lambda self, file: file.write(b"forged")
     return True
 
 
