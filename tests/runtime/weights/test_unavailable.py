@@ -75,9 +75,8 @@ def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
         unused.bind(("127.0.0.1", 0))
         host = f"127.0.0.1:{unused.getsockname()[1]}"
         monkeypatch.setenv("HF_ENDPOINT", f"http://{host}/")
-        found = unavailable(ModelSpec("a/model", "0.8"))
-    assert found is not None
-    assert f"'a/model' is not in this machine's cache, and {host} cannot be reached." in found
+        # The files may be in the cache of the process that reads them.
+        assert unavailable(ModelSpec("a/model", "0.8")) is None
 
 
 def test_an_error_of_the_hub_is_told_as_it_is(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,10 +161,3 @@ def leaves_it_in_the_tokenizer(model: Any, secret: str) -> object:
 def looks_at_the_tokenizer(model: Any) -> object:
     """the tokenizer's words"""
     return sorted(model.tokenizer.get_added_vocab())
-
-
-def looks_at_warnings() -> object:
-    """what warnings were given"""
-    import warnings
-
-    return str(warnings.onceregistry)

@@ -97,8 +97,10 @@ def unavailable(spec: ModelSpec) -> str | None:
         found = HfApi(endpoint=_endpoint()).model_info(
             spec.checkpoint, revision=spec.revision, timeout=HUB_TIMEOUT_S
         )
-    except Exception as error:
+    except errors.HfHubHTTPError as error:
         return None if is_here(spec, _CONFIG, spec.revision) else explain_unavailable(spec, error)
+    except Exception:
+        return None  # no hub answers; the files may be in the cache of the process that reads them
     if found.siblings is None or any(each.rfilename == _CONFIG for each in found.siblings):
         return None
     return _NO_MODEL.format(repr(spec.checkpoint), urlsplit(_endpoint()).netloc)
