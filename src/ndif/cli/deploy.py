@@ -85,8 +85,7 @@ def with_settings(function: Command) -> Command:
 @click.option(
     "--sync",
     is_flag=True,
-    help="Also evict every deployed model that this command does not name, and give those that it names "
-    "default settings where it gives none.",
+    help="Also evict every other deployed model; settings that are not given get their defaults.",
 )
 @with_settings
 @click.option(

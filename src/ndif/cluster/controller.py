@@ -175,7 +175,7 @@ class Controller:
             return await self._deploy(asked)
 
     async def deploy_beside(self, asked: Sequence[ReplicaRequest]) -> list[ProvisionResult] | None:
-        """Create the requested replicas beside those that their models have, as `deploy` does.
+        """Create the requested replicas in addition to existing ones, as `deploy` does.
 
         Return None, and create nothing, if another replica would have to leave for that.
         """
@@ -205,7 +205,7 @@ class Controller:
     ) -> str | None:
         """Return why a model cannot be loaded with these settings; None if nothing is known against it.
 
-        It is measured, and has to fit where the replicas `gone` were, and those that may be evicted for it.
+        The model is measured, and needs a place in the cluster without the replicas `gone`.
         """
         model = Model(self._key(config.key), config)
         try:

@@ -434,7 +434,7 @@ class OwnJob(BaseModel):
     expected_start_s: float | None = None
     """Seconds until a job that waits may start; null where none has run yet."""
     execution_s: float | None = None
-    """Seconds that the block of an ended job ran, whoever ended it."""
+    """Seconds that the block of an ended job ran, to its end or until it was stopped."""
     reason: str | None = None
     """The sentence for which a job was cancelled; empty for one that was not."""
     result_bytes: int | None = None

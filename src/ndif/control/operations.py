@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
@@ -238,7 +238,8 @@ class Deploy(Operation):
                 raise OperationError(400, f"{config.repo_id}: {error}") from error
         chosen = config.deployed_for if self.generation is None else (self.generation,)
         generations = [control.installed(each) for each in chosen or (None,)]
-        return _Plan(known, config, generations, change)
+        before = None if known is None else known.config
+        return _Plan(known, before, config, generations, change)
 
     async def _refusals(
         self, control: ControlPlane, plan: _Plan, leaving: Sequence[Model]
@@ -331,13 +332,11 @@ class _Plan:
 
     known: Model | None
     """The model; None for one that is new."""
+    before: DeploymentConfig | None
+    """The settings that the model has until now."""
     config: DeploymentConfig
     generations: Sequence[str]
     change: DeploymentChange
-    before: DeploymentConfig | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "before", None if self.known is None else self.known.config)
 
     @property
     def changes(self) -> list[SettingDifference]:
@@ -346,7 +345,7 @@ class _Plan:
 
     @property
     def is_changed(self) -> bool:
-        """True if replicas that are loaded now would not be what is wanted."""
+        """True if loaded replicas differ in settings that they cannot change."""
         if self.known is None or self.before is None or self.known.scheduled is not None:
             return False
         return self.before.as_loaded != self.config.as_loaded

@@ -1,4 +1,4 @@
-"""The models that probes watch: those that an operator or the calendar has deployed."""
+"""The models that probes watch: an operator or the calendar has deployed them."""
 
 from __future__ import annotations
 

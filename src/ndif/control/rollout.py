@@ -137,7 +137,7 @@ class _Rollout:
             yield
 
     async def run(self, placed: asyncio.Future[list[RolledOut]]) -> list[RolledOut]:
-        """Roll out and return the result. `placed` gets what is known once the new replicas have places."""
+        """Roll out and return the results; `placed` gets results as soon as new replicas have places."""
         model, loop = self._model, asyncio.get_running_loop()
         model.config, model.on_demand = self._config, False
         model.generations |= {*self._generations}
@@ -202,7 +202,7 @@ class _Rollout:
         processor.adopt(result.replica_ids)
 
     async def _until_up(self, placed: RolledOut) -> ProvisionResult:
-        """Wait for replicas that have a place; return those that serve, and a problem if some do not."""
+        """Wait until each placed replica serves or fails; return the serving ones, and a problem."""
         request, result = placed.request, placed.result
         up, problem = [], result.problem
         for replica_id in result.replica_ids:

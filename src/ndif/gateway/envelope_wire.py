@@ -51,7 +51,7 @@ _FAREWELL_S = 1.0
 _DISCONNECTED = (WebSocketDisconnect, RuntimeError)
 """Errors that Starlette raises when the client is gone."""
 REFUSED_SESSION = "refused"
-"""Id that a client is told whose live channel is refused; no job can wait there."""
+"""Session id in the message that refuses a live channel. No job can wait on it."""
 _REFUSED = 4000
 """Close code of a refused live channel, less the HTTP status of the refusal."""
 

@@ -83,15 +83,20 @@ Duration = Annotated[
 _DEVICE_PATTERN = r"^(auto|cpu|cuda(:\d+)?)$"
 
 
-def _device(text: str) -> str:
-    if not re.match(_DEVICE_PATTERN, text):
-        raise ValueError('must be auto, cpu, cuda, or one GPU, like "cuda:0"')
-    return text
+def _matching(pattern: str, reason: str) -> AfterValidator:
+    """Return the check of a text against a pattern; `reason` says what is allowed."""
+
+    def check(text: str) -> str:
+        if not re.match(pattern, text):
+            raise ValueError(reason)
+        return text
+
+    return AfterValidator(check)
 
 
 DeviceName = Annotated[
     str,
-    AfterValidator(_device),
+    _matching(_DEVICE_PATTERN, 'must be auto, cpu, cuda, or one GPU, like "cuda:0"'),
     WithJsonSchema({"type": "string", "pattern": _DEVICE_PATTERN}),
 ]
 """The device of a model: "auto", "cpu", "cuda" or "cuda:0"."""
@@ -99,15 +104,9 @@ DeviceName = Annotated[
 _GENERATION_PATTERN = r"^\d+\.\d+$"
 
 
-def _generation(text: str) -> str:
-    if not re.match(_GENERATION_PATTERN, text):
-        raise ValueError('must be a generation of nnsight, like "0.8"')
-    return text
-
-
 Generation = Annotated[
     str,
-    AfterValidator(_generation),
+    _matching(_GENERATION_PATTERN, 'must be a generation of nnsight, like "0.8"'),
     WithJsonSchema({"type": "string", "pattern": _GENERATION_PATTERN}),
 ]
 """Major and minor version of nnsight: "0.8"."""

@@ -9,7 +9,7 @@ from typing import Any
 from ndif.schema.step import Step, steps_from
 
 CANCELLED = "CANCELLED"
-"""The status of a job that its user or an operator ended, or whose client left."""
+"""Status of a job that was ended by its user, by an operator, or because its client left."""
 NO_ERRORS = ("COMPLETED", CANCELLED)
 """Statuses of jobs that did not fail."""
 
@@ -34,7 +34,7 @@ class JobRecord:
     """Time of its last dispatch to a replica; None if it never was."""
     ended: float
     execution_s: float
-    """Seconds that its block ran, whoever ended it."""
+    """Seconds that its block ran, to its end or until it was stopped."""
     result_bytes: int
     """Size of its result, as it was sent or downloaded."""
     steps: tuple[Step, ...] = ()

@@ -233,7 +233,7 @@ class StoredResponse:
 
     @classmethod
     def of(cls, request: Request, response: Response, kept_s: float = 0.0) -> StoredResponse:
-        """Return a response to a request's client, for whoever sent that; results are kept so long."""
+        """Return a request's response as it is stored; its result is kept for `kept_s` seconds."""
         # Without a key that was verified, nobody can be told from others when the job is asked for.
         user = request.user if request.key else ""
         expires = time.time() + kept_s if isinstance(response.data, StoredResult) else None

@@ -91,7 +91,7 @@ def unavailable(spec: ModelSpec) -> str | None:
 
     One request at most, in which it blocks.
     """
-    if spec.is_folder or constants.is_offline_mode() or os.environ.get("HF_HUB_OFFLINE"):
+    if spec.is_folder or constants.is_offline_mode() or _is_on("HF_HUB_OFFLINE"):
         return None
     try:
         found = HfApi(endpoint=_endpoint()).model_info(
@@ -104,6 +104,11 @@ def unavailable(spec: ModelSpec) -> str | None:
     if found.siblings is None or any(each.rfilename == _CONFIG for each in found.siblings):
         return None
     return _NO_MODEL.format(repr(spec.checkpoint), urlsplit(_endpoint()).netloc)
+
+
+def _is_on(variable: str) -> bool:
+    """Return True if a variable is set to yes, as the hub's library reads it."""
+    return os.environ.get(variable, "").upper() in constants.ENV_VARS_TRUE_VALUES
 
 
 def _endpoint() -> str:
