@@ -59,7 +59,7 @@ ROUTES: dict[str, tuple[Callable[..., int], int]] = {
     "a job of 0.8": (lambda local, **headers: local.submit(**headers).status_code, 200),
     "a job of 0.7": (lambda local, **headers: local.submit_old(**headers).status_code, 200),
     "the live channel of 0.8": (subscribe, 101),
-    "somebody's response": (poll, 404),
+    "somebody's response": (poll, 200),
 }
 """Requests of a client, and the answer to one who may make them."""
 

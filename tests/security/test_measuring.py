@@ -362,7 +362,7 @@ async def test_a_hub_that_cannot_be_reached_is_no_refusal(
         with monkeypatch.context() as patched, socket.create_server(("127.0.0.1", 0)) as closed:
             patched.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
             closed.close()
-            with pytest.raises(EvaluationError, match="the hub cannot be reached"):
+            with pytest.raises(EvaluationError, match=r"127\.0\.0\.1:\d+ cannot be reached"):
                 await evaluate(a_config(name), HERE)
         assert (await evaluate(a_config(name), HERE)).size_bytes > 0
 

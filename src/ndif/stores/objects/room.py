@@ -124,6 +124,9 @@ class Room:
         `own`: see `refusal`.
         """
         owner = hashlib.blake2b(user.encode(), digest_size=8).hexdigest()
+        # A write waits for a store that is away, where a listing gives up: a result should not be lost only
+        # because its turn to be counted came then. That of a refused result expires with the others.
+        await self._store.put(f"owners/{request_id}.{owner}", b"")
         async with self._counting:
             if time.monotonic() - self._counted_at > _RECOUNT_S:
                 await self._count()
@@ -132,15 +135,9 @@ class Room:
                 # Some may have expired, or may have been fetched, since they were counted.
                 await self._count()
                 why = self._refusal(owner, size, own)
-            if why is not None:
-                return why
-            self._admitted[request_id] = owner, size
-        try:
-            await self._store.put(f"owners/{request_id}.{owner}", b"")
-        except BaseException:
-            self._admitted.pop(request_id, None)  # nobody settles what was not admitted
-            raise
-        return None
+            if why is None:
+                self._admitted[request_id] = owner, size
+            return why
 
     def settle(self, request_id: str, *, stored: bool) -> None:
         """Count an admitted result as stored, or give its room back."""
