@@ -108,6 +108,7 @@ def test_every_setting_of_a_file_is_an_option(ndif: Ndif, table: Table) -> None:
     done = ndif(
         *("deploy", "org/a", "--dtype", "float32", "--device", "cpu", "--revision", "v2"),
         *("--execution-timeout-seconds", "15m", "--padding-bytes", "1GiB", "--trust-remote-code"),
+        *("--size-bytes", "140GB", "--pinned"),
     )
     assert done.exit_code == 0
     (deployed,) = table.deployed.values()
@@ -118,6 +119,8 @@ def test_every_setting_of_a_file_is_an_option(ndif: Ndif, table: Table) -> None:
         dtype="float32",
         device="cpu",
         execution_timeout_s=900.0,
+        dedicated=True,
+        size_bytes=140 * 10**9,
         padding_bytes=1 << 30,
         trust_remote_code=True,
     )
@@ -215,10 +218,10 @@ def test_a_deployment_of_nothing_shows_how_it_goes(ndif: Ndif, arguments: list[s
 
 def test_a_file_that_cannot_be_read_is_told_line_by_line(ndif: Ndif, here: Path) -> None:
     file = here / "models.yaml"
-    file.write_text("org/a:\n  replicas: 0\norg/b:\n  pinned: true\n")
+    file.write_text("org/a:\n  replicas: 0\norg/b:\n  dedicate: true\n")
     said = error(ndif("deploy", "--deployment-config", file), 1)
     assert "line 2: 'org/a': replicas must be at least 1" in said
-    assert "line 4: 'org/b': 'pinned' is not a setting" in said
+    assert "line 4: 'org/b': 'dedicate' is not a setting" in said
     assert "cannot be read" in error(ndif("deploy", "--deployment-config", here / "none"), 1)
 
 

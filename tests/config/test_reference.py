@@ -162,18 +162,18 @@ def test_every_variable_that_cannot_be_is_named(monkeypatch: pytest.MonkeyPatch)
         ),
         ("ndif_sanbox", "The variable ndif_sanbox is not read: did you mean NDIF_SANDBOX?"),
         ("NDIF_RAY_DASHBOARD_PORT", "a Ray head that this server starts has no dashboard."),
-        ("NDIF_RAY_HEAD_PORT", "is not read: the port is a part of NDIF_RAY_ADDRESS."),
+        ("NDIF_CONTROLLER_IMPORT_PATH", "is not read: there is one controller."),
         ("NDIF_WALLPAPER", "is not read: `ndif info --config` lists the variables that are."),
     ],
 )
 def test_a_variable_that_nothing_reads_is_told(name: str, says: str) -> None:
-    (found,) = unread([name])
+    (found,) = unread({name: "1"})
     assert found.endswith(says)
 
 
 def test_nothing_is_said_of_what_this_server_or_a_client_reads() -> None:
     names = [*found(Settings()), "NDIF_HOST", "NDIF_API_KEY", "ndif_sandbox", "_NDIF_COMPLETE"]
-    assert unread(names) == []
+    assert unread(dict.fromkeys(names, "1")) == []
 
 
 def test_commands_that_read_variables_say_so(

@@ -138,7 +138,7 @@ def test_an_operation_that_changes_something_refuses_get(http: httpx.Client, pat
         ("deploy", {"deployments": ["no model at all"]}, "repo id"),
         ("deploy", {"deployments": ["a/b", "A/B"]}, "more than once"),
         ("deploy", {"deployments": [{"repo_id": "a/b", "replicas": 0}]}, "at least 1"),
-        ("deploy", {"deployments": [{"repo_id": "a/b", "pinned": True}]}, "dedicated"),
+        ("deploy", {"deployments": [{"repo_id": "a/b", "dedicate": True}]}, "dedicated"),
         ("deploy", {"deployments": ["a/b"], "generation": "new"}, '"0.8"'),
         ("deploy", {"deployments": ["a/b"], "wait": "yes"}, "wait"),
         ("deploy", {"deployments": ["a/b"], "force": True}, "there are: deployments, generation"),

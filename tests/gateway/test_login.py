@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import bcrypt
 import httpx
 import itsdangerous.timed
 import pytest
@@ -92,6 +93,19 @@ def test_a_login_opens_the_operators_routes(http: httpx.Client, proof: str) -> N
 
 def test_a_form_logs_in_as_json_does(http: httpx.Client) -> None:
     assert http.post("/login", data={"password": PASSWORD}).json()["operator"] is True
+
+
+def test_a_bcrypt_hash_of_another_server_is_a_password_too(tmp_path: Path, runtimes: Path) -> None:
+    # bcrypt itself refuses more than 72 bytes.
+    for number, password in enumerate((PASSWORD, "long words " * 10)):
+        hashed = bcrypt.hashpw(password.encode()[:72], bcrypt.gensalt(4)).decode()
+        folder = tmp_path / str(number)
+        with (
+            a_gateway(folder, runtimes, admin_password_hash=hashed) as server,
+            a_browser(server) as http,
+        ):
+            assert enter(http, password).json()["operator"] is True
+            refused(enter(http, "guessed"), 401)
 
 
 def test_nobody_is_logged_in_without_a_proof(http: httpx.Client) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from ndif.config.settings import Settings
 from ndif.launch.preflight import Prepared, ServerOptions, preflight
+from ndif.launch.services.ray import own_head
 from ndif.net import StartError
 from ndif.schema.deployment import DeploymentConfig
 
@@ -44,6 +45,32 @@ def test_the_command_line_stands_before_the_file_and_the_file_before_the_variabl
         "org/c": (1, True),
         "ORG/b": (1, True),
     }
+
+
+@pytest.mark.parametrize(
+    ("address", "head", "broker", "found"),
+    [
+        ("ray://localhost:{port}", 6379, "redis://localhost:6379/", "127.0.0.1:6380"),
+        ("ray://localhost:{port}", 6379, "redis://localhost:6390/", "127.0.0.1:6379"),
+        ("ray://localhost:{port}", 6379, "redis://localhost", "127.0.0.1:6380"),
+        ("ray://127.0.0.1:{port}", 7000, "", "127.0.0.1:7000"),
+        ("ray://10.255.255.1:{port}", 6379, "", None),
+        ("localhost:{port}", 6379, "", None),
+        ("auto", 6379, "", None),
+        ("", 6379, "", None),
+    ],
+)
+def test_a_ray_client_of_this_machine_that_does_not_answer_gets_a_head(
+    address: str, head: int, broker: str, found: str | None
+) -> None:
+    def of(port: int) -> str | None:
+        return own_head(
+            Settings(ray_address=address.format(port=port), ray_head_port=head, broker_url=broker)
+        )
+
+    assert of(free_port()) == found
+    with socket.create_server(("127.0.0.1", 0)) as ray:
+        assert of(ray.getsockname()[1]) is None
 
 
 def test_a_folder_that_is_not_there_yet_is_not_made(tmp_path: Path) -> None:

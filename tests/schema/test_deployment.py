@@ -1,13 +1,15 @@
-"""The task of a model: its architecture's, chosen by its card where the architecture has several."""
+"""The task of a model, and the settings of one whose deployment does not give them."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ndif.schema.deployment import read_task, task_of
+from ndif.config.settings import Settings
+from ndif.schema.deployment import Defaults, DeploymentConfig, read_task, task_of
 
 TASKS = {
     # A card that names no task, another one, or one that transformers does not have
@@ -51,3 +53,16 @@ def test_a_config_that_names_none_leaves_it_to_the_card(text: str, tmp_path: Pat
 
 def test_a_folder_without_a_config(tmp_path: Path) -> None:
     assert read_task(tmp_path / "config.json", "fill-mask") == "fill-mask"
+
+
+def test_a_deployment_without_settings_has_those_of_the_server() -> None:
+    plain = DeploymentConfig("a/b", "a/b")
+    given = replace(plain, dtype="float32", padding_factor=0.0, padding_bytes=1, size_bytes=200)
+    assert (Defaults().dtype_of(plain), Defaults().padded(100, plain)) == ("auto", 115)
+    defaults = Defaults("bfloat16", 0.5, 7)
+    assert (defaults.dtype_of(plain), defaults.padded(100, plain)) == ("bfloat16", 157)
+    assert (defaults.dtype_of(given), defaults.padded(100, given)) == ("float32", 201)
+    variables = Settings(
+        default_dtype="bfloat16", default_padding_factor=0.5, default_padding_bytes=7
+    )
+    assert Defaults.of(variables) == defaults

@@ -123,6 +123,11 @@ def test_two_revisions_are_two_models() -> None:
     assert [each.revision for each in read(text, "x")] == [None, "v2"]
 
 
+def test_settings_by_their_names_in_ndif_are_read() -> None:
+    (config,) = read("org/a: {pinned: true, padding_bias: 12GiB, padding_bytes: 12GiB}", "x")
+    assert (config.dedicated, config.padding_bytes) == (True, 12 << 30)
+
+
 # Problems
 
 
@@ -130,7 +135,9 @@ def test_two_revisions_are_two_models() -> None:
     ("setting", "problem"),
     [
         ("dedicate: true", "'dedicate' is not a setting; did you mean 'dedicated'?"),
-        ("pinned: true", "'pinned' is not a setting; did you mean 'dedicated'?"),
+        ("pinned: true\n  dedicated: false", "pinned is dedicated here, which has another value"),
+        ("gpus: 2", "gpus is not a setting here: a model takes the fewest GPUs that hold it"),
+        ("trusted: true", "if the repository's own code should run, write trust_remote_code."),
         ("timeout: 90s", "'timeout' is not a setting; did you mean 'execution_timeout_seconds'?"),
         ("Replicas: 2", "'Replicas' is not a setting; did you mean 'replicas'?"),
         ("colour: red", "'colour' is not a setting. There are: checkpoint, revision, task, dtype, "),

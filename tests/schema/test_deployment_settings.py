@@ -98,8 +98,9 @@ CONFIGS = st.builds(
     threads=st.integers(0, 4),
     execution_timeout_s=st.none() | st.floats(0.5, 1e6),
     dedicated=st.booleans(),
-    padding_factor=st.floats(0, 2),
-    padding_bytes=st.integers(0, 10**12),
+    size_bytes=st.none() | st.integers(0, 10**12),
+    padding_factor=st.none() | st.floats(0, 2),
+    padding_bytes=st.none() | st.integers(0, 10**12),
     trust_remote_code=st.booleans(),
 )
 
@@ -128,6 +129,7 @@ def test_every_setting_of_a_deployment_is_in_its_entry() -> None:
         replicas=2,
         max_replicas=4,
         dedicated=True,
+        size_bytes=3,
         padding_factor=0.5,
         padding_bytes=7,
         trust_remote_code=True,

@@ -129,7 +129,7 @@ def test_json_says_the_same() -> None:
         (SMALL + "nods: 1", "nods is not a known field."),
         (SMALL + "models: {org/x: {}}", "'org/x': size must be a size"),
         (SMALL + "models: {org/x: 0}", "'org/x': size must be more than nothing, not 0."),
-        (SMALL + "models: {org/x: {size: 1GB, pinned: true}}", "did you mean 'dedicated'?"),
+        (SMALL + "models: {org/x: {size: 1GB, dedicate: true}}", "did you mean 'dedicated'?"),
         (SMALL + "models: {no repo: 1GB}", "names no model"),
         (SMALL + "models: {org/x: 1GB, ORG/X: 1GB}", "'ORG/X' is there more than once."),
         (SMALL + "rules: {minimum_deployment_time: soon}", "must be a duration"),

@@ -50,6 +50,13 @@ SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
         {"metavar": "DURATION", "help": 'Maximum run time of a request, such as "15m".'},
     ),
     (
+        "--size-bytes",
+        {
+            "metavar": "SIZE",
+            "help": 'Memory of the weights in place of the measured size: "140GB".',
+        },
+    ),
+    (
         "--padding-factor",
         {
             "type": float,
@@ -88,6 +95,7 @@ def with_settings(function: Command) -> Command:
     help="Also evict every other deployed model; settings that are not given get their defaults.",
 )
 @with_settings
+@click.option("--pinned", is_flag=True, hidden=True, help="The name of --dedicated in NDIF 0.1.")
 @click.option(
     "--generation",
     metavar="0.8",
@@ -104,6 +112,7 @@ def command(
     checkpoints: tuple[str, ...],
     deployment_file: Path | None,
     sync: bool,
+    pinned: bool,
     generation: str | None,
     no_wait: bool,
     **settings: Any,
@@ -115,6 +124,8 @@ def command(
     """
     entries = _entries(server, checkpoints, deployment_file)
     given = {name: value for name, value in settings.items() if value is not None}
+    if pinned:
+        given["pinned"] = True
     for entry in entries:
         entry.update(given)
     wait = not no_wait

@@ -34,7 +34,7 @@ _DISPATCHER = "dispatcher"
     default=100,
     help="Number of lines to show from the end of the log.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print each line as JSON.")
+@click.option("--json", "--json-output", "as_json", is_flag=True, help="Print each line as JSON.")
 def command(service: str, follow: bool, lines: int, as_json: bool) -> None:
     """Show the log of this machine's server, or of its last one."""
     run_folder = run_folders().latest()

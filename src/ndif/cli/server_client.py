@@ -224,7 +224,7 @@ url_option = click.option(
 token_option = click.option(
     "--token", metavar="TOKEN", help="Token of that server, or @FILE to read it from a file."
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+json_option = click.option("--json", "--json-output", "as_json", is_flag=True, help="Print JSON.")
 
 
 def with_options_of(

@@ -30,7 +30,7 @@ from ndif.launch.services import COMPONENTS, Role
     help="With NDIF_DEV_MODE=true: let other machines in, although nobody needs an API key.",
 )
 @click.option("--detach", is_flag=True, help="Serve detached from the terminal until `ndif stop`.")
-@click.option("--json", "as_json", is_flag=True, help="With --detach: print JSON.")
+@click.option("--json", "--json-output", "as_json", is_flag=True, help="With --detach: print JSON.")
 @click.option("-v", "--verbose", is_flag=True, help="Show the log as well.")
 def command(
     words: tuple[str, ...],

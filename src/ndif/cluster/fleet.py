@@ -32,7 +32,7 @@ from ndif.placement.packing import fewest
 from ndif.placement.replica import PlacedReplica
 from ndif.placement.resources import Resources
 from ndif.runtime.spec import ModelSpec
-from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.deployment import Defaults, DeploymentConfig
 from ndif.stores.accounts import may_trust
 from ndif.stores.broker import Broker
 from ndif.stores.objects import ObjectStore
@@ -241,6 +241,7 @@ class LocalCards:
             look_for_cuda=True,
             sandbox="best-effort" if trusted else settings.sandbox,
             pickled=bool(settings.allow_pickled_weights),
+            defaults=Defaults.of(settings),
             untrusted=not trusted,
         )
         self._loading: Counter[int] = Counter()

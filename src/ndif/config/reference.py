@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from textwrap import wrap
@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import SettingsError
 
+from ndif.config import ndif_names
 from ndif.config.settings import Settings, settings
 from ndif.config.units import Unit, format_exactly
 from ndif.errors import NdifError, Problem, problems
@@ -26,10 +27,11 @@ _CLIENT_VARIABLES = ("HOST", "API_KEY")
 """Variables of nnsight, which a user of this server may well set."""
 
 _REPLACED = {
-    "RAY_HEAD_PORT": "the port is a part of NDIF_RAY_ADDRESS.",
     "RAY_DASHBOARD_PORT": "a Ray head that this server starts has no dashboard.",
     "RAY_SERVE_PORT": "this server does not use Ray Serve.",
     "CONTROLLER_IMPORT_PATH": "there is one controller.",
+    "DEFAULT_MODEL_ACTOR_CLASS": "there is one kind of replica.",
+    "TP_MODEL_ACTOR_CLASS": "there is one kind of replica.",
 }
 """Variables that other NDIF servers read, and the reason why this one does not."""
 
@@ -96,8 +98,8 @@ def _hides(info: FieldInfo) -> bool:
     return "SecretStr" in repr(info.annotation)
 
 
-def unread(environ: Iterable[str]) -> list[str]:
-    """Return a sentence for each variable that has this server's prefix and that nothing reads."""
+def unread(environ: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each variable with this server's prefix that nothing reads by its name."""
     prefix = str(Settings.model_config["env_prefix"])
     known = [name_of(field) for field in Settings.model_fields]
     read = {*known, *(f"{prefix}{name}" for name in _CLIENT_VARIABLES)}
@@ -113,11 +115,15 @@ def unread(environ: Iterable[str]) -> list[str]:
         )
 
     # Variables are read in upper or lower case.
-    return [
+    nothing_reads = [
         f"The variable {name} is not read: {reason(name.upper())}"
         for name in sorted(environ)
-        if name.upper().startswith(prefix) and name.upper() not in read
+        if name.upper().startswith(prefix)
+        and name.upper() not in read
+        and not ndif_names.is_read(name.upper())
     ]
+    names = {field: name_of(field) for field in Settings.model_fields}
+    return [*nothing_reads, *ndif_names.sentences(environ, names)]
 
 
 def variables(options: Settings) -> list[Variable]:

@@ -29,13 +29,17 @@ from pydantic_settings import (
 )
 
 from ndif.config.mail_template import split_template
+from ndif.config.ndif_names import NdifNames
 from ndif.config.units import Unit, parse_gpus, read_duration, read_size
 
 _HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*", re.ASCII)
 _MAIL = re.compile(r"[^\s@<>,]+@[\w-]+(\.[\w-]+)*", re.ASCII)
 _TIME = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]", re.ASCII)
 _FORM = re.compile(r"(slack|discord|json)\+")
-_PASSWORD_HASH = re.compile(r"\$argon2id\$v=\d+\$m=\d+,t=\d+,p=\d+\$[\w+/]+\$[\w+/]+", re.ASCII)
+_PASSWORD_HASH = re.compile(
+    r"\$argon2id\$v=\d+\$m=\d+,t=\d+,p=\d+\$[\w+/]+\$[\w+/]+|\$2[aby]\$\d\d\$[./0-9A-Za-z]{53}",
+    re.ASCII,
+)
 
 _ORIGIN_HOST = re.compile(r"[\w-]+(\.[\w-]+)*|[0-9a-f:.]*:[0-9a-f:.]*", re.ASCII)
 _PORTS = {"http": 80, "https": 443}
@@ -79,8 +83,9 @@ class Settings(BaseSettings):
         """See `BaseSettings`. A variable of the environment comes before its file in `secrets_dir`."""
         folder = os.environ.get(_SECRETS_DIR, "")
         if not Path(folder).is_dir() or not folder:  # the field says so
-            return init_settings, env_settings
-        return init_settings, env_settings, SecretsSettingsSource(settings_cls, folder)
+            return init_settings, env_settings, NdifNames(settings_cls)
+        files = SecretsSettingsSource(settings_cls, folder)
+        return init_settings, env_settings, files, NdifNames(settings_cls)
 
     session_root: Path = Path("~/.ndif")
     """Folder of sessions, runtimes, adapters and results."""
@@ -167,6 +172,9 @@ class Settings(BaseSettings):
     ray_address: str = ""
     """With NDIF_BROKER_URL: Ray cluster whose nodes run replicas, as HOST:PORT of its head, or auto
     for the cluster of this machine. Empty: replicas run on this machine."""
+    ray_head_port: int = Field(default=6380, ge=1, le=65535)
+    """Port of the head that `ndif start` starts where NDIF_RAY_ADDRESS is ray:// of this machine and nobody
+    answers there. If it is the broker's, the next one is taken."""
     ray_temp_dir: Path = Path("/tmp/ray")  # noqa: S108 - Ray's own default
     """Folder for the files and sockets of a Ray node that `ndif start` starts; its path must be short."""
     api_workers: int = Field(default=1, ge=1, le=256)
@@ -187,6 +195,12 @@ class Settings(BaseSettings):
     """Verification of the S3 server's certificate: true, false, or a file of certificate authorities."""
     execution_timeout_seconds: Duration = Field(default=3600, gt=0)
     """Maximum run time of a request, from DISPATCHED on."""
+    default_dtype: str = Field(default="auto", min_length=1)
+    """Data type of models whose deployment names none, such as bfloat16; auto: the checkpoint's."""
+    default_padding_factor: float = Field(default=0.15, ge=0, allow_inf_nan=False)
+    """Memory reserved beside the weights of such models, as a fraction of their size."""
+    default_padding_bytes: Size = Field(default=0, ge=0)
+    """Memory reserved beside them in addition."""
     co_batch: int = Field(default=1, ge=1, le=64)
     """Maximum number of trusted requests for one model that share a forward pass, where that changes none
     of their values. They are those that wait when a replica is free. 1: each has its own."""
@@ -293,7 +307,7 @@ class Settings(BaseSettings):
     """With NDIF_ADMIN_PORT: name or address on which it listens."""
     admin_password_hash: SecretStr = SecretStr("")
     """Argon2 hash of the password that opens the operator's part of the web page, as `ndif admin password`
-    prints it. Empty: only the server's token opens it."""
+    prints it, or a bcrypt hash. Empty: only the server's token opens it."""
     admin_session_s: Duration = Field(default=12 * 3600, ge=60, le=30 * 86_400)
     """Time after which an operator who logged in does so again."""
     log_format: Literal["pretty", "json"] = "pretty"

@@ -33,6 +33,7 @@ FROM_ADDRESS, IN_ALL = 10, 100
 """Passwords that are looked at from one address, and from all, in the window."""
 WINDOW_MIN = 10
 _MAX_BODY_BYTES = 8192
+_BCRYPT, _BCRYPT_BYTES = "$2", 72
 _FORM = "application/x-www-form-urlencoded"
 _TAG = "the operator's login"
 _WRONG = "That is not the operator's password, nor the server's token."
@@ -133,7 +134,7 @@ class LoginRoutes:
 
     operators: Operators
     password_hash: str = field(repr=False)
-    """Argon2id hash; empty without a password."""
+    """Argon2id hash, or bcrypt's of NDIF 0.1; empty without a password."""
     rates: Rates
     note: NoteEvents
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -230,9 +231,13 @@ class LoginRoutes:
 
 def _matches(password_hash: str, given: str) -> bool:
     # Imported with the first login: a server that nobody logs in to needs none of it.
+    import bcrypt
     from argon2 import PasswordHasher
     from argon2.exceptions import InvalidHashError, VerificationError
 
+    if password_hash.startswith(_BCRYPT):
+        # It knows no more than these bytes.
+        return bcrypt.checkpw(given.encode()[:_BCRYPT_BYTES], password_hash.encode())
     try:
         return PasswordHasher().verify(password_hash, given)
     except VerificationError:

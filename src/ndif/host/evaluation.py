@@ -25,7 +25,7 @@ from ndif.host.runtimes import Runtime
 from ndif.host.turns import Turns
 from ndif.runtime.spec import ModelSpec
 from ndif.sandbox.confinement.confinement import Mode
-from ndif.schema.deployment import DeploymentConfig, read_task
+from ndif.schema.deployment import Defaults, DeploymentConfig, read_task
 from ndif.schema.structure import ModelStructure, read_structure
 from ndif.tasks import end, within
 
@@ -84,6 +84,8 @@ class Evaluator:
     """True to measure models whose weights are pickled alone, where the server loads them."""
     untrusted: bool = True
     """False where the only fork server is one with the operator's environment."""
+    defaults: Defaults = field(default_factory=Defaults)
+    """The settings of models whose deployment does not give them."""
     patience_s: float = 60.0
     """Seconds that a process may take for one model."""
     _outlining: Turns = field(default_factory=lambda: Turns(_OUTLINES_AT_ONCE, _FIRST_TURN_S))
@@ -99,7 +101,7 @@ class Evaluator:
             generation=runtime.generation,
             revision=config.revision,
             task=config.task,
-            dtype=config.dtype,
+            dtype=self.defaults.dtype_of(config),
             trust_remote_code=config.trust_remote_code,
             pickled=self.pickled,
         )
@@ -116,8 +118,7 @@ class Evaluator:
         found = task.result()
         # The same model under its task is the same model.
         self._known.setdefault(replace(spec, task=found.task), task)
-        size = math.ceil(found.size_bytes * (1 + config.padding_factor)) + config.padding_bytes
-        return replace(found, size_bytes=size)
+        return replace(found, size_bytes=self.defaults.padded(found.size_bytes, config))
 
     def _forget_failed(self, spec: ModelSpec, done: asyncio.Task[Measured]) -> None:
         if done.cancelled() or done.exception() is not None:

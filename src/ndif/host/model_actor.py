@@ -41,7 +41,7 @@ from ndif.host.shared_weights import SharedWeights
 from ndif.host.snapshot import publish
 from ndif.host.watchdogs import GpuWatch, ResourceWatchdog, runner_cgroups
 from ndif.runtime.spec import CO_BATCHING, ModelSpec, UntrustedSettings
-from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.deployment import Defaults, DeploymentConfig
 from ndif.schema.repositories import Repositories
 from ndif.schema.request import Request
 from ndif.schema.response import Response
@@ -117,7 +117,7 @@ class LocalModelActor:
             generation=runtime.generation,
             revision=config.revision,
             task=config.task,
-            dtype=config.dtype,
+            dtype=Defaults.of(settings).dtype_of(config),
             device=device or config.device,
             attn_implementation=config.attn_implementation,
             threads=config.threads,

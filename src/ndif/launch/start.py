@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 
 from rich.console import Console
 from rich.markup import escape
 
-from ndif.config.reference import read
+from ndif.config.reference import name_of, read
+from ndif.config.settings import settings
 from ndif.launch.access import ClientLines, prepare_access
 from ndif.launch.cluster_secret import assignment, cluster_secrets, secret_file
 from ndif.launch.detached import run_detached
@@ -17,6 +19,7 @@ from ndif.launch.preflight import ServerOptions, preflight
 from ndif.launch.run import Run, ServerRun
 from ndif.launch.run_folder import ActiveRunFolder, RunFolders, RunRecord
 from ndif.launch.services import STANDALONE
+from ndif.launch.services.ray import own_head
 from ndif.launch.waiting import waiting_for
 from ndif.net import StartError, reachable_as
 from ndif.telemetry import logs
@@ -26,6 +29,17 @@ def start(server: ServerOptions, *, detach: bool, as_json: bool, verbose: bool) 
     """Serve until interrupted; with `detach`, return once another process serves."""
     console = Console(stderr=True)
     options = read()
+    if server.is_server and (head := own_head(options)) is not None:
+        variable = name_of("ray_address")
+        console.print(
+            f"Nothing answers at {options.ray_address} ({variable}): the head of the Ray cluster is at "
+            f"{head}.",
+            highlight=False,
+            soft_wrap=True,
+        )
+        os.environ[variable] = head  # the processes of this server read it, too
+        settings.cache_clear()
+        options = read()
     run_folders = RunFolders(options.session_root)
     if server.role in STANDALONE:
         run_folders = run_folders.of_service(server.role)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from ndif.config.settings import Settings
 from ndif.config.units import DURATION_PATTERN, SIZE_PATTERN, parse_duration, parse_size
 from ndif.errors import NdifError
 from ndif.schema.model_key import NEWEST_CLASS, ModelKey
@@ -131,7 +133,13 @@ class DeploymentConfig:
         _Text | None,
         Field(description="The transformers task. Default: the task of the model's architecture."),
     ] = None
-    dtype: Annotated[_Text, Field(description="E.g. bfloat16; auto: the checkpoint's.")] = "auto"
+    dtype: Annotated[
+        _Text,
+        Field(
+            description="E.g. bfloat16; auto: that of the server's setting for every model, or else the "
+            "checkpoint's."
+        ),
+    ] = "auto"
     device: Annotated[
         DeviceName | None,
         Field(description="E.g. cuda:0, cpu, auto. Default: CUDA where there is a GPU."),
@@ -168,20 +176,26 @@ class DeploymentConfig:
             description="Never evicted, and open to users who may not have models loaded on demand."
         ),
     ] = False
+    size_bytes: Annotated[
+        Size | None,
+        Field(
+            description='Memory of the weights: bytes, or text like "140GB". Default: the measured size.'
+        ),
+    ] = None
     padding_factor: Annotated[
-        float,
+        Annotated[float, Field(ge=0, allow_inf_nan=False)] | None,
         Field(
-            ge=0,
-            allow_inf_nan=False,
-            description="Memory reserved beside the weights, as a fraction of their size.",
+            description="Memory reserved beside the weights, as a fraction of their size. Default: the "
+            "server's setting for every model.",
         ),
-    ] = 0.15
+    ] = None
     padding_bytes: Annotated[
-        Size,
+        Size | None,
         Field(
-            description='Memory reserved in addition to padding_factor: bytes, or text like "12GiB".'
+            description='Memory reserved in addition to padding_factor: bytes, or text like "12GiB". '
+            "Default: the server's setting for every model."
         ),
-    ] = 0
+    ] = None
     trust_remote_code: Annotated[
         bool,
         Field(description="Run Python code that comes with the checkpoint when it is loaded."),
@@ -233,9 +247,40 @@ class DeploymentConfig:
             dedicated=False,
             runtime=None,
             generations=(),
-            padding_factor=0,
-            padding_bytes=0,
+            size_bytes=None,
+            padding_factor=None,
+            padding_bytes=None,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """The server's settings for models whose deployment does not give them."""
+
+    dtype: str = "auto"
+    padding_factor: float = 0.15
+    padding_bytes: int = 0
+
+    @classmethod
+    def of(cls, settings: Settings) -> Defaults:
+        """Return those that the variables set."""
+        return cls(
+            settings.default_dtype,
+            settings.default_padding_factor,
+            settings.default_padding_bytes,
+        )
+
+    def dtype_of(self, config: DeploymentConfig) -> str:
+        """Return the data type of a deployment; "auto" for the checkpoint's."""
+        return self.dtype if config.dtype == "auto" else config.dtype
+
+    def padded(self, size_bytes: int, config: DeploymentConfig) -> int:
+        """Return the bytes that a replica takes whose weights were measured to have that size."""
+        if config.size_bytes is not None:
+            size_bytes = config.size_bytes
+        factor, more = config.padding_factor, config.padding_bytes
+        factor = self.padding_factor if factor is None else factor
+        return math.ceil(size_bytes * (1 + factor)) + (self.padding_bytes if more is None else more)
 
 
 def read_task(config: Path, card: str | None = None) -> str | None:

@@ -58,8 +58,20 @@ SETTING_NAMES = {
 }
 """The settings' fields in `DeploymentConfig`, by the name that an operator writes."""
 
+_RENAMED = {"pinned": "dedicated", "padding_bias": "padding_bytes"}
+"""Names of settings in the files of NDIF 0.1, which are read, and the settings' names here."""
+
+_ELSEWHERE = {
+    "trusted": "the blocks of every user are confined as their key says; if the repository's own code "
+    "should run, write trust_remote_code",
+    "gpus": "a model takes the fewest GPUs that hold it; size_bytes says how much it needs",
+    "max_tp": "a model takes the fewest GPUs that hold it",
+    "actor_class": "there is one kind of replica",
+    "envoy_class": "the client's class decides",
+}
+"""Settings of NDIF 0.1 that there are not, and the reason."""
+
 _SYNONYMS = {
-    "pinned": "dedicated",
     "timeout": "execution_timeout_seconds",
     "execution_timeout": "execution_timeout_seconds",
     "execution_timeout_s": "execution_timeout_seconds",
@@ -156,6 +168,8 @@ def differences(before: DeploymentConfig, after: DeploymentConfig) -> list[Setti
 
 def as_written(name: str, value: Any) -> Any:
     """Return the value of a field as a person writes it in a deployment file."""
+    if value is None:
+        return None
     if name.endswith("_bytes"):
         return format_exactly(value, Unit.BYTES)
     if name.endswith("_seconds"):
@@ -185,12 +199,16 @@ def _read(name: str, fields: Mapping[str, object]) -> tuple[ModelKey, dict[str, 
     """Return the model `name` and the values of the settings in `fields`, or raise a `SettingsError`."""
     problems: dict[str, str] = {}
     key = settings = None
+    fields = dict(fields)
+    for other, name_here in _RENAMED.items():
+        if other in fields and fields.setdefault(name_here, fields[other]) == fields[other]:
+            del fields[other]
     try:
         key = parse_model(name)
     except ValueError as error:
         problems[""] = f"{str(error).removesuffix('.')}."
     try:
-        settings = DeploymentSettings.model_validate(dict(fields))
+        settings = DeploymentSettings.model_validate(fields)
     except ValidationError as error:
         for problem in problems_in(error):
             field = str(problem.location[0])
@@ -241,6 +259,10 @@ def closest_setting(field: str) -> str | None:
 
 
 def _unknown_setting(field: str) -> str:
+    if field in _RENAMED:
+        return f"{field} is {_RENAMED[field]} here, which has another value: write one of the two."
+    if field in _ELSEWHERE:
+        return f"{field} is not a setting here: {_ELSEWHERE[field]}."
     if close := closest_setting(field):
         return f"{quoted(field)} is not a setting; did you mean {close!r}?"
     return f"{quoted(field)} is not a setting. There are: {', '.join(SETTING_NAMES)}."

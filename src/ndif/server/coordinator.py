@@ -37,7 +37,7 @@ from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor, QueuePolicy
 from ndif.schedule.expansion import LOCAL
 from ndif.schedule.source import ScheduleSource
-from ndif.schema.deployment import DeploymentConfig, OperationError
+from ndif.schema.deployment import Defaults, DeploymentConfig, OperationError
 from ndif.schema.deployment_settings import DeploymentChange
 from ndif.schema.job_record import JobRecord
 from ndif.schema.model_key import Variant
@@ -110,6 +110,7 @@ class Coordinator:
             fleet.fork_servers,
             sandbox=settings.sandbox,
             pickled=bool(settings.allow_pickled_weights),
+            defaults=Defaults.of(settings),
         )
         self._tasks: list[asyncio.Task[None]] = []
         self.controller = Controller(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -38,7 +37,7 @@ from ndif.placement.node import Node
 from ndif.placement.resources import Resources
 from ndif.queue.autoscaler import Bounds
 from ndif.queue.processor import QueuePolicy
-from ndif.schema.deployment import DeploymentConfig, Duration, Size
+from ndif.schema.deployment import Defaults, DeploymentConfig, Duration, Size
 from ndif.schema.deployment_file import TextFileError, read_text
 from ndif.schema.deployment_settings import SettingsError, parse_deployment
 
@@ -197,7 +196,7 @@ class World:
         weights = self.weights(config.repo_id)
         if weights is None:
             return None
-        return max(math.ceil(weights * (1 + config.padding_factor)) + config.padding_bytes, 1)
+        return max(Defaults().padded(weights, config), 1)
 
 
 def read_file(path: Path) -> World:

@@ -79,6 +79,22 @@ def ray_head(options: Settings, *, may_start: bool, leads: bool = False) -> Serv
     return _service(options, host, port, _own_ip(host), ("--head", *arguments), is_head=True)
 
 
+def own_head(options: Settings) -> str | None:
+    """Return the address of the head to start where the options name a Ray Client's server of this machine.
+
+    None if they name another kind of address, or if such a server answers.
+    """
+    address = options.ray_address
+    if not address.startswith(f"{_CLIENT}://"):
+        return None
+    _, host, port = _parts(address)
+    if not is_loopback(host) or accepts_connections(host, port):
+        return None
+    head, broker = options.ray_head_port, urlsplit(options.broker_url)
+    taken = (broker.port or _PORT) if options.broker_url else 0
+    return f"{_ip(host)}:{head + (head == taken)}"
+
+
 def ray_worker(options: Settings) -> Service:
     """Return a node that joins the cluster; raise a ServiceError if there is none."""
     require_package("ray", _VARIABLE)

@@ -6,7 +6,7 @@ import { Card, Level, State } from "../parts.js";
 import { Field, Table, Tick, Told, useActions, useQuestion, useReading } from "./acting.js";
 
 const NUMBERS = ["replicas", "max_replicas", "threads", "padding_factor"];
-const TEXTS = ["checkpoint", "revision", "task", "dtype", "device", "attn_implementation", "padding_bytes", "execution_timeout_seconds"];
+const TEXTS = ["checkpoint", "revision", "task", "dtype", "device", "attn_implementation", "size_bytes", "padding_bytes", "execution_timeout_seconds"];
 const FLAGS = ["dedicated", "trust_remote_code"];
 
 /** Return the body of POST /admin/deploy for a form; what is left out is the server's to choose. */
@@ -49,6 +49,7 @@ function DeployForm({ generations, actions }) {
       <summary>More settings</summary>
       <div class="fields">
         <${Field} name="max_replicas" label="Replicas at most" type="number" min="1" max="1000" help="While requests wait" />
+        <${Field} name="size_bytes" label="Size of the weights" placeholder="140GB" help="In place of the measured size" />
         <${Field} name="padding_factor" label="Padding factor" type="number" min="0" step="any" placeholder="0.15"
           help="Memory beside the weights, as a fraction of them" />
         <${Field} name="padding_bytes" label="Further padding" placeholder="2GiB" />
