@@ -275,6 +275,7 @@ class Table:
                 "source": "plan.ics" if self.windows else None,
                 "problems": [],
                 "next_change": None,
+                "read_every_s": 30.0,
                 "windows": self.windows,
             },
             "problems": ["[one] of the disks is slow."],
@@ -291,7 +292,7 @@ class Table:
                 "dedicated": entry.config.dedicated,
                 "size_bytes": 5 * 10**8,
                 "desired_replicas": len(entry.replicas),
-                "processor": "READY",
+                "processor": "READY" if entry.replicas else None,
                 "waiting": len(self.waiting),
                 "replicas": [
                     {

@@ -388,6 +388,29 @@ def test_status_shows_what_the_calendar_has_now_and_next(ndif: Ndif, table: Tabl
     (of_b,) = (line for line in lines if "org/b: " in line)
     assert of_a.endswith(", now")
     assert not of_b.endswith(", now")
+    assert "Schedule: plan.ics, read every 30s; next change: none." in lines
+
+
+def test_status_says_when_a_booked_model_comes(ndif: Ndif, table: Table) -> None:
+    ndif("deploy", "org/a", "org/b", "org/c")
+    for entry in table.deployed.values():
+        entry.replicas = []
+    now, hour = datetime.now(timezone.utc), timedelta(hours=1)
+    table.windows = [
+        {"model": model, "start": start.isoformat(), "end": (now + 9 * hour).isoformat()}
+        for model, start in (
+            ("org/a", now - hour),
+            ("org/b", now + hour),
+            ("org/b", now + 2 * hour),
+        )
+    ]
+    lines = ndif("status").stdout.splitlines()
+    (of_a, of_b, of_c) = (line for line in lines if "NOT DEPLOYED" in line)
+    assert "org/a" in of_a
+    assert "booked now: it is about to be loaded" in of_a
+    start = (now + hour).isoformat(sep=" ", timespec="minutes")
+    assert f"NOT DEPLOYED, booked from {start} on" in of_b
+    assert "booked" not in of_c
 
 
 def test_the_queue_is_shown_request_by_request(ndif: Ndif, table: Table) -> None:

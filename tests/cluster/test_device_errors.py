@@ -252,7 +252,13 @@ def test_the_status_names_gpus_and_shows_which_are_withdrawn() -> None:
         "nodes": [{"id": "n1", "name": "here", **resources.describe()}],
         "models": [],
         "problems": ["GPU 1 of here takes no model"],
-        "schedule": {"source": None, "problems": [], "next_change": None, "windows": []},
+        "schedule": {
+            "source": None,
+            "problems": [],
+            "next_change": None,
+            "read_every_s": 30.0,
+            "windows": [],
+        },
     }
     console = Console(width=120)
     with console.capture() as captured:

@@ -309,7 +309,7 @@ class World:
         if generation == self.missing:
             raise ActorError("that is not installed")
         return Measured(
-            self.sizes[repo_id] + config.padding_bytes,
+            self.sizes[repo_id] + (config.padding_bytes or 0),
             repo_id=repo_id,
             parameters=7,
             gated=repo_id in self.gated,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from ndif.cli.durations import DurationParam
 from ndif.cli.output import elapsed, name_of, show, table, under
 from ndif.cli.server_client import ServerClient, with_server
 from ndif.config.short_ids import unique_length
+from ndif.config.units import format_duration
 from ndif.sizes import format_size
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _models(status: Mapping[str, Any]) -> RenderableType:
         head = (
             name_of(model) + (", dedicated" if model["dedicated"] else ""),
             model["generation"],
-            model["processor"] or _NOT_DEPLOYED,
+            model["processor"] or _not_deployed(model, status["schedule"]["windows"]),
             model["waiting"],
             format_size(model["size_bytes"]),
         )
@@ -91,6 +92,17 @@ def _models(status: Mapping[str, Any]) -> RenderableType:
         rows += under(head, replicas or [("none", "", "", "")])
     of_model = ("model", "nnsight", "state", "waiting", "size")
     return table("Models", (*of_model, "replica", "replica's state", "age", "where"), rows)
+
+
+def _not_deployed(model: Mapping[str, Any], windows: Iterable[Mapping[str, Any]]) -> str:
+    """Return the state of a model without replicas, and when a booking has it loaded."""
+    starts = [each["start"] for each in windows if each["model"] == model["repo_id"]]
+    if not starts:
+        return _NOT_DEPLOYED
+    start = datetime.fromisoformat(min(starts))
+    if start <= datetime.now(timezone.utc):
+        return f"{_NOT_DEPLOYED}, booked now: it is about to be loaded"
+    return f"{_NOT_DEPLOYED}, booked from {start.isoformat(sep=' ', timespec='minutes')} on"
 
 
 def _replica(
@@ -114,7 +126,8 @@ def _replica(
 def _schedule(schedule: Mapping[str, Any]) -> Iterator[str]:
     if schedule["source"]:
         following = schedule["next_change"] or "none"
-        yield f"Schedule: {schedule['source']}; next change: {following}."
+        every = format_duration(schedule["read_every_s"])
+        yield f"Schedule: {schedule['source']}, read every {every}; next change: {following}."
     now = datetime.now(timezone.utc)
     for window in schedule["windows"]:
         is_on = datetime.fromisoformat(window["start"]) <= now

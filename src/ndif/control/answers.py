@@ -150,6 +150,8 @@ class Schedule(BaseModel):
     source: str | None
     problems: list[str]
     next_change: str | None
+    read_every_s: float
+    """Seconds after which at the latest a change of the calendar is known."""
     windows: list[Window]
 
 
@@ -206,7 +208,13 @@ class ServerState(BaseModel):
                 }
             ],
             "problems": [],
-            "schedule": {"source": None, "problems": [], "next_change": None, "windows": []},
+            "schedule": {
+                "source": None,
+                "problems": [],
+                "next_change": None,
+                "read_every_s": 30.0,
+                "windows": [],
+            },
         }
     )
 

@@ -204,6 +204,7 @@ class Reconciler:
             "source": None if self.source is None else self.source.name,
             "problems": list(self._problems),
             "next_change": change.isoformat() if change else None,
+            "read_every_s": self.interval_s,
             "windows": [
                 {
                     "model": window.config.repo_id,
