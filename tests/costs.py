@@ -145,7 +145,7 @@ class Cost:
         return self.setup + self.call + self.teardown
 
 
-@dataclass
+@dataclass(eq=False)  # pytest keeps it in a set
 class Summary:
     """Sums of all reports of a run, of every test process."""
 

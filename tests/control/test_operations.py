@@ -37,10 +37,9 @@ from ndif.control.operations import (
     Stop,
     parse_operation,
 )
-from ndif.control.remote import RemoteControlPlane, RemoteDetails, RemoteEvents, perform_event
+from ndif.control.remote import RemoteControlPlane, RemoteEvents, perform_event
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_settings import DeploymentChange
-from ndif.schema.model_key import ModelKey
 from ndif.stores.events import Event, EventLog
 from ndif.stores.leader import LeaderRpc
 from tests.on_loop import on_loop
@@ -171,21 +170,6 @@ async def test_a_leader_that_does_not_tell_is_not_waited_for_without_end() -> No
     with pytest.raises(OperationError, match=r"within 0s \(STATUS_REQUEST_TIMEOUT_S\)") as error:
         await remote.perform(GetStatus())
     assert error.value.status == 504
-
-
-@pytest.mark.parametrize(("status", "is_older"), [(400, True), (503, False)])
-@on_loop
-async def test_a_leader_of_an_older_version_has_no_details(status: int, is_older: bool) -> None:
-    class Refusing:
-        async def ask(self, *_: object) -> Any:
-            raise OperationError(status, "There is no event 'MODEL_DETAILS'.")
-
-    ask = RemoteDetails(cast(LeaderRpc, Refusing()), 60)
-    if is_older:
-        assert await ask(ModelKey("A", "a/b")) == {"structures": {}, "load_s": {}}
-    else:
-        with pytest.raises(OperationError):
-            await ask(ModelKey("A", "a/b"))
 
 
 def test_an_outcome_names_models_that_went_before_they_had_a_replica() -> None:

@@ -17,12 +17,17 @@ from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.server.node_actor import NodeActor
 from ndif.stores.broker.encoding import encode_request
+from ndif.stores.broker.signing import PROTOCOL
 from ndif.tasks import within
 from tests.host.stand_in import FAILS, StandIn, Waiting
 from tests.on_loop import on_loop
 from tests.waiting import PATIENCE_S
 
-SAID = {"config": {"repo_id": "a/b"}, "generation": "0.8", "place": {"deployed": 0.0}}
+SAID = {
+    "config": {"repo_id": "a/b"},
+    "generation": "0.8",
+    "place": {"deployed": 0.0, "replica_id": "r1"},
+}
 BRIEFLY = {"for_s": 0.01}
 DELIVERED = {
     "status": "COMPLETED",
@@ -295,7 +300,7 @@ async def test_before_it_is_started() -> None:
     [
         ({}, "NDIF_BROKER_URL"),
         ({"NDIF_BROKER_URL": "redis://127.0.0.1:1"}, "NDIF_OBJECT_STORE_URL"),
-        ({"NDIF_OBJECT_STORE_URL": "http://127.0.0.1:1"}, "settings are not valid"),
+        ({"NDIF_OBJECT_STORE_URL": "http://10.0.0.1:1"}, "settings are not valid"),
     ],
 )
 def test_a_node_that_was_started_without_what_it_needs(
@@ -308,3 +313,18 @@ def test_a_node_that_was_started_without_what_it_needs(
     monkeypatch.setattr(logging.root, "level", logging.root.level)  # the actor sets its own
     answer = asyncio.run(NodeActor(SAID).start())
     assert why in answer["error"]
+
+
+def test_a_leader_of_another_version_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NDIF_BROKER_URL", "redis://127.0.0.1:1")
+    monkeypatch.setenv("NDIF_OBJECT_STORE_URL", "http://127.0.0.1:1")
+    monkeypatch.setattr(logging.root, "level", logging.root.level)
+
+    async def said() -> dict[str, Any]:
+        actor = NodeActor(SAID)
+        await actor.follow(
+            {"protocol": PROTOCOL + 1, "secrets": ["s"], "term": "t", "broker_password": None}
+        )
+        return await actor.start()
+
+    assert "of another version than on the machine that leads" in asyncio.run(said())["error"]

@@ -232,7 +232,6 @@ def report(answer: Any, as_json: bool, *, state: str) -> None:
 def _outcome(model: Mapping[str, Any], state: str) -> Iterator[str]:
     from ndif.schema.deployment_settings import SettingDifference
 
-    # A server of an older version does not list them.
     changes = [SettingDifference.model_validate(each) for each in model.get("changes", ())]
     if changes:
         yield f"{model['repo_id']}: {', '.join(map(str, changes))}."

@@ -205,7 +205,7 @@ def _rendered(jobs: list[dict[str, Any]]) -> RenderableType:
             f"{elapsed(job['received'])} ago",
             duration(job["execution_s"]) if job["ended"] else "",
             format_size(job["result_bytes"]) if job["ended"] else "",
-            job.get("reason") or "",  # which a server of an older version does not tell
+            job["reason"],
         )
         for job in jobs
     ]

@@ -115,8 +115,7 @@ def _is_deployed(entry: Mapping[str, Any]) -> bool:
     """Return True if a model is dedicated, or an operator deployed it and it serves."""
     if entry.get("dedicated"):
         return True
-    # A server of an older version does not say it.
-    return any(entry["replicas"].values()) and not entry.get("on_demand", True)
+    return any(entry["replicas"].values()) and not entry["on_demand"]
 
 
 def _generations_of(entry: Mapping[str, Any], runtimes: Mapping[str, Runtime]) -> Iterator[str]:

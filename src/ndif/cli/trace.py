@@ -72,8 +72,7 @@ def _rendered(trace: Mapping[str, Any]) -> RenderableType:
             _milliseconds(step["end"] - step["start"]),
             bar(step["start"] - begin, step["end"] - begin, end - begin),
         )
-    # A server of an older version tells no reason.
-    why = f"; {trace['reason']}" if trace.get("reason") else ""
+    why = f"; {trace['reason']}" if trace["reason"] else ""
     total = Text(f"{_milliseconds(end - begin)} in all{why}")
     return Group(title, made, total)
 

@@ -192,8 +192,7 @@ def read(described: Sequence[Mapping[str, Any]], repositories: Repositories) -> 
     loaded = []
     for one in described:
         booked, key = one["booked"], ModelKey.parse(one["key"])
-        # A leader of an older version does not say it.
-        loaded += [str(Variant(key, generation)) for generation in one.get("loaded", ())]
+        loaded += [str(Variant(key, generation)) for generation in one["loaded"]]
         models.add(
             Model(
                 key,
@@ -201,8 +200,8 @@ def read(described: Sequence[Mapping[str, Any]], repositories: Repositories) -> 
                 one["on_demand"],
                 None if booked is None else DeploymentConfig(**booked),
                 aliases=set(one["aliases"]),
-                gated=one.get("gated", False),
-                deploying=one.get("deploying", 0),
+                gated=one["gated"],
+                deploying=one["deploying"],
             )
         )
     models.note_loaded(loaded)

@@ -184,10 +184,6 @@ class RemoteDetails:
         except asyncio.TimeoutError as error:
             limit = format_duration(self.timeout_s)
             raise OperationError(504, f"The leader did not answer within {limit}.") from error
-        except OperationError as error:
-            if error.status != _NO_SUCH_EVENT:
-                raise
-            return {"structures": {}, "load_s": {}}  # a leader of an older version
         return found
 
 
@@ -211,7 +207,7 @@ async def perform_event(control: ControlPlane, event: str, arguments: Mapping[st
     if event == UPDATE:
         request_id = str(arguments["request_id"])
         dispatcher = control.dispatcher
-        update = dispatcher.update_of(request_id, is_stored=arguments.get("is_stored", True))
+        update = dispatcher.update_of(request_id, is_stored=arguments["is_stored"])
         return {"held": dispatcher.holds(request_id), "update": update}
     if event == NOTE:
         for each in arguments["events"]:

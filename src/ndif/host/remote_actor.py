@@ -25,6 +25,7 @@ from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.stores.broker.encoding import decode_request
 from ndif.stores.broker.port import Broker, BrokerAwayError, BrokerError, ClientLeftError
+from ndif.stores.broker.signing import PROTOCOL
 from ndif.stores.objects import ObjectStoreError
 from ndif.stores.responder import Responder
 
@@ -196,6 +197,7 @@ class RemoteActor:
         """Return all that a leader needs to adopt the replica."""
         return {
             **self._said,
+            "protocol": PROTOCOL,
             "level": self._level,
             "moving": self._moving,
             "ended": self._over.is_set(),
@@ -225,7 +227,7 @@ class RemoteActor:
             services = await self.prepare()
             self._actor, self._jobs = (
                 services.actor,
-                Jobs(services, self._said["place"].get("replica_id", "")),
+                Jobs(services, self._said["place"]["replica_id"]),
             )
             self._channel = services.channel
             if self._leader is not None:  # perhaps another one by now

@@ -21,7 +21,7 @@ from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.status import Status
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.redis.job_channels import JobReceiver
-from ndif.stores.broker.signing import Signer
+from ndif.stores.broker.signing import PROTOCOL, Signer
 from ndif.stores.callbacks.redis import RedisCallbacks
 from ndif.stores.objects import open_store
 from ndif.stores.redis import retry
@@ -66,8 +66,11 @@ class NodeActor(RemoteActor):
     async def prepare(self) -> NodeServices:
         """See `RemoteActor.prepare`."""
         settings, said, leader = _settings(), self._said, self._leader
-        if leader is None:
-            raise ActorError("the process that leads is of an older version")
+        if leader is None or leader["protocol"] != PROTOCOL:
+            raise ActorError(
+                "ndif on the node where it was to be is of another version than on the machine that leads, "
+                "and the two do not work together: install the same on both"
+            )
         generation, runtimes = said["generation"], self._runtimes(settings)
         objects = open_store(settings, settings.session_root)
         broker = RedisBroker(
@@ -82,7 +85,7 @@ class NodeActor(RemoteActor):
             settings, broker, objects, runtimes, trusted=False, places=True, shares=True
         )
         (node,) = await fleet.discover()
-        _see_gpus(said.get("gpus", []), node.resources.gpu_uuids)
+        _see_gpus(said["gpus"], node.resources.gpu_uuids)
         place = PlacedReplica(**said["place"], level=DeploymentLevel.HOT)
         actor = fleet.make_actor(DeploymentConfig(**said["config"]), generation, place)
         channel = await retry(lambda: JobReceiver.open(broker, place.name, leader), math.inf)

@@ -21,7 +21,7 @@ from typing import Any
 
 from ndif.schema.deployment import OperationError
 from ndif.stores.broker.port import BrokerError
-from ndif.stores.broker.signing import SignatureError, Signer, unverified
+from ndif.stores.broker.signing import PROTOCOL, SignatureError, Signer, unverified
 from ndif.stores.redis import ANSWER_S, Redis, broker_errors
 from ndif.tasks import end, start, within
 
@@ -86,7 +86,7 @@ class LeaderLock:
     def __init__(self, client: Redis) -> None:
         self.lost = asyncio.Event()
         """Set when another process took the lock from this one."""
-        self._name = uuid.uuid4().hex
+        self._name = f"{PROTOCOL} {uuid.uuid4().hex}"
         self._beat = client.register_script(_BEAT)
         self._leave = client.register_script(_LEAVE)
         self._beating: asyncio.Task[None] | None = None
@@ -124,23 +124,36 @@ class LeaderLock:
 
 
 async def somebody_leads(client: Redis) -> bool:
-    """Return True if some process leads."""
-    return bool(await client.exists(_KEY))
+    """Return True if some process leads that speaks this one's protocol."""
+    return _speaks(await client.get(_KEY))
 
 
-def is_of_another(client: Any, secrets: Sequence[str], name: str) -> bool:
-    """Return True if a process leads that signs the shared value of that name with none of these secrets.
+def _speaks(name: Any) -> bool:
+    """Return True if the name of a process that leads, as Redis gives it, has this one's protocol."""
+    return name is not None and bytes(name).partition(b" ")[0] == str(PROTOCOL).encode()
 
-    `client` is a synchronous client of Redis. A leader of a version that signs nothing counts as none.
+
+def obstacle(client: Any, secrets: Sequence[str], value: str) -> str | None:
+    """Return why this process cannot work with the one that leads, as a clause; None if nothing keeps it.
+
+    `client` is a synchronous client of Redis. The leader signs the shared `value` with one of its secrets.
     """
-    content = client.get(name) if client.exists(_KEY) else None
-    if content is None or unverified(content) is content:
-        return False
+    name = client.get(_KEY)
+    if name is None:
+        return None
+    if not _speaks(name):
+        return (
+            "is of another version than this one, and the two do not work together: stop it first "
+            "(`ndif stop` on its machine), or install the same version everywhere"
+        )
+    content = client.get(value)
+    if content is None:
+        return None
     try:
-        Signer(secrets).verify(_shared(name), content)
+        Signer(secrets).verify(_shared(value), content)
     except SignatureError:
-        return True
-    return False
+        return "has another NDIF_CLUSTER_SECRET than this one: set the same on all machines"
+    return None
 
 
 class SharedCache:

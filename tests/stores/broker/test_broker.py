@@ -333,27 +333,6 @@ async def test_a_channel_knows_which_of_its_requests_have_not_ended(opening: Ope
 
 
 @on_loop
-async def test_a_leader_counts_the_unfinished_requests_anew(
-    redis: RedisServer, tmp_path: Path
-) -> None:
-    async with on_redis(redis.url, tmp_path)() as broker:
-        waits = replace(make_request(), key="k")
-        await broker.submit(waits)
-        # A replica of an earlier version ended many, and counted none.
-        field = f"model {waits.model}"
-        for name, number in ((field, 50), ("key k", 40), ("key gone", 3)):
-            redis.command("hset", "queue:jobs", name, str(number))
-        with pytest.raises(TooManyJobsError):
-            await broker.submit(make_request(), most_of_model=50)
-        claimed = await broker.claim()
-        assert claimed.id == waits.id
-        assert await broker.client.hgetall("queue:jobs") == {b"key k": b"1", field.encode(): b"1"}
-        await broker.submit(make_request(), most_of_model=2)
-        await broker.release(claimed)
-        assert await broker.client.hgetall("queue:jobs") == {field.encode(): b"1"}
-
-
-@on_loop
 async def test_clients_are_told_of_requests_that_redis_has_lost(
     redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

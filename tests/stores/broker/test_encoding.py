@@ -1,9 +1,8 @@
-"""Requests between processes of this server, also of versions that know no key."""
+"""Requests between processes of this server, with the keys that sent them."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 import pytest
@@ -13,30 +12,10 @@ from hypothesis import strategies as st
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request, Wire
 from ndif.stores.accounts import Caller, FileAccounts, OpenAccounts
-from ndif.stores.broker.encoding import decode_request, decode_update, encode_request
+from ndif.stores.broker.encoding import decode_request, encode_request
 from tests.on_loop import on_loop
 
 MODEL = DeploymentConfig("test/model", "").key
-WITHOUT_A_KEY = [
-    "model",
-    "generation",
-    "wire",
-    "compress",
-    "base_url",
-    "nearby",
-    "subscription_id",
-    "env",
-    "callback",
-    "user",
-    "weight",
-    "priority",
-    "hotswapping",
-    "trusted",
-    "id",
-    "received",
-    "receipt",
-]
-"""The fields of a version that knows no key; it refuses any other."""
 
 
 def a_request(user: str, key: str) -> Request:
@@ -53,22 +32,6 @@ def test_a_key_comes_through(user: str, key: str) -> None:
 def test_who_has_no_key_has_none(user: str) -> None:
     request = a_request(user, "")
     assert decode_request(encode_request(request)) == request
-
-
-def test_a_version_that_knows_no_key_passes_it_on() -> None:
-    content = encode_request(a_request("ada@example.org", "ab12"))
-    said = json.loads(content)
-    assert said.keys() == set(WITHOUT_A_KEY)
-    assert isinstance(said["user"], str)
-    # As it hands the request to a replica.
-    again = decode_request(json.dumps(said).encode())
-    assert (again.user, again.key) == ("ada@example.org", "ab12")
-
-
-def test_a_request_of_a_version_that_knows_no_key() -> None:
-    said = json.loads(encode_request(a_request("key 0123456789abcdef", "")))
-    assert said.keys() == set(WITHOUT_A_KEY)
-    assert decode_request(json.dumps(said).encode()).key == ""
 
 
 @on_loop
@@ -92,8 +55,3 @@ async def test_only_a_key_that_was_verified_is_an_identity(tmp_path: Path) -> No
     assert all(len(key) == 32 for key in keys)
     assert digest not in keys
     assert (await accounts.account(Caller("the-first-key", "10.0.0.2"))).key == keys[0]
-
-
-def test_an_update_of_a_version_that_names_no_request() -> None:
-    """As a replica publishes it that was started before its server was renewed."""
-    assert decode_update(b'\x83{"status": "ERROR"}') == ("", '{"status": "ERROR"}', True)

@@ -126,8 +126,7 @@ class RayModelActor:
     async def describe(self) -> Mapping[str, Any]:
         """Introduce this process, and return the replica's own description.
 
-        A lost replica is a `ReplicaLostError`, and one of a version that cannot follow a leader an
-        `AttributeError`.
+        A lost replica is a `ReplicaLostError`.
         """
         await self._ask("follow", self.job_sender.introduction)
         described: Mapping[str, Any] = await self._ask("describe")
@@ -300,12 +299,11 @@ class RayModelActor:
             request.id,
             Status(answer["status"]),
             answer["description"],
-            # A replica of an older version does not say.
-            meta={name: answer.get(name, 0) for name in ("execution_time", "peak_memory")},
-            result_bytes=answer.get("result_bytes", 0),
+            meta={name: answer[name] for name in ("execution_time", "peak_memory")},
+            result_bytes=answer["result_bytes"],
             delivered=answer["delivered"],
-            limit=answer.get("limit", ""),
-            steps=steps_from(answer.get("steps", ())),
+            limit=answer["limit"],
+            steps=steps_from(answer["steps"]),
         )
 
     def cancel(self, reason: str) -> None:

@@ -34,6 +34,7 @@ from ndif.placement.replica import DeploymentLevel, PlacedReplica
 from ndif.placement.resources import Resources
 from ndif.schema.deployment import DeploymentConfig
 from ndif.stores.broker.redis.job_channels import JobSender
+from ndif.stores.broker.signing import PROTOCOL
 from ndif.tasks import within
 
 HEAD: Mapping[str, int] = {"head": 1}
@@ -261,7 +262,9 @@ class RayCluster:
         )
         try:
             described = await within(actor.describe(), _DESCRIBE_S)
-            if not described["ended"] and not described["moving"]:
+            if described.get("protocol") != PROTOCOL:
+                logger.warning("%s is of another version of this server, and is ended", name)
+            elif not described["ended"] and not described["moving"]:
                 orphan = _orphan(described, actor)
                 actor.node_id = orphan.placed.node_id
                 self._whereabouts.update(dict.fromkeys(described["requests"], actor))
@@ -321,8 +324,8 @@ def _on(node_id: str) -> dict[str, Any]:
 
 
 def _orphan(described: Mapping[str, Any], actor: RayModelActor) -> OrphanReplica:
-    known = {field.name for field in fields(DeploymentConfig)}
-    config = {name: value for name, value in described["config"].items() if name in known}
     level = DeploymentLevel(described["level"] or "HOT")
     placed = PlacedReplica(**described["place"], level=level)
-    return OrphanReplica(placed, DeploymentConfig(**config), actor, described["level"] is not None)
+    return OrphanReplica(
+        placed, DeploymentConfig(**described["config"]), actor, described["level"] is not None
+    )

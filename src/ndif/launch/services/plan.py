@@ -8,14 +8,13 @@ from urllib.parse import urlsplit
 
 from ndif.config.reference import name_of, without_secrets
 from ndif.config.settings import Settings
-from ndif.launch.cluster_secret import VARIABLE as SECRET
 from ndif.launch.cluster_secret import cluster_secrets, lacking
 from ndif.launch.run_folder import RunFolders
 from ndif.launch.services import STANDALONE, Role
 from ndif.launch.services.object_store import object_store
 from ndif.launch.services.ray import ray_head, ray_worker
 from ndif.launch.services.redis import NAME as BROKER
-from ndif.launch.services.redis import another_secret_leads, broker, url_with_password
+from ndif.launch.services.redis import broker, obstacle_to, url_with_password
 from ndif.launch.services.service import Service, ServiceError, accepts_connections
 
 _BROKER = name_of("broker_url")
@@ -69,11 +68,8 @@ def secret_problems(options: Settings, starts: Iterable[Service]) -> Iterator[st
         return
     if not found:
         yield lacking(without_secrets(options.broker_url))
-    elif another_secret_leads(url_with_password(options), found):
-        yield (
-            f"The server that leads at {without_secrets(options.broker_url)} has another {SECRET} than "
-            "this one: set the same on all machines."
-        )
+    elif why := obstacle_to(url_with_password(options), found):
+        yield f"The server that leads at {without_secrets(options.broker_url)} {why}."
 
 
 def addresses(options: Settings) -> dict[str, str]:

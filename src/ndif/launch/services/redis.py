@@ -164,18 +164,18 @@ def _check(url: str, shown: str, *, needs_password: bool) -> None:
         )
 
 
-def another_secret_leads(url: str, known: Sequence[str]) -> bool:
-    """Return True if a process leads there that signs with none of these secrets."""
+def obstacle_to(url: str, secrets: Sequence[str]) -> str | None:
+    """Return why a server cannot work with the process that leads there, in a clause; None if it can."""
     from redis.exceptions import RedisError
 
     from ndif.control.remote import MODELS
-    from ndif.stores.leader import is_of_another
+    from ndif.stores.leader import obstacle
 
     try:
         with _connect(url) as client:
-            return is_of_another(client, known, MODELS)
+            return obstacle(client, secrets, MODELS)
     except (RedisError, OSError):
-        return False
+        return None
 
 
 def _answers(url: str) -> bool:

@@ -18,17 +18,12 @@ from ndif.schema.step import steps_from
 _NUMBER = Struct(">Q")
 _DESCRIPTION = 200
 """Characters of a description that `encode_end` keeps."""
-_IF_SET = ("gated", "attempts", "max_result_bytes", "max_stored_bytes", "began", "traceparent")
-"""Fields that most requests do not have: older versions refuse fields that they do not know."""
-_ELSEWHERE = {"payload", "model", "wire", "key", "digest", "refusal", *_IF_SET}
-_PLAIN = tuple(f.name for f in fields(Request) if f.name not in _ELSEWHERE)
-_UPDATE, _NAMED, _TEXT, _TERMINAL = 0x80, 0x40, 1, 2
+_PLAIN = tuple(
+    f.name for f in fields(Request) if f.name not in {"payload", "model", "wire", "env", "refusal"}
+)
+_UPDATE, _TEXT, _TERMINAL = 0x80, 1, 2
 _PREFIX = 2
 _SUBMITTED, _QUESTION = b"\0", b"\1"
-_KEY = "\0"
-"""Separates the user from the key, in one field: older versions refuse fields that they do not know, and
-take both together for a user's opaque name.
-"""
 
 _text = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -37,10 +32,7 @@ def encode_request(request: Request, digest: str = "") -> bytes:
     """Encode a request without its payload, but with the digest of one that Redis has."""
     record = {name: getattr(request, name) for name in _PLAIN}
     record |= {"model": str(request.model), "wire": request.wire.value, "env": dict(request.env)}
-    record |= {name: value for name in _IF_SET if (value := getattr(request, name))}
-    if request.key:
-        record["user"] = f"{request.user}{_KEY}{request.key}"
-    if digest := digest or request.digest:
+    if digest:
         record["digest"] = digest
     return _text(record).encode()
 
@@ -49,16 +41,13 @@ def decode_request(content: bytes, **known: Any) -> Request:
     """Decode what `encode_request` returned; `known` replaces or adds fields."""
     record = json.loads(content.decode())
     record |= {"model": ModelKey.parse(record["model"]), "wire": Wire(record["wire"])}
-    user, keyed, key = record["user"].rpartition(_KEY)
-    if keyed:
-        record |= {"user": user, "key": key}
     return Request(**{"payload": b"", **record, **known})
 
 
 def claimed_fields(content: bytes) -> Request:
     """Return what a request that will not run says of itself and its end needs: its id, wire and client.
 
-    Nobody signed it, or another version of this server did. Raise a ValueError, KeyError, TypeError or
+    Nobody of this server signed it. Raise a ValueError, KeyError, TypeError or
     AttributeError if it says less.
     """
     record = json.loads(content.decode())
@@ -126,7 +115,7 @@ def decode_end(content: bytes) -> tuple[str, Response | None]:
         request_id,
         Status(record["status"]),
         record["description"],
-        # One that did not run has none, nor has a replica of an older version, which outlives its server.
+        # One that did not run has none.
         meta={name: record[name] for name in _META if name in record} or None,
         result_bytes=record.get("result_bytes", 0),
         delivered=True,
@@ -148,7 +137,7 @@ class Update(NamedTuple):
 def encode_update(request: Request, response: Response) -> bytes:
     """Encode an update: a byte that says its kind, the request's id, and the frame of the client."""
     frame = wires.frame(request, response)
-    kind = _UPDATE | _NAMED | (_TERMINAL if response.status.terminal else 0)
+    kind = _UPDATE | (_TERMINAL if response.status.terminal else 0)
     if isinstance(frame, str):
         kind, frame = kind | _TEXT, frame.encode()
     request_id = request.id.encode()
@@ -160,8 +149,6 @@ def decode_update(content: bytes) -> Update:
     if len(content) < _PREFIX or not content[0] & _UPDATE:
         raise ValueError(f"an update does not begin with {content[:1]!r}")
     kind, end = content[0], _PREFIX + content[1]
-    if not kind & _NAMED:  # from a replica of an older version, which outlives its server
-        end = 1
     frame = content[end:]
     return Update(
         content[_PREFIX:end].decode(),

@@ -17,6 +17,13 @@ _HEAD = Struct(">32sI")
 """The signature, and the length of the content that follows it."""
 _PLACE = Struct(">I")
 
+PROTOCOL = 1
+"""Number of the form of all that the processes of a server tell each other, through Redis and Ray.
+
+Processes with different numbers do not work together. It changes with that form, and not with the form of
+what is stored.
+"""
+
 UNSIGNED = (
     "it carries no signature of this server's NDIF_CLUSTER_SECRET: a process with another secret, or of "
     "another server, wrote it to Redis, or somebody who writes there"

@@ -147,7 +147,6 @@ class RedisBroker:
         self._publish_last = register(scripts.PUBLISH_LAST)
         self._upload = register(scripts.UPLOAD)
         self._discard = register(scripts.DISCARD)
-        self._recount = register(scripts.RECOUNT)
         self._note_attempts = register(scripts.NOTE_ATTEMPTS)
         self._noting = asyncio.Lock()
         self.hand_over = register(scripts.HAND_OVER)
@@ -341,8 +340,6 @@ class RedisBroker:
         while True:
             try:
                 if loop.time() - inherited_at >= _INHERIT_S:
-                    if inherited_at == -math.inf:
-                        await self._recount([scripts.JOBS], [record_of("*")])
                     if inherited_at == -math.inf or await self._others_hold_claims():
                         await self._inherit()
                     inherited_at = loop.time()

@@ -33,7 +33,7 @@ from ndif.stores.broker.port import BrokerError, ClientLeftError
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.redis.channels import Channel, channel_of
 from ndif.stores.broker.redis.scripts import ENDS, record_of
-from ndif.stores.broker.signing import Signed, digest
+from ndif.stores.broker.signing import PROTOCOL, Signed, digest
 from ndif.stores.redis import retry
 from ndif.tasks import end
 
@@ -51,6 +51,8 @@ def _place_of(replica: str, term: str) -> str:
 class Introduction(TypedDict):
     """All that a replica has to know of the process that leads, which Ray tells it."""
 
+    protocol: int
+    """See `PROTOCOL`."""
     secrets: Sequence[str]
     """Secrets of the server, the first of which signs."""
     term: str
@@ -126,6 +128,7 @@ class JobSender:
     def introduction(self) -> Introduction:
         """Return what a replica needs to take jobs of this process."""
         return {
+            "protocol": PROTOCOL,
             "secrets": self._broker.signer.secrets,
             "term": self._term,
             "broker_password": self._broker.password,

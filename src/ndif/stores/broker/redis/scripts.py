@@ -62,30 +62,6 @@ local function uncount(jobs, counted)
 end
 """
 
-# Counts the unfinished requests anew: a replica of a version that counts none outlives its leader.
-RECOUNT = """
-if redis.replicate_commands then redis.replicate_commands() end
-local numbers, cursor = {}, '0'
-repeat
-  local page = redis.call('SCAN', cursor, 'MATCH', ARGV[1], 'COUNT', 1000)
-  cursor = page[1]
-  for _, record in ipairs(page[2]) do
-    for _, field in ipairs(redis.call('HMGET', record, 'key', 'model')) do
-      if field and field ~= '' then
-        numbers[field] = numbers[field] or {}
-        numbers[field][record] = true
-      end
-    end
-  end
-until cursor == '0'
-redis.call('DEL', KEYS[1])
-for field, records in pairs(numbers) do
-  local number = 0
-  for _ in pairs(records) do number = number + 1 end
-  redis.call('HSET', KEYS[1], field, number)
-end
-"""
-
 # Sets `elsewhere` if the payload is in the object store, where the caller deletes it.
 RELEASE = (
     _UNCOUNT
