@@ -29,6 +29,7 @@ from ndif.control.operations import (
     ListAlerts,
     ListCallbacks,
     ListEvents,
+    ListKept,
     Operation,
     Restart,
     RetryCallbacks,
@@ -70,6 +71,7 @@ SAMPLES: tuple[Operation, ...] = (
     ListAlerts(),
     SendTestAlerts(),
     ListEvents(),
+    ListKept(),
     Stop(),
 )
 
