@@ -27,6 +27,7 @@ from ndif.control.operations import (
     ListAlerts,
     ListCallbacks,
     ListEvents,
+    ListKept,
     Operation,
     Restart,
     RetryCallbacks,
@@ -129,6 +130,10 @@ class Table:
                 return {"expired": {"results": 0}, "dry_run": dry_run}
             case Export():
                 return {"version": 1, "deployments": self._export()}
+            case ListKept():
+                return {
+                    "kept": {each.config.repo_id: "deployed" for each in self.deployed.values()}
+                }
             case ListCallbacks():
                 return self._list_callbacks()
             case RetryCallbacks():

@@ -29,6 +29,7 @@ from ndif.control.operations import (
     ListAlerts,
     ListCallbacks,
     ListEvents,
+    ListKept,
     Operation,
     Restart,
     RetryCallbacks,
@@ -69,6 +70,7 @@ SAMPLES: tuple[Operation, ...] = (
     ListAlerts(),
     SendTestAlerts(),
     ListEvents(),
+    ListKept(),
     Stop(),
 )
 

@@ -12,7 +12,18 @@ from ndif.control.told import events_of
 from ndif.gateway.openapi import example_of
 from ndif.schema.model_key import ModelKey, Variant
 
-READ = {"status", "queue", "export", "jobs", "trace", "usage", "callbacks", "alerts", "events"}
+READ = {
+    "status",
+    "queue",
+    "export",
+    "jobs",
+    "trace",
+    "usage",
+    "cache",
+    "callbacks",
+    "alerts",
+    "events",
+}
 READ |= {"keys", "keys/show", "tiers", "users", "users/show"}
 
 

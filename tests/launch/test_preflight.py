@@ -78,13 +78,20 @@ def test_a_folder_that_is_not_there_yet_is_not_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_is_full_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = shutil.disk_usage(tmp_path)
-    usage = type(real)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 951 * 10**9, 49 * 10**9))
-    with pytest.raises(StartError, match=r"has 49GB free, less than 5% of its size"):
+@pytest.mark.parametrize(("total", "least"), [(10**11, 5 * 10**9), (10**13, 20 * 10**9)])
+def test_a_disk_that_is_full_is_told(
+    total: int, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large disk needs no more than a fixed size."""
+    usage = type(shutil.disk_usage(tmp_path))
+
+    def leave(free: int) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(total, total - free, free))
+
+    leave(least - 10**8)
+    with pytest.raises(StartError, match=rf"has (4|19)\.9GB free, less than {least // 10**9}GB: "):
         ready(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 949 * 10**9, 51 * 10**9))
+    leave(least)
     assert ready(tmp_path) == ()
 
 

@@ -900,7 +900,12 @@ def test_a_booked_model_is_downloaded_before_and_nothing_makes_room_for_it_until
                 ("a/a", "Its files are on here for its booking at 2026-03-03 09:00 UTC.")
             ]
             assert cancelled == []
+            kept = dict.fromkeys(
+                ("a/a", "a/slow", "a/unknown", "a/large", "a/next", "a/later"), "booked"
+            )
+            assert reconciler.kept_repositories() == {**kept, "a/b": "deployed"}
             await elapse(15 * 60)
+            assert reconciler.kept_repositories()["a/a"] == "deployed"
             assert world.levels("a/a") == world.levels("a/slow") == ["HOT"]
             assert cancelled == ["09:05"]  # as it begins, and its replica downloads it
             # It will have the place of the one before it.

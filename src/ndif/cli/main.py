@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _COMMANDS = {
     "admin": "Make the password that opens the operator's part of the web page.",
     "alerts": "Show what the server alerts its operator of, and test whether that arrives.",
+    "cache": "Show and delete models in the Hub's cache of this machine.",
     "callbacks": "Show call-backs that wait or were given up, and make them again.",
     "deploy": "Load models before their first request.",
     "doctor": "Check what this machine has for a server, and what it lacks.",

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ndif.cluster.controller_types import OrphanReplica
 from ndif.config.settings import Settings
-from ndif.config.units import parse_gpus, read_size
+from ndif.config.units import parse_gpus, parse_limit, read_size
 from ndif.host import gpus
 from ndif.host.environment import cpu_memory, cpus_by_node, machine_name, nearby_cpus
 from ndif.host.evaluation import EvaluationError, Evaluator
@@ -32,12 +32,20 @@ from ndif.placement.packing import fewest
 from ndif.placement.replica import PlacedReplica
 from ndif.placement.resources import Resources
 from ndif.runtime.spec import ModelSpec
+from ndif.runtime.weights.cache import CacheRules
 from ndif.schema.deployment import Defaults, DeploymentConfig
 from ndif.stores.accounts import may_trust
 from ndif.stores.broker import Broker
 from ndif.stores.objects import ObjectStore
 
 logger = logging.getLogger(__name__)
+
+
+class Protected(Protocol):
+    """A port that names the repositories that are deployed or booked."""
+
+    def __call__(self) -> Collection[str]:
+        """Return the names as they are now."""
 
 
 class Fleet(Protocol):
@@ -49,6 +57,8 @@ class Fleet(Protocol):
     """Set once the machines are out of reach for good."""
     fork_servers: ForkServers
     """Fork servers of the machine that measures models."""
+    protected: Protected
+    """Repositories that stay in the Hub's cache of each machine."""
 
     async def connect(self, waiting: Callable[[], None]) -> None:
         """Connect to the machines; call `waiting` after each failed attempt."""
@@ -95,6 +105,7 @@ class ThisMachine:
     outlives: bool = field(init=False, default=False)
     lost: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     fork_servers: ForkServers = field(init=False, default_factory=ForkServers)
+    protected: Protected = field(init=False, default=tuple)
     _weights: SharedWeights = field(init=False, default_factory=SharedWeights)
     _driver: Driver = field(init=False, default_factory=Driver)
     _looking: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
@@ -167,11 +178,15 @@ class ThisMachine:
             chosen=partial(cards.chosen, config, runtime) if cards else contextlib.nullcontext,
             gpu_watch=self._gpu_watch,
             near=self._near,
+            cache_rules=self._cache_rules,
         )
+
+    def _cache_rules(self) -> CacheRules:
+        return CacheRules(parse_limit(self.settings.cache_bytes), tuple(self.protected()))
 
     async def fetch(self, config: DeploymentConfig, generation: str, node_id: str) -> None:
         """See `Fleet.fetch`."""
-        await fetch(config, generation, self.settings, self.runtimes)
+        await fetch(config, generation, self.settings, self.runtimes, self.protected())
 
     def _near(self, indices: Collection[int]) -> frozenset[int] | None:
         if self._machine is None:
@@ -181,7 +196,11 @@ class ThisMachine:
 
 
 async def fetch(
-    config: DeploymentConfig, generation: str, settings: Settings, runtimes: Runtimes
+    config: DeploymentConfig,
+    generation: str,
+    settings: Settings,
+    runtimes: Runtimes,
+    protected: Collection[str],
 ) -> None:
     """Download the files of a model to this machine, or raise an `ActorError`."""
     spec = ModelSpec(
@@ -194,8 +213,9 @@ async def fetch(
     )
     if spec.is_folder:
         return
+    rules = CacheRules(parse_limit(settings.cache_bytes), tuple(protected))
     try:
-        await download(spec, runtimes.installed()[generation], lambda done, total: None)
+        await download(spec, runtimes.installed()[generation], lambda done, total: None, rules)
     except DownloadError as error:
         raise ActorError(str(error)) from error
 

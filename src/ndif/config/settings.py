@@ -30,7 +30,7 @@ from pydantic_settings import (
 
 from ndif.config.mail_template import split_template
 from ndif.config.ndif_names import NdifNames
-from ndif.config.units import Unit, parse_gpus, read_duration, read_size
+from ndif.config.units import Unit, parse_gpus, parse_limit, read_duration, read_size
 
 _HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*", re.ASCII)
 _MAIL = re.compile(r"[^\s@<>,]+@[\w-]+(\.[\w-]+)*", re.ASCII)
@@ -435,6 +435,10 @@ class Settings(BaseSettings):
     """Maximum size of an adapter that is downloaded for an untrusted request."""
     adapter_cache_bytes: Size = Field(default=20 * GiB, gt=0)
     """Maximum disk space for downloaded adapters; the least recently used are removed first."""
+    cache_bytes: str = ""
+    """Maximum size of the Hub's cache of models on a machine: 500GB, or 80% for a share of its disk. Before
+    a download, the least recently used models are deleted until the new one fits, but none that is
+    deployed, booked or in use. Empty: there is no limit, and none is deleted."""
     max_streamed_bytes: Size = Field(default=1 * GiB, gt=0)
     """Maximum data that one hybrid request may send to its client."""
 
@@ -468,6 +472,12 @@ class Settings(BaseSettings):
             return str(Version(text)) if text else ""
         except InvalidVersion as error:
             raise ValueError("must be a version, like 0.8.1") from error
+
+    @field_validator("cache_bytes")
+    @classmethod
+    def _is_a_limit(cls, text: str) -> str:
+        parse_limit(text)
+        return text
 
     @field_validator("node_cpu_memory")
     @classmethod

@@ -39,6 +39,7 @@ DURATION_PATTERN = r"^\s*(\d{1,15}(\.\d{1,20})?\s*(ms|s|m|h|d)\s*)+$"
 """Text that `parse_duration` accepts, as a pattern for JSON Schema."""
 
 _SIZE = re.compile(SIZE_PATTERN)
+_SHARE = re.compile(r"\s*(\d{1,3}(?:\.\d{1,3})?)\s*%\s*", re.ASCII)
 _NUMBER = re.compile(r"\d{1,15}")
 _DURATION = re.compile(DURATION_PATTERN)
 _PART = re.compile(r"([\d.]+)\s*([a-zA-Z]+)")
@@ -58,6 +59,17 @@ def read_size(value: int | str) -> int:
     """Return a number of bytes like `parse_size`; in the environment a bare number is text, too."""
     is_number = isinstance(value, str) and _NUMBER.fullmatch(value)
     return parse_size(int(value) if is_number else value)
+
+
+def parse_limit(text: str) -> int | float | None:
+    """Return the bytes, or the fraction of a disk, of text like "500GB" or "80%"; None for ""."""
+    if not text.strip():
+        return None
+    if (share := _SHARE.fullmatch(text)) is None:
+        return read_size(text)
+    if 0 < float(share[1]) <= 100:
+        return float(share[1]) / 100
+    raise ValueError("must be a size, like 500GB, or a share of the disk up to 100%, like 80%")
 
 
 def parse_duration(value: float | str) -> float:

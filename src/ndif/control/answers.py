@@ -760,6 +760,15 @@ class Events(BaseModel):
     events: list[OperatorsEvent]
 
 
+class KeptRepositories(BaseModel):
+    """The repositories that `ndif cache` deletes from no machine."""
+
+    model_config = _with({"kept": {"openai-community/gpt2": "deployed"}})
+
+    kept: dict[str, Literal["deployed", "booked"]]
+    """Reason by name."""
+
+
 class Alerts(BaseModel):
     """Incidents that are open, those of the last day that are over, and who is told."""
 

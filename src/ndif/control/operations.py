@@ -694,6 +694,17 @@ def _job(record: JobRecord) -> Answer:
     return job
 
 
+class ListKept(Operation):
+    """The repositories that stay in the Hub's cache of each machine: deployed ones, and booked ones."""
+
+    name, event, method = "cache", "CACHE", "GET"
+    answer = answers.KeptRepositories
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        return {"kept": control.reconciler.kept_repositories()}
+
+
 class ListCallbacks(Operation):
     """Call-backs that wait for their delivery, and those that were given up."""
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import Any, Literal
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import ReplicaRequest
@@ -21,6 +21,9 @@ from ndif.schema.model_key import Variant
 from ndif.stores.events import EventLog
 
 logger = logging.getLogger(__name__)
+
+Kept = Literal["deployed", "booked"]
+"""Reason why a repository stays in the Hub's cache."""
 
 _MAX_BACK_OFF = 32
 """Maximum wait before a dedicated model that fails is deployed again, in intervals."""
@@ -189,6 +192,20 @@ class Reconciler:
         """Return the calendar's windows of the next days that clients are told of."""
         now = self.now()
         return self._schedule.windows(now, now + _TOLD_AHEAD)
+
+    def kept_repositories(self) -> dict[str, Kept]:
+        """Return the names of the repositories that no cache of a machine loses, and the reason."""
+        now, end = self.now(), datetime.max.replace(tzinfo=timezone.utc)
+        kept: dict[str, Kept] = {}
+        for window in self._schedule.windows(now, end):
+            kept |= dict.fromkeys((window.config.repo_id, window.config.checkpoint), "booked")
+        loaded = {id(each.model) for each in self.controller.replicas()}
+        for model in self.controller.models:
+            if model.dedicated or model.deploying or id(model) in loaded:
+                kept |= dict.fromkeys(
+                    (model.config.repo_id, model.deployment.checkpoint), "deployed"
+                )
+        return kept
 
     def scheduled_until(self, model: Model) -> datetime | None:
         """Return the end of the calendar's present booking of a model; None without one."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import re
 import shutil
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,14 @@ from ndif.config.units import format_duration
 from ndif.host.environment import environment, without_credentials
 from ndif.host.runtimes import Runtime
 from ndif.runtime.spec import ModelSpec
+from ndif.runtime.weights.cache import CacheRules, folder_of, in_use, note_coming, note_use
 from ndif.schema.deployment import read_task
 from ndif.schema.repositories import Repositories
 from ndif.tasks import within
 
+logger = logging.getLogger(__name__)
+
+_NO_RULES = CacheRules()
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _PATIENCE_S = 60.0
 _CURRENT_S = 300.0
@@ -71,15 +76,28 @@ class Found:
 
 
 async def download(
-    spec: ModelSpec, runtime: Runtime, progress: Callable[[int, int], None]
+    spec: ModelSpec,
+    runtime: Runtime,
+    progress: Callable[[int, int], None],
+    rules: CacheRules = _NO_RULES,
 ) -> Found:
     """Download the files of a repository to the cache, or raise a `DownloadError`."""
+    with contextlib.ExitStack() as held:
+        # It waits while another process deletes the repository.
+        await asyncio.to_thread(held.enter_context, in_use(spec.checkpoint))
+        held.callback(note_coming, spec.checkpoint, None)
+        return await _download(spec, runtime, progress, rules)
+
+
+async def _download(
+    spec: ModelSpec, runtime: Runtime, progress: Callable[[int, int], None], rules: CacheRules
+) -> Found:
     found: Found | None = None
     why = "the download ended without a reason"
-    arguments = "ndif.runtime.weights.fetch", json.dumps(spec.header())
+    module, said = "ndif.runtime.weights.fetch", (spec.header(), asdict(rules))
     variables = environment(runtime)
     async with _fetching(
-        runtime, *arguments, variables=variables, stderr=subprocess.DEVNULL
+        runtime, module, *map(json.dumps, said), variables=variables, stderr=subprocess.DEVNULL
     ) as process:
         assert process.stdout is not None  # noqa: S101 - it is a pipe
         async for line in process.stdout:
@@ -89,6 +107,9 @@ async def download(
                         progress(done, total)
                     case {"failed": str(why)}:
                         pass
+                    case {"deleted": [*names]}:
+                        told = ", ".join(map(str, names))
+                        logger.info("deleted to make room for %s: %s", spec.checkpoint, told)
                     case {
                         "repo_id": str() | None as repo_id,
                         "card": str() | None as card,
@@ -162,9 +183,11 @@ class Adapters:
 
     async def _fetch_for_trusted(self, name: str) -> None:
         is_folder = await asyncio.to_thread(Path(name).is_dir)
-        if is_folder or self._is_current(name, trusted=True):
+        is_current = self._is_current(name, trusted=True)
+        if is_folder or (is_current and folder_of(name).is_dir()):
             return
         await self._fetch(name, environment(self.runtime))
+        note_use(name)
         self._fetched[name, True] = time.monotonic()
 
     def _is_current(self, name: str, *, trusted: bool) -> bool:

@@ -41,6 +41,7 @@ from ndif.host.shared_weights import SharedWeights
 from ndif.host.snapshot import publish
 from ndif.host.watchdogs import GpuWatch, ResourceWatchdog, runner_cgroups
 from ndif.runtime.spec import CO_BATCHING, ModelSpec, UntrustedSettings
+from ndif.runtime.weights.cache import CacheRules
 from ndif.schema.deployment import Defaults, DeploymentConfig
 from ndif.schema.repositories import Repositories
 from ndif.schema.request import Request
@@ -103,6 +104,7 @@ class LocalModelActor:
         chosen: Choice = contextlib.nullcontext,
         gpu_watch: GpuWatch | None = None,
         near: Callable[[Collection[int]], Collection[int] | None] = lambda _: None,
+        cache_rules: Callable[[], CacheRules] = CacheRules,
     ) -> None:
         """Prepare a replica; `start` loads it. Replicas share `weights` and `fork_servers`.
 
@@ -111,6 +113,7 @@ class LocalModelActor:
         likes. `device` goes before the one in `config`. `shares`: another process answers clients who ask
         for the checkpoint's files. `chosen` says at the start, in the place of these, what its tensors
         may take of which GPUs, and `near` on which CPUs it runs, beside the GPUs that it is given.
+        `cache_rules` returns the rules for the Hub's cache.
         """
         spec = ModelSpec(
             checkpoint=config.checkpoint,
@@ -133,7 +136,8 @@ class LocalModelActor:
         self._gpu_watch = gpu_watch
         self._near = near
         self._chosen = chosen
-        self.process = ModelProcess(spec, runtime, weights, fork_servers or ForkServers())
+        servers = fork_servers or ForkServers()
+        self.process = ModelProcess(spec, runtime, weights, servers, cache_rules)
         self._objects = objects if shares else None
         self._files: dict[str, str] = {}
         self._settings = settings

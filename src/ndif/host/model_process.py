@@ -9,7 +9,7 @@ import os
 import signal
 import uuid
 from collections import deque
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from ndif.host.runtimes import Runtime
 from ndif.host.shared_weights import SharedWeights
 from ndif.runtime.frames import Header
 from ndif.runtime.spec import ModelSpec
+from ndif.runtime.weights.cache import CacheRules, in_use
 from ndif.schema.structure import read_structure
 from ndif.tasks import end, timeout, within
 
@@ -71,6 +72,8 @@ class ModelProcess:
     runtime: Runtime
     weights: SharedWeights
     fork_servers: ForkServers = field(default_factory=ForkServers)
+    cache_rules: Callable[[], CacheRules] = CacheRules
+    """Return the rules for the Hub's cache, as they are now."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """Facts about the loaded model; empty until the process is ready."""
     load_s: float = 0.0
@@ -101,6 +104,8 @@ class ModelProcess:
     _failed: str = ""
     """The reason why the process could not load, verify or move its model."""
     _stderr: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
+    _held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """The use of the model's files in the Hub's cache, which nothing deletes until it ends."""
     lines: int = 0
     """Number of lines that the process and its runners have written."""
 
@@ -200,7 +205,9 @@ class ModelProcess:
 
     async def _download(self, timeout_s: float, progress: Progress) -> Found:
         try:
-            return await within(download(self.spec, self.runtime, progress), timeout_s)
+            await asyncio.to_thread(self._held.enter_context, in_use(self.spec.checkpoint))
+            fetching = download(self.spec, self.runtime, progress, self.cache_rules())
+            return await within(fetching, timeout_s)
         except DownloadError as error:
             raise ModelProcessError(str(error)) from error
         except asyncio.TimeoutError as error:
@@ -431,6 +438,7 @@ class ModelProcess:
 
     def _end(self) -> None:
         self.ended.set()
+        self._held.close()
         self.weights.leave(self)
         for runner in self._runners.values():
             runner.exited(None)

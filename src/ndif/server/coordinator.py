@@ -149,6 +149,7 @@ class Coordinator:
             events=self._events,
             fetch_ahead=self._fetch_ahead() if is_scheduled else None,
         )
+        fleet.protected = self.reconciler.kept_repositories
         self.overview = Overview(
             self.controller,
             self.dispatcher,

@@ -58,7 +58,8 @@ class NodeActor(RemoteActor):
         config, generation = DeploymentConfig(**self._said["config"]), self._said["generation"]
         try:
             settings = _settings()
-            await fetch(config, generation, settings, self._runtimes(settings))
+            runtimes, protected = self._runtimes(settings), self._said.get("protected", ())
+            await fetch(config, generation, settings, runtimes, protected)
         except ActorError as error:
             return str(error)
         return None
@@ -84,6 +85,7 @@ class NodeActor(RemoteActor):
         fleet = ThisMachine(
             settings, broker, objects, runtimes, trusted=False, places=True, shares=True
         )
+        fleet.protected = lambda: said.get("protected", ())
         (node,) = await fleet.discover()
         _see_gpus(said["gpus"], node.resources.gpu_uuids)
         place = PlacedReplica(**said["place"], level=DeploymentLevel.HOT)

@@ -11,8 +11,17 @@ from pathlib import Path
 from ndif.sizes import format_size
 
 FULL = "the server's disk is full"
-_MIN_FREE = 0.05
-"""Fraction of a disk that should be free."""
+_MIN_FREE, _MOST_FREE = 0.05, 20 * 10**9
+"""Fraction of a disk that should be free, and the bytes that suffice on any.
+
+These hold two of the largest results (8 GiB), and the requests that come until the oldest files expire: a
+disk of 8 TB for models need not have 400 GB free for them.
+"""
+
+
+def least_free(total: int) -> int:
+    """Return the bytes that should be free on a disk of `total` bytes."""
+    return min(int(total * _MIN_FREE), _MOST_FREE)
 
 
 def disk_problem(error: OSError) -> str:
@@ -25,7 +34,7 @@ def disk_problem(error: OSError) -> str:
 def space_problem(folder: Path) -> str | None:
     """Return the sentence that little of the disk of `folder` is free; None if enough is."""
     disk = shutil.disk_usage(folder)
-    if disk.free >= disk.total * _MIN_FREE:
+    if disk.free >= least_free(disk.total):
         return None
     free = (
         "is full"

@@ -46,7 +46,7 @@ from tests.cluster.ray.rays import (
     place_on,
     ray_cluster,
 )
-from tests.conftest import NAME
+from tests.conftest import NAME, WIDE
 from tests.host.stand_in import IS_LOADING, Frozen, StandIn
 from tests.runtime.replica import PROMPT, Sent, expected, lasting, reading, sleeping
 from tests.services.ray import RayServer
@@ -73,10 +73,13 @@ def environment(
     redis: RedisServer,
     s3: SwiftServer,
     hub_url: str,
+    tiny_gpt2: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, str]:
-    """The settings with which every node is started."""
+    """The settings with which every node is started; its cache has room for one model."""
+    size = sum(file.stat().st_size for file in tiny_gpt2.iterdir())
     return {
+        "NDIF_CACHE_BYTES": str(size * 3 // 2),
         "HF_ENDPOINT": hub_url,
         "HF_HOME": str(tmp_path_factory.mktemp("hf")),
         "NDIF_BROKER_URL": redis.url,
@@ -124,6 +127,21 @@ async def test_a_model_is_downloaded_to_a_node_before_it_is_placed_there(
                 await cluster.fetch(config, generation, node)
         with pytest.raises(ActorError):  # no such node
             await cluster.fetch(config, generation, "0" * 56)
+
+
+@as_a_leader
+async def test_a_node_deletes_what_its_leader_does_not_keep(
+    server: RayServer, environment: dict[str, str]
+) -> None:
+    async with driving(server) as cluster:
+        node = await node_called(cluster, "two")
+        await cluster.fetch(DeploymentConfig(NAME, NAME), "0.8", node)
+        cluster.protected = lambda: [NAME]
+        with pytest.raises(ActorError, match="NDIF_CACHE_BYTES"):
+            await cluster.fetch(DeploymentConfig(WIDE, WIDE), "0.8", node)
+        cluster.protected = tuple
+        await cluster.fetch(DeploymentConfig(WIDE, WIDE), "0.8", node)
+        assert len(weights_in(environment["HF_HOME"])) == 1
 
 
 # With a model

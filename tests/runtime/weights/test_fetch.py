@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -17,8 +18,9 @@ from starlette.routing import Mount
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from ndif.host.hub import DownloadError, Found, download
 from ndif.runtime.spec import ModelSpec
+from ndif.runtime.weights.cache import CacheRules, in_use, look
 from ndif.runtime.weights.fetch import needed, require_readable
-from tests.conftest import NAME
+from tests.conftest import NAME, WIDE
 from tests.on_loop import on_loop
 from tests.runtime.replica import HERE
 from tests.serving import serving
@@ -39,6 +41,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub_url: str) -> Path:
 def here(home: Path) -> set[str]:
     """The names of the files that were downloaded."""
     return {path.name for path in home.glob("hub/models--*/snapshots/*/*")}
+
+
+def cached() -> dict[str, int]:
+    """The size of each model in the cache."""
+    return {each.name: each.size_bytes for each in look(CacheRules()).repositories}
 
 
 @pytest.fixture
@@ -138,9 +145,30 @@ async def test_a_model_larger_than_the_disk(
     home: Path, large: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", large)
-    with pytest.raises(DownloadError, match=r"^8TiB of it are .* free some, or set HF_HOME"):
+    needs = r"^'test-org/large' needs 8TiB, and .* are free on this machine's disk .* set HF_HOME"
+    with pytest.raises(DownloadError, match=needs):
         await download(ModelSpec(LARGE, "0.8"), HERE, print)
     assert here(home) == set()
+
+
+@on_loop
+async def test_others_leave_the_cache_for_a_new_model(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    await download(ModelSpec(NAME, "0.8"), HERE, print)
+    size = cached()[NAME]
+    protected = CacheRules(size + 1, (NAME,))
+    with pytest.raises(DownloadError, match=r"'test-org/wide' needs .* \(NDIF_CACHE_BYTES\)"):
+        await download(ModelSpec(WIDE, "0.8"), HERE, print, protected)
+    with in_use(NAME), pytest.raises(DownloadError, match=r"NDIF_CACHE_BYTES"):
+        await download(ModelSpec(WIDE, "0.8"), HERE, print, CacheRules(size + 1))
+    assert [*cached()] == [NAME]
+    await download(ModelSpec(WIDE, "0.8"), HERE, print, CacheRules(size + 1))
+    assert [*cached()] == [WIDE]
+    assert f"deleted to make room for {WIDE}: {NAME}" in caplog.text
+    # Its files are here: there is nothing to make room for.
+    await download(ModelSpec(WIDE, "0.8"), HERE, print, CacheRules(1))
 
 
 def test_which_files_are_needed() -> None:

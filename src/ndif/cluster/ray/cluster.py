@@ -23,6 +23,7 @@ from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ndif.cluster.controller_types import OrphanReplica
+from ndif.cluster.fleet import Protected
 from ndif.cluster.ray.actors import RayModelActor, aside
 from ndif.config.short_ids import unique_length
 from ndif.host.fork_server import ForkServers
@@ -121,6 +122,7 @@ class RayCluster:
     def __init__(self, address: str, replica: type[RemoteActor], job_sender: JobSender) -> None:
         """Prepare a connection to the head at `host:port`, or `auto`; Ray starts `replica` on the nodes."""
         self.fork_servers = ForkServers()
+        self.protected: Protected = tuple
         self.lost = asyncio.Event()
         """Set once the connection is lost for good."""
         self._address = address
@@ -202,6 +204,7 @@ class RayCluster:
             # The replica reports its own level.
             "place": {name: getattr(place, name) for name in names},
             "gpus": [*gpus[0]] if gpus else [],
+            "protected": [*self.protected()],
         }
         options = {
             "name": place.name,
@@ -225,7 +228,12 @@ class RayCluster:
 
     async def fetch(self, config: DeploymentConfig, generation: str, node_id: str) -> None:
         """Download a model to a node by an actor that ends with it; see `Fleet.fetch`."""
-        said = {"config": asdict(config), "generation": generation, "place": {}}
+        said = {
+            "config": asdict(config),
+            "generation": generation,
+            "place": {},
+            "protected": [*self.protected()],
+        }
         kind = ray.remote(self._replica).options(**_on(node_id))
         try:
             handle = await aside(lambda: kind.remote(said))

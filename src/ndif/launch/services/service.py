@@ -19,6 +19,7 @@ from ndif.launch.run_folder import RunFolder, no_start
 from ndif.net import is_loopback
 from ndif.server.supervised import ProcessSpec, Supervisor
 from ndif.sizes import format_size
+from ndif.stores.disk import least_free
 
 _CONNECT_TIMEOUT_S = 1.0
 _INSTALL = {
@@ -44,8 +45,6 @@ _SECRETS = frozenset(
         *("influxdb_url", "influxdb_token", "otlp_url"),
     )
 )
-_MIN_FREE = 0.05
-"""Part of a disk that must be free."""
 _REAPER_S = 10.0
 """Seconds that the reaper has, beside the program's own, to stop the program's children."""
 
@@ -176,10 +175,9 @@ def disk_space_problem(folder: Path, content: str, variable: str) -> str | None:
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         return f"{content} cannot be kept in {folder}: {nearest} is not writable. Choose {another}"
     disk = shutil.disk_usage(nearest)
-    if disk.free < disk.total * _MIN_FREE:
+    if disk.free < (least := least_free(disk.total)):
         return (
-            f"The disk of {folder} has {format_size(disk.free)} free, less than {_MIN_FREE:.0%} of its "
-            f"size: {content[0].lower()}{content[1:]} would soon fill it. Free some space, or "
-            f"choose {another}"
+            f"The disk of {folder} has {format_size(disk.free)} free, less than {format_size(least)}: "
+            f"{content[0].lower()}{content[1:]} would soon fill it. Free some space, or choose {another}"
         )
     return None

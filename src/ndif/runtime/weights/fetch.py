@@ -1,10 +1,10 @@
-"""Download a repository for a process without secrets: `python -m ndif.runtime.weights.fetch SPEC`.
+"""Download a repository for a process without secrets: `python -m ndif.runtime.weights.fetch SPEC RULES`.
 
 Downloading a gated model takes a token, and a process that runs untrusted code must hold none. So this
-process downloads the files and ends before the first request. It prints JSON lines: its progress in bytes,
-and last the facts that only the hub knows, the model's name there, the task of its card, and whether it
-gives the files to everybody. It imports neither torch nor transformers, whose imports take longer than a
-small model's download.
+process downloads the files and ends before the first request. It prints JSON lines: the repositories that
+it has deleted to make room, its progress in bytes, and last the facts that only the hub knows, the model's
+name there, the task of its card, and whether it gives the files to everybody. It imports neither torch nor
+transformers, whose imports take longer than a small model's download.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sys
 import time
 import traceback
@@ -33,7 +32,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import UserFacingError, sentence
-from ndif.sizes import format_size
+from ndif.runtime.weights.cache import CacheRules, make_room, note_use
 
 HUB_TIMEOUT_S = 10.0
 _CONFIG = "config.json"
@@ -162,18 +161,14 @@ _OWN_CODE = ("config.json", "tokenizer_config.json", "processor_config.json")
 """Files that can name classes of another repository."""
 
 
-class NoSpaceError(UserFacingError):
-    """The disk has too little space for a model."""
-
-
 class PickledError(UserFacingError):
     """A repository has its weights as pickles alone, which this server does not read."""
 
 
-def main(spec: ModelSpec) -> None:
+def main(spec: ModelSpec, rules: CacheRules) -> None:
     """Download the model's files and print its facts, or the reason why it is not available."""
     try:
-        _report(**_provide(spec))
+        _report(**_provide(spec, rules))
     except Exception as error:
         traceback.print_exc()
         _report(failed=explain_unavailable(spec, error))
@@ -184,7 +179,7 @@ def _report(**line: Any) -> None:
     print(json.dumps(line), flush=True)
 
 
-def _provide(spec: ModelSpec) -> dict[str, Any]:
+def _provide(spec: ModelSpec, rules: CacheRules) -> dict[str, Any]:
     """Download the model's missing files and return its facts; without a hub the cached files must do."""
     try:
         found = HfApi().model_info(
@@ -199,20 +194,16 @@ def _provide(spec: ModelSpec) -> dict[str, Any]:
     names = needed(sizes, own_code=spec.trust_remote_code)
     require_permitted(spec, names)
     missing = sum(sizes[name] for name in names if not is_here(spec, name, found.sha))
-    cache = Path(constants.HF_HUB_CACHE).absolute()
-    free = shutil.disk_usage(next(each for each in (cache, *cache.parents) if each.exists())).free
     # A disk that fills up during a download stops more than this model.
-    if missing > free:
-        raise NoSpaceError(
-            f"{format_size(missing)} of it are to be downloaded, and the disk that they would go to has "
-            f"{format_size(free)} free: free some, or set HF_HOME to a folder on a larger one."
-        )
+    if missing and (deleted := make_room(spec.checkpoint, missing, rules)):
+        _report(deleted=deleted)
     folder = snapshot_download(
         spec.checkpoint, revision=spec.revision, allow_patterns=names, tqdm_class=_ProgressBar
     )
     if spec.trust_remote_code:
         for repository in code_of_others(Path(folder)):
             snapshot_download(repository, allow_patterns="*.py")
+            note_use(repository)
     card = found.pipeline_tag
     return {"repo_id": found.id, "card": card, "gated": is_gated(found), "folder": folder}
 
@@ -310,4 +301,4 @@ class _ProgressBar(tqdm):  # type: ignore[misc]
 
 
 if __name__ == "__main__":
-    main(ModelSpec.of(json.loads(sys.argv[1])))
+    main(ModelSpec.of(json.loads(sys.argv[1])), CacheRules(**json.loads(sys.argv[2])))

@@ -1,0 +1,151 @@
+"""`ndif cache`: the Hub's cache of this machine, and what may be deleted from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from ndif.cli.output import console, elapsed, show_answer, show_json, table
+from ndif.cli.server_client import (
+    CommandError,
+    NoServerHereError,
+    NotFoundError,
+    RefusedError,
+    connect,
+    options,
+    with_options_of,
+)
+from ndif.sizes import format_size
+
+if TYPE_CHECKING:
+    from ndif.runtime.weights.cache import CachedRepository, CacheState
+
+Kept = Mapping[str, str]
+"""Reason by the name, in lower case, of each repository that stays."""
+
+
+@click.group("cache")
+def command() -> None:
+    """Show and delete models in the Hub's cache of this machine.
+
+    The cache is the folder that HF_HOME or HF_HUB_CACHE names. The server says which models are deployed or
+    booked: that of this machine, or with --url one elsewhere, as on a worker of a cluster.
+    """
+
+
+def _kept(url: str | None, token: str | None) -> Kept:
+    """Return what the server keeps; without a server, only what processes use stays."""
+    try:
+        answer = connect(url, token).get("/admin/cache")
+    except NoServerHereError:
+        return {}
+    return {name.lower(): why for name, why in answer["kept"].items()}
+
+
+with_kept = with_options_of(_kept)
+
+
+def _look(kept: Kept, limit: str) -> CacheState:
+    from ndif.config.units import parse_limit
+    from ndif.runtime.weights.cache import CacheRules, deciding, look
+
+    with deciding():
+        return look(CacheRules(parse_limit(limit), tuple(kept)))
+
+
+def _state_of(one: CachedRepository, kept: Kept) -> str | None:
+    return kept.get(one.name.lower()) or ("in use" if one.in_use else None)
+
+
+@command.command("list")
+@with_kept
+def list_cached(kept: Kept, as_json: bool) -> None:
+    """Show the models in the cache, the last used first, and the room for more."""
+    state = _look(kept, options().cache_bytes)
+    found = sorted(state.repositories, key=lambda one: -one.last_used)
+    if as_json:
+        rows = [{**asdict(one), "state": _state_of(one, kept)} for one in found]
+        totals = {"folder": str(state.folder), "total_bytes": state.total_bytes}
+        room = {"limit_bytes": state.limit_bytes, "free_bytes": state.free_bytes}
+        show_json({"repositories": rows, **totals, **room})
+        return
+    limit = "no limit" if state.limit_bytes is None else f"limit {format_size(state.limit_bytes)}"
+    title = (
+        f"{state.folder}: {format_size(state.total_bytes)}, {limit}, "
+        f"{format_size(state.free_bytes)} of its disk free"
+    )
+    cells = (
+        (
+            one.name,
+            ", ".join(commit[:8] for commit in one.revisions),
+            format_size(one.size_bytes),
+            elapsed(one.last_used),
+            _state_of(one, kept),
+        )
+        for one in found
+    )
+    headings = ("model", "revisions", "size", "not used for", "state")
+    console().print(table(title, headings, cells))
+
+
+@command.command("prune")
+@click.option(
+    "--to", metavar="SIZE", help="Such as 500GB, or 80% of the disk.  [default: NDIF_CACHE_BYTES]"
+)
+@click.option("--dry-run", is_flag=True, help="Name the models, and delete nothing.")
+@with_kept
+def prune(kept: Kept, as_json: bool, to: str | None, dry_run: bool) -> None:
+    """Delete the least recently used models until the cache has a SIZE.
+
+    No model is deleted that is deployed, booked or in use.
+    """
+    from ndif.runtime.weights.cache import delete_parts
+
+    if not (limit := options().cache_bytes if to is None else to):
+        raise click.UsageError("Give --to SIZE, or set NDIF_CACHE_BYTES.")
+    try:
+        state = _look(kept, limit)
+        if not dry_run:
+            delete_parts()
+            state = _look(kept, limit)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--to") from error
+    chosen = state.oldest(state.total_bytes - (state.limit_bytes or 0))
+    _delete(state, chosen, as_json, dry_run=dry_run)
+
+
+@command.command("rm")
+@click.argument("name")
+@with_kept
+def remove(kept: Kept, as_json: bool, name: str) -> None:
+    """Delete the model NAME from the cache."""
+    state = _look(kept, "")
+    found = [one for one in state.repositories if one.name.lower() == name.lower()]
+    if not found:
+        raise NotFoundError(f"{name!r} is not in {state.folder}; `ndif cache list` lists what is.")
+    for one in found:
+        if (why := _state_of(one, kept)) is not None:
+            raise RefusedError(f"{one.name!r} stays in the cache: it is {why}.")
+    _delete(state, found, as_json)
+
+
+def _delete(
+    state: CacheState, chosen: list[CachedRepository], as_json: bool, *, dry_run: bool = False
+) -> None:
+    """Delete repositories, and show which; raise a CommandError if one could not be."""
+    from ndif.runtime.weights.cache import delete
+
+    gone = [one for one in chosen if dry_run or delete(one.name)]
+    left = state.total_bytes - sum(one.size_bytes for one in gone)
+    verb = "Would delete" if dry_run else "Deleted"
+    lines = [f"{verb} {one.name} ({format_size(one.size_bytes)})." for one in gone]
+    lines.append(f"The cache {'would have' if dry_run else 'has'} {format_size(left)}.")
+    if state.limit_bytes is not None and left > state.limit_bytes and len(gone) == len(chosen):
+        lines.append("All that is left is deployed, booked or in use.")
+    answer = {"deleted": [one.name for one in gone], "total_bytes": left, "dry_run": dry_run}
+    show_answer(answer, as_json, lines)
+    if failed := [one.name for one in chosen if one not in gone]:
+        raise CommandError(f"In use, or not this user's to delete: {', '.join(failed)}.")

@@ -1,0 +1,291 @@
+"""The Hub's cache of this machine: its repositories, their last use, and the deletion of some to make room.
+
+A process that uses a repository holds a lock on a file, the repository's mark. Others may use it as well,
+and a deletion needs that lock alone. The mark's time is the last use: a file system may note no access.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ndif.runtime.tracebacks import UserFacingError
+from ndif.sizes import format_size
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedRepoInfo, HFCacheInfo
+
+_KIND = "models--"
+_ADVICE = (
+    "`ndif cache list` shows what the cache of models holds, and `ndif cache prune --to SIZE` deletes what "
+    "nothing uses. Or set HF_HOME to a folder on a larger disk."
+)
+
+
+class NoSpaceError(UserFacingError):
+    """There is too little space for a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRules:
+    """The rules of an operator for the cache of a machine."""
+
+    limit: int | float | None = None
+    """Bytes, or a fraction of the disk; None: no limit, and nothing is deleted."""
+    protected: tuple[str, ...] = ()
+    """Names of repositories that stay: they are deployed or booked."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRepository:
+    """A model's repository in the cache."""
+
+    name: str
+    size_bytes: int
+    last_used: float
+    revisions: tuple[str, ...] = ()
+    in_use: bool = False
+    """A process downloads it, or has it loaded."""
+    coming_bytes: int = 0
+    """Bytes that a download which has begun still adds."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheState:
+    """The cache, the room for it, and the names that stay.
+
+    Chooses the repositories that make room, and deletes none.
+    """
+
+    folder: Path
+    repositories: tuple[CachedRepository, ...]
+    free_bytes: int
+    limit_bytes: int | None = None
+    protected: frozenset[str] = frozenset()
+    """Names in lower case."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the size of all repositories."""
+        return sum(each.size_bytes for each in self.repositories)
+
+    def may_go(self, one: CachedRepository) -> bool:
+        """Return True if a repository may be deleted."""
+        return not one.in_use and one.name.lower() not in self.protected
+
+    def oldest(self, size_bytes: int) -> list[CachedRepository]:
+        """Return the least recently used repositories that hold these bytes; if they hold less, all."""
+        chosen: list[CachedRepository] = []
+        for each in sorted(filter(self.may_go, self.repositories), key=lambda one: one.last_used):
+            if sum(one.size_bytes for one in chosen) >= size_bytes:
+                break
+            chosen.append(each)
+        return chosen
+
+    def to_fit(self, name: str, missing: int) -> list[CachedRepository]:
+        """Return the repositories to delete before `missing` bytes of one come, or raise a NoSpaceError."""
+        others = tuple(each for each in self.repositories if each.name != name)
+        coming = sum(each.coming_bytes for each in others)
+        free = max(0, self.free_bytes - coming)
+        over, chosen = missing - free, list[CachedRepository]()
+        if self.limit_bytes is not None:
+            over = max(over, self.total_bytes + coming + missing - self.limit_bytes)
+            chosen = replace(self, repositories=others).oldest(over)
+        freed = sum(each.size_bytes for each in chosen)
+        if freed >= over:
+            return chosen
+        why = f"{format_size(free)} are free on this machine's disk ({self.folder})"
+        if freed:
+            why += f", and its cache has {format_size(freed)} that nothing uses"
+        if self.limit_bytes is not None and missing <= free + freed:
+            stay = format_size(self.total_bytes + coming - freed)
+            why = (
+                f"the cache of models may have {format_size(self.limit_bytes)} (NDIF_CACHE_BYTES), of "
+                f"which {stay} are deployed, booked or in use"
+            )
+        raise NoSpaceError(f"{name!r} needs {format_size(missing)}, and {why}. {_ADVICE}")
+
+
+def make_room(name: str, missing: int, rules: CacheRules) -> list[str]:
+    """Delete repositories until `missing` bytes of one have room, and return the names of the deleted.
+
+    The bytes stay reserved until `note_coming` has None.
+
+    Raises:
+        NoSpaceError: If there is no room for them.
+    """
+    with deciding():
+        if rules.limit is not None:
+            delete_parts()
+        state = look(rules)
+        here, coming = next(
+            (
+                (each.size_bytes, each.coming_bytes)
+                for each in state.repositories
+                if each.name == name
+            ),
+            (0, 0),
+        )
+        if coming:  # another process downloads the same files
+            missing = min(missing, coming)
+        deleted = [each.name for each in state.to_fit(name, missing) if delete(each.name)]
+        if deleted:
+            # Repositories may share files, so that the disk has got less than they hold.
+            replace(look(rules), limit_bytes=None).to_fit(name, missing)
+        note_coming(name, here + missing)
+    return deleted
+
+
+def look(rules: CacheRules) -> CacheState:
+    """Return the state of this machine's cache."""
+    cache = hub_cache()
+    disk = shutil.disk_usage(next(each for each in (cache, *cache.parents) if each.exists()))
+    limit = int(rules.limit * disk.total) if isinstance(rules.limit, float) else rules.limit
+    known = {} if not cache.is_dir() else {each.repo_path.name: each for each in _scan().repos}
+    return CacheState(
+        cache,
+        tuple(_look_at(path, known.get(path.name)) for path in sorted(cache.glob(f"{_KIND}*"))),
+        disk.free,
+        limit,
+        frozenset(name.lower() for name in rules.protected),
+    )
+
+
+def _look_at(path: Path, known: CachedRepoInfo | None) -> CachedRepository:
+    """Return the state of one repository; `known` is None for one whose download or deletion was killed."""
+    name = path.name.removeprefix(_KIND).replace("--", "/")
+    mark, locks = _mark(name), path.parent / ".locks" / path.name
+    size, last_used, coming = 0, path.stat().st_mtime, 0
+    for file in path.glob("blobs/*.incomplete") if known is not None else path.rglob("*"):
+        with contextlib.suppress(OSError):  # it has gone meanwhile
+            size += file.lstat().st_size
+    if known is not None:
+        size, last_used = size + known.size_on_disk, known.last_modified
+    in_use = _is_held(mark, fcntl.LOCK_EX)
+    with contextlib.suppress(
+        OSError, ValueError
+    ):  # nothing of this server has used it, or it is here
+        last_used = max(last_used, mark.stat().st_mtime)
+        coming = max(0, int(mark.read_text()) - size) if in_use else 0
+    # A download of another program holds a lock of the hub's library.
+    in_use = in_use or any(_is_held(lock, fcntl.LOCK_SH) for lock in locks.glob("*.lock"))
+    revisions = sorted(each.commit_hash for each in known.revisions) if known is not None else ()
+    return CachedRepository(name, size, last_used, tuple(revisions), in_use, coming)
+
+
+def delete(name: str) -> bool:
+    """Delete a repository; return False if a process uses it, or this user may not."""
+    path = folder_of(name)
+    with _opened(_mark(name)) as mark:
+        try:
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        found = _scan()
+        for repo in found.repos:
+            if repo.repo_path == path:
+                # A copy of the repository may have the same commits, and it must stay.
+                alone = replace(found, repos=frozenset({repo}))
+                alone.delete_revisions(*(each.commit_hash for each in repo.revisions)).execute()
+        shutil.rmtree(path, ignore_errors=True)  # a part of a repository, which the library ignores
+    return not path.exists()
+
+
+def delete_parts() -> None:
+    """Delete the parts of files that killed downloads have left: no other download goes on with them."""
+    for part in hub_cache().glob(f"{_KIND}*/blobs/*.*.incomplete"):
+        repository = part.parent.parent
+        etag = part.name.partition(".")[0]
+        if not _is_held(
+            repository.parent / ".locks" / repository.name / f"{etag}.lock", fcntl.LOCK_SH
+        ):
+            part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def in_use(name: str) -> Iterator[None]:
+    """Keep a repository from being deleted; wait for a deletion that has begun.
+
+    A cache that cannot be written to has no marks, and nothing of it is deleted.
+    """
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError, ValueError):
+            mark = held.enter_context(_opened(_mark(name)))
+            fcntl.flock(mark, fcntl.LOCK_SH)
+            held.callback(note_use, name)
+        note_use(name)
+        yield
+
+
+def note_use(name: str) -> None:
+    """Note that a repository is used now."""
+    with contextlib.suppress(OSError, ValueError):
+        os.utime(_mark(name))
+
+
+def note_coming(name: str, size_bytes: int | None) -> None:
+    """Note the size that a repository will have after its download; None if it has that."""
+    with contextlib.suppress(OSError, ValueError):
+        _mark(name).write_text("" if size_bytes is None else str(size_bytes))
+
+
+@contextlib.contextmanager
+def deciding() -> Iterator[None]:
+    """Wait until no other process of this machine decides about the cache, and keep others waiting."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            fcntl.flock(held.enter_context(_opened(_mark(""))), fcntl.LOCK_EX)
+        yield
+
+
+def hub_cache() -> Path:
+    """Return the folder of the cache, which the hub's library reads from the environment once."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    legacy = os.environ.get("HUGGINGFACE_HUB_CACHE", f"{os.environ.get('HF_HOME', default)}/hub")
+    named = os.path.expandvars(os.environ.get("HF_HUB_CACHE", legacy))
+    return Path(named).expanduser().resolve()
+
+
+def _scan() -> HFCacheInfo:
+    from huggingface_hub import scan_cache_dir
+
+    return scan_cache_dir(hub_cache())
+
+
+def folder_of(name: str) -> Path:
+    """Return the folder of a repository."""
+    return hub_cache() / f"{_KIND}{name.replace('/', '--')}"
+
+
+def _mark(name: str) -> Path:
+    """Return the mark of a repository, in a folder that the hub's library passes over."""
+    return hub_cache() / ".locks" / "ndif" / folder_of(name).name
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[int]:
+    """Open a file, which is made, for a lock."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(file, os.O_RDONLY | os.O_CREAT, 0o666)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _is_held(file: Path, operation: int) -> bool:
+    """Return True if a lock of this kind cannot be had now."""
+    if not file.exists():
+        return False
+    try:
+        with _opened(file) as descriptor:
+            fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False

@@ -1,0 +1,296 @@
+"""The choice of the repositories that leave a full cache, and their deletion from a real one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from huggingface_hub import snapshot_download
+
+from ndif.runtime.weights import cache
+from ndif.runtime.weights.cache import (
+    CachedRepository,
+    CacheRules,
+    CacheState,
+    NoSpaceError,
+    delete,
+    delete_parts,
+    folder_of,
+    hub_cache,
+    in_use,
+    look,
+    make_room,
+    note_coming,
+    note_use,
+)
+from tests.conftest import NAME, WIDE
+from tests.waiting import until
+
+GB = 10**9
+NEW = "a/new"
+
+
+def repository(
+    name: str, size: int, last_used: float, *, in_use: bool = False, coming: int = 0
+) -> CachedRepository:
+    return CachedRepository(name, size * GB, last_used, (), in_use, coming * GB)
+
+
+OLD, MIDDLE, YOUNG = (repository(f"a/{n}", 30, t) for t, n in enumerate(("old", "middle", "young")))
+LOADED = repository("a/loaded", 30, 0, in_use=True)
+ARRIVES = repository("a/arrives", 10, 9, in_use=True, coming=20)
+
+
+def state(
+    *repositories: CachedRepository,
+    free: int,
+    limit: int | None = None,
+    protected: Sequence[str] = (),
+) -> CacheState:
+    bytes_ = None if limit is None else limit * GB
+    return CacheState(Path("/hub"), repositories, free * GB, bytes_, frozenset(protected))
+
+
+@pytest.mark.parametrize(
+    ("now", "missing", "deleted"),
+    [
+        (state(OLD, free=50), 50, []),
+        (state(OLD, free=50, limit=80), 50, []),
+        # One byte too many for the limit, or for the disk.
+        (state(YOUNG, OLD, MIDDLE, free=500, limit=119), 30, [OLD]),
+        (state(YOUNG, OLD, MIDDLE, free=29, limit=900), 30, [OLD]),
+        (state(YOUNG, OLD, MIDDLE, free=0, limit=900), 60, [OLD, MIDDLE]),
+        (state(YOUNG, OLD, MIDDLE, free=500, limit=30), 30, [OLD, MIDDLE, YOUNG]),
+        # Names are compared as the hub compares them: in any case.
+        (state(OLD, MIDDLE, free=500, limit=60, protected=["a/old"]), 30, [MIDDLE]),
+        (state(LOADED, OLD, MIDDLE, free=500, limit=90), 30, [OLD]),
+        # The room that another download needs is taken.
+        (state(ARRIVES, OLD, free=50, limit=900), 30, []),
+        (state(ARRIVES, OLD, free=49, limit=900), 30, [OLD]),
+        (state(ARRIVES, OLD, free=900, limit=89), 30, [OLD]),
+        # Other files of the repository itself stay.
+        (state(repository(NEW, 30, 0), OLD, free=500, limit=60), 30, [OLD]),
+    ],
+)
+def test_the_least_recently_used_go_until_the_new_one_fits(
+    now: CacheState, missing: int, deleted: list[CachedRepository]
+) -> None:
+    assert now.to_fit(NEW, missing * GB) == deleted
+
+
+@pytest.mark.parametrize(
+    ("now", "missing", "why"),
+    [
+        (state(OLD, free=90), 140, "needs 140GB, and 90GB are free on this machine's disk (/hub)."),
+        # Without a limit none is deleted.
+        (state(OLD, free=20), 30, "needs 30GB, and 20GB are free on this machine's disk (/hub)."),
+        (
+            state(OLD, LOADED, free=10, limit=900),
+            50,
+            "needs 50GB, and 10GB are free on this machine's disk (/hub), and its cache has 30GB that "
+            "nothing uses.",
+        ),
+        (
+            state(OLD, LOADED, free=900, limit=50),
+            30,
+            "needs 30GB, and the cache of models may have 50GB (NDIF_CACHE_BYTES), of which 30GB are "
+            "deployed, booked or in use.",
+        ),
+        (
+            state(OLD, free=900, limit=50, protected=["a/old"]),
+            30,
+            "needs 30GB, and the cache of models may have 50GB (NDIF_CACHE_BYTES), of which 30GB are "
+            "deployed, booked or in use.",
+        ),
+        (
+            state(ARRIVES, free=40),
+            30,
+            "needs 30GB, and 20GB are free on this machine's disk (/hub).",
+        ),
+    ],
+)
+def test_the_refusal_says_how_much_is_missing(now: CacheState, missing: int, why: str) -> None:
+    with pytest.raises(NoSpaceError) as refused:
+        now.to_fit(NEW, missing * GB)
+    assert str(refused.value).startswith(f"'{NEW}' {why} `ndif cache list` shows ")
+
+
+@pytest.mark.parametrize(
+    ("size", "chosen"), [(-5, []), (0, []), (1, [OLD]), (31, [OLD, MIDDLE]), (999, [OLD, MIDDLE])]
+)
+def test_no_more_go_than_have_to(size: int, chosen: list[CachedRepository]) -> None:
+    now = state(MIDDLE, LOADED, OLD, YOUNG, free=0, protected=["a/young"])
+    assert now.oldest(size * GB) == chosen
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({}, "~/.cache/huggingface/hub"),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/huggingface/hub"),
+        ({"HF_HOME": "/y", "XDG_CACHE_HOME": "/x"}, "/y/hub"),
+        ({"HF_HUB_CACHE": "/z", "HF_HOME": "/y"}, "/z"),
+    ],
+)
+def test_the_cache_is_where_the_library_has_it(
+    variables: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert hub_cache() == Path(folder).expanduser()
+
+
+@pytest.fixture(scope="session")
+def filled(tmp_path_factory: pytest.TempPathFactory, hub_url: str) -> Path:
+    """A cache that holds two models with the same commit."""
+    folder = tmp_path_factory.mktemp("filled")
+    for name in (NAME, WIDE):
+        snapshot_download(name, endpoint=hub_url, cache_dir=folder)
+    return folder
+
+
+@pytest.fixture
+def real(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This machine's cache, of which NAME was used last."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    shutil.copytree(filled, tmp_path / "hub", symlinks=True)
+    for name in (WIDE, NAME):
+        with in_use(name):
+            pass
+    return tmp_path / "hub"
+
+
+def found() -> dict[str, CachedRepository]:
+    return {each.name: each for each in look(CacheRules()).repositories}
+
+
+def test_what_a_cache_holds(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = look(CacheRules(0.5, (NAME.upper(),)))
+    assert now.limit_bytes == shutil.disk_usage(real).total // 2
+    one, other = found()[NAME], found()[WIDE]
+    size = sum(file.stat().st_size for file in folder_of(NAME).glob("blobs/*"))
+    assert one.size_bytes == other.size_bytes == size
+    assert one.revisions == other.revisions
+    assert len(one.revisions[0]) == 40
+    assert one.last_used > other.last_used
+    assert [now.may_go(each) for each in now.repositories] == [False, True]
+    monkeypatch.setenv("HF_HUB_CACHE", str(real / "nothing" / "yet"))
+    assert look(CacheRules()).repositories == ()
+
+
+def test_the_last_use_is_noted(real: Path) -> None:
+    before = found()[NAME].last_used
+    note_use(WIDE)
+    assert found()[WIDE].last_used > before
+    # The files of a repository that nothing of this server has used are as old as they are.
+    shutil.rmtree(real / ".locks")
+    newest = max(file.stat().st_mtime for file in folder_of(NAME).glob("blobs/*"))
+    assert found()[NAME].last_used == newest
+
+
+def test_a_deletion_takes_one_repository_alone(real: Path) -> None:
+    assert delete(WIDE)
+    assert [*found()] == [NAME]
+    snapshot_download(NAME, cache_dir=real, local_files_only=True)
+    assert not (real / folder_of(WIDE).name).exists()
+
+
+def test_nothing_in_use_is_deleted(real: Path) -> None:
+    with in_use(NAME), in_use(NAME):
+        assert found()[NAME].in_use
+        assert not delete(NAME)
+    # Of another program, which downloads it.
+    lock = real / ".locks" / folder_of(NAME).name / "0123.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert found()[NAME].in_use
+    assert not found()[NAME].in_use
+    assert delete(NAME)
+
+
+def test_a_use_waits_for_a_deletion_that_has_begun(
+    real: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, goes_on, used = threading.Event(), threading.Event(), threading.Event()
+    scan = cache._scan
+
+    def slow() -> object:
+        began.set()
+        goes_on.wait()
+        return scan()
+
+    def use() -> None:
+        with in_use(NAME):
+            used.set()
+            there.append(folder_of(NAME).exists())
+
+    there: list[bool] = []
+    monkeypatch.setattr(cache, "_scan", slow)
+    deleting = threading.Thread(target=delete, args=(NAME,))
+    deleting.start()
+    began.wait()
+    using = threading.Thread(target=use)
+    using.start()
+    waiting = re.compile(rf"-> FLOCK .* {os.getpid()} ")
+    until(lambda: waiting.search(Path("/proc/locks").read_text()))
+    assert not used.is_set()
+    goes_on.set()
+    deleting.join()
+    using.join()
+    assert there == [False]
+
+
+def test_parts_of_a_killed_download_count_and_go(real: Path) -> None:
+    whole = found()[NAME].size_bytes
+    part, arriving = (folder_of(NAME) / "blobs" / f"{n}.cafe.incomplete" for n in ("01", "02"))
+    part.write_bytes(bytes(1000))
+    arriving.write_bytes(bytes(100))
+    lock = real / ".locks" / folder_of(NAME).name / "02.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert found()[NAME].size_bytes == whole + 1100
+        delete_parts()
+        assert [part.exists(), arriving.exists()] == [False, True]
+    # All that a download has left that was killed at its first file.
+    folder = folder_of("a/part") / "blobs"
+    folder.mkdir(parents=True)
+    (folder / "01.cafe.incomplete").write_bytes(bytes(1000))
+    assert found()["a/part"].size_bytes >= 1000
+    assert delete("a/part")
+
+
+def test_room_is_made_and_reserved(real: Path) -> None:
+    size = found()[NAME].size_bytes
+    rules = CacheRules(2 * size + 10, (NAME,))
+    with in_use("a/first"):
+        assert make_room("a/first", 10, rules) == []
+        folder_of("a/first").mkdir()
+        assert found()["a/first"].coming_bytes == 10
+        # Another replica's download of the same files needs no room beside.
+        assert make_room("a/first", 10, rules) == []
+        with in_use("a/second"):
+            assert make_room("a/second", 10, rules) == [WIDE]
+        note_coming("a/first", None)
+        assert found()["a/first"].coming_bytes == 0
+    with pytest.raises(NoSpaceError, match=r"NDIF_CACHE_BYTES"):
+        make_room("a/third", 10 + 2 * size, rules)
+    assert NAME in found()
+
+
+def test_a_cache_that_cannot_be_written_has_no_marks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "file" / "hub"))
+    with in_use(NAME):
+        note_coming(NAME, 5)
