@@ -12,7 +12,7 @@ import ast
 import contextlib
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -41,9 +41,7 @@ def instrument(blocks: Iterable[tuple[str, Mapping[str, Any]]], also: Iterable[A
     """Instrument the modules whose `.source` blocks name, given with the values of their names."""
     blocks, named = [*blocks], [*also]
     if any(".source" in text for text, _ in (*blocks, *_functions)):
-        with contextlib.suppress(Exception):  # text of any kind, whose error is the block's own
-            texts = [*blocks, *((text, names_of(function)) for text, function in _functions)]
-            named += _found(texts)
+        named += _found([*blocks, *((text, names_of(function)) for text, function in _functions)])
     for envoy in _unique(named):
         with contextlib.suppress(Exception):  # it has none; the block's own line says so
             _ = envoy.source
@@ -51,20 +49,25 @@ def instrument(blocks: Iterable[tuple[str, Mapping[str, Any]]], also: Iterable[A
 
 def names_of(function: FunctionType) -> dict[str, Any]:
     """Return the values of the script that a function refers to."""
-    closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return {**function.__globals__, **{name: cell.cell_contents for name, cell in closure}}
+    names = dict(function.__globals__)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # it is empty
+            names[name] = cell.cell_contents
+    return names
 
 
-def _found(texts: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Envoy]:
-    texts = [*texts]
+def _found(texts: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Envoy]:
+    found: list[Envoy] = []
     held = [_held(value) for _, names in texts for value in names.values()]
-    everything = _unique(part for root in _union(held).envoys for part in root.modules())
-    return [
-        envoy
-        for text, names in texts
-        if ".source" in text
-        for envoy in _Text(ast.parse(textwrap.dedent(text)), names, everything).named()
-    ]
+    with contextlib.suppress(
+        Exception
+    ):  # a tree or a text of any kind, whose error is the block's own
+        everything = _unique(part for root in _union(held).envoys for part in root.modules())
+        for text, names in texts:
+            if ".source" in text:
+                tree = ast.parse(textwrap.dedent(text))
+                found += _Text(tree, names, everything).named()
+    return found
 
 
 class _Meaning(NamedTuple):
