@@ -58,13 +58,11 @@ def names_of(function: FunctionType) -> dict[str, Any]:
 
 def _found(texts: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Envoy]:
     found: list[Envoy] = []
-    held = [_held(value) for _, names in texts for value in names.values()]
-    with contextlib.suppress(
-        Exception
-    ):  # a tree or a text of any kind, whose error is the block's own
-        everything = _unique(part for root in _union(held).envoys for part in root.modules())
-        for text, names in texts:
-            if ".source" in text:
+    roots = _union(_held(value) for _, names in texts for value in names.values()).envoys
+    everything = _unique(part for root in roots for part in root.modules())
+    for text, names in texts:
+        if ".source" in text:
+            with contextlib.suppress(Exception):  # text of any kind, whose error is the block's own
                 tree = ast.parse(textwrap.dedent(text))
                 found += _Text(tree, names, everything).named()
     return found
