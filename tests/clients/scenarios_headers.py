@@ -224,6 +224,18 @@ def scenario_source_of_a_forward(context: Context) -> None:
     scenario_reads_of_layers_and_logits(context)
 
 
+def scenario_source_named_within_its_forward(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        attention = model.transformer.h[0].attn
+        attention.source
+        with model.trace(PROMPT, remote=remote):
+            attention.c_attn.output[:] = 1
+            inner = attention.source.attention_interface_0.output[0].save()
+        return inner
+
+    context.same(block)
+
+
 def scenario_module_called_ad_hoc(context: Context) -> None:
     def block(model: Any, remote: bool) -> Any:
         with model.trace(PROMPT, remote=remote):

@@ -77,6 +77,7 @@ SANDBOXED: Reasons = {
         "a_function_that_torch_decorates",
         "names_that_are_not_used",
         "source_of_a_forward",
+        "source_named_within_its_forward",
         "module_called_ad_hoc",
         "attention_weights_need_eager",
     ),
@@ -128,6 +129,7 @@ PER_USER: Reasons = {
         "cache",
         "07_cache",
         "source_of_a_forward",
+        "source_named_within_its_forward",
     ),
     "a reset forgets what a block defined": (
         *_OF_THE_SCRIPT,

@@ -165,6 +165,11 @@ def tokenizes(model: Any, backend: Any) -> None:
         model.tokenizer.save_pretrained("/tmp/x")
 
 
+def pads(model: Any, backend: Any) -> None:
+    with model.trace(PROMPT, backend=backend):
+        model.tokenizer.padding_side = "right"
+
+
 def names_a_method(model: Any, backend: Any) -> None:
     with model.trace(PROMPT, fn="save_pretrained", backend=backend):
         model.lm_head.output.save()
@@ -252,6 +257,7 @@ BLOCKS: list[Callable[[Any, Any], None]] = [
     assigns,
     configures,
     tokenizes,
+    pads,
     calls_what_walks,
     binds,
     names_a_method,

@@ -16,7 +16,7 @@ from typing import Any
 import nnsight
 from nnsight.intervention import serialization
 
-from ndif.runtime.generations import PayloadError
+from ndif.runtime.generations import PayloadError, sources
 from ndif.runtime.results import trusted
 
 _OF_TORCH = ("ctx_factory", "func")
@@ -62,6 +62,7 @@ def _make_wrapper(*arguments: Any) -> FunctionType:
             "functools.wraps."
         ) from error
     trusted.note(function)
+    sources.note(source, function)
     return function
 
 

@@ -35,6 +35,7 @@ from ndif.runtime.generations import (
     explain_absent,
     find_class,
     overloaded07,
+    sources,
     unpickling_errors,
 )
 from ndif.runtime.generations.tracebacks07 import codes_above, explain_block, show_lines
@@ -156,8 +157,8 @@ interleaving.Mediator.handle_swap_event = _handle_swap_and_note
 _INTERNAL = str(Path(nnsight.__file__).parent)
 
 _SERIALIZATION = "nnsight.intervention.serialization"
-_FILENAME, _NAMES = 2, 9
-"""Positions of the file name and the names among the arguments of `make_function`."""
+_TEXT, _FILENAME, _NAMES = 0, 2, 9
+"""Positions of the text, the file name and the names among the arguments of `make_function`."""
 _FRAME = "get_non_nnsight_frame"
 _FRAMED = [
     module
@@ -241,6 +242,7 @@ class Nnsight07(Generation):
     def _run(
         self, payload: bytes, stream: ClientStream, policy: Protector | None
     ) -> dict[str, Any]:
+        sources.forget()
         objects = _Objects(self._objects if policy is None else policy.objects(self._objects))
         with unpickling_errors(self.name):
             request = RequestModel.deserialize(payload, objects, False)
@@ -257,11 +259,12 @@ class Nnsight07(Generation):
             stream.send(data)
 
         blocks = [fn, *(each.intervention for each in getattr(tracer, "mediators", ()))]
-        unsaved = Unsaved(*(_names(block) for block in blocks))
+        unsaved = Unsaved(*map(sources.names_of, blocks))
         # nnsight calls `self._send(data)`: a plain function would become a method.
         StreamTracer.register(staticmethod(send), staticmethod(stream.receive))
         try:
             self._enter()
+            sources.instrument(())
             values: dict[str, Any] = tracer.execute(fn)
             saved = tracing_globals.Globals.saves
             values = {**_filled(blocks, saved), **values}
@@ -289,6 +292,7 @@ class Nnsight07(Generation):
     def forget(self) -> None:
         """See `Generation.forget`."""
         linecache.clearcache()
+        sources.forget()
 
     def _enter(self) -> None:
         """Enter a trace, as far as `.save()` is concerned."""
@@ -304,7 +308,9 @@ class Nnsight07(Generation):
             except ValueError as error:
                 # The cause names a line of the user's code; the error around it does not.
                 raise error.__cause__ or error from None
-            return policy.adopt(function, names)
+            adopted = policy.adopt(function, names)
+            sources.note(given[_TEXT], adopted)
+            return adopted
 
         def setstate(function: FunctionType, state: tuple[Any, dict[str, Any]]) -> None:
             own, slots = state
@@ -342,12 +348,6 @@ class Nnsight07(Generation):
             *((module, _FRAME, _users_frame) for module in _FRAMED),
         ]
         return policy.guarding([base, serialization], replaced)
-
-
-def _names(block: Any) -> dict[str, Any]:
-    """Return the values of the script that a compiled block refers to."""
-    closure = zip(block.__code__.co_freevars, block.__closure__ or (), strict=True)
-    return {**block.__globals__, **{name: cell.cell_contents for name, cell in closure}}
 
 
 class Nnsight06(Nnsight07):

@@ -29,6 +29,7 @@ from ndif.runtime.generations import (
     Generation,
     PayloadError,
     find_class,
+    sources,
     unpickling_errors,
 )
 from ndif.runtime.generations.together08 import Together
@@ -112,12 +113,14 @@ class Nnsight08(Generation):
         objects, unpickler = self._objects, serialization.CustomCloudUnpickler
         if policy is not None:
             objects, unpickler = policy.objects(objects), functools.partial(_Unpickler, policy)
+        sources.forget()
         with unpickling_errors(self.name):
             tracer = RequestModel.deserialize(payload, objects, unpickler=unpickler)
             code, frame = tracer.info.code, tracer.info.frame
         unsaved = Unsaved(frame.f_globals, frame.f_locals)
         tracing.inc()
         try:
+            _instrument(tracer)
             tracer.execute(code)
             saved = tracing._saves()
             values = {
@@ -151,6 +154,11 @@ class Nnsight08(Generation):
         tracing_globals.SOURCES.clear()
         linecache.clearcache()
         self.model.interleaver.cancel()
+        sources.forget()
+        while _instrumented:
+            # Else each later pass would stop at every call within these modules.
+            state = _instrumented.pop()
+            state.body, state.sourced, state.compiled = state.original, False, None
 
     def prepare(self, env: Mapping[str, Any]) -> bool:
         """See `Generation.prepare`: an adapter and an attention implementation, for this request alone."""
@@ -207,6 +215,41 @@ class Nnsight08(Generation):
             (envoy.Envoy, "interleave", interleave),
         ]
         return policy.guarding(_COMPILING, replaced)
+
+
+# The modules whose `.source` a request reads
+
+_VIEWS = (source.Source, source.SourceEnvoy)
+"""Classes of what `.source` gives. Made outside of a block, a view comes with it."""
+
+_instrumented: set[source.State] = set()
+_install_source = envoy.install_source
+
+
+def _install_and_note(part: envoy.Envoy) -> source.Compiled:
+    """Replace `install_source`: note what was instrumented."""
+    compiled = _install_source(part)
+    _instrumented.add(vars(part._module)[source.STATE])
+    return compiled
+
+
+envoy.install_source = _install_and_note
+
+
+def _instrument(tracer: Any) -> None:
+    """Instrument what the block of a tracer, or an edit of its model, will read the `.source` of."""
+    frame = tracer.info.frame
+    names = {**frame.f_globals, **frame.f_locals}
+    blocks = [(_text(frame.f_code), names)]
+    for part in (getattr(tracer, "envoy", None), *names.values()):
+        if isinstance(part, envoy.Envoy):
+            blocks += [(_text(edit.code), {**edit.glbls, **edit.lcls}) for edit in part._edits]
+    views = [vars(each).get("envoy") for each in names.values() if type(each) in _VIEWS]
+    sources.instrument(blocks, [each for each in views if isinstance(each, envoy.Envoy)])
+
+
+def _text(code: CodeType) -> str:
+    return "".join(linecache.getlines(code.co_filename))
 
 
 # Errors in the model
@@ -270,7 +313,15 @@ interleaver.Mediator.swap = classmethod(_swap_and_note)
 
 
 @functools.wraps(_load_function)  # its name, by which this process's own payloads call it
-def _load_method(
+def _load_method(source: str, *given: Any) -> FunctionType:
+    """Replace `_load_function`: a method that uses `super()` gets a cell for its class."""
+    function = _method(source, *given)
+    trusted.note(function)
+    sources.note(source, function)
+    return function
+
+
+def _method(
     source: str,
     name: str,
     defaults: tuple[Any, ...] | None,
@@ -279,15 +330,14 @@ def _load_method(
     filename: str,
     line: int,
 ) -> FunctionType:
-    """Replace `_load_function`: a method that uses `super()` gets a cell for its class.
+    """Return a function with a cell for its class, if it uses one.
 
     nnsight compiles a method without the class around it, and Python then finds no `__class__` cell.
     """
     given = (source, name, defaults, kwdefaults, annotations, filename, line)
     function: FunctionType = _load_function(*given)
     if "super" in source or "__class__" in source:
-        function = _with_cell(function, source, line)
-    trusted.note(function)
+        return _with_cell(function, source, line)
     return function
 
 
@@ -373,7 +423,9 @@ class _Unpickler:
             if own is not None:
                 ours.append(own)
                 return own
-            return policy.adopt(_load_method(source, name, *others), {})
+            adopted = policy.adopt(_method(source, name, *others), {})
+            sources.note(source, adopted)
+            return adopted
 
         def fill(function: Any, names: Mapping[str, Any]) -> None:
             if function not in ours:

@@ -466,9 +466,10 @@ class AccessGuards:
             if not hasattr(type(getattr(kind, name, None)), "__set__"):
                 return f"{protected}; you can set the output, input and inputs of a module, and a gradient"
         elif value in self._protected:
-            return (
-                f"{protected}, because it belongs to the model; set the output of a module instead"
-            )
+            remedy = "set the output of a module instead"
+            if hasattr(kind, "convert_tokens_to_ids"):
+                remedy = "set it on your side, and trace what your tokenizer returns"
+            return f"{protected}, because it belongs to the model; {remedy}"
         return None
 
     def set(self, value: Any, name: str, new: Any) -> None:

@@ -1,0 +1,212 @@
+"""The modules whose `.source` a block names, instrumented before its model runs.
+
+nnsight instruments a module when its `.source` is read. A user's own process may have read it before the
+trace; here a block may read it first when the forward has begun, which is too late. So the text of a block,
+and of the functions that came with it, is searched for `.source`. If it may mean several modules, all are
+instrumented: that changes no value. A module that is not found is instrumented when it is read, as before.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from types import FunctionType
+from typing import Any, NamedTuple
+
+from nnsight.intervention.envoy import Envoy
+
+_SAME_ITEMS = frozenset(("enumerate", "zip", "list", "tuple", "reversed", "iter", "next"))
+_SAME_ITEMS_METHODS = frozenset(("items", "values", "children", "named_children"))
+_ANY = "*"
+"""The index of an item that the text does not tell."""
+
+_functions: list[tuple[str, FunctionType]] = []
+"""The functions of the present request, with their texts."""
+
+
+def note(text: str, function: FunctionType) -> None:
+    """Note a function that came with a request."""
+    _functions.append((text, function))
+
+
+def forget() -> None:
+    """Forget the functions of earlier requests."""
+    _functions.clear()
+
+
+def instrument(blocks: Iterable[tuple[str, Mapping[str, Any]]], also: Iterable[Any] = ()) -> None:
+    """Instrument the modules whose `.source` blocks name, given with the values of their names."""
+    blocks, named = [*blocks], [*also]
+    if any(".source" in text for text, _ in (*blocks, *_functions)):
+        named += _found([*blocks, *((text, names_of(function)) for text, function in _functions)])
+    for envoy in _unique(named):
+        with contextlib.suppress(Exception):  # it has none; the block's own line says so
+            _ = envoy.source
+
+
+def names_of(function: FunctionType) -> dict[str, Any]:
+    """Return the values of the script that a function refers to."""
+    names = dict(function.__globals__)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # it is empty
+            names[name] = cell.cell_contents
+    return names
+
+
+def _found(texts: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Envoy]:
+    found: list[Envoy] = []
+    roots = _union(_held(value) for _, names in texts for value in names.values()).envoys
+    everything = _unique(part for root in roots for part in root.modules())
+    for text, names in texts:
+        if ".source" in text:
+            with contextlib.suppress(Exception):  # text of any kind, whose error is the block's own
+                tree = ast.parse(textwrap.dedent(text))
+                found += _Text(tree, names, everything).named()
+    return found
+
+
+class _Meaning(NamedTuple):
+    """The modules that an expression may be, or that are its items."""
+
+    envoys: tuple[Envoy, ...] = ()
+    is_unknown: bool = False
+    """True if it may be another module as well."""
+
+
+class _Text:
+    """The text of a block or a function, with the values that its names have before it runs."""
+
+    def __init__(
+        self, tree: ast.AST, values: Mapping[str, Any], everything: tuple[Envoy, ...]
+    ) -> None:
+        self._tree = tree
+        self._values = values
+        self._everything = everything
+        self._bound: dict[str, list[tuple[ast.expr | None, bool]]] = defaultdict(list)
+        """The expressions that a name stands for, None for an unknown one; True for an item of it."""
+        self._known: dict[str, _Meaning] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    self._bind(target, node.value, is_item=False)
+            elif isinstance(node, ast.AnnAssign | ast.NamedExpr):
+                self._bind(node.target, node.value, is_item=False)
+            elif isinstance(node, ast.For | ast.comprehension):
+                self._bind(node.target, node.iter, is_item=True)
+            elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+                self._bind(node.optional_vars, None, is_item=False)
+            elif isinstance(node, ast.arg):
+                self._bound[node.arg].append((None, False))
+
+    def named(self) -> list[Envoy]:
+        """Return the modules whose `.source` the text names."""
+        nodes = [node for node in ast.walk(self._tree) if isinstance(node, ast.Attribute)]
+        return [
+            envoy
+            for node in nodes
+            if node.attr == "source"
+            for envoy in self._of(node.value).envoys
+        ]
+
+    def _bind(self, target: ast.expr, value: ast.expr | None, *, is_item: bool) -> None:
+        if isinstance(target, ast.Name):
+            self._bound[target.id].append((value, is_item))
+        elif isinstance(target, ast.Tuple | ast.List):
+            for each in target.elts:
+                self._bind(each, value, is_item=True)
+
+    def _of(self, node: ast.expr | None) -> _Meaning:
+        if node is None:
+            return _Meaning(is_unknown=True)
+        if isinstance(node, ast.Name):
+            return self._of_name(node.id)
+        if isinstance(node, ast.Attribute):
+            return self._part(self._of(node.value), node.attr)
+        if isinstance(node, ast.Subscript):
+            return self._item(self._of(node.value), node.slice)
+        if isinstance(node, ast.Call):
+            return self._of_call(node.func, node.args)
+        # A choice, or a list of modules.
+        parts = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
+        return _union(map(self._of, parts))
+
+    def _of_name(self, name: str) -> _Meaning:
+        if name not in self._known:
+            self._known[name] = _held(self._values.get(name))
+            for value, is_item in self._bound[name]:
+                # It may refer to the name itself: `layer = layer.attn`.
+                meaning = self._item(self._of(value)) if is_item else self._of(value)
+                self._known[name] = _union((self._known[name], meaning))
+        return self._known[name]
+
+    def _of_call(self, function: ast.expr, arguments: list[ast.expr]) -> _Meaning:
+        if isinstance(function, ast.Name) and function.id in _SAME_ITEMS:
+            return _union(map(self._of, arguments))
+        if isinstance(function, ast.Attribute) and function.attr in _SAME_ITEMS_METHODS:
+            return self._of(function.value)
+        if isinstance(function, ast.Attribute) and function.attr == "get" and arguments:
+            found = self._of(function.value)
+            for part in _path(arguments[0]):
+                found = self._item(found) if _ANY in part else self._part(found, part)
+            return found
+        return _Meaning(is_unknown=True)
+
+    def _part(self, meaning: _Meaning, name: str) -> _Meaning:
+        parts = [vars(each).get(name) for each in self._places(meaning)]
+        envoys = [each for each in parts if isinstance(each, Envoy)]
+        return _Meaning(_unique(envoys), meaning.is_unknown)
+
+    def _item(self, meaning: _Meaning, index: ast.expr | None = None) -> _Meaning:
+        """Return what an index or a loop takes of lists; a module that is no list is an item already."""
+        items: list[Envoy] = []
+        for each in self._places(meaning):
+            if hasattr(type(each._module), "__getitem__"):
+                parts = [part for part in vars(each).values() if isinstance(part, Envoy)]
+                items += self._taken(parts, index)
+            elif each in meaning.envoys:
+                items.append(each)
+        return _Meaning(_unique(items), meaning.is_unknown)
+
+    def _taken(self, parts: list[Envoy], index: ast.expr | None) -> list[Envoy]:
+        """Return the parts that an index takes: all, if it is no number that is known."""
+        if isinstance(index, ast.Name) and not self._bound[index.id]:
+            index = ast.Constant(self._values.get(index.id))
+        try:
+            return [parts[ast.literal_eval(index)]] if index is not None else parts
+        except (ValueError, TypeError):
+            return parts
+        except IndexError:
+            return []
+
+    def _places(self, meaning: _Meaning) -> tuple[Envoy, ...]:
+        return self._everything if meaning.is_unknown else meaning.envoys
+
+
+def _path(node: ast.expr) -> list[str]:
+    """Return the parts of a path that is written as text, with a star where something is filled in."""
+    within = node.values if isinstance(node, ast.JoinedStr) else [node]
+    written = [str(each.value) if isinstance(each, ast.Constant) else _ANY for each in within]
+    return "".join(written).split(".")
+
+
+def _held(value: Any, depth: int = 2) -> _Meaning:
+    """Return the modules that a value of the script is, or holds."""
+    if isinstance(value, Envoy):
+        return _Meaning((value,))
+    if depth and type(value) in (list, tuple, set, dict):
+        items = value.values() if type(value) is dict else value
+        return _union(_held(each, depth - 1) for each in items)
+    return _Meaning()
+
+
+def _union(meanings: Iterable[_Meaning]) -> _Meaning:
+    found = [*meanings]
+    envoys = _unique(each for meaning in found for each in meaning.envoys)
+    return _Meaning(envoys, any(each.is_unknown for each in found))
+
+
+def _unique(envoys: Iterable[Envoy]) -> tuple[Envoy, ...]:
+    return tuple({id(each): each for each in envoys}.values())
