@@ -1,7 +1,8 @@
 """Download a repository for a process without secrets: `python -m ndif.runtime.weights.fetch SPEC`.
 
 Downloading a gated model takes a token, and a process that runs untrusted code must hold none. So this
-process downloads the files and ends before the first request. It prints JSON lines: its progress in bytes,
+process downloads the files and ends before the first request, or once its standard input is closed. It
+prints JSON lines: its progress in bytes,
 and last the facts that only the hub knows, the model's name there, the task of its card, and whether it
 gives the files to everybody. It imports neither torch nor transformers, whose imports take longer than a
 small model's download.
@@ -9,6 +10,8 @@ small model's download.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
@@ -29,8 +32,10 @@ from huggingface_hub import (
     snapshot_download,
     try_to_load_from_cache,
 )
+from huggingface_hub.file_download import repo_folder_name
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from ndif.runtime.process.children import end_with_input
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import UserFacingError, sentence
 from ndif.sizes import format_size
@@ -157,6 +162,8 @@ _UNUSED = re.compile(
 """Weights in formats for other programs, and files that no program reads."""
 _ADAPTER = "adapter_config.json"
 """A file that would have another model loaded, and an adapter on top of it."""
+_PARTIAL = ".incomplete"
+"""Suffix of a file of the Hub's cache that is being downloaded, under a name of its process's own."""
 _TEMPLATES = "additional_chat_templates/"
 _OWN_CODE = ("config.json", "tokenizer_config.json", "processor_config.json")
 """Files that can name classes of another repository."""
@@ -207,6 +214,7 @@ def _provide(spec: ModelSpec) -> dict[str, Any]:
             f"{format_size(missing)} of it are to be downloaded, and the disk that they would go to has "
             f"{format_size(free)} free: free some, or set HF_HOME to a folder on a larger one."
         )
+    delete_left(cache, spec.checkpoint)
     folder = snapshot_download(
         spec.checkpoint, revision=spec.revision, allow_patterns=names, tqdm_class=_ProgressBar
     )
@@ -215,6 +223,29 @@ def _provide(spec: ModelSpec) -> dict[str, Any]:
             snapshot_download(repository, allow_patterns="*.py")
     card = found.pipeline_tag
     return {"repo_id": found.id, "card": card, "gated": is_gated(found), "folder": folder}
+
+
+def discard_partial() -> None:
+    """Delete the files that this process has not downloaded whole; the hub's library goes on with none."""
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            file = descriptor.readlink()
+            if file.suffix == _PARTIAL:
+                file.unlink()
+
+
+def delete_left(cache: Path, repo_id: str) -> None:
+    """Delete what killed downloads of a repository have left: each takes its disk for ever otherwise."""
+    folder = repo_folder_name(repo_id=repo_id, repo_type="model")
+    for file in (cache / folder / "blobs").glob(f"*{_PARTIAL}"):
+        etag = file.name.partition(".")[0]
+        # A process that writes the file holds the lock, which it or another one has made.
+        with (
+            contextlib.suppress(OSError),
+            (cache / ".locks" / folder / f"{etag}.lock").open("a") as lock,
+        ):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.unlink()
 
 
 def is_gated(known: ModelInfo | None) -> bool:
@@ -310,4 +341,5 @@ class _ProgressBar(tqdm):  # type: ignore[misc]
 
 
 if __name__ == "__main__":
+    end_with_input(discard_partial)
     main(ModelSpec.of(json.loads(sys.argv[1])))
