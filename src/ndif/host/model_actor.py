@@ -48,7 +48,7 @@ from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.accounts import may_trust
 from ndif.stores.broker import Broker, BrokerError
-from ndif.stores.objects import DiskError, ObjectStore, ObjectStoreError
+from ndif.stores.objects import DiskError, MemoryFullError, ObjectStore, ObjectStoreError
 from ndif.tasks import end
 from ndif.telemetry.steps import step
 
@@ -431,7 +431,8 @@ class LocalModelActor:
         except ObjectStoreError as error:
             logger.warning("request %s: its result is lost: %s", request.id, error)
             # Of a store elsewhere the message names the address, which is for the log alone.
-            why = str(error) if isinstance(error, DiskError) else _AWAY
+            is_said = isinstance(error, DiskError | MemoryFullError)
+            why = str(error) if is_said else _AWAY
             return Response(request.id, Status.ERROR, _NOT_STORED.format(why))
         except LimitError as error:
             runner.kill()
