@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
 from ndif.tasks import apart
 from tests.on_loop import on_loop
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.process
 
@@ -62,3 +65,16 @@ async def test_a_result_and_an_error_are_the_librarys() -> None:
     assert await apart(library(False)) == 3
     with pytest.raises(ConnectionResetError, match="gone"):
         await apart(library(True))
+
+
+def test_a_thread_that_is_left_behind_does_not_delay_the_end_of_its_process() -> None:
+    code = (
+        "import asyncio, threading; from ndif.tasks import aside, end\n"
+        "async def main():\n"
+        "    begun = asyncio.Event(); loop = asyncio.get_running_loop()\n"
+        "    def work(): loop.call_soon_threadsafe(begun.set); threading.Event().wait()\n"
+        "    async def wait(): await aside(work)\n"
+        "    waiting = asyncio.create_task(wait()); await begun.wait(); await end([waiting])\n"
+        "asyncio.run(main())"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S).returncode == 0

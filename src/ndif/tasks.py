@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Awaitable, Collection, Coroutine
+import threading
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 # `asyncio.wait_for` may lose a cancellation before Python 3.12, and the canceller then waits for ever.
@@ -52,6 +54,21 @@ async def apart(work: Coroutine[Any, Any, T]) -> T:
     finally:
         await end([task])
     return task.result()
+
+
+def aside(work: Callable[[], T]) -> asyncio.Future[T]:
+    """Return the result of `work`, done in a thread that does not delay the end of the process."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # a caller that is cancelled leaves the thread to itself
+
+    def do() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=do, name="aside", daemon=True).start()
+    return asyncio.wrap_future(future)
 
 
 async def reap(process: asyncio.subprocess.Process) -> None:

@@ -106,8 +106,11 @@ class Table:
                 entry = self._of(name)
                 outcome = self._set(entry.config, replicas, generation or "0.8")
                 return {"models": [{**outcome, "evicted": []}]}
-            case Restart(model=name):
-                return {"restarted": self._keys(self._of(name))}
+            case Restart(model=name, generation=generation):
+                entry = self._of(name)
+                if generation not in (None, entry.generation):
+                    raise OperationError(404, f"There is no replica for nnsight {generation}.")
+                return {"restarted": self._keys(entry)}
             case Kill():
                 self._kill(operation)
                 return {"killed": True}

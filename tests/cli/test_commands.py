@@ -259,6 +259,12 @@ def test_every_model_is_evicted(ndif: Ndif, table: Table) -> None:
 def test_a_models_replicas_are_restarted(ndif: Ndif) -> None:
     ndif("deploy", "org/a")
     assert ndif("restart", "org/a").stdout.endswith("replica r1 restarts.\n")
+    assert ndif("restart", "org/a", "--generation", "0.8").exit_code == 0
+    assert "no replica for nnsight 0.7" in error(ndif("restart", "org/a", "--generation", "0.7"), 4)
+    for what in ([], ["broker"]):
+        assert "for the replicas of a MODEL" in error(
+            ndif("restart", *what, "--generation", "0.8"), 2
+        )
     assert printed(ndif("restart", "org/a", "--json"))["restarted"][0]["replica_id"] == "r1"
 
 

@@ -289,7 +289,8 @@ def test_services_alone_are_used_by_a_server_and_outlive_it(
     for word in ("object-store", "broker"):
         done = place.ndif("start", word, "--detach", **broker, **store)
         assert done.code == 0, done
-        assert "already" in place.ndif("start", word, **broker, **store).error
+        said = place.ndif("start", word, **broker, **store).error
+        assert re.search(rf"An? {word} is running already .* with `ndif stop --services`", said)
     found = place.read("info")["services"]
     assert {name: each["answers"] for name, each in found.items()} == {
         "broker": True,
@@ -320,7 +321,8 @@ def test_a_broker_alone_keeps_its_queue_when_the_server_is_stopped(
     assert done.code == 0
     left = f"The broker at redis://127.0.0.1:{port_of(broker)}/0 still runs; "
     assert done.output.splitlines()[-1] == f"{left}`ndif stop --services` stops it."
-    place.start("api", **broker)
+    said = place.ndif("start", "api", "--detach", **broker).output
+    assert "a machine that joins this server's Ray cluster, needs:" in said
     until(lambda: place.ndif("kill", job).code == 0)  # the next server has it
     assert place.ndif("stop", "--services").code == 0
     assert not accepts(port_of(broker))
@@ -347,6 +349,9 @@ def test_a_head_and_a_worker_that_joins_it(
         done = worker.ndif("start", "--worker", "--detach", **everything)
         assert done.code == 0, done
         assert done.output.startswith("A worker of the cluster at"), done
+        assert "A worker of the cluster at" in worker.ndif("logs", "ray").output
+        said = worker.ndif("start", "--worker", **everything).error
+        assert "A worker is running already" in said
         record = worker.read("info")
         assert record["node_type"] == "worker"
         until(lambda: len(place.read("status")["nodes"]) == 2, lambda: str(place.read("status")))

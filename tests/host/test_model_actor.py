@@ -23,7 +23,7 @@ from ndif.host.runner_protocol import LimitReason
 from ndif.host.watchdogs import ResourceWatchdog
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.stores.objects import FileStore
+from ndif.stores.objects import FileStore, MemoryFullError, Upload
 from ndif.stores.objects.room import RoomLimits
 from ndif.tasks import within
 from tests.conftest import ADAPTER
@@ -237,6 +237,33 @@ async def test_a_result_for_which_the_disk_has_no_room(
         response = await served.run(reading(client), polled=True)
         assert response.status is Status.ERROR
         assert "its result could not be stored: the server's disk is full" in response.description
+
+
+class Narrow(FileStore):
+    """A store on a machine whose memory takes no second result."""
+
+    is_full = False
+
+    async def create_for(self, size: int) -> Upload:
+        if self.is_full:
+            raise MemoryFullError(f"it takes {size} bytes")
+        self.is_full = True
+        return self.create()
+
+
+@on_loop
+async def test_a_result_for_which_the_memory_has_no_room(
+    tiny_gpt2: Path, client: TransformersModel, strict: Settings, tmp_path: Path
+) -> None:
+    settings = strict.model_copy(update={"max_inline_result_bytes": 0})
+    objects, read = Narrow(tmp_path, 60), reading(client)
+    async with serve(tiny_gpt2, settings=settings, objects=objects) as served:
+        assert (await served.run(read, trusted=False)).status is Status.COMPLETED
+        response = await served.run(read, trusted=False)
+        assert response.status is Status.ERROR
+        assert "its result could not be stored: it takes" in response.description
+        objects.is_full = False
+        assert (await served.run(read, trusted=False)).status is Status.COMPLETED
 
 
 @pytest.mark.parametrize("polled", [True, False])

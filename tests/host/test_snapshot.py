@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ndif.host.snapshot import pack, publish, scan, unpack
+from ndif.host.snapshot import find_files, pack, publish, scan, unpack
 from ndif.stores.objects import FileStore
 from tests.on_loop import on_loop
 
@@ -65,6 +65,21 @@ def test_what_a_repository_calls_a_vocabulary_does_not_fill_the_memory(tmp_path:
     # Of two that are as large, the first fits.
     assert set(found.files) == {*names, "model_index.json"}
     assert found.withheld == {"vocab.txt", "merges.txt", "model.safetensors"}
+
+
+def test_a_download_that_was_ended_between_two_shards_is_not_the_whole_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = checkpoint(tmp_path / "snapshots" / COMMIT)
+    config = str(folder / "config.json")
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: config)
+    assert find_files("org/name", None) == folder
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert find_files("org/name", None) is None
+    (folder / "model-2.safetensors").touch()
+    assert find_files("org/name", None) == folder
 
 
 def test_no_name_is_extracted_outside_of_the_folder(tmp_path: Path) -> None:

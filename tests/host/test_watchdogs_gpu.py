@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from nnsight import TransformersModel
 
+from ndif.host import watchdogs
 from ndif.host.gpus import Driver
 from ndif.host.watchdogs import SLACK, GpuUsage, GpuWatch, exceeded, usage_of
 from ndif.schema.status import Status
@@ -126,7 +127,7 @@ async def watched(
 ) -> tuple[asyncio.Task[None], list[str], GpuWatch]:
     watch = GpuWatch(driver, GPUS, SIZES, EVERY_S)
     reasons: list[str] = []
-    over = watch.enforce(replica.runner, replica.zygote, shares, reasons.append)
+    over = watch.enforce(replica.runner, replica.zygote, shares, {}, reasons.append)
     return asyncio.create_task(over), reasons, watch
 
 
@@ -142,6 +143,35 @@ async def test_a_request_that_takes_too_much_is_ended(machine: Machine, replica:
     use(machine, 1, **holding(replica, runner=4500))
     await within(watching, PATIENCE_S)
     assert ["took 3.9GiB" in reason for reason in reasons] == [True]
+    await driver.close()
+
+
+@on_loop
+async def test_what_a_request_takes_before_the_first_look_counts(
+    machine: Machine, replica: Replica
+) -> None:
+    use(machine, 1, **holding(replica))
+    driver = Driver()
+    watch = GpuWatch(driver, GPUS, SIZES, EVERY_S)
+    one = replica.runner, replica.zygote, {0: 80 << 30, 1: SHARE}
+    before = await watch.before(*one)
+    assert before == {1: GpuUsage(500 * MIB, 9000 * MIB)}
+    use(machine, 1, **holding(replica, runner=4500))
+    reasons: list[str] = []
+    await within(watch.enforce(*one, before, reasons.append), PATIENCE_S)
+    assert ["took 3.9GiB" in reason for reason in reasons] == [True]
+    await driver.close()
+
+
+@on_loop
+async def test_no_request_waits_for_a_driver_that_hangs(
+    machine: Machine, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.becomes((), "hang")
+    monkeypatch.setattr(watchdogs, "_FIRST_S", 0.1)
+    driver = Driver(timeout_s=PATIENCE_S)
+    watch = GpuWatch(driver, GPUS, SIZES, EVERY_S)
+    assert await watch.before(replica.runner, replica.zygote, {1: SHARE}) == {}
     await driver.close()
 
 
@@ -167,7 +197,7 @@ async def test_a_driver_that_reports_no_processes_is_logged_once(
     driver = Driver()
     watching, reasons, watch = await watched(machine, replica, {1: SHARE}, driver)
     await within(watching, PATIENCE_S)
-    await watch.enforce(replica.runner, replica.zygote, {1: SHARE}, reasons.append)
+    await watch.enforce(replica.runner, replica.zygote, {1: SHARE}, {}, reasons.append)
     assert not reasons
     assert caplog.text.count("is not watched") == 1
     await driver.close()
@@ -189,7 +219,7 @@ async def test_a_job_that_is_ended_on_a_shared_gpu_gets_the_reason(
         use(machine, 0, **{f"p{owner}": 8000})
         running = asyncio.create_task(served.run(lasting(client)))
         await within(served.begun.wait(), PATIENCE_S)
-        await eventually(lambda: watch._sample[0] > 0)
+        assert watch._sample[0] > 0  # of before it began
         assert served.actor._runner is not None
         use(machine, 0, **{f"p{owner}": 8000, f"p{served.actor._runner.pid}": 4000})
         response = await within(running, PATIENCE_S)

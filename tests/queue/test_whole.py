@@ -1798,6 +1798,26 @@ def test_a_restart_that_brings_nothing_back_says_so(tmp_path: Path) -> None:
     run(main())
 
 
+def test_a_restart_of_one_generation_leaves_the_other(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 10}) as world:
+            for generation in ("0.7", "0.8"):
+                await world.until_ended(await world.send("a/a", generation=generation))
+            before = {each.placed.model_key: each for each in world.of("a/a")}
+            restart = Restart(model="a/a", generation="0.7")
+            (told,) = (await restart.perform(world.operations))["restarted"]
+            assert told["model_key"].endswith("@0.7")
+            await elapse(60)
+            after = {each.placed.model_key: each for each in world.of("a/a")}
+            assert after.keys() == before.keys()
+            changed = [key for key in after if after[key] is not before[key]]
+            assert changed == [told["model_key"]]
+            with pytest.raises(OperationError, match=r"has no replica for nnsight 0\.6"):
+                await Restart(model="a/a", generation="0.6").perform(world.operations)
+
+    run(main())
+
+
 def test_what_is_only_in_memory_is_restarted_on_its_device(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 60, "a/b": 70}) as world:

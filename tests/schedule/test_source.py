@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import threading
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ndif.schedule.source import ScheduleSource
+from ndif.schedule.expansion import CalendarError, Expansion
+from ndif.schedule.source import ScheduleSource, expand_in_process
 from ndif.schema.deployment import DeploymentConfig
 from tests.on_loop import on_loop
 from tests.schedule.calendars import calendar, event
@@ -329,6 +331,42 @@ async def test_a_process_that_ends_leaves_the_last_good_schedule(
     source = ScheduleSource(str(path), zone="Atlantis")
     assert await dedicated(source) == []
     assert "takes more than 30s of CPU time or 512 MiB of memory" in source.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (CalendarError("it takes longer than 2min to read"), "it takes longer than 2min to read"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "Resource temporarily"),
+    ],
+)
+@on_loop
+async def test_a_good_calendar_that_cannot_be_expanded_again_still_holds(
+    tmp_path: Path, error: Exception, why: str
+) -> None:
+    path = tmp_path / "models.ics"
+    path.write_bytes(dedicating("org/first"))
+    fails = False
+
+    async def expand(content: bytes, zone: str, since: datetime, until: datetime) -> Expansion:
+        if fails:
+            raise error
+        return await expand_in_process(content, zone, since, until)
+
+    source = ScheduleSource(str(path), expand=expand)
+    assert await dedicated(source) == ["org/first"]
+    fails = True
+    later = NOW + timedelta(days=1)
+    assert await dedicated(source, later) == ["org/first"]
+    assert f"cannot be read ({why}" in source.problems[0]
+    assert "that of 2026-10-05 12:00 UTC still holds" in source.problems[0]
+    path.unlink()
+    assert await dedicated(source, later) == ["org/first"]
+    assert "No such file" in source.problems[0]
+    fails = False
+    path.write_bytes(dedicating("org/first"))
+    assert await dedicated(source, later) == ["org/first"]
+    assert source.problems == ()
 
 
 @on_loop

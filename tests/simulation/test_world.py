@@ -135,7 +135,11 @@ def test_json_says_the_same() -> None:
         (SMALL + "rules: {minimum_deployment_time: soon}", "must be a duration"),
         (SMALL + "rules: {fraction_largest_possible: 2.0}", "must lie between 0 and 1"),
         (SMALL + "speeds: {load_bytes_per_s: 0}", "must be more than 0 bytes a second"),
-        (SMALL + "autoscale: {cooldown: 1h, idle: 1m}", "no more than idle_s"),
+        (
+            SMALL + "autoscale: {cooldown: 1h, idle: 1m}",
+            "cooldown must be more than 0 and no more than idle.",
+        ),
+        (SMALL + "autoscale: {backoff: 1h, longest_backoff: 1m}", "than longest_backoff."),
         ("nodes: [", "c.yaml, line 1: this is no YAML"),
     ],
 )

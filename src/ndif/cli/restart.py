@@ -39,26 +39,36 @@ _LOOK_S = 0.1
 
 @click.command("restart")
 @click.argument("what", required=False, metavar="[SERVICE|MODEL]", shell_complete=complete_models)
+@click.option(
+    "--generation",
+    metavar="0.7",
+    help="Restart only MODEL's replicas for clients of this nnsight generation.",
+)
 @url_option
 @token_option
 @json_option
-def command(what: str | None, url: str | None, token: str | None, as_json: bool) -> None:
+def command(
+    what: str | None, generation: str | None, url: str | None, token: str | None, as_json: bool
+) -> None:
     """Restart a service, the replicas of MODEL, or without an argument the server.
 
     SERVICE is api, dispatcher, broker, object-store or ray. It starts again in place, with its data, and
     the others go on. The whole server starts again detached from the terminal, with the options and the
     environment of its first start and the models that are deployed now.
     """
+    if generation is not None and what in (None, "all", *LOG_NAMES):
+        raise click.UsageError("--generation is for the replicas of a MODEL.")
     if what in LOG_NAMES:
         _restart_service(what, url, token, as_json)
     elif what in (None, "all"):
         _restart_server(connect(url, token), as_json)
     else:
-        _restart_model(connect(url, token), what, as_json)
+        _restart_model(connect(url, token), what, generation, as_json)
 
 
-def _restart_model(server: ServerClient, model: str, as_json: bool) -> None:
-    answer = server.post("/admin/restart", {"model": model}, what="replicas to be replaced")
+def _restart_model(server: ServerClient, model: str, generation: str | None, as_json: bool) -> None:
+    body = {"model": model, "generation": generation}
+    answer = server.post("/admin/restart", body, what="replicas to be replaced")
     length = unique_length(each["replica_id"] for each in answer["restarted"])
     show_answer(
         answer,

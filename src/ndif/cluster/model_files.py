@@ -9,16 +9,16 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import anyio.to_thread
 
 from ndif.cluster.models import Model, Models
 from ndif.cluster.replica import Replica
 from ndif.host.snapshot import Snapshot, fetch, find_files, publish
 from ndif.schema.deployment import read_task
 from ndif.stores.objects import ObjectStore, ObjectStoreError
+from ndif.tasks import aside
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,8 @@ class ModelFinder:
             if found is not None or self._ask_again.get(source, now) > now:
                 return found
             try:
-                folder = tempfile.TemporaryDirectory(prefix="ndif-hub-")
+                # The process may end while its thread still writes there.
+                folder = tempfile.TemporaryDirectory(prefix="ndif-hub-", ignore_cleanup_errors=True)
                 found = fetch(*source, Path(folder.name))
             except OSError as error:
                 self._ask_again[source] = now + _ASK_AGAIN_S
@@ -153,7 +154,7 @@ class ModelFilesStorage:
             return
         self._look_again[source] = now + _LOOK_AGAIN_S
         # The thread of a slow download is left behind, and ends with the process.
-        found = await anyio.to_thread.run_sync(self.finder.find, model, abandon_on_cancel=True)
+        found = await aside(partial(self.finder.find, model))
         if found is not None:
             key = await publish(found.source, found.revision, self.objects)
             self._known.setdefault(source, _Archive(key, found.task))

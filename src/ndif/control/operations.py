@@ -507,13 +507,21 @@ class Restart(Operation):
     answer = answers.Restarted
 
     model: str = Field(min_length=1)
+    generation: Generation | None = None
+    """The nnsight generation whose replicas are restarted; None: every one."""
 
     async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""
         models = control.find(self.model)
-        existing = [each for each in control.controller.replicas() if each.model in models]
+        existing = [
+            each
+            for each in control.controller.replicas()
+            if each.model in models
+            and self.generation in (None, Variant.parse(each.placed.model_key).generation)
+        ]
         if not existing:
-            raise OperationError(404, f"{self.model!r} has no replica to restart.")
+            of = "" if self.generation is None else f" for nnsight {self.generation}"
+            raise OperationError(404, f"{self.model!r} has no replica{of} to restart.")
         hot = [each for each in existing if each.placed.level is _HOT]
         # Of a model that is only in memory, one replica per generation starts on a device.
         restarted = hot or list({each.placed.model_key: each for each in existing}.values())

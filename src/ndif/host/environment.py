@@ -103,44 +103,6 @@ def cpu_memory(
     return total
 
 
-_LEAST_AVAILABLE = 0.1
-_CGROUP_FILES = (
-    ("memory.max", "memory.current", "memory.stat", ""),
-    (
-        "memory/memory.limit_in_bytes",
-        "memory/memory.usage_in_bytes",
-        "memory/memory.stat",
-        "total_",
-    ),
-)
-"""A container's limit, what it uses, the parts of that and their prefix: of cgroups 2, and 1."""
-_MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
-
-
-def memory_is_short(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> bool:
-    """Return True if less than a tenth of the memory of this machine, or of its container, is available."""
-    fields = _numbers(meminfo)
-    if fields["MemAvailable"] < _LEAST_AVAILABLE * fields["MemTotal"]:
-        return True
-    for limited, current, stat, prefix in _CGROUP_FILES:
-        try:
-            limit = int((cgroup / limited).read_text())
-            used, parts = int((cgroup / current).read_text()), _numbers(cgroup / stat)
-        except (OSError, ValueError):  # another version; "max": no limit
-            continue
-        # The page cache counts as used, and is given up for what needs memory.
-        given_up = parts[f"{prefix}active_file"] + parts[f"{prefix}inactive_file"]
-        if limit - used + given_up < _LEAST_AVAILABLE * limit:
-            return True
-    return False
-
-
-def _numbers(file: Path) -> dict[str, int]:
-    """Return the names and numbers of a file of the kernel's with one of each a line."""
-    lines = (line.split() for line in file.read_text().splitlines())
-    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1}
-
-
 _NUMA_NODES = Path("/sys/devices/system/node")
 
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import anyio.to_thread
-
 from ndif.config.units import format_duration
 from ndif.host.environment import environment
 from ndif.host.fork_server import ForkServers
@@ -27,7 +25,7 @@ from ndif.runtime.spec import ModelSpec
 from ndif.sandbox.confinement.confinement import Mode
 from ndif.schema.deployment import Defaults, DeploymentConfig, read_task
 from ndif.schema.structure import ModelStructure, read_structure
-from ndif.tasks import end, within
+from ndif.tasks import aside, end, within
 
 _OUTLINE, _MEASURE = "ndif.runtime.weights.outline", "ndif.runtime.measure"
 _OUTLINES_AT_ONCE, _MEASURED_AT_ONCE = 8, 4
@@ -257,7 +255,7 @@ async def _look(spec: ModelSpec) -> str | None:
         return unavailable(spec)
 
     # The thread of a hub that does not answer is left behind, and ends with the process.
-    return await anyio.to_thread.run_sync(look, abandon_on_cancel=True)
+    return await aside(look)
 
 
 @contextlib.contextmanager

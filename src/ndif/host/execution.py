@@ -18,6 +18,7 @@ from ndif.host.runner_protocol import (
     RunnerProtocol,
     TogetherProtocol,
     parse_meta,
+    parse_size,
     parse_steps,
 )
 from ndif.schema.payload import Payload, PayloadFile
@@ -98,7 +99,10 @@ class Execution:
                             break
                         await runner.send({"kind": "upload"}, content)
                     case "spill":
-                        upload = self._objects.create()
+                        coming = self._objects.create_for(parse_size(header))
+                        upload = await runner.unless_ended(coming)
+                        if upload is None:
+                            break
                         await runner.send({"kind": "file"}, fds=[upload.fileno()])
                     case "result":
                         if request.subscription_id is None:  # a client that polls

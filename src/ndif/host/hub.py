@@ -23,13 +23,15 @@ from ndif.runtime.spec import ModelSpec
 from ndif.runtime.weights.cache import CacheRules, folder_of, in_use, note_coming, note_use
 from ndif.schema.deployment import read_task
 from ndif.schema.repositories import Repositories
-from ndif.tasks import within
+from ndif.tasks import reap, within
 
 logger = logging.getLogger(__name__)
 
 _NO_RULES = CacheRules()
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _PATIENCE_S = 60.0
+_END_S = 2.0
+"""Seconds that a download has to delete what it has of unfinished files, before it is killed."""
 _CURRENT_S = 300.0
 """Seconds for which a fetched adapter counts as current: asking the hub takes two seconds."""
 _SHOWN = 100
@@ -41,21 +43,38 @@ _WITHOUT_TASKS = ("0.7", "0.6")
 async def _fetching(
     runtime: Runtime, *arguments: str, variables: Mapping[str, str], stderr: int
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a module of the runtime with these arguments, and kill it if it has not ended by then."""
-    process = await asyncio.create_subprocess_exec(
-        *(str(runtime.interpreter), "-m", *arguments),
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        start_new_session=True,
-    )
+    """Run a module of the runtime with these arguments, which has ended afterwards.
+
+    It ends with its standard input: also if this process is killed.
+    """
+    theirs, ours = os.pipe()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(str(runtime.interpreter), "-m", *arguments),
+            env=variables,
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(ours)
+        raise
+    finally:
+        os.close(theirs)
     try:
         yield process
     finally:
+        os.close(ours)
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            asyncio.get_running_loop().call_later(_END_S, _kill, process)
+            await reap(process)
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
 
 
 class DownloadError(Exception):

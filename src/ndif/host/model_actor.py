@@ -49,7 +49,7 @@ from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.accounts import may_trust
 from ndif.stores.broker import Broker, BrokerError
-from ndif.stores.objects import DiskError, ObjectStore, ObjectStoreError
+from ndif.stores.objects import DiskError, MemoryFullError, ObjectStore, ObjectStoreError
 from ndif.tasks import end
 from ndif.telemetry.steps import step
 
@@ -413,8 +413,10 @@ class LocalModelActor:
             return await runner.unless_cut(respond(response)) is not False
 
         self._runner = runner
-        watching, answered = self._watchers(request, runner), False
+        watching: list[asyncio.Task[None]] = []
+        answered = False
         try:
+            watching += await self._watchers(request, runner)
             # Where no untrusted request may come, the runner itself reaches the hub.
             if self.process.spec.untrusted is not None and not self._cancelled:
                 fetching = self._adapters.fetch(request.env, trusted=request.trusted)
@@ -435,7 +437,8 @@ class LocalModelActor:
         except ObjectStoreError as error:
             logger.warning("request %s: its result is lost: %s", request.id, error)
             # Of a store elsewhere the message names the address, which is for the log alone.
-            why = str(error) if isinstance(error, DiskError) else _AWAY
+            is_said = isinstance(error, DiskError | MemoryFullError)
+            why = str(error) if is_said else _AWAY
             return Response(request.id, Status.ERROR, _NOT_STORED.format(why))
         except LimitError as error:
             runner.kill()
@@ -451,8 +454,10 @@ class LocalModelActor:
     ) -> list[Response | None]:
         """Run requests on a runner, and return the runner to its pool."""
         self._runner = runner
-        watching, answered = self._watchers(requests[0], runner), False
+        watching: list[asyncio.Task[None]] = []
+        answered = False
         try:
+            watching += await self._watchers(requests[0], runner)
             found = await self._execution.run_together(requests, runner)
             answered = runner.usable
         except (ProtocolError, ObjectStoreError, BrokerError) as error:
@@ -480,7 +485,7 @@ class LocalModelActor:
             verifying = self._verify(runner, trusted=request.trusted)
             self._verifying = asyncio.create_task(verifying, name="weights")
 
-    def _watchers(self, request: Request, runner: RunnerHandle) -> list[asyncio.Task[None]]:
+    async def _watchers(self, request: Request, runner: RunnerHandle) -> list[asyncio.Task[None]]:
         """Watch what a request takes: of the CPU an untrusted one, of a GPU that others share any."""
         if runner.pid is None:
             return []
@@ -492,7 +497,10 @@ class LocalModelActor:
         zygote = self.process.pid
         if self._gpu_watch is None or zygote is None or not self.process.exposes_weights:
             return []
-        watching = self._gpu_watch.enforce(runner.pid, zygote, self._held, self.cancel)
+        replica = runner.pid, zygote, self._held
+        # A request may take what it takes sooner than the watch first looks.
+        before = await self._gpu_watch.before(*replica)
+        watching = self._gpu_watch.enforce(*replica, before, self.cancel)
         return [asyncio.create_task(watching, name="a GPU's memory")]
 
     def _exceeded(self, runner: RunnerHandle, reason: str) -> None:

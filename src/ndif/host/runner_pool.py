@@ -13,8 +13,8 @@ from typing import Literal, Protocol
 from ndif.config.settings import Settings
 from ndif.config.units import format_duration
 from ndif.host.channel import ProtocolError
-from ndif.host.environment import memory_is_short
 from ndif.host.runner_handle import RunnerError, RunnerHandle
+from ndif.stores.memory import memory_is_short
 from ndif.tasks import within
 
 logger = logging.getLogger(__name__)

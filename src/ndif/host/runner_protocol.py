@@ -198,6 +198,14 @@ def parse_steps(header: Mapping[str, Any], began: float, ended: float) -> list[S
     return steps
 
 
+def parse_size(header: Mapping[str, Any]) -> int:
+    """Return the reported bytes of a file that is to be written, or raise a `ProtocolError`."""
+    size = header.get("size")
+    if type(size) is not int:
+        raise ProtocolError("a frame lacks the size of its file")
+    return size
+
+
 def parse_meta(header: Mapping[str, Any]) -> dict[str, float]:
     """Return the reported execution time (seconds) and peak memory (bytes), or raise a `ProtocolError`."""
     meta = header.get("meta")

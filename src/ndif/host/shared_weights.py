@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from dataclasses import dataclass, field
-from pathlib import Path
 
-_KIB = 1024
+from ndif.stores.memory import memories
+
 _MOST = 512
 """Files in memory that one process may have: the shards of a model are fewer."""
 
@@ -44,7 +43,7 @@ class SharedWeights:
                 return memory.fd
             if self._memory.get(name) is memory:
                 return None
-        if size > _available_bytes() // 2:
+        if size > min(each.available for each in memories()) // 2:
             return None
         try:
             fd = os.memfd_create("weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -73,9 +72,3 @@ class SharedWeights:
                 os.close(memory.fd)
                 # A process that waits for this memory begins anew.
                 memory.settled.set()
-
-
-def _available_bytes() -> int:
-    text = Path("/proc/meminfo").read_text()
-    found = re.search(r"^MemAvailable:\s+(\d+)", text, re.MULTILINE)
-    return int(found[1]) * _KIB if found else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import io
 import json
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
+from ndif.runtime.weights.repository import RepositoryError, weights
 from ndif.sandbox.confinement.confinement import linked_folders
 from ndif.stores.objects import ObjectStore
 
@@ -81,7 +83,14 @@ def find_files(checkpoint: str, revision: str | None) -> Path | None:
         fnmatchcase(path.name, kind) for path in folder.iterdir() for kind in _WEIGHTS
     )
     is_arriving = any((folder.parent.parent / "blobs").glob("*.incomplete"))
-    return folder if has_weights and not is_arriving else None
+    return folder if has_weights and not is_arriving and _has_shards(folder) else None
+
+
+def _has_shards(folder: Path) -> bool:
+    """Return False if an index names weights that are not there: their download was ended."""
+    with contextlib.suppress(RepositoryError):  # which the replica's owner reads when it loads
+        return all(file.exists() for file in weights(folder).files)
+    return True
 
 
 def fetch(repo_id: str, revision: str | None, folder: Path) -> Snapshot:

@@ -17,6 +17,7 @@ from ndif.host.gpus import Driver, DriverError, Gpu
 from ndif.host.runner_protocol import LimitReason
 from ndif.sandbox.confinement.cgroup import CgroupError, RunnerCgroups
 from ndif.sizes import format_size
+from ndif.tasks import within
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,8 @@ _EVERY_S = 0.05
 _MEMORY_FIELDS = ("RssAnon", "RssShmem", "VmSwap", "HugetlbPages", "VmPTE")
 """Fields of /proc/PID/status; the pages of files are not among them."""
 _SAMPLE_LIFETIME_S = 0.25
+_FIRST_S = 0.5
+"""Seconds for which a request waits until the driver tells what is held before it begins."""
 _MAX_MISSES = 20
 """Samples without a live runner, after which the driver counts as unable to name its processes."""
 SLACK = 256 << 20
@@ -170,25 +173,46 @@ class GpuWatch:
     _sampling: asyncio.Lock = field(default_factory=asyncio.Lock)
     _is_blind: bool = False
 
+    async def before(
+        self, runner: int, zygote: int, shares: Mapping[int, int]
+    ) -> dict[int, GpuUsage]:
+        """Return what a replica holds, by GPU, before a request begins on `runner`; see `enforce`.
+
+        A GPU of which the driver does not tell soon is left out.
+        """
+        shared = self._shared(shares)
+        if not shared or self._is_blind:
+            return {}
+        try:
+            sample = await within(self._used(0.0), _FIRST_S)
+        except (DriverError, asyncio.TimeoutError):  # `enforce` says so
+            return {}
+        found = {index: self._usage(sample, index, runner, zygote) for index in shared}
+        return {index: usage for index, usage in found.items() if usage is not None}
+
     async def enforce(
-        self, runner: int, zygote: int, shares: Mapping[int, int], end: Callable[[str], None]
+        self,
+        runner: int,
+        zygote: int,
+        shares: Mapping[int, int],
+        before: dict[int, GpuUsage],
+        end: Callable[[str], None],
     ) -> None:
         """Call `end` with the reason if process `runner` takes its replica beyond its share.
 
-        `shares` are the bytes of each GPU, by index, that the replica of `zygote` may take. A GPU that the
-        replica does not share is not watched.
+        `shares` are the bytes of each GPU, by index, that the replica of `zygote` may take, and `before` is
+        what it held before the request. A GPU that the replica does not share is not watched.
         """
-        shared = {i: share for i, share in shares.items() if share < self.sizes[i]}
-        before: dict[int, GpuUsage] = {}
+        shared = self._shared(shares)
         missed = 0
         while shared and not self._is_blind:
             try:
-                sample = await self._used()
+                sample = await self._used(min(_SAMPLE_LIFETIME_S, self.interval_s))
             except DriverError as error:
                 self._stop(str(error))
                 return
             for index, share in shared.items():
-                now = usage_of(sample.get(self.gpus[index].uuid, {}), runner, zygote)
+                now = self._usage(sample, index, runner, zygote)
                 if now is None:
                     # The driver also names no process of an ending replica or on a busy GPU.
                     missed += 1
@@ -201,13 +225,23 @@ class GpuWatch:
                     return
             await asyncio.sleep(self.interval_s)
 
-    async def _used(self) -> Mapping[str, Mapping[int, int | None]]:
+    def _shared(self, shares: Mapping[int, int]) -> dict[int, int]:
+        return {index: share for index, share in shares.items() if share < self.sizes[index]}
+
+    def _usage(
+        self, sample: Mapping[str, Mapping[int, int | None]], index: int, runner: int, zygote: int
+    ) -> GpuUsage | None:
+        return usage_of(sample.get(self.gpus[index].uuid, {}), runner, zygote)
+
+    async def _used(self, lifetime_s: float) -> Mapping[str, Mapping[int, int | None]]:
+        """Return a sample that is at most so old when this is called."""
+        called = time.monotonic()
         async with self._sampling:
-            taken, _ = self._sample
-            if time.monotonic() - taken > min(_SAMPLE_LIFETIME_S, self.interval_s):
+            if self._sample[0] < called - lifetime_s:
                 # The driver answers even if the request that waits for it is cancelled.
+                began = time.monotonic()
                 answer = await asyncio.shield(asyncio.ensure_future(self.driver.processes()))
-                self._sample = time.monotonic(), answer
+                self._sample = began, answer
             return self._sample[1]
 
     def _stop(self, why: str) -> None:

@@ -49,7 +49,7 @@ def _run_in_child(run: Run) -> None:
     except StartError as error:
         _logger.error("%s", error)  # noqa: TRY400 - a sentence for the operator
     except BaseException:
-        _logger.exception("The server failed")
+        _logger.exception("%s failed", run.subject)
     finally:
         if run.was_ready:  # otherwise the parent reads the log before it removes the run folder
             run.run_folder.end()
@@ -64,7 +64,7 @@ def _wait_for(run: Run, child: int) -> RunRecord:
         if run.answers() and (record := run.run_folder.record()) is not None:
             return record
         time.sleep(_POLL_S)
-    raise StartError(no_start("The server", run.log))
+    raise StartError(no_start(run.subject, run.log))
 
 
 def _stop(child: int) -> None:

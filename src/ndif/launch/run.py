@@ -48,6 +48,17 @@ class Run:
     """True once the run has served."""
 
     @property
+    def subject(self) -> str:
+        """Return the name of what runs, as the subject of a sentence."""
+        return f"The {self.prepared.server.role}"
+
+    @property
+    def is_up(self) -> str:
+        """Return the beginning of the sentence that ends with the address of what runs."""
+        is_worker = self.prepared.server.role == "worker"
+        return "A worker of the cluster" if is_worker else f"{self.subject} is"
+
+    @property
     def log(self) -> Path:
         """Return the file of the run's log."""
         return self.run_folder.log(self.prepared.services[0].name)
@@ -102,7 +113,7 @@ class Run:
 
         def ready() -> None:
             self.was_ready = True
-            _logger.info("Serving at %s", url)
+            _logger.info("%s at %s", self.is_up, url)
             on_ready(record)
 
         try:
@@ -111,12 +122,12 @@ class Run:
             if self.was_ready:
                 raise
             # For the log, and for a terminal with --verbose.
-            _logger.info("The server did not come up", exc_info=True)
+            _logger.info("%s did not come up", self.subject, exc_info=True)
             if isinstance(error, ServiceError):
                 raise StartError(str(error)) from error
-            raise StartError(f"The server did not come up: {error}.") from error
+            raise StartError(f"{self.subject} did not come up: {error}.") from error
         if not self.was_ready:
-            raise StartError("The server did not come up.")
+            raise StartError(f"{self.subject} did not come up.")
         _logger.info("Stopped")
 
     def close(self) -> None:
@@ -166,6 +177,16 @@ class ServerRun(Run):
 
     They are in this one process, or, with a broker, in several that this one only supervises.
     """
+
+    @property
+    def subject(self) -> str:
+        """See `Run.subject`."""
+        return "The server"
+
+    @property
+    def is_up(self) -> str:
+        """See `Run.is_up`."""
+        return "Serving"
 
     @property
     def log(self) -> Path:

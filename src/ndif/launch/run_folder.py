@@ -160,8 +160,10 @@ class RunFolders:
     A lock of the operating system decides which process may run, so a process that is killed holds nothing.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, service: str | None = None) -> None:
+        """`service`: the name of the one that runs here without a server."""
         self.root = root.expanduser().absolute()
+        self._service = service
 
     def current(self) -> RunFolder | None:
         """Return the run folder that `current` leads to, whether or not its process lives."""
@@ -184,7 +186,7 @@ class RunFolders:
 
     def of_service(self, name: str) -> RunFolders:
         """Return the run folders of a service that runs without a server."""
-        return RunFolders(self.root / "services" / name)
+        return RunFolders(self.root / "services" / name, name)
 
     def create(self, *logs: str) -> ActiveRunFolder:
         """Create a run folder for this process, with these logs, unless another process runs here."""
@@ -216,9 +218,13 @@ class RunFolders:
         """Return the message for a second start."""
         running = self.running()
         where = f" at {running[1].url} (process {running[1].pid})" if running else ""
+        is_worker = running is not None and running[1].node_type == "worker"
+        kind = self._service or ("worker" if is_worker else "server")
+        stop = "ndif stop --services" if self._service else "ndif stop"
+        article = "An" if kind == "object-store" else "A"
         return (
-            f"A server is running already{where}. Stop it with `ndif stop`, or give this one a folder of "
-            "its own with the variable NDIF_SESSION_ROOT."
+            f"{article} {kind} is running already{where}. Stop it with `{stop}`, or give this one a folder "
+            "of its own with the variable NDIF_SESSION_ROOT."
         )
 
     def _lock(self) -> int:

@@ -80,6 +80,8 @@ def _run(
     if run.prepared.server.is_server:
         started.append("the server")
     what = f"{', '.join(started)} to start; the log is {run.log}"
+    if isinstance(run, ServerRun):
+        _warn_if_open(run, console)
     if detach:
         with waiting_for(what):
             record = run_detached(run)
@@ -123,9 +125,10 @@ def _print_detached(record: RunRecord, run: Run, lines: ClientLines | None, as_j
         print(json.dumps(answer))
         return
     console = Console()
-    subject = "Serving" if isinstance(run, ServerRun) else _subject(run)
+    if isinstance(run, ServerRun):
+        _print_secret(run, console)
     console.print(
-        f"{subject} at [bold]{record.url}[/] (process {record.pid}).\nLog: {run.log}",
+        f"{run.is_up} at [bold]{record.url}[/] (process {record.pid}).\nLog: {run.log}",
         highlight=False,
         soft_wrap=True,
     )
@@ -151,17 +154,11 @@ def _print_ready(record: RunRecord, run: Run, lines: ClientLines | None, console
         _print_server(record, run, lines, console)
     else:
         console.print(
-            f"{_subject(run)} at [bold]{record.url}[/].\nLog: {run.log}",
+            f"{run.is_up} at [bold]{record.url}[/].\nLog: {run.log}",
             highlight=False,
             soft_wrap=True,
         )
     console.print("Ctrl-C stops it, and so does `ndif stop`.")
-
-
-def _subject(run: Run) -> str:
-    """Return the beginning of a sentence about the address of a run that is no server."""
-    role = run.prepared.server.role
-    return "A worker of the cluster" if role == "worker" else f"The {role} is"
 
 
 def _print_secret(run: ServerRun, console: Console) -> None:
@@ -180,9 +177,7 @@ def _print_secret(run: ServerRun, console: Console) -> None:
     )
 
 
-def _print_server(
-    record: RunRecord, run: ServerRun, lines: ClientLines | None, console: Console
-) -> None:
+def _warn_if_open(run: ServerRun, console: Console) -> None:
     reachable = reachable_as(run.prepared.server.host, run.options.public_url)
     if reachable and run.options.sandbox != "require":
         console.print(
@@ -190,6 +185,11 @@ def _print_server(
             f"runs without full confinement (NDIF_SANDBOX={run.options.sandbox}).",
             soft_wrap=True,
         )
+
+
+def _print_server(
+    record: RunRecord, run: ServerRun, lines: ClientLines | None, console: Console
+) -> None:
     _print_secret(run, console)
     console.print(f"\nServing at [bold]{record.url}[/]. In your client:\n")
     url = run.options.public_url or record.url

@@ -124,21 +124,10 @@ class ScheduleSource:
     async def refresh(self, now: datetime) -> Schedule:
         """Return the schedule as it is at the address now, or else the last good one; raise nothing."""
         async with self._one_at_a_time:
-            failure: str | None = None
-            try:
-                url = self._url
-                fetching = self._download(url) if url else asyncio.to_thread(self._open)
-                fetched = await within(fetching, self._timeout_s)
-                await self._expand(fetched, now)
-                self._good, self._good_at = fetched, now
-            except (_SourceError, CalendarError) as error:
-                failure = str(error)
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                failure = f"{type(error).__name__} {error}".strip()
-            except asyncio.TimeoutError:
-                failure = f"there was no whole answer within {format_duration(self._timeout_s)}"
+            failure = await self._failure(self._renew(now))
             if failure is not None and self._good is not None:
-                await self._expand(self._good, now)
+                # Of the last good one, too, the expansion that is there holds if this fails.
+                await self._failure(self._expand(self._good, now))
             deployments = self.deployments
             if self._expansion is not None and self._completed_by != deployments:
                 made = await asyncio.to_thread(make_schedule, self._expansion, deployments)
@@ -151,6 +140,27 @@ class ScheduleSource:
                 problem = f"The schedule at {self.name} cannot be read ({failure}): {held}."
                 self.problems = (problem, *self.problems)
             return self._schedule
+
+    async def _renew(self, now: datetime) -> None:
+        url = self._url
+        fetching = self._download(url) if url else asyncio.to_thread(self._open)
+        fetched = await within(fetching, self._timeout_s)
+        await self._expand(fetched, now)
+        self._good, self._good_at = fetched, now
+
+    async def _failure(self, work: Awaitable[None]) -> str | None:
+        """Return why a calendar cannot be fetched or expanded; None if it can."""
+        try:
+            await work
+        except (_SourceError, CalendarError) as error:
+            return str(error)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return f"{type(error).__name__} {error}".strip()
+        except asyncio.TimeoutError:
+            return f"there was no whole answer within {format_duration(self._timeout_s)}"
+        except OSError as error:  # no process can be started
+            return error.strerror or str(error)
+        return None
 
     async def _expand(self, fetched: _Fetched, now: datetime) -> None:
         """Expand a calendar, unless it is the last one and its expansion reaches far enough."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -112,7 +113,13 @@ class _Settings(_Part):
 
     @model_validator(mode="after")
     def _agree(self) -> _Settings:
-        self.make()
+        try:
+            self.make()
+        except ValueError as error:
+            names = {name: each.alias or name for name, each in type(self).model_fields.items()}
+            # In the file's words: it knows no `idle_s`.
+            said = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(error))
+            raise ValueError(said) from None
         return self
 
     def make(self) -> Any:

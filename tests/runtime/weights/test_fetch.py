@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -12,18 +13,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub.utils import WeakFileLock
 from starlette.applications import Starlette
 from starlette.routing import Mount
+from starlette.types import Receive, Scope, Send
 
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from ndif.host.hub import DownloadError, Found, download
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.weights.cache import CacheRules, in_use, look
 from ndif.runtime.weights.fetch import needed, require_readable
+from ndif.tasks import end
 from tests.conftest import NAME, WIDE
 from tests.on_loop import on_loop
 from tests.runtime.replica import HERE
 from tests.serving import serving
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.process
 
@@ -214,3 +219,87 @@ async def test_classes_of_another_repository(
         spec = ModelSpec("test-org/model", "0.8", trust_remote_code=True)
         await download(spec, HERE, print)
     assert "own.py" in here(home)
+
+
+class Dripping:
+    """A hub that sends the first bytes of the weights, and no more."""
+
+    def __init__(self, folder: Path) -> None:
+        hub = HfMirror(share_weights=True)
+        hub.serve(MirroredModel(NAME, folder, None, "text-generation"))
+        self._app = Starlette(routes=[Mount("/hub", routes=hub.routes())])
+        self._size = str((folder / "model.safetensors").stat().st_size).encode()
+        self.sending = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "GET" or not scope["path"].endswith("model.safetensors"):
+            await self._app(scope, receive, send)
+            return
+        self.sending += 1
+        headers = [(b"content-length", self._size)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": bytes(1000), "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.sending -= 1
+
+
+@pytest.fixture
+def dripping(home: Path, tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dripping]:
+    app = Dripping(tiny_gpt2)
+    with serving(app) as url:
+        monkeypatch.setenv("HF_ENDPOINT", f"{url}/hub")
+        yield app
+
+
+def partial(home: Path) -> list[Path]:
+    return list(home.glob("hub/models--*/blobs/*.incomplete"))
+
+
+@on_loop
+async def test_a_download_ends_when_it_is_cancelled(
+    dripping: Dripping, home: Path, monkeypatch: pytest.MonkeyPatch, hub_url: str
+) -> None:
+    fetching = asyncio.create_task(download(ModelSpec(NAME, "0.8"), HERE, lambda *_: None))
+    await eventually(lambda: dripping.sending and "tokenizer.json" in here(home) and partial(home))
+    await end([fetching])
+    assert partial(home) == []
+    await eventually(lambda: not dripping.sending)
+    # What had come whole is there for the next one.
+    assert "tokenizer.json" in here(home)
+    monkeypatch.setenv("HF_ENDPOINT", hub_url)
+    await download(ModelSpec(NAME, "0.8"), HERE, lambda *_: None)
+    assert "model.safetensors" in here(home)
+
+
+@on_loop
+async def test_a_download_ends_when_its_host_is_killed(dripping: Dripping, home: Path) -> None:
+    code = (
+        "import asyncio; from ndif.host.hub import download; from ndif.runtime.spec import ModelSpec\n"
+        "from tests.runtime.replica import HERE\n"
+        f"asyncio.run(download(ModelSpec({NAME!r}, '0.8'), HERE, print))"
+    )
+    command = sys.executable, "-c", code
+    host = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL)
+    try:
+        await eventually(lambda: dripping.sending and partial(home))
+    finally:
+        host.kill()
+        await host.wait()
+    await eventually(lambda: not dripping.sending and not partial(home))
+
+
+def test_what_killed_downloads_have_left_is_deleted(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(home / "hub"))
+    cache = home / "hub"
+    folder = "models--org--name"
+    blobs, locks = cache / folder / "blobs", cache / ".locks" / folder
+    blobs.mkdir(parents=True)
+    locks.mkdir(parents=True)
+    for name in ("left.1.incomplete", "arriving.2.incomplete", "whole"):
+        (blobs / name).touch()
+    with WeakFileLock(locks / "arriving.lock"):
+        delete_parts()
+    assert {file.name for file in blobs.iterdir()} == {"arriving.2.incomplete", "whole"}

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from ndif.stores.objects import ObjectStoreError, Upload
+from ndif.stores.objects import MemoryFullError, ObjectStoreError, Upload
 from tests.on_loop import on_loop
 from tests.services.process import free_port
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
@@ -154,6 +154,36 @@ def test_an_upload_cannot_be_made_shorter() -> None:
     with pytest.raises(PermissionError):
         os.truncate(upload.fileno(), 1)
     upload.discard()
+
+
+@on_loop
+async def test_uploads_have_the_memory_that_is_left() -> None:
+    left = 10 * MIB
+    address = S3Address("http://h:1", "http://h:1", "a", "b")
+    store = S3Store(address, LONG_S, memory=lambda: left)
+    first = await store.create_for(6 * MIB)
+    waiting = asyncio.create_task(store.create_for(6 * MIB))
+    # What is written, the kernel counts.
+    os.pwrite(first.fileno(), bytes(2 * MIB), 0)
+    left -= 2 * MIB
+    await time_passes_async(0.3)
+    assert not waiting.done()
+    first.discard()
+    left += 2 * MIB
+    (await waiting).discard()
+    (await store.create_for(left)).discard()
+
+
+@on_loop
+async def test_a_result_for_which_there_is_no_memory_is_refused_in_words() -> None:
+    address = S3Address("http://h:1", "http://h:1", "a", "b")
+    store = S3Store(address, LONG_S, patience_s=0, memory=lambda: 10 * MIB)
+    taken = await store.create_for(4 * MIB)
+    with pytest.raises(
+        MemoryFullError, match="it takes 8MiB, and this server has 6MiB of memory for results"
+    ):
+        await store.create_for(8 * MIB)
+    taken.discard()
 
 
 # The bucket

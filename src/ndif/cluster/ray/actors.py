@@ -13,9 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -42,24 +40,9 @@ from ndif.schema.step import steps_from
 from ndif.stores.broker import BrokerAwayError, ClientLeftError
 from ndif.stores.broker.encoding import encode_request
 from ndif.stores.broker.redis.job_channels import JobSender
-from ndif.tasks import end, start, within
+from ndif.tasks import aside, end, start, within
 
 T = TypeVar("T")
-
-
-def aside(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Return the result of `work`, done in a thread that does not delay the end of the process."""
-    future: Future[T] = Future()
-    future.set_running_or_notify_cancel()  # a caller that is cancelled leaves the thread to itself
-
-    def do() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=do, name="call to Ray", daemon=True).start()
-    return asyncio.wrap_future(future)
 
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ndif.cluster.controller_types import OrphanReplica
 from ndif.cluster.fleet import Protected
-from ndif.cluster.ray.actors import RayModelActor, aside
+from ndif.cluster.ray.actors import RayModelActor
 from ndif.config.short_ids import unique_length
 from ndif.host.fork_server import ForkServers
 from ndif.host.port import ActorError, ReplicaLostError
@@ -36,7 +36,7 @@ from ndif.placement.resources import Resources
 from ndif.schema.deployment import DeploymentConfig
 from ndif.stores.broker.redis.job_channels import JobSender
 from ndif.stores.broker.signing import PROTOCOL
-from ndif.tasks import within
+from ndif.tasks import aside, within
 
 HEAD: Mapping[str, int] = {"head": 1}
 """Resource that marks the head of a cluster, beside the memory that it may offer to models."""

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from typing import NoReturn
@@ -27,6 +28,22 @@ def is_orphan(connection: socket.socket) -> bool:
         return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
     except BlockingIOError:
         return False
+
+
+def end_with_input(discard: Callable[[], None]) -> None:
+    """End this process at once, after `discard`, when its standard input is closed.
+
+    A host closes it; when the host ends, however it does, the kernel does.
+    """
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 1):
+                pass
+        discard()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end with input", daemon=True).start()
 
 
 def fork(run: Callable[[], int | None]) -> int:

@@ -3,7 +3,8 @@
 `python -m ndif.runtime.weights.adapter REPO` downloads it for a trusted request, to the Hub's cache. With
 `CACHE BYTES` it is for an untrusted one: it goes to a cache of such adapters, without credentials, and in
 formats that are pure data, so that no file is unpickled. The name that the hub has for the repository, by
-which it may have been renamed, is printed before it is downloaded.
+which it may have been renamed, is printed before it is downloaded. The process ends once its standard
+input is closed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import sys
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
+from ndif.runtime.process.children import end_with_input
+from ndif.runtime.weights.fetch import discard_partial
 from ndif.sizes import format_size
 
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -45,6 +48,7 @@ def _fetch_public(repo_id: str, cache: str, max_bytes: int) -> str:
 
 
 if __name__ == "__main__":
+    end_with_input(discard_partial)
     reason = main(*sys.argv[1:])
     if reason:
         raise SystemExit(reason)

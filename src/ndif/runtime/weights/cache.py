@@ -121,8 +121,7 @@ def make_room(name: str, missing: int, rules: CacheRules) -> list[str]:
         NoSpaceError: If there is no room for them.
     """
     with deciding():
-        if rules.limit is not None:
-            delete_parts()
+        delete_parts()
         state = look(rules)
         here, coming = next(
             (

@@ -1,14 +1,16 @@
 """Download a repository for a process without secrets: `python -m ndif.runtime.weights.fetch SPEC RULES`.
 
 Downloading a gated model takes a token, and a process that runs untrusted code must hold none. So this
-process downloads the files and ends before the first request. It prints JSON lines: the repositories that
-it has deleted to make room, its progress in bytes, and last the facts that only the hub knows, the model's
-name there, the task of its card, and whether it gives the files to everybody. It imports neither torch nor
-transformers, whose imports take longer than a small model's download.
+process downloads the files and ends before the first request, or once its standard input is closed. It
+prints JSON lines: the repositories that it has deleted to make room, its progress in bytes, and last the
+facts that only the hub knows, the model's name there, the task of its card, and whether it gives the files
+to everybody. It imports neither torch nor transformers, whose imports take longer than a small model's
+download.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -30,6 +32,7 @@ from huggingface_hub import (
 )
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from ndif.runtime.process.children import end_with_input
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import UserFacingError, sentence
 from ndif.runtime.weights.cache import CacheRules, make_room, note_use
@@ -156,6 +159,8 @@ _UNUSED = re.compile(
 """Weights in formats for other programs, and files that no program reads."""
 _ADAPTER = "adapter_config.json"
 """A file that would have another model loaded, and an adapter on top of it."""
+_PARTIAL = ".incomplete"
+"""Suffix of a file of the Hub's cache that is being downloaded, under a name of its process's own."""
 _TEMPLATES = "additional_chat_templates/"
 _OWN_CODE = ("config.json", "tokenizer_config.json", "processor_config.json")
 """Files that can name classes of another repository."""
@@ -206,6 +211,15 @@ def _provide(spec: ModelSpec, rules: CacheRules) -> dict[str, Any]:
             note_use(repository)
     card = found.pipeline_tag
     return {"repo_id": found.id, "card": card, "gated": is_gated(found), "folder": folder}
+
+
+def discard_partial() -> None:
+    """Delete the files that this process has not downloaded whole; the hub's library goes on with none."""
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            file = descriptor.readlink()
+            if file.suffix == _PARTIAL:
+                file.unlink()
 
 
 def is_gated(known: ModelInfo | None) -> bool:
@@ -301,4 +315,5 @@ class _ProgressBar(tqdm):  # type: ignore[misc]
 
 
 if __name__ == "__main__":
+    end_with_input(discard_partial)
     main(ModelSpec.of(json.loads(sys.argv[1])), CacheRules(**json.loads(sys.argv[2])))

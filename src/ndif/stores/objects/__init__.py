@@ -9,6 +9,7 @@ from ndif.distribution import install_command
 from ndif.stores.disk import half_of_free
 from ndif.stores.objects.files import FileStore as FileStore
 from ndif.stores.objects.port import DiskError as DiskError
+from ndif.stores.objects.port import MemoryFullError as MemoryFullError
 from ndif.stores.objects.port import ObjectStore as ObjectStore
 from ndif.stores.objects.port import ObjectStoreError as ObjectStoreError
 from ndif.stores.objects.port import Upload as Upload

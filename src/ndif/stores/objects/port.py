@@ -19,6 +19,10 @@ class DiskError(ObjectStoreError):
     """The server's own disk is full or fails; the message is a clause that a user may read."""
 
 
+class MemoryFullError(ObjectStoreError):
+    """This machine has no memory for a result; the message is a clause that a user may read."""
+
+
 class Upload(Protocol):
     """A new object without a key: a file descriptor that a runner writes to."""
 
@@ -65,6 +69,12 @@ class ObjectStore(Protocol):
 
     def create(self) -> Upload:
         """Return a new object without a key."""
+
+    async def create_for(self, size: int) -> Upload:
+        """Return a new object for about so many bytes, once there is room to write them.
+
+        Where memory takes them, and has no room for long, a `MemoryFullError` is raised.
+        """
 
     def create_payload(self) -> PayloadFile:
         """Return an empty file of this machine, which `put_payload` stores best."""

@@ -11,13 +11,15 @@ import mmap
 import os
 import re
 import ssl
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 # obstore, in Rust: uploads memory in parts without a copy, retries each, and signs for any host.
 import obstore
@@ -25,9 +27,12 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store as Bucket
 
 from ndif.schema.payload import ZSTD_MAGIC, Payload, PayloadFile
+from ndif.sizes import format_size
+from ndif.stores.memory import left_for_results
 from ndif.stores.objects.files import PART, delete_parts
 from ndif.stores.objects.port import (
     SWEPT,
+    MemoryFullError,
     ObjectStoreError,
     check,
     file_name,
@@ -62,6 +67,10 @@ _SWEEPS_PER_LIFETIME = 10
 _SWEEP_AT_LEAST_EVERY_S = 600.0
 _REPLACING_S = 0.1
 """Seconds before a missing object is read again: while Swift replaces one, it has neither for a moment."""
+_LOOK_S = 0.1
+"""Seconds until memory that an upload waits for is looked at again."""
+_BLOCK = 512
+"""Unit of `st_blocks`, in bytes."""
 _CLOCK_S = 1.0
 """Resolution of the times that S3 reports."""
 _CREATED, _EXISTS = 200, 409
@@ -189,8 +198,10 @@ def _attributes(key: str, content: bytes | mmap.mmap) -> Attributes | None:
 class S3Upload:
     """Memory that a runner writes to."""
 
-    def __init__(self, store: S3Store) -> None:
+    def __init__(self, store: S3Store, size: int = 0) -> None:
+        """Create an empty file, which the runner says will have so many bytes."""
         self._store = store
+        self._size = size
         self._fd = os.memfd_create("result", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         # A memory file that shrinks while it is mapped would kill this process.
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
@@ -198,6 +209,13 @@ class S3Upload:
     def fileno(self) -> int:
         """See `Upload.fileno`."""
         return self._fd
+
+    @property
+    def unwritten(self) -> int:
+        """Return the bytes that are still to come; the kernel counts the others."""
+        if self._fd < 0:
+            return 0
+        return max(0, self._size - os.fstat(self._fd).st_blocks * _BLOCK)
 
     def seal(self) -> bool:
         """See `Upload.seal`. Fails while another process has the memory mapped to write to it."""
@@ -214,6 +232,7 @@ class S3Upload:
 
     async def commit(self, key: str) -> int:
         """See `Upload.commit`."""
+        self._size = 0  # no more is written, compressed as it may be
         size = os.fstat(self._fd).st_size
         content = mmap.mmap(self._fd, size, prot=mmap.PROT_READ) if size else b""
         await self._store.put(key, content)
@@ -240,16 +259,21 @@ class S3Store:
         limits: RoomLimits = RoomLimits(),  # noqa: B008 - it is immutable
         patience_s: float = _PATIENCE_S,
         hurried_s: float = _HURRIED_S,
+        memory: Callable[[], int] = left_for_results,
     ) -> None:
         """Create a store whose bucket is created with the first object.
 
         Payloads that this server receives lie in `folder` until they are stored; else with temporary files.
-        A write that must not be lost is retried for `patience_s`, everything else for `hurried_s`.
+        A write that must not be lost is retried for `patience_s`, everything else for `hurried_s`. `memory`
+        returns the bytes of memory that are left for uploads.
         """
         self.ttl_s = ttl_s
         self.response_ttl_s = ttl_s if response_ttl_s is None else response_ttl_s
         self.limits = limits
         self.room = Room(self)
+        self._memory = memory
+        self._patience_s = patience_s
+        self._uploads: WeakSet[S3Upload] = WeakSet()
         self._address = address
         self.folder = folder or Path(gettempdir())
         try:
@@ -279,6 +303,21 @@ class S3Store:
     def create(self) -> S3Upload:
         """See `ObjectStore.create`."""
         return S3Upload(self)
+
+    async def create_for(self, size: int) -> S3Upload:
+        """See `ObjectStore.create_for`. Memory is free again once others are stored."""
+        deadline = time.monotonic() + self._patience_s
+        while size > (room := self._memory() - sum(each.unwritten for each in self._uploads)):
+            if time.monotonic() > deadline:
+                left = format_size(max(0, room))
+                raise MemoryFullError(
+                    f"it takes {format_size(size)}, and this server has {left} of memory for results on "
+                    "their way to its object store. Save fewer values, or reduce them inside the trace"
+                )
+            await asyncio.sleep(_LOOK_S)
+        upload = S3Upload(self, size)
+        self._uploads.add(upload)
+        return upload
 
     def create_payload(self) -> PayloadFile:
         """See `ObjectStore.create_payload`."""

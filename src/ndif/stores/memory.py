@@ -1,0 +1,62 @@
+"""Memory of this machine, as the kernel counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_KIB = 1024
+_CGROUP_FILES = (
+    ("memory.max", "memory.current", "memory.stat", ""),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_",
+    ),
+)
+"""A container's limit, what it uses, the parts of that and their prefix: of cgroups 2, and 1."""
+_MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+_LEAST_AVAILABLE = 0.1
+_KEPT = 0.02
+"""Fraction of the memory that results leave to everything else: models may have the most of it."""
+
+
+class Memory(NamedTuple):
+    """Bytes of a machine or container, and those of them that a process may still take."""
+
+    total: int
+    available: int
+
+
+def memories(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> Iterator[Memory]:
+    """Yield the memory of this machine, and that of its container where that has a limit."""
+    fields = _numbers(meminfo)
+    yield Memory(fields["MemTotal"] * _KIB, fields["MemAvailable"] * _KIB)
+    for limited, current, stat, prefix in _CGROUP_FILES:
+        try:
+            limit = int((cgroup / limited).read_text())
+            used, parts = int((cgroup / current).read_text()), _numbers(cgroup / stat)
+        except (OSError, ValueError):  # another version; "max": no limit
+            continue
+        # The page cache counts as used, and is given up for what needs memory.
+        given_up = parts[f"{prefix}active_file"] + parts[f"{prefix}inactive_file"]
+        yield Memory(limit, limit - used + given_up)
+
+
+def memory_is_short(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> bool:
+    """Return True if less than a tenth of the memory of this machine, or of its container, is available."""
+    found = memories(meminfo, cgroup)
+    return any(each.available < _LEAST_AVAILABLE * each.total for each in found)
+
+
+def left_for_results() -> int:
+    """Return the bytes that results on their way to a store may take now."""
+    return max(0, int(min(each.available - _KEPT * each.total for each in memories())))
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """Return the names and numbers of a file of the kernel's with one of each a line."""
+    lines = (line.split() for line in file.read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1}
