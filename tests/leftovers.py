@@ -10,6 +10,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +61,9 @@ def _read() -> dict[str, Any]:
     for name, read in _readers().items():
         with contextlib.suppress(Exception):
             found[name] = read()
+    if "sys.path" in found:
+        # Ray adds the working directory once more, with the first connection of a process.
+        found["sys.path"] = {*sys.path} - {str(Path.cwd())}
     return found
 
 
@@ -80,7 +84,7 @@ def pytest_runtest_teardown(
     result = yield
     if not _before or (nextitem is not None and nextitem.path == item.path):
         return result
-    now = {name: read() for name, read in _readers().items()}
+    now = _read()
     changed = {
         name: (_before[name], now[name]) for name in _before if now.get(name) != _before[name]
     }

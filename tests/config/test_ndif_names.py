@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from ndif.cli.main import cli
-from ndif.config.ndif_names import _FIELDS
+from ndif.config.ndif_names import FIELDS
 from ndif.config.reference import VariableError, name_of, read, unread
 from ndif.config.settings import Settings, settings
 
@@ -59,7 +59,7 @@ VALUES = {
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no variable that is this server's."""
+    """Remove every variable of this server."""
     for name in os.environ:
         if name.startswith("NDIF_"):
             monkeypatch.delenv(name)
@@ -106,11 +106,11 @@ def test_an_object_store_elsewhere_or_with_one_key_needs_its_keys(
         read()
 
 
-@pytest.mark.parametrize("name", _FIELDS)
+@pytest.mark.parametrize("name", FIELDS)
 def test_a_variable_by_its_name_in_ndif_is_read_and_its_name_here_is_told(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    value, field = VALUES.get(name, "7"), _FIELDS[name]
+    value, field = VALUES.get(name, "7"), FIELDS[name]
     here = name_of(field)
     # The bucket has a variable of its own there.
     monkeypatch.setenv(here, f"{value}/traces" if name == "NDIF_INFLUX_URL" else value)

@@ -10,6 +10,7 @@ import click
 import pytest
 
 from ndif.cli.main import cli
+from ndif.config.ndif_names import FIELDS
 from ndif.config.reference import name_of as variable_of
 from ndif.config.settings import Settings
 from tests.docs import documents
@@ -27,7 +28,9 @@ OF_CLIENTS = {"NDIF_HOST", "NDIF_API_KEY"}
 OF_COMPOSE = {"NDIF_IMAGE", "NDIF_SUBNET"}
 OF_OTHERS = {"docs/differences.md"}
 """Documents whose tables have another server's names in the first column."""
-VARIABLES = {variable_of(field) for field in Settings.model_fields} | OF_CLIENTS | OF_COMPOSE
+VARIABLES = (
+    {variable_of(field) for field in Settings.model_fields} | {*FIELDS} | OF_CLIENTS | OF_COMPOSE
+)
 
 
 def found(words: Sequence[str]) -> tuple[click.Command, click.Context, list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,11 @@ async def test_one_that_polls_finds_its_result_stored(
         stored, sent = await served.actor.run_together(requests)
         assert isinstance(stored.data, StoredResult)
         assert isinstance(sent.data, InlineResult)
-        assert await objects.get(result_key(requests[0].id)) == sent.data.content
+        content = await objects.get(result_key(requests[0].id))
+        assert content is not None
+        # The rows of a pass may differ in their last bits.
+        frame = replace(sent.data, content=content)
+        assert same(values_of(replace(sent, data=frame)), values_of(sent))
 
 
 @on_loop

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic.fields import FieldInfo
 from pydantic_settings import PydanticBaseSettingsSource
 
-_FIELDS = {
+FIELDS = {
     "NDIF_HOME": "session_root",
     "NDIF_REDIS_URL": "broker_url",
     "NDIF_POSTGRES_URL": "database_url",
@@ -71,7 +71,7 @@ def sentences(environ: Mapping[str, str], names: Mapping[str, str]) -> Iterator[
 
 def is_read(name: str) -> bool:
     """Return True for a variable of NDIF 0.1, in upper case, that has its like here."""
-    return name in {*_FIELDS, _INFLUX_BUCKET, _INFLUX_ORG}
+    return name in {*FIELDS, _INFLUX_BUCKET, _INFLUX_ORG}
 
 
 def _given(environ: Mapping[str, str]) -> dict[str, str]:
@@ -81,7 +81,7 @@ def _given(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _read(given: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Yield the variables of NDIF 0.1 that are set, each with its field and its value for this server."""
-    for name, field in _FIELDS.items():
+    for name, field in FIELDS.items():
         if name not in given:
             continue
         value = given[name]

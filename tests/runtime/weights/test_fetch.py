@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from ndif.host.hub import DownloadError, Found, download
 from ndif.runtime.spec import ModelSpec
-from ndif.runtime.weights.cache import CacheRules, in_use, look
+from ndif.runtime.weights.cache import CacheRules, delete_parts, in_use, look
 from ndif.runtime.weights.fetch import needed, require_readable
 from ndif.tasks import end
 from tests.conftest import NAME, WIDE
