@@ -10,6 +10,9 @@ from importlib.util import find_spec
 NAME = "ndif-server"
 """Name of the distribution; on the public index, `ndif` is another project."""
 
+COMMAND_LINE = "ndif-cli"
+"""Beginning of the `User-Agent` of commands, by which the server's log of events names them."""
+
 
 def install_command(*packages: str) -> str:
     """Return the command that installs packages into this environment, in the versions it takes.

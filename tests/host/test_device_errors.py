@@ -113,7 +113,11 @@ async def test_an_ended_replica_blames_no_gpu(tiny_gpt2: Path) -> None:
 # On a node of a cluster
 
 
-SAID = {"config": {"repo_id": "a/b"}, "generation": "0.8", "place": {"deployed": 0.0}}
+SAID = {
+    "config": {"repo_id": "a/b"},
+    "generation": "0.8",
+    "place": {"deployed": 0.0, "replica_id": "r1"},
+}
 
 
 @on_loop

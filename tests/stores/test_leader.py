@@ -23,7 +23,7 @@ from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
 
 _KEY = "dispatcher:leader"
-FORM = "f3bb2687fc7be77a"
+FORM = "b325dbd03d041ffc"
 
 
 @pytest.mark.unit

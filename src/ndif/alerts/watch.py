@@ -24,10 +24,9 @@ from ndif.alerts.incidents import Book, Event, Timing
 from ndif.alerts.messages import about, described, digest_message, test_message
 from ndif.config.settings import Settings
 from ndif.schema.job_record import NO_ERRORS
-from ndif.stores.accounts import AccountsAwayError
 from ndif.stores.broker import BrokerError
 from ndif.stores.events import EventLog, Kind
-from ndif.stores.objects import ObjectStoreError
+from ndif.stores.ping import Ping, silence
 from ndif.stores.saved import SavedState, State
 from ndif.stores.usage import UsageAwayError, UsageStore
 from ndif.tasks import end, within
@@ -46,7 +45,6 @@ _NOTED: Mapping[Event, Kind] = {
     Event.RESOLVED: "alert resolved",
 }
 
-Ping = Callable[[], Awaitable[None]]
 """Returns if a store answers, and raises its error if not."""
 Look = Callable[[], Awaitable[tuple[dict[str, Any], list[dict[str, Any]]]]]
 """Returns the answer of `GET /admin/status`, and for how long queues wait."""
@@ -139,7 +137,8 @@ class Alerts:
         return {"destinations": await self._delivery.try_each(message)}
 
     async def _step(self, look: Look) -> None:
-        answers = await asyncio.gather(*map(_does_answer, self._stores.values()))
+        asked = (silence(ping, _PATIENCE_S) for ping in self._stores.values())
+        answers = [error is None for error in await asyncio.gather(*asked)]
         status, waits = await look()
         now = self._now()
         self._counts.note(now, counted())
@@ -266,11 +265,3 @@ def _disk(folder: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return usage.free, usage.total
-
-
-async def _does_answer(ping: Ping) -> bool:
-    try:
-        await within(ping(), _PATIENCE_S)
-    except (BrokerError, ObjectStoreError, AccountsAwayError, asyncio.TimeoutError):
-        return False
-    return True

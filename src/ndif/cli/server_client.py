@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import click
 
 from ndif import __version__
+from ndif.distribution import COMMAND_LINE
 from ndif.errors import NdifError
 from ndif.launch.run_folder import RunFolders
 from ndif.launch.waiting import waiting_for
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 30
 _NOT_FOUND_HTTP = 404
-COMMAND_LINE = "ndif-cli"
-"""Beginning of the `User-Agent` of commands, by which the server's log of events names them."""
 
 P = ParamSpec("P")
 S = TypeVar("S")

@@ -203,14 +203,7 @@ async def fetch(
     protected: Collection[str],
 ) -> None:
     """Download the files of a model to this machine, or raise an `ActorError`."""
-    spec = ModelSpec(
-        checkpoint=config.checkpoint,
-        generation=generation,
-        revision=config.revision,
-        task=config.task,
-        trust_remote_code=config.trust_remote_code,
-        pickled=bool(settings.allow_pickled_weights),
-    )
+    spec = ModelSpec.deployed(config, generation, pickled=bool(settings.allow_pickled_weights))
     if spec.is_folder:
         return
     rules = CacheRules(parse_limit(settings.cache_bytes), tuple(protected))

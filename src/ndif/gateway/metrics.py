@@ -7,7 +7,7 @@ import ipaddress
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 from itertools import chain
@@ -24,16 +24,13 @@ from ndif.gateway.http_error import HttpError
 from ndif.gateway.openapi import Answer, ApiRoute, Content, Description
 from ndif.net import is_loopback
 from ndif.schema.deployment import OperationError
-from ndif.stores.accounts import AccountsAwayError
-from ndif.stores.broker import BrokerError
-from ndif.stores.objects import ObjectStoreError
+from ndif.stores.ping import Ping, silence
 from ndif.tasks import within
 from ndif.telemetry import state
 from ndif.telemetry.exposition import exposition
 
 logger = logging.getLogger(__name__)
 
-Ping = Callable[[], Awaitable[None]]
 """Returns if a store answers, and raises its error if not."""
 
 _STATE_S = 1.0
@@ -128,9 +125,6 @@ class MetricsRoute:
 
 
 async def _does_answer(store: str, ping: Ping) -> bool:
-    try:
-        await within(ping(), _PATIENCE_S)
-    except (BrokerError, ObjectStoreError, AccountsAwayError, asyncio.TimeoutError) as error:
+    if error := await silence(ping, _PATIENCE_S):
         logger.warning("the store of %s does not answer: %s", store, error)
-        return False
-    return True
+    return error is None

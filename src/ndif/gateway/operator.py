@@ -11,13 +11,12 @@ from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection, Request
 
+from ndif.distribution import COMMAND_LINE
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.sessions import Session, Sessions
 
 CSRF_HEADER = "X-CSRF-Token"
 """Header in which a page repeats the token of its session."""
-COMMAND_LINE = "ndif-cli"
-"""Beginning of the `User-Agent` of the commands."""
 _READ = ("GET", "HEAD")
 
 UNAUTHORIZED = (

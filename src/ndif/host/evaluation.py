@@ -94,15 +94,8 @@ class Evaluator:
 
     async def __call__(self, config: DeploymentConfig, runtime: Runtime) -> Measured:
         """Return the memory that `config` needs in `runtime`, or raise an `EvaluationError`."""
-        spec = ModelSpec(
-            checkpoint=config.checkpoint,
-            generation=runtime.generation,
-            revision=config.revision,
-            task=config.task,
-            dtype=self.defaults.dtype_of(config),
-            trust_remote_code=config.trust_remote_code,
-            pickled=self.pickled,
-        )
+        dtype = self.defaults.dtype_of(config)
+        spec = ModelSpec.deployed(config, runtime.generation, dtype=dtype, pickled=self.pickled)
         task = self._known.get(spec)
         if task is None:
             self.measuring(runtime)

@@ -115,17 +115,14 @@ class LocalModelActor:
         may take of which GPUs, and `near` on which CPUs it runs, beside the GPUs that it is given.
         `cache_rules` returns the rules for the Hub's cache.
         """
-        spec = ModelSpec(
-            checkpoint=config.checkpoint,
-            generation=runtime.generation,
-            revision=config.revision,
-            task=config.task,
+        spec = ModelSpec.deployed(
+            config,
+            runtime.generation,
             dtype=Defaults.of(settings).dtype_of(config),
             device=device or config.device,
             attn_implementation=config.attn_implementation,
             threads=config.threads,
             untrusted=_untrusted(settings) if untrusted else None,
-            trust_remote_code=config.trust_remote_code,
             pickled=bool(settings.allow_pickled_weights),
             max_memory=_for_tensors(gpu_mem_bytes_by_id or {}, context_bytes),
         )

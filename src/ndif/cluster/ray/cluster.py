@@ -178,7 +178,9 @@ class RayCluster:
         await self._job_sender.stop()
         for actor in self._actors:
             actor.leave()
-        await aside(ray.shutdown)
+        # Ray's own shutdown may never return; the thread ends with this process.
+        with contextlib.suppress(asyncio.TimeoutError):
+            await within(aside(ray.shutdown), _PATIENCE_S)
 
     # For the controller
 

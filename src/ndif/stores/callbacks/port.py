@@ -59,3 +59,12 @@ class CallbackQueue(Protocol):
 
     async def forget_dead(self, before: float) -> None:
         """Forget the call-backs that were given up before that Unix time."""
+
+
+async def require_room(queue: CallbackQueue, user: str, most: int, most_of_user: int) -> None:
+    """Raise a `CallbackQueueError` if as many call-backs wait, of all users or of one, as may."""
+    waiting, _ = await queue.counts()
+    if waiting >= most:
+        raise CallbackQueueError(f"{waiting} call-backs wait already")
+    if (own := await queue.waiting_of(user)) >= most_of_user:
+        raise CallbackQueueError(f"{own} call-backs of its user wait already")

@@ -9,7 +9,12 @@ from typing import Any
 
 from ndif.schema.callback import Callback
 from ndif.stores.broker.signing import SignatureError, Signer
-from ndif.stores.callbacks.port import MAX_DEAD, MAX_OF_USER, MAX_WAITING, CallbackQueueError
+from ndif.stores.callbacks.port import (
+    MAX_DEAD,
+    MAX_OF_USER,
+    MAX_WAITING,
+    require_room,
+)
 from ndif.stores.redis import ANSWER_S, Redis, broker_errors
 from ndif.tasks import within
 
@@ -51,11 +56,7 @@ class RedisCallbacks:
 
     async def add(self, callback: Callback) -> None:
         """See `CallbackQueue.add`."""
-        waiting, _ = await self.counts()
-        if waiting >= self._max_waiting:
-            raise CallbackQueueError(f"{waiting} call-backs wait already")
-        if (own := await self.waiting_of(callback.user)) >= self._max_of_user:
-            raise CallbackQueueError(f"{own} call-backs of its user wait already")
+        await require_room(self, callback.user, self._max_waiting, self._max_of_user)
         await self.update(callback)
 
     async def update(self, callback: Callback) -> None:

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ndif.schema.callback import Callback
-from ndif.stores.callbacks.port import MAX_DEAD, MAX_OF_USER, MAX_WAITING, CallbackQueueError
+from ndif.stores.callbacks.port import (
+    MAX_DEAD,
+    MAX_OF_USER,
+    MAX_WAITING,
+    CallbackQueueError,
+    require_room,
+)
 from ndif.stores.disk import disk_problem
 from ndif.stores.sqlite import disk_reason, open_database
 from ndif.tasks import within
@@ -93,11 +99,7 @@ class SqliteCallbacks:
 
     async def add(self, callback: Callback) -> None:
         """See `CallbackQueue.add`."""
-        waiting, _ = await self.counts()
-        if waiting >= self._max_waiting:
-            raise CallbackQueueError(f"{waiting} call-backs wait already")
-        if (own := await self.waiting_of(callback.user)) >= self._max_of_user:
-            raise CallbackQueueError(f"{own} call-backs of its user wait already")
+        await require_room(self, callback.user, self._max_waiting, self._max_of_user)
         await self.update(callback)
 
     async def update(self, callback: Callback) -> None:
