@@ -17,7 +17,7 @@ from ndif.config.settings import Settings
 from ndif.config.units import parse_gpus, parse_limit, read_size
 from ndif.host import gpus
 from ndif.host.environment import cpu_memory, cpus_by_node, machine_name, nearby_cpus
-from ndif.host.evaluation import EvaluationError, Evaluator
+from ndif.host.evaluation import EvaluationError, Evaluator, spec_of
 from ndif.host.fork_server import ForkServers
 from ndif.host.gpus import Driver, DriverError, Gpu, VisibleGpus, without_memory
 from ndif.host.hub import DownloadError, download
@@ -31,7 +31,6 @@ from ndif.placement.node import Node
 from ndif.placement.packing import fewest
 from ndif.placement.replica import PlacedReplica
 from ndif.placement.resources import Resources
-from ndif.runtime.spec import ModelSpec
 from ndif.runtime.weights.cache import CacheRules
 from ndif.schema.deployment import Defaults, DeploymentConfig
 from ndif.stores.accounts import may_trust
@@ -203,7 +202,7 @@ async def fetch(
     protected: Collection[str],
 ) -> None:
     """Download the files of a model to this machine, or raise an `ActorError`."""
-    spec = ModelSpec.deployed(config, generation, pickled=bool(settings.allow_pickled_weights))
+    spec = spec_of(config, generation, pickled=bool(settings.allow_pickled_weights))
     if spec.is_folder:
         return
     rules = CacheRules(parse_limit(settings.cache_bytes), tuple(protected))

@@ -42,6 +42,18 @@ class EvaluationError(ActorError):
     """The size of a model cannot be worked out; the message says why, in a sentence."""
 
 
+def spec_of(config: DeploymentConfig, generation: str, **further: Any) -> ModelSpec:
+    """Return the spec of a deployment's model in a generation, with `further` fields."""
+    return ModelSpec(
+        config.checkpoint,
+        generation,
+        config.revision,
+        config.task,
+        trust_remote_code=config.trust_remote_code,
+        **further,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """The memory that a replica needs, and facts of its model before it is loaded."""
@@ -95,7 +107,7 @@ class Evaluator:
     async def __call__(self, config: DeploymentConfig, runtime: Runtime) -> Measured:
         """Return the memory that `config` needs in `runtime`, or raise an `EvaluationError`."""
         dtype = self.defaults.dtype_of(config)
-        spec = ModelSpec.deployed(config, runtime.generation, dtype=dtype, pickled=self.pickled)
+        spec = spec_of(config, runtime.generation, dtype=dtype, pickled=self.pickled)
         task = self._known.get(spec)
         if task is None:
             self.measuring(runtime)

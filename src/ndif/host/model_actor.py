@@ -16,6 +16,7 @@ from ndif.config.settings import Settings
 from ndif.config.units import format_duration
 from ndif.host.channel import ProtocolError
 from ndif.host.device_errors import DeviceFailure
+from ndif.host.evaluation import spec_of
 from ndif.host.execution import EXIT_PATIENCE_S, SLACK, Execution, announce
 from ndif.host.fork_server import ForkServers
 from ndif.host.hub import AdapterError, Adapters
@@ -40,7 +41,7 @@ from ndif.host.runtimes import Runtime
 from ndif.host.shared_weights import SharedWeights
 from ndif.host.snapshot import publish
 from ndif.host.watchdogs import GpuWatch, ResourceWatchdog, runner_cgroups
-from ndif.runtime.spec import CO_BATCHING, ModelSpec, UntrustedSettings
+from ndif.runtime.spec import CO_BATCHING, UntrustedSettings
 from ndif.runtime.weights.cache import CacheRules
 from ndif.schema.deployment import Defaults, DeploymentConfig
 from ndif.schema.repositories import Repositories
@@ -115,7 +116,7 @@ class LocalModelActor:
         may take of which GPUs, and `near` on which CPUs it runs, beside the GPUs that it is given.
         `cache_rules` returns the rules for the Hub's cache.
         """
-        spec = ModelSpec.deployed(
+        spec = spec_of(
             config,
             runtime.generation,
             dtype=Defaults.of(settings).dtype_of(config),

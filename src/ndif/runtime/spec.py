@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ndif.sandbox.confinement.confinement import Mode
-
-if TYPE_CHECKING:
-    from ndif.schema.deployment import DeploymentConfig
 
 CO_BATCHING = ("0.8",)
 """Generations that can run several traces in one forward pass."""
@@ -66,18 +63,6 @@ class ModelSpec:
 
     CUDA contexts come on top. The owner's weights and the runners' own memory share these bytes.
     """
-
-    @classmethod
-    def deployed(cls, config: DeploymentConfig, generation: str, **further: Any) -> ModelSpec:
-        """Return the spec of a deployment's model in a generation, with `further` fields."""
-        return cls(
-            config.checkpoint,
-            generation,
-            config.revision,
-            config.task,
-            trust_remote_code=config.trust_remote_code,
-            **further,
-        )
 
     @property
     def is_folder(self) -> bool:
