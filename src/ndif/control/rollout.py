@@ -172,7 +172,8 @@ class _Rollout:
         failed = next((each.result.problem for each in results if each.result.problem), None)
         if failed is not None:
             await self._return_from(results)
-            sentence = f"{failed} {await self._restore()}"
+            reason = failed.removesuffix(".")  # a library's words may end without one
+            sentence = f"{reason}. {await self._restore()}"
             return [
                 replace(each, result=replace(each.result, replica_ids=(), problem=sentence))
                 for each in results

@@ -49,12 +49,12 @@ class Run:
 
     @property
     def subject(self) -> str:
-        """Return the name of what runs, as the subject of a sentence."""
+        """Return the run's name in a message, such as "The broker"."""
         return f"The {self.prepared.server.role}"
 
     @property
     def is_up(self) -> str:
-        """Return the beginning of the sentence that ends with the address of what runs."""
+        """Return the words before the run's address in a message, such as "The broker is"."""
         is_worker = self.prepared.server.role == "worker"
         return "A worker of the cluster" if is_worker else f"{self.subject} is"
 

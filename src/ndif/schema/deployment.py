@@ -263,7 +263,7 @@ class Defaults:
 
     @classmethod
     def of(cls, settings: Settings) -> Defaults:
-        """Return those that the variables set."""
+        """Return the defaults that the server's variables set."""
         return cls(
             settings.default_dtype,
             settings.default_padding_factor,

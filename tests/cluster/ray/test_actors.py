@@ -6,7 +6,8 @@ import asyncio
 import io
 import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ndif.cluster.controller_types import ReplicaRequest
 from ndif.cluster.models import Models
 from ndif.cluster.ray import actors as actors_module
 from ndif.cluster.ray.actors import RayModelActor
+from ndif.cluster.ray.cluster import RayCluster
 from ndif.host.evaluation import Measured
 from ndif.host.port import ActorError, EndedError, ReplicaEvictedError, ReplicaLostError
 from ndif.placement.replica import DeploymentLevel
@@ -111,13 +113,20 @@ def weights_in(folder: str) -> list[Path]:
     return [*Path(folder).rglob("model.safetensors")]
 
 
+@asynccontextmanager
+async def a_node_with_files(server: RayServer) -> AsyncIterator[tuple[RayCluster, str]]:
+    """A node to which a model was downloaded, and its cluster."""
+    async with driving(server) as cluster:
+        node = await node_called(cluster, "two")
+        await cluster.fetch(DeploymentConfig(NAME, NAME), "0.8", node)
+        yield cluster, node
+
+
 @as_a_leader
 async def test_a_model_is_downloaded_to_a_node_before_it_is_placed_there(
     server: RayServer, environment: dict[str, str]
 ) -> None:
-    async with driving(server) as cluster:
-        node = await node_called(cluster, "two")
-        await cluster.fetch(DeploymentConfig(NAME, NAME), "0.8", node)
+    async with a_node_with_files(server) as (cluster, node):
         assert weights_in(environment["HF_HOME"])
         for config, generation, problem in (
             (DeploymentConfig("no/model", "no/model"), "0.8", "There is no repository 'no/model'"),
@@ -133,9 +142,7 @@ async def test_a_model_is_downloaded_to_a_node_before_it_is_placed_there(
 async def test_a_node_deletes_what_its_leader_does_not_keep(
     server: RayServer, environment: dict[str, str]
 ) -> None:
-    async with driving(server) as cluster:
-        node = await node_called(cluster, "two")
-        await cluster.fetch(DeploymentConfig(NAME, NAME), "0.8", node)
+    async with a_node_with_files(server) as (cluster, node):
         cluster.protected = lambda: [NAME]
         with pytest.raises(ActorError, match="NDIF_CACHE_BYTES"):
             await cluster.fetch(DeploymentConfig(WIDE, WIDE), "0.8", node)

@@ -220,7 +220,7 @@ class Nnsight08(Generation):
 # The modules whose `.source` a request reads
 
 _VIEWS = (source.Source, source.SourceEnvoy)
-"""Classes of what `.source` gives. Made outside of a block, a view comes with it."""
+"""Classes of a module's `.source`. A block that uses one from outside brings it in its payload."""
 
 _instrumented: set[source.State] = set()
 _install_source = envoy.install_source
