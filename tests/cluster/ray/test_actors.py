@@ -32,7 +32,7 @@ from ndif.schema.request import Request
 from ndif.schema.response import InlineResult, Response
 from ndif.schema.status import Status
 from ndif.stores.objects import FileStore
-from ndif.tasks import within
+from ndif.tasks import end, within
 from tests.cluster.ray.rays import (
     GIB,
     Client,
@@ -422,7 +422,7 @@ async def leave_running(
         await actor.start(lambda done, total: None)
         running = asyncio.create_task(actor.run(job, nothing))
         await user.until(job, told)
-    running.cancel()
+        await end([running])  # as a leader does that leaves, or its end
 
 
 def kill_the_first(server: RayServer) -> None:
