@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import ray
 from hypothesis import given
 from hypothesis import strategies as st
-from ray.exceptions import ActorUnavailableError
+from ray.exceptions import ActorUnavailableError, RaySystemError
 
 from ndif.cluster.ray import actors as actors_module
 from ndif.cluster.ray import cluster as cluster_module
@@ -55,6 +56,12 @@ def test_what_is_declared_is_what_is_read(gpus: list[int], cpu: int) -> None:
 def test_a_part_of_the_memory_is_left_to_the_machine_by_the_machine() -> None:
     declared = declaration(Resources.of([80 * GIB], 100 * GIB, 0.5))
     assert declared == {"ndif_cpu_memory": 50 * GIB, "ndif_gpu_0": 80 * GIB}
+
+
+def test_a_leader_that_has_left_its_cluster_starts_none() -> None:
+    assert not ray.is_initialized()
+    with pytest.raises(RaySystemError, match="has not been started"):
+        ray.nodes()
 
 
 def test_gpus_are_told_apart_by_name() -> None:

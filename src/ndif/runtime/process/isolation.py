@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from importlib.abc import MetaPathFinder
@@ -26,6 +26,7 @@ from ndif.sandbox.confinement.confinement import (
 if TYPE_CHECKING:
     from ndif.runtime.process.model_state import ModelState
     from ndif.runtime.process.namespaces import Namespaces
+    from ndif.runtime.process.process_settings import ProcessSetting
     from ndif.runtime.process.warmup_request import WarmupRequest
     from ndif.sandbox.protector import Protector
     from ndif.sandbox.protector.audit import PermittedPaths
@@ -44,6 +45,8 @@ class Isolation:
     """The namespaces of a process that has run no user's code; None where each runner runs one request."""
     model_state: ModelState | None = None
     """The model's state there; None also where each runner has the weights at addresses of its own."""
+    settings: Sequence[ProcessSetting] | None = None
+    """The process's settings, which were found and read once; None where each runner runs one request."""
 
     @classmethod
     def prepare(
@@ -81,11 +84,13 @@ class Isolation:
         """
         from ndif.runtime.process.model_state import ModelState
         from ndif.runtime.process.namespaces import Namespaces
+        from ndif.runtime.process.process_settings import ProcessSettings
 
         # Under the policy no request can write to a function that is not its own.
         found = Namespaces.of_this_process(functions=self.policy is None)
         state = None if on_devices else ModelState(model)
-        return replace(self, namespaces=found, model_state=state)
+        settings = ProcessSettings().known
+        return replace(self, namespaces=found, model_state=state, settings=settings)
 
     def moved(self, folder: Path, driver: DriverFiles) -> Isolation:
         """Return the same around a model whose weights have moved to other devices."""

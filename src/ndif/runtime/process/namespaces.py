@@ -39,6 +39,9 @@ _CACHES = {
 }
 """Attributes of modules that cache what can be computed again."""
 
+_WARNED = "__warningregistry__"
+"""The warnings that a module's code has caused: Python adds it to the module."""
+
 _ABSENT = object()
 
 
@@ -62,7 +65,6 @@ class Namespaces:
         """For each dictionary the class whose members it holds, or the name of its other owner."""
         self._containers: list[tuple[_Container, list[Any], str]] = []
         self._known: set[int] = set()
-        _drop_warnings()
         self._modules = dict(sys.modules)
         self._modules_version = Versions([sys.modules])
         # The collector finds nothing of what a fork server imported and froze, which a request can change.
@@ -87,8 +89,7 @@ class Namespaces:
 
     def _extend(self) -> None:
         """Adopt what was added and changed since."""
-        _drop_warnings()
-        changes = self.changes()
+        changes = self._changes_without_warnings()
         self.adopt(changes)
         for change in changes:
             if change.members is not None:
@@ -123,7 +124,10 @@ class Namespaces:
         first = len(self._dicts)
         for name, module in self._modules.items():
             if isinstance(module, types.ModuleType):
-                self._add(vars(module), name)
+                members = vars(module)
+                if id(members) not in self._known:
+                    members.pop(_WARNED, None)
+                self._add(members, name)
         for cls in _classes():
             self._add(members_of(cls), cls)
         for at in range(first, len(self._dicts)):
@@ -171,8 +175,7 @@ class Namespaces:
         Locks are created anew and a thread has another id. Where the weights are on a GPU, many modules are
         loaded only once its driver has started.
         """
-        _drop_warnings()
-        self.adopt(self.changes())
+        self.adopt(self._changes_without_warnings())
         if len(sys.modules) != len(self._modules):
             self._modules = dict(sys.modules)
             self._add_all()
@@ -183,6 +186,18 @@ class Namespaces:
         if self._function_parts.changed():
             self._function_parts.note()
         self.settle()
+
+    def _changes_without_warnings(self) -> list[Change]:
+        """Return what has changed, once modules have dropped what they remember of warnings since.
+
+        Only those of a request are then there after it. A fork writes to no other module: each would cost
+        it a page of memory.
+        """
+        changes = self.changes()
+        for change in changes:
+            if change.members is not None and isinstance(change.owner, str):
+                change.members.pop(_WARNED, None)
+        return changes
 
     def changes(self) -> list[Change]:
         """Return the namespaces and containers that have changed."""
@@ -270,13 +285,6 @@ class Change:
     def __str__(self) -> str:
         names = ", ".join(sorted(str(key)[:50] for key in self.keys()[:5]))
         return f"{self.name} ({names})" if names else self.name
-
-
-def _drop_warnings() -> None:
-    """Drop what modules remember of warnings, so that only those of a request are there after it."""
-    for module in [*sys.modules.values()]:
-        if isinstance(module, types.ModuleType):
-            vars(module).pop("__warningregistry__", None)
 
 
 def _functions() -> list[types.FunctionType]:

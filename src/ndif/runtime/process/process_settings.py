@@ -18,7 +18,7 @@ import threading
 import tracemalloc
 import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -40,9 +40,11 @@ _ATTEMPTS = 2
 class ProcessSettings:
     """The settings of this process, each with the value that it had when this was made."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Sequence[ProcessSetting] | None = None) -> None:
+        """Read all; a fork that is given those that its parent has read need not look for them."""
+        self.known = settings() if known is None else known
         self._before: list[tuple[ProcessSetting, Any]] = []
-        for setting in settings():
+        for setting in self.known:
             with contextlib.suppress(Exception):  # one that this machine's torch does not have
                 self._before.append((setting, setting.read()))
 

@@ -77,7 +77,7 @@ class Reset:
         self._generation.forget()
         gc.collect()
         self._namespaces.inherit()
-        self._settings = ProcessSettings()
+        self._settings = ProcessSettings(self._isolation.settings)
         self._exit_functions = atexit._ncallbacks()
         self._model = self._isolation.model_state or ModelState(self._generation.model)
         # Weights on devices belong to another process, which verifies them.

@@ -1,0 +1,67 @@
+"""Answers as dataclasses, as JSON and in a JSON Schema."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import FrozenInstanceError
+
+import pytest
+from pydantic import ValidationError
+
+from ndif.schema.answer import adapter, answer, from_json, to_json, to_plain
+
+pytestmark = pytest.mark.unit
+
+
+class Level(enum.Enum):
+    HOT = "HOT"
+
+
+@answer()
+class Memory:
+    """Memory of a machine."""
+
+    bytes: int
+    free_bytes: int | None = None
+    """Bytes that nothing uses."""
+
+
+@answer(example={"name": "gpu-1"})
+class Machine:
+    """A machine."""
+
+    name: str
+    level: Level
+    memory: list[Memory]
+
+
+MACHINE = Machine(name="one", level=Level.HOT, memory=[Memory(bytes=3)])
+JSON = b'{"name":"one","level":"HOT","memory":[{"bytes":3,"free_bytes":null}]}'
+
+
+def test_json_has_the_fields_in_their_order() -> None:
+    assert to_json(MACHINE) == JSON
+    assert from_json(Machine, JSON) == MACHINE
+    assert to_plain(MACHINE)["level"] == "HOT"
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", JSON.replace(b'"bytes":3', b'"bytes":"3x"'), JSON.replace(b"name", b"names")]
+)
+def test_what_comes_from_outside_is_validated(content: bytes | str) -> None:
+    with pytest.raises(ValidationError):
+        from_json(Machine, content)
+
+
+def test_an_answer_does_not_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        MACHINE.name = "two"  # type: ignore[misc]
+
+
+def test_the_schema_has_descriptions_and_the_example() -> None:
+    schema = adapter(Machine).json_schema()
+    assert schema["description"] == "A machine."
+    assert schema["examples"] == [{"name": "gpu-1"}]
+    memory = schema["$defs"]["Memory"]
+    assert memory["properties"]["free_bytes"]["description"] == "Bytes that nothing uses."
+    assert memory["additionalProperties"] is False
