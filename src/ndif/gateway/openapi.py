@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-from pydantic.json_schema import models_json_schema
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
+from ndif.schema.answer import adapter
 from ndif.telemetry.request_id import HEADER
 
 VERSION = "3.1.0"
@@ -50,11 +50,11 @@ class Refusal(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A body: its schema, as a model or as JSON Schema, and an example."""
+    """A body: its schema, as an answer, a model or JSON Schema, and an example."""
 
-    schema: type[BaseModel] | Mapping[str, Any]
+    schema: type[Any] | Mapping[str, Any]
     example: Any = None
-    """None for a model's own."""
+    """None for a type's own."""
     encoding: Mapping[str, Any] = field(default_factory=dict)
     """Media types of a multipart body's parts that do not follow from the schema."""
 
@@ -153,7 +153,7 @@ class LiveMount(Mount):
 
 
 def answer(
-    schema: type[BaseModel] | Mapping[str, Any],
+    schema: type[Any] | Mapping[str, Any],
     text: str = "The answer.",
     *,
     example: Any = None,
@@ -221,8 +221,8 @@ def _channels(routes: Iterable[BaseRoute]) -> Iterator[Channel]:
     )
 
 
-def _models(route: ApiRoute) -> Iterator[type[BaseModel]]:
-    """Yield the models of a route's body and answers."""
+def _models(route: ApiRoute) -> Iterator[type[Any]]:
+    """Yield the types of a route's body and answers."""
     described = route.description
     contents = [described.body, *(each.content for each in described.answers.values())]
     for content in (each for by_type in contents for each in by_type.values()):
@@ -230,20 +230,18 @@ def _models(route: ApiRoute) -> Iterator[type[BaseModel]]:
             yield content.schema
 
 
-def _schemas(
-    models: Iterable[type[BaseModel]],
-) -> tuple[dict[type[BaseModel], dict[str, Any]], dict[str, Any]]:
-    """Return a reference to each model, and the definitions that they refer to."""
-    distinct: list[type[BaseModel]] = list(dict.fromkeys((Refusal, *models)))
-    references, definitions = models_json_schema(
-        [(model, "validation") for model in distinct], ref_template=_REF
+def _schemas(types: Iterable[type[Any]]) -> tuple[dict[type[Any], dict[str, Any]], dict[str, Any]]:
+    """Return a reference to each answer or model, and the definitions that they refer to."""
+    distinct: list[type[Any]] = list(dict.fromkeys((Refusal, *types)))
+    references, definitions = TypeAdapter.json_schemas(
+        [(at, "validation", adapter(each)) for at, each in enumerate(distinct)], ref_template=_REF
     )
-    found = {model: reference for (model, _), reference in references.items()}
-    return found, definitions["$defs"]  # type: ignore[return-value]
+    found = {each: references[at, "validation"] for at, each in enumerate(distinct)}
+    return found, definitions["$defs"]
 
 
 def _operation(
-    path: str, route: ApiRoute, schemas: Mapping[type[BaseModel], dict[str, Any]]
+    path: str, route: ApiRoute, schemas: Mapping[type[Any], dict[str, Any]]
 ) -> dict[str, Any]:
     described = route.description
 
@@ -294,7 +292,7 @@ def _operation(
 _UNDERSCORES = str.maketrans({"/": "_", "{": None, "}": None, ".": "_"})
 
 
-def _content(content: Content, schemas: Mapping[type[BaseModel], dict[str, Any]]) -> dict[str, Any]:
+def _content(content: Content, schemas: Mapping[type[Any], dict[str, Any]]) -> dict[str, Any]:
     schema, example = content.schema, content.example
     if isinstance(schema, type):
         if example is None:
@@ -308,10 +306,10 @@ def _content(content: Content, schemas: Mapping[type[BaseModel], dict[str, Any]]
     return described
 
 
-def example_of(model: type[BaseModel]) -> Any:
-    """Return a model's example."""
-    extra: Any = model.model_config["json_schema_extra"]
-    (example,) = extra["examples"]
+def example_of(kind: type[Any]) -> Any:
+    """Return the example of an answer or a model."""
+    config = getattr(kind, "__pydantic_config__", None) or kind.model_config
+    (example,) = config["json_schema_extra"]["examples"]
     return example
 
 
