@@ -463,7 +463,7 @@ def test_only_the_configuration_reads_the_environment_for_settings() -> None:
     """`os.environ` is passed on to child processes; a variable of ours is read in one place."""
     found = []
     for file in MODULES.values():
-        if file in (SOURCE / "config" / "settings.py", SOURCE / "config" / "ndif_names.py"):
+        if file.parent == SOURCE / "config" and file.stem in ("groups", "settings", "ndif_names"):
             continue
         place = file.relative_to(SOURCE).as_posix()
         for node in ast.walk(tree_of(file)):

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ndif.config.settings import MiB, Settings
+from ndif.config.groups import MiB
+from ndif.config.settings import Settings
 from ndif.host import runner_pool
 from ndif.host.channel import Channel
 from ndif.host.model_process import ModelProcessError

@@ -13,7 +13,8 @@ import secrets
 from pathlib import Path
 
 from ndif.config.reference import name_of
-from ndif.config.settings import Settings, split_secrets
+from ndif.config.settings import Settings
+from ndif.config.variable_types import split_secrets
 from ndif.launch.services.service import ServiceError
 
 VARIABLE = name_of("cluster_secret")

@@ -8,7 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from ndif.config.settings import MOST, Duration, Settings, Size
+from ndif.config.groups import MOST
+from ndif.config.settings import Settings
+from ndif.config.variable_types import Duration, Size
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, OutOfMemoryError, RedisError
 
-from ndif.config.settings import OLDEST_REDIS
+from ndif.config.groups import OLDEST_REDIS
 from ndif.stores.broker.port import BrokerAwayError, BrokerError
 from ndif.tasks import timeout
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from redis.commands.core import AsyncScript
 from redis.exceptions import ResponseError
 
-from ndif.config.settings import OLDEST_REDIS
+from ndif.config.groups import OLDEST_REDIS
 from ndif.schema.payload import Payload, PayloadFile
 from ndif.schema.request import Request
 from ndif.schema.response import Response
