@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 
 import pytest
+import torch
 
-from ndif.runtime.process.process_settings import forget_warnings
+from ndif.runtime.process.process_settings import ProcessSettings, forget_warnings
 
 
 @pytest.mark.parametrize("action", ["default", "module", "once"])
@@ -27,3 +29,20 @@ def test_a_warning_that_was_shown_is_shown_again(action: str) -> None:
         assert [*warnings.filters] == filters
         warn()
     assert shown == ["cut short"] * 2
+
+
+def test_the_number_of_threads_that_another_thread_has_set_is_restored() -> None:
+    before = torch.get_num_threads()
+    settings = ProcessSettings()
+    found: list[int] = []
+
+    def in_a_thread(work: object) -> None:
+        thread = threading.Thread(target=work)  # type: ignore[arg-type]
+        thread.start()
+        thread.join()
+
+    in_a_thread(lambda: torch.set_num_threads(before + 1))
+    assert torch.get_num_threads() == before
+    assert settings.restore() is None
+    in_a_thread(lambda: found.append(torch.get_num_threads()))
+    assert found == [before]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from ndif.config.reference import name_of, without_secrets
 from ndif.config.groups import OLDEST_REDIS
+from ndif.config.reference import name_of, without_secrets
 from ndif.config.settings import Settings
 from ndif.launch.run_folder import RunFolder, RunFolders, open_private
 from ndif.launch.services.service import (

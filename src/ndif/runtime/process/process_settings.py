@@ -43,6 +43,7 @@ class ProcessSettings:
     def __init__(self, known: Sequence[ProcessSetting] | None = None) -> None:
         """Read all; a fork that is given those that its parent has read need not look for them."""
         self.known = settings() if known is None else known
+        self._threads = torch.get_num_threads()
         self._before: list[tuple[ProcessSetting, Any]] = []
         for setting in self.known:
             with contextlib.suppress(Exception):  # one that this machine's torch does not have
@@ -51,6 +52,8 @@ class ProcessSettings:
     def restore(self) -> str | None:
         """Stop timers and restore what has changed; return the name of what cannot be restored, or None."""
         _stop_timers()
+        # A number that another thread has set is not this thread's, and that of every later thread.
+        torch.set_num_threads(self._threads)
         changed = self._changed()
         for _ in range(_ATTEMPTS if changed else 0):
             for setting, before in changed:
