@@ -19,7 +19,7 @@ import pytest
 from ndif.cluster import status
 from ndif.cluster.controller import Controller
 from ndif.cluster.models import Models, NotServedError
-from ndif.cluster.replica import Replica, ReplicaState
+from ndif.cluster.replica import Replica
 from ndif.cluster.status import client_status
 from ndif.control.control_plane import ControlPlane
 from ndif.control.fetch_ahead import FetchAhead
@@ -58,6 +58,7 @@ from ndif.schema.model_key import ModelKey, Variant
 from ndif.schema.repositories import Repositories
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
+from ndif.schema.states import ReplicaState
 from ndif.schema.status import Status
 from ndif.simulation.virtual_time import run
 from ndif.stores.broker import MemoryBroker

@@ -48,9 +48,10 @@ from ndif.placement.delta import DeploymentDelta, build
 from ndif.placement.demand import DEFAULT_RULES, Device, PlacementRules
 from ndif.placement.node import Node
 from ndif.placement.refusal import explain_refusal
-from ndif.placement.replica import DeploymentLevel, PlacedReplica, ReplicaKey
+from ndif.placement.replica import PlacedReplica, ReplicaKey
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey, Variant
+from ndif.schema.states import DeploymentLevel
 from ndif.schema.structure import read_structure
 from ndif.tasks import end, within
 from ndif.telemetry import metrics

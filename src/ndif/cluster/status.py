@@ -8,14 +8,14 @@ from typing import Any
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.models import Model, Models
-from ndif.cluster.replica import Replica, ReplicaState
-from ndif.placement.replica import DeploymentLevel
+from ndif.cluster.replica import Replica
 from ndif.probe.history import Histories
 from ndif.probe.probe import Target
 from ndif.schedule.schedule import Window
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey, Variant
 from ndif.schema.repositories import Repositories
+from ndif.schema.states import DeploymentLevel, ReplicaState
 
 _BEST_FIRST = (ReplicaState.RUNNING, ReplicaState.DEPLOYING, ReplicaState.UNHEALTHY)
 _ALL = (*_BEST_FIRST, ReplicaState.NOT_STARTED)

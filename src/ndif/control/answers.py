@@ -6,11 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from ndif.placement.replica import DeploymentLevel
-from ndif.probe.probe import Kind
-from ndif.queue.replicas import ProcessorStatus
 from ndif.schema.deployment_file import AsInFile
 from ndif.schema.deployment_settings import SettingDifference
+from ndif.schema.states import DeploymentLevel, ProbeKind, ProcessorStatus
 from ndif.schema.status import Status
 from ndif.stores.usage import Group
 
@@ -89,7 +87,7 @@ class PublicProbe(BaseModel):
 
     model_config = _with()
 
-    outcome: Kind
+    outcome: ProbeKind
     """Outcome of the last one. `loading` and `unsupported` are neither up nor down."""
     at: float
     """Unix time of it."""
@@ -683,7 +681,7 @@ class AlertCause(BaseModel):
     model_config = _with()
 
     kind: str
-    """Kind of the cause, as `no-replica`."""
+    """ProbeKind of the cause, as `no-replica`."""
     subject: str
     """The model, machine, GPU or store that it is about."""
     sentence: str

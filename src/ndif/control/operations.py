@@ -37,7 +37,6 @@ from ndif.control.status import (
     trace_of_request,
 )
 from ndif.errors import problems
-from ndif.placement.replica import DeploymentLevel
 from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.schema.deployment import DeploymentConfig, Generation, OperationError
 from ndif.schema.deployment_file import (
@@ -54,6 +53,7 @@ from ndif.schema.deployment_settings import (
 )
 from ndif.schema.job_record import JobRecord
 from ndif.schema.model_key import Variant
+from ndif.schema.states import DeploymentLevel
 from ndif.stores.broker import BrokerError
 from ndif.stores.objects import ObjectStoreError
 from ndif.stores.usage import Group, UsageAwayError

@@ -17,10 +17,10 @@ from ndif.cluster.replica import Replica
 from ndif.cluster.status import client_status
 from ndif.control.reconciler import Reconciler
 from ndif.control.status import describe_jobs, describe_server
-from ndif.placement.replica import DeploymentLevel
 from ndif.probe.history import Histories
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor
+from ndif.schema.states import DeploymentLevel
 from ndif.stores.usage import Interval, UsageAwayError, UsageStore, percentile
 
 logger = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from ndif.probe.history import Histories
 from ndif.probe.probe import Target
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor
-from ndif.queue.replicas import ProcessorStatus
 from ndif.schema.job_record import JobRecord
 from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
+from ndif.schema.states import ProcessorStatus
 from ndif.schema.status import Status
 from ndif.schema.step import Step, in_order
 

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from ndif.control.answers import PublicProbe
-from ndif.placement.replica import DeploymentLevel
+from ndif.schema.states import DeploymentLevel
 
 _GIB = 1024**3
 _SOME_TIME = 1_785_000_000.0

@@ -6,10 +6,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from ndif.cluster.replica import ReplicaState
 from ndif.control.answers import OWN_JOBS, OWN_TRACE, OwnJob, OwnTrace, PublicProbe
-from ndif.placement.replica import DeploymentLevel
 from ndif.schema.model_key import NEWEST_CLASS
+from ndif.schema.states import DeploymentLevel, ReplicaState
 from ndif.schema.status import Status
 
 JOB_ID = "0d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21"

@@ -18,7 +18,7 @@ from ndif.gateway.environment import environment
 from ndif.gateway.http_error import RETRY_SOON, HttpError
 from ndif.gateway.openapi import ApiRoute, Description, Parameter, answer
 from ndif.host.runtimes import Runtime, Runtimes
-from ndif.placement.replica import DeploymentLevel
+from ndif.schema.states import DeploymentLevel
 from ndif.stores.accounts import Accounts, NoSuchKeyError
 
 _GENERATIONS_BY_LIBRARY = {"python-httpx": ("0.8",), "python-requests": ("0.7", "0.6")}

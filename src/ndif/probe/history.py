@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from ndif.probe.probe import Kind, Outcome, Target, Value
+from ndif.probe.probe import Outcome, Target, Value
+from ndif.schema.states import ProbeKind
 
 _KEPT_S = 24 * 3600.0
 _MOST = 1440
@@ -35,7 +36,7 @@ class History:
     def note(self, outcome: Outcome, now: float) -> None:
         """Add an outcome; a model that is loading, or cannot be probed, was neither up nor down."""
         self.last, self.at = outcome, now
-        if outcome.kind in (Kind.LOADING, Kind.UNSUPPORTED):
+        if outcome.kind in (ProbeKind.LOADING, ProbeKind.UNSUPPORTED):
             return
         self.up = not outcome.failed
         self._counted.append((now, self.up))
