@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -22,7 +22,7 @@ from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.openapi import JSON, ApiRoute, Channel, Description, EventsRoute, answer
-from ndif.schema.answer import to_json
+from ndif.schema.answer import project, to_json
 from ndif.schema.limits import Limits
 from ndif.schema.public_state import State
 from ndif.stores.accounts import AccountsAwayError, NoSuchKeyError, TooManyGuessesError
@@ -72,9 +72,7 @@ class EventRoutes:
     async def state(self, http: Request) -> Response:
         """Answer with the state as it is now."""
         await self.access.viewer(http)
-        found = await self.feed.state()
-        parts = {each.name: getattr(found, each.name) for each in fields(found)}
-        state = State(server=await self.facts.describe(), **parts)
+        state = project(State, await self.feed.state(), server=await self.facts.describe())
         return Response(to_json(state), media_type=JSON)
 
     async def events(self, http: Request) -> Response:
