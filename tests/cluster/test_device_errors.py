@@ -24,11 +24,11 @@ from ndif.placement.cluster import Cluster
 from ndif.placement.node import Node
 from ndif.placement.replica import PlacedReplica
 from ndif.placement.resources import Resources
-from ndif.schema.answer import from_plain, to_plain
+from ndif.schema.answer import to_plain
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request
 from ndif.schema.response import Response
-from ndif.schema.server_state import ProblemKind, ServerState
+from ndif.schema.server_state import ProblemKind
 from tests.on_loop import on_loop
 from tests.placement.worlds import GiB, a_node, deploy, want, with_hot
 
@@ -260,7 +260,7 @@ def test_the_status_names_gpus_and_shows_which_are_withdrawn() -> None:
     }
     console = Console(width=120)
     with console.capture() as captured:
-        console.print(_rendered(from_plain(ServerState, status)))
+        console.print(_rendered(status))
     printed = captured.get()
     assert "GPU 0 (GPU-b42dd28e) " in printed
     assert "GPU 1 (GPU-7c3cadbd), withdrawn" in printed

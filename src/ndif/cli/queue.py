@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,7 +14,7 @@ from ndif.config.short_ids import unique_length
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ndif.schema.job_state import Queues, RunningRequest, WaitingRequest
+    from ndif.schema.job_state import RunningRequest, WaitingRequest
 
 
 @click.command("queue")
@@ -24,19 +24,15 @@ if TYPE_CHECKING:
 @with_server
 def command(server: ServerClient, as_json: bool, watch: float | None) -> None:
     """Show running and waiting requests."""
-    from ndif.schema.job_state import Queues
-
-    show(
-        lambda: server.get("/admin/queue"),
-        lambda answer: _rendered(read(Queues, answer)),
-        as_json=as_json,
-        interval_s=watch,
-    )
+    show(lambda: server.get("/admin/queue"), _rendered, as_json=as_json, interval_s=watch)
 
 
-def _rendered(queues: Queues) -> RenderableType:
+def _rendered(answer: Any) -> RenderableType:
     from rich.text import Text
 
+    from ndif.schema.job_state import Queues
+
+    queues = read(Queues, answer)
     running = [each for model in queues.models for each in model.running]
     waiting = [each.request_id for model in queues.models for each in model.waiting]
     length = unique_length([*(each.request_id for each in running), *waiting])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -39,20 +39,16 @@ _NOT_DEPLOYED = "NOT DEPLOYED"
 @with_server
 def command(server: ServerClient, as_json: bool, watch: float | None) -> None:
     """Show machines, models and replicas."""
-    from ndif.schema.server_state import ServerState
-
-    show(
-        lambda: server.get("/admin/status"),
-        lambda answer: _rendered(read(ServerState, answer)),
-        as_json=as_json,
-        interval_s=watch,
-    )
+    show(lambda: server.get("/admin/status"), _rendered, as_json=as_json, interval_s=watch)
 
 
-def _rendered(server: ServerState) -> RenderableType:
+def _rendered(answer: Any) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
+    from ndif.schema.server_state import ServerState
+
+    server = read(ServerState, answer)
     parts: list[RenderableType] = [
         table("Machines", ("machine", "device", "memory", "free"), _machines(server))
     ]
