@@ -16,7 +16,6 @@ _VARIANT = f"{A_MODEL}@0.8"
 _REQUEST = A_JOB
 _REPLICA = "5f0c2a7d"
 _SOME_TIME = 1_785_000_000.0
-_GIB = 1024**3
 _REPLICA_KEY: dict[str, Any] = {"model_key": _VARIANT, "replica_id": _REPLICA}
 
 

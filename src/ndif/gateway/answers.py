@@ -15,7 +15,6 @@ from ndif.schema.status import Status
 
 JOB_ID = "0d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21"
 """The job of the examples."""
-_GPT2 = {"repo_id": "openai-community/gpt2", "revision": None, "task": "text-generation"}
 MODEL_KEY = (
     "nnsight.modeling.transformers.TransformersModel:"
     '{"repo_id": "openai-community/gpt2", "revision": null, "task": "text-generation"}'
