@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.model_files import ModelFilesStorage
@@ -17,8 +19,10 @@ from ndif.control.operations import OPERATIONS, STOPPING, Answer, Operation, Sto
 from ndif.host.request_lifecycle import RUNS
 from ndif.probe.history import Histories
 from ndif.schedule.schedule import Window
+from ndif.schema.answer import from_plain, to_plain
 from ndif.schema.deployment import OperationError
 from ndif.schema.model_key import ModelKey
+from ndif.schema.public_state import NextState
 from ndif.schema.status import Status
 from ndif.stores.broker import LOST, BrokerError
 from ndif.stores.events import Event
@@ -77,9 +81,8 @@ class Publisher:
             models, replicas = self.controller.models, self.controller.replicas()
             try:
                 await self._write(MODELS, describe(models))
-                await self._write(
-                    STATUS, client_status(self.controller, self.coming(), self.probes)
-                )
+                status = client_status(self.controller, self.coming(), self.probes)
+                await self._write(STATUS, to_plain(status))
                 self.model_files.note(replicas)
                 await self._write(FILES, self.model_files.stored)
             except BrokerError as error:
@@ -110,17 +113,28 @@ class RemoteControlPlane:
             self.stop()
             return STOPPING
         asked = self.leader.ask(operation.event, operation.model_dump(mode="json"))
-        if operation.method != "GET":
-            return cast(Answer, await asked)
-        try:
-            return cast(Answer, await within(asked, self.status_timeout_s))
-        except asyncio.TimeoutError as error:
+        if operation.method == "GET":
             limit = format_duration(self.status_timeout_s)
-            raise OperationError(
-                504,
+            silent = (
                 f"The leader did not answer within {limit} (STATUS_REQUEST_TIMEOUT_S); "
-                "`ndif logs dispatcher` says what it does.",
-            ) from error
+                "`ndif logs dispatcher` says what it does."
+            )
+            asked = _within(asked, self.status_timeout_s, silent)
+        return _read(operation, await asked)
+
+
+async def _within(asked: Coroutine[Any, Any, Any], limit_s: float, silent: str) -> Any:
+    """Return the leader's answer; raise an OperationError with this sentence if it takes longer."""
+    try:
+        return await within(asked, limit_s)
+    except asyncio.TimeoutError as error:
+        raise OperationError(504, silent) from error
+
+
+def _read(operation: Operation, answer: Any) -> Answer:
+    """Return the answer that the leader sent as JSON."""
+    kind = operation.answer
+    return answer if issubclass(kind, BaseModel) else from_plain(kind, answer)
 
 
 @dataclass(frozen=True)
@@ -178,12 +192,9 @@ class RemoteDetails:
 
     async def __call__(self, key: ModelKey) -> dict[str, Any]:
         """Return the leader's `describe_details`; raise OperationError if no process leads."""
-        try:
-            asked = self.leader.ask(DETAILS, {"key": str(key)})
-            found: dict[str, Any] = await within(asked, self.timeout_s)
-        except asyncio.TimeoutError as error:
-            limit = format_duration(self.timeout_s)
-            raise OperationError(504, f"The leader did not answer within {limit}.") from error
+        asked = self.leader.ask(DETAILS, {"key": str(key)})
+        silent = f"The leader did not answer within {format_duration(self.timeout_s)}."
+        found: dict[str, Any] = await _within(asked, self.timeout_s, silent)
         return found
 
 
@@ -193,13 +204,10 @@ class RemoteOverview:
 
     leader: LeaderRpc
 
-    async def next(self, seen: str, users: Sequence[str]) -> Answer:
+    async def next(self, seen: str, users: Sequence[str]) -> NextState:
         """See `Overview.next`; raise an OperationError if the leader does not answer."""
         asked = self.leader.ask(OVERVIEW, {"seen": seen, "users": list(users)})
-        try:
-            return cast(Answer, await within(asked, _OVERVIEW_S))
-        except asyncio.TimeoutError as error:
-            raise OperationError(504, _SILENT) from error
+        return from_plain(NextState, await _within(asked, _OVERVIEW_S, _SILENT))
 
 
 async def perform_event(control: ControlPlane, event: str, arguments: Mapping[str, Any]) -> Answer:
@@ -216,8 +224,8 @@ async def perform_event(control: ControlPlane, event: str, arguments: Mapping[st
     if event == DETAILS:
         return describe_details(control.controller.models, ModelKey.parse(str(arguments["key"])))
     if event == OVERVIEW:
-        return await control.overview.next(arguments["seen"], arguments["users"])
+        return to_plain(await control.overview.next(arguments["seen"], arguments["users"]))
     for kind in OPERATIONS:
         if kind.event == event:
-            return await kind.model_validate(arguments).perform(control)
+            return to_plain(await kind.model_validate(arguments).perform(control))
     raise OperationError(_NO_SUCH_EVENT, f"There is no event {event[:_MAX_QUOTED]!r}.")

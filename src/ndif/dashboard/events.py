@@ -9,21 +9,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from ndif.config.reference import name_of
 from ndif.config.settings import Settings
 from ndif.dashboard.access import Access, Viewer
-from ndif.dashboard.answers import State
 from ndif.dashboard.feed import Feed, Subscriber, event_of
 from ndif.dashboard.server_facts import ServerFacts
 from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.open_channels import OpenChannels
-from ndif.gateway.openapi import ApiRoute, Channel, Description, EventsRoute, answer
+from ndif.gateway.openapi import JSON, ApiRoute, Channel, Description, EventsRoute, answer
+from ndif.schema.answer import project, to_json
 from ndif.schema.limits import Limits
+from ndif.schema.public_state import State
 from ndif.stores.accounts import AccountsAwayError, NoSuchKeyError, TooManyGuessesError
 from ndif.tasks import end
 
@@ -71,8 +72,8 @@ class EventRoutes:
     async def state(self, http: Request) -> Response:
         """Answer with the state as it is now."""
         await self.access.viewer(http)
-        facts = await self.facts.describe()
-        return JSONResponse({"server": facts, **await self.feed.state()})
+        state = project(State, await self.feed.state(), server=await self.facts.describe())
+        return Response(to_json(state), media_type=JSON)
 
     async def events(self, http: Request) -> Response:
         """Answer with a stream of what changes."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from ndif.config.reference import Variable, name_of, variables
@@ -28,13 +28,14 @@ from ndif.gateway.openapi import (
     example_of,
 )
 from ndif.gateway.operator import Operator, Operators
+from ndif.schema.answer import to_json
 from ndif.schema.deployment import OperationError
 from ndif.stores.accounts import Registry
 from ndif.stores.events import NoteEvents
 
 _MAX_BODY_BYTES = 4 * 1024**2
 
-Handler = Callable[[Request, Operator], Awaitable[dict[str, Any]]]
+Handler = Callable[[Request, Operator], Awaitable[Any]]
 
 
 class Configuration(BaseModel):
@@ -172,7 +173,7 @@ class AdminRoutes:
         return {"settings": [asdict(variable) for variable in variables(self._settings)]}
 
     def _handler(self, kind: type[Operation]) -> Handler:
-        async def handle(http: Request, operator: Operator) -> dict[str, Any]:
+        async def handle(http: Request, operator: Operator) -> Any:
             # An operation without fields has no body.
             operation = parse_operation(kind, await _body(http)) if kind.model_fields else kind()
             answer = await self._perform(operation)
@@ -182,7 +183,7 @@ class AdminRoutes:
         return handle
 
     def _account_handler(self, kind: type[AccountOperation]) -> Handler:
-        async def handle(http: Request, operator: Operator) -> dict[str, Any]:
+        async def handle(http: Request, operator: Operator) -> Any:
             is_query = kind.method == "GET"
             content = dict(http.query_params) if is_query else await _body(http) or b"{}"
             operation = parse_operation(kind, content)
@@ -201,7 +202,7 @@ class AdminRoutes:
         return handle
 
     async def _tell(
-        self, operation: Operation | AccountOperation, answer: dict[str, Any], operator: Operator
+        self, operation: Operation | AccountOperation, answer: Any, operator: Operator
     ) -> None:
         if self._note is not None and (events := events_of(operation, answer, operator.by)):
             await self._note(events)
@@ -209,7 +210,7 @@ class AdminRoutes:
     def _for_operators(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         async def answer(http: Request) -> Response:
             operator = self._operators.of(http)
-            return JSONResponse(await handler(http, operator))
+            return Response(to_json(await handler(http, operator)), media_type=JSON)
 
         return answer
 

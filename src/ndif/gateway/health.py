@@ -11,14 +11,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
-from ndif.gateway.answers import READY, Identity, PythonEnvironment, ServerStatus
+from ndif.gateway.answers import READY, Identity, PythonEnvironment
 from ndif.gateway.caller import caller_of
 from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.environment import environment
 from ndif.gateway.http_error import RETRY_SOON, HttpError
-from ndif.gateway.openapi import ApiRoute, Description, Parameter, answer
+from ndif.gateway.openapi import JSON, ApiRoute, Description, Parameter, answer
 from ndif.host.runtimes import Runtime, Runtimes
-from ndif.placement.replica import DeploymentLevel
+from ndif.schema.answer import to_json
+from ndif.schema.client_status import ServerStatus
+from ndif.schema.states import DeploymentLevel
 from ndif.stores.accounts import Accounts, NoSuchKeyError
 
 _GENERATIONS_BY_LIBRARY = {"python-httpx": ("0.8",), "python-requests": ("0.7", "0.6")}
@@ -100,12 +102,11 @@ class HealthRoutes:
     async def status(self, http: Request) -> Response:
         """Answer with the models and their state."""
         status = await self.catalogue.status()
-        listed = status["deployments"].values()
-        is_idle = all(each["deployment_level"] != DeploymentLevel.HOT.value for each in listed)
+        listed = status.deployments.values()
+        is_idle = all(each.deployment_level is not DeploymentLevel.HOT for each in listed)
         if is_idle and await self._loads_on_request(http):
-            ready = READY.model_dump(mode="json", exclude={"probes", "schedule"})
-            status = {"deployments": {**status["deployments"], READY.model_key: ready}}
-        return JSONResponse(status)
+            status = ServerStatus(deployments={**status.deployments, READY.model_key: READY})
+        return Response(to_json(status), media_type=JSON)
 
     async def _loads_on_request(self, http: Request) -> bool:
         """Return True if a request may have a model loaded, with the right key where keys are in use."""

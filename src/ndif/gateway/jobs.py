@@ -21,8 +21,10 @@ from ndif.errors import problems
 from ndif.gateway.answers import JOB_ID, Cancelled, OwnJobs, OwnTraceAnswer
 from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
-from ndif.gateway.openapi import ApiRoute, Description, Parameter, answer
+from ndif.gateway.openapi import JSON, ApiRoute, Description, Parameter, answer
 from ndif.gateway.results import job_id_of
+from ndif.schema.answer import project, to_json, to_plain
+from ndif.schema.job_state import Jobs, Trace
 from ndif.schema.status import Status
 from ndif.stores.accounts import Account, Accounts
 from ndif.stores.objects import ObjectStore, ObjectStoreError
@@ -132,18 +134,16 @@ class JobRoutes:
         limit = query.get("limit", "100")
         number = int(limit) if _NUMBER.fullmatch(limit) else limit
         asked = _asked(GetJobs, {"user": account.user, "limit": number})
-        answer = await self.perform(asked)
-        jobs = [
-            {name: value for name, value in job.items() if name != "user"} for job in answer["jobs"]
-        ]
-        return JSONResponse({"requests": jobs})
+        answer: Jobs = await self.perform(asked)
+        return JSONResponse({"requests": [to_plain(job.own) for job in answer.jobs]})
 
     async def trace(self, http: Request) -> Response:
         """Answer with the steps of one of the caller's jobs, and with what it left to be polled for."""
         account = await self._known(http)
-        found = await self.perform(GetTrace(job_id=job_id_of(http), user=account.user))
-        del found["user"]
-        return JSONResponse({**found, **await self._left(found, account)})
+        found: Trace = await self.perform(GetTrace(job_id=job_id_of(http), user=account.user))
+        error, stored = await self._left(found, account)
+        told = project(OwnTraceAnswer, found, error=error, stored=stored)
+        return Response(to_json(told), media_type=JSON)
 
     async def usage(self, http: Request) -> Response:
         """Answer with the sums of the caller's jobs that have ended, by model or by day."""
@@ -158,27 +158,27 @@ class JobRoutes:
         await self.perform(Kill(request_id=job_id_of(http), user=account.user))
         return JSONResponse({"cancelled": True, "id": job_id_of(http)})
 
-    async def _left(self, trace: Mapping[str, Any], account: Account) -> dict[str, Any]:
+    async def _left(self, trace: Trace, account: Account) -> tuple[str | None, bool | None]:
         """Return the error of the account's job if it failed, and whether its result is stored.
 
         Of a job whose client held a live channel nothing is known here.
         """
         error, stored = None, False
-        if trace["ended"] is None:
-            return {"error": error, "stored": stored}
+        if trace.ended is None:
+            return None, False
         try:
-            kept = await within(last_response(self.store, trace["id"]), _PATIENCE_S)
+            kept = await within(last_response(self.store, trace.id), _PATIENCE_S)
         except (ObjectStoreError, asyncio.TimeoutError) as away:
             reason = str(away) or f"no answer within {_PATIENCE_S:g} s"
-            logger.warning("job %s: what is stored of it cannot be read: %s", trace["id"], reason)
-            return {"error": None, "stored": None}
+            logger.warning("job %s: what is stored of it cannot be read: %s", trace.id, reason)
+            return None, None
         # A job that was sent without a key has no user with its response.
         if kept is not None and kept.user == (account.user if account.key else ""):
             if kept.status is Status.ERROR:
                 error = kept.fields["description"]
-            elif kept.status is Status.COMPLETED and trace["status"] == Status.COMPLETED:
-                stored = trace["ended"] + self.store.ttl_s > time.time()
-        return {"error": error, "stored": stored}
+            elif kept.status is Status.COMPLETED and trace.status == Status.COMPLETED:
+                stored = trace.ended + self.store.ttl_s > time.time()
+        return error, stored
 
     async def _known(self, http: Request) -> Account:
         """Return the caller's account, if it is one that nobody else can have."""

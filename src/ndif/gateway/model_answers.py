@@ -6,8 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ndif.cluster.replica import ReplicaState
-from ndif.placement.replica import DeploymentLevel
+from ndif.schema.states import DeploymentLevel, ReplicaState
 from ndif.schema.structure import TensorShape
 
 _NORM = {

@@ -22,6 +22,8 @@ from ndif.gateway.module_paths import ROOT, Place
 from ndif.gateway.openapi import ApiRoute, Description, Parameter, answer
 from ndif.gateway.snippets import snippet, suits
 from ndif.host.runtimes import Runtimes
+from ndif.schema.answer import to_plain
+from ndif.schema.client_status import ServerStatus
 from ndif.schema.model_key import ModelKey
 from ndif.schema.structure import ModelStructure, read_structure
 
@@ -238,19 +240,19 @@ def _find(models: Iterable[Model], repo_id: str, revision: str | None) -> Model 
 
 
 def _entry(
-    status: Mapping[str, Any], model: Model | None, repo_id: str, revision: str | None
+    status: ServerStatus, model: Model | None, repo_id: str, revision: str | None
 ) -> Mapping[str, Any] | None:
     """Return the entry of a model in the answer of `/status`; None if it has none."""
-    entries: Mapping[str, Mapping[str, Any]] = status["deployments"]
-    if model is not None:
-        return entries.get(str(model.config.key))
-    # The calendar alone names it.
+    # The calendar alone may name it.
     wanted = None if revision == "main" else revision
-    for entry in entries.values():
-        is_named = entry["repo_id"].lower() == repo_id.lower()
-        if is_named and (revision is None or entry["revision"] == wanted):
-            return entry
-    return None
+    named = (
+        each
+        for each in status.deployments.values()
+        if each.repo_id.lower() == repo_id.lower() and (revision is None or each.revision == wanted)
+    )
+    key = "" if model is None else str(model.config.key)
+    found = next(named, None) if model is None else status.deployments.get(key)
+    return None if found is None else to_plain(found)
 
 
 def _states(entry: Mapping[str, Any] | None) -> Any:
