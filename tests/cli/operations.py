@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -12,7 +12,6 @@ from ndif.cluster.models import Models
 from ndif.config.settings import Settings
 from ndif.control.answers import OWN_TRACE, Alerts
 from ndif.control.operations import (
-    Answer,
     CollectGarbage,
     Deploy,
     Evict,
@@ -45,6 +44,7 @@ from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.operator import Operators
 from ndif.gateway.sessions import Sessions
 from ndif.host.runtimes import Runtimes
+from ndif.schema.answer import from_plain
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_file import to_entry
 from ndif.schema.deployment_settings import DeploymentChange, differences
@@ -94,7 +94,11 @@ class Table:
         """Seconds for which a model called org/down is down."""
         self._replicas = iter(f"r{n}" for n in range(1, 1000))
 
-    async def perform(self, operation: Operation) -> Answer:
+    async def perform(self, operation: Operation) -> Any:
+        answer, kind = await self._perform(operation), operation.answer
+        return from_plain(kind, answer) if is_dataclass(kind) else answer
+
+    async def _perform(self, operation: Operation) -> dict[str, Any]:
         match operation:
             case Deploy():
                 return {"models": await self._deploy(operation)}
@@ -113,7 +117,7 @@ class Table:
                 return {"restarted": self._keys(entry)}
             case Kill():
                 self._kill(operation)
-                return {"killed": True}
+                return {"killed": True, "request_id": operation.request_id}
             case KillKey(account=account):
                 if not self.leads:
                     raise OperationError(503, "No process of this server leads at the moment.")
@@ -186,7 +190,7 @@ class Table:
                 return {**outcome, "is_down": True, "down_s": self.down_s}
             return outcome
         config = change.applied_to(known.config)
-        changes = [each.model_dump() for each in differences(known.config, config)]
+        changes = [asdict(each) for each in differences(known.config, config)]
         return {**self._set(config, config.replicas, generation), "changes": changes}
 
     def _set(self, config: DeploymentConfig, count: int, generation: str) -> dict[str, Any]:

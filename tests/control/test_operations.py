@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from ndif.control.answers import Stopping
 from ndif.control.control_plane import ControlPlane, outcome_of
 from ndif.control.operations import (
     OPERATIONS,
-    Answer,
     CollectGarbage,
     Deploy,
     Evict,
@@ -39,6 +39,8 @@ from ndif.control.operations import (
     parse_operation,
 )
 from ndif.control.remote import RemoteControlPlane, RemoteEvents, perform_event
+from ndif.gateway.openapi import example_of
+from ndif.schema.answer import from_plain
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_settings import DeploymentChange
 from ndif.stores.events import Event, EventLog
@@ -87,14 +89,20 @@ class EventStream:
         return await perform_event(self._control, event, json.loads(json.dumps(arguments)))
 
 
+def answer_of(kind: type[Operation]) -> Any:
+    """The answer that the document has as its example."""
+    example = example_of(kind.answer)
+    return from_plain(kind.answer, example) if is_dataclass(kind.answer) else example
+
+
 @pytest.fixture
 def performed(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
     """Every operation that was performed, in place of its effect."""
     performed: list[Operation] = []
 
-    async def perform(self: Operation, _: ControlPlane) -> Answer:
+    async def perform(self: Operation, _: ControlPlane) -> Any:
         performed.append(self)
-        return {"performed": self.name}
+        return answer_of(type(self))
 
     for kind in OPERATIONS:
         monkeypatch.setattr(kind, "perform", perform)
@@ -126,9 +134,9 @@ async def test_the_leader_performs_an_operation_of_another_process(
     answer = await remote.perform(sample)
     if isinstance(sample, Stop):
         # It ends the gateway's own server, which ends the leader.
-        assert (answer, stopped, performed) == ({"stopping": True}, [True], [])
+        assert (answer, stopped, performed) == (Stopping(stopping=True), [True], [])
         return
-    assert answer == {"performed": sample.name}
+    assert answer == answer_of(type(sample))
     assert (performed, events.asked, stopped) == ([sample], [sample.event], [])
 
 

@@ -8,7 +8,7 @@ import copy
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.operator import Operators
 from ndif.gateway.results import ResponseRoute, ResultRoute
 from ndif.host.runtimes import Runtimes
+from ndif.schema.answer import from_plain
 from ndif.schema.deployment import OperationError
 from ndif.schema.status import Status
 from ndif.stores.accounts import FileAccounts
@@ -388,7 +389,11 @@ class Laboratory:
         jobs = {USER: unfinished} if USER in users else {}
         return {"name": name, "state": copy.deepcopy(self.state), "jobs": jobs}
 
-    async def perform(self, operation: Operation) -> Answer:
+    async def perform(self, operation: Operation) -> Any:
+        answer, kind = await self._perform(operation), operation.answer
+        return from_plain(kind, answer) if is_dataclass(kind) else answer
+
+    async def _perform(self, operation: Operation) -> Answer:
         """Perform what users ask for."""
         match operation:
             case GetJobs():

@@ -51,6 +51,7 @@ from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import QueuePolicy
 from ndif.schedule.expansion import Expansion, expand
 from ndif.schedule.source import ScheduleSource
+from ndif.schema.answer import to_plain
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_file import from_value
 from ndif.schema.deployment_settings import DeploymentChange
@@ -103,21 +104,22 @@ class OperationCalls(ControlPlane):
             wait=wait,
             sync=sync,
         )
-        return (await operation.perform(self))["models"]
+        return to_plain(await operation.perform(self))["models"]
 
     async def evict(self, model: str, replica: str | None, *, cold: bool) -> Any:
-        return (await Evict(model=model, replica=replica, cold=cold).perform(self))["evicted"]
+        operation = Evict(model=model, replica=replica, cold=cold)
+        return to_plain(await operation.perform(self))["evicted"]
 
     async def scale(self, model: str, replicas: int, generation: str | None) -> Any:
         operation = Scale(model=model, replicas=replicas, generation=generation)
-        return (await operation.perform(self))["models"]
+        return to_plain(await operation.perform(self))["models"]
 
     async def restart(self, model: str) -> Any:
-        return (await Restart(model=model).perform(self))["restarted"]
+        return to_plain(await Restart(model=model).perform(self))["restarted"]
 
     async def kill(self, request_id: str) -> bool:
         try:
-            return (await Kill(request_id=request_id).perform(self))["killed"] is True
+            return (await Kill(request_id=request_id).perform(self)).killed
         except OperationError:
             return False
 
@@ -128,7 +130,7 @@ class OperationCalls(ControlPlane):
         return await GetQueue().perform(self)
 
     async def export(self) -> Any:
-        return (await Export().perform(self))["deployments"]
+        return (await Export().perform(self)).deployments
 
 
 class Actor:
@@ -1118,10 +1120,10 @@ def test_all_is_evicted_that_the_calendar_does_not_keep(tmp_path: Path) -> None:
             assert booked is not None
             booked.scheduled = configs[1]
             answer = await Evict(all=True).perform(world.operations)
-            assert answer["scheduled"] == ["a/b"]
-            assert [
-                Variant.parse(each["model_key"]).model.repo_id for each in answer["evicted"]
-            ] == ["a/a"]
+            assert answer.scheduled == ("a/b",)
+            assert [Variant.parse(each.model_key).model.repo_id for each in answer.evicted] == [
+                "a/a"
+            ]
             for wrong in (Evict(), Evict(model="a/a", all=True), Evict(all=True, replica="r")):
                 with pytest.raises(OperationError, match="Name either one model"):
                     await wrong.perform(world.operations)
@@ -1200,8 +1202,8 @@ def test_one_generation_of_a_model_is_evicted(tmp_path: Path) -> None:
             world.keep_up()
             await world.operations.deploy([config], None, wait=True, sync=False)
             evict = Evict(model="a/a", generation="0.7", cold=True)
-            (gone,) = (await evict.perform(world.operations))["evicted"]
-            assert gone["model_key"].endswith("@0.7")
+            (gone,) = (await evict.perform(world.operations)).evicted
+            assert gone.model_key.endswith("@0.7")
             await elapse(90)  # nothing has it come back
             (left,) = world.of("a/a")
             assert (left.generation, left.serving) == ("0.8", True)
@@ -1352,7 +1354,7 @@ def test_the_jobs_of_a_key_that_is_revoked_end_and_so_do_those_that_still_come(
             hers = await world.send("a/a", 1.0, key="hers")
             await elapse(2)
             revoke = KillKey(account="his", revoked=True)
-            assert await revoke.perform(world.operations) == {"killed": 3}
+            assert (await revoke.perform(world.operations)).killed == 3
             ended = await world.until_ended(runs, *waits)
             # A gateway may know the key for some seconds more.
             ended += await world.until_ended(await world.send("a/a", 1.0, key="his"))
@@ -1360,12 +1362,12 @@ def test_the_jobs_of_a_key_that_is_revoked_end_and_so_do_those_that_still_come(
             assert all("its API key was revoked" in each.description for each in ended)
             (response,) = await world.until_ended(hers)
             assert response.status is Status.COMPLETED
-            assert await revoke.perform(world.operations) == {"killed": 0}
+            assert (await revoke.perform(world.operations)).killed == 0
             # A key whose jobs an operator ends goes on: its later jobs run.
             runs = await world.send("a/a", 1000.0, key="hers")
             await elapse(2)
             end = KillKey(account="hers")
-            assert await end.perform(world.operations) == {"killed": 1}
+            assert (await end.perform(world.operations)).killed == 1
             ended = await world.until_ended(runs, await world.send("a/a", 1.0, key="hers"))
             assert [each.status for each in ended] == [Status.ERROR, Status.COMPLETED]
             assert "operator has ended this job" in ended[0].description
@@ -1805,13 +1807,13 @@ def test_a_restart_of_one_generation_leaves_the_other(tmp_path: Path) -> None:
                 await world.until_ended(await world.send("a/a", generation=generation))
             before = {each.placed.model_key: each for each in world.of("a/a")}
             restart = Restart(model="a/a", generation="0.7")
-            (told,) = (await restart.perform(world.operations))["restarted"]
-            assert told["model_key"].endswith("@0.7")
+            (told,) = (await restart.perform(world.operations)).restarted
+            assert told.model_key.endswith("@0.7")
             await elapse(60)
             after = {each.placed.model_key: each for each in world.of("a/a")}
             assert after.keys() == before.keys()
             changed = [key for key in after if after[key] is not before[key]]
-            assert changed == [told["model_key"]]
+            assert changed == [told.model_key]
             with pytest.raises(OperationError, match=r"has no replica for nnsight 0\.6"):
                 await Restart(model="a/a", generation="0.6").perform(world.operations)
 

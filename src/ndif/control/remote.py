@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.model_files import ModelFilesStorage
 from ndif.cluster.status import client_status, describe, describe_details
 from ndif.config.units import format_duration
+from ndif.control.answers import Stopping
 from ndif.control.control_plane import ControlPlane
-from ndif.control.operations import OPERATIONS, STOPPING, Answer, Operation, Stop
+from ndif.control.operations import OPERATIONS, Answer, Operation, Stop
 from ndif.host.request_lifecycle import RUNS
 from ndif.probe.history import Histories
 from ndif.schedule.schedule import Window
+from ndif.schema.answer import from_plain, to_plain
 from ndif.schema.deployment import OperationError
 from ndif.schema.model_key import ModelKey
 from ndif.schema.status import Status
@@ -104,16 +106,16 @@ class RemoteControlPlane:
     status_timeout_s: float
     """Seconds after which the leader is not waited for, if it is only to tell something."""
 
-    async def perform(self, operation: Operation) -> Answer:
+    async def perform(self, operation: Operation) -> Any:
         """Return the leader's answer to the operation; raise OperationError if no process leads."""
         if isinstance(operation, Stop):
             self.stop()
-            return STOPPING
+            return Stopping(stopping=True)
         asked = self.leader.ask(operation.event, operation.model_dump(mode="json"))
-        if operation.method != "GET":
-            return cast(Answer, await asked)
+        limit_s = self.status_timeout_s if operation.method == "GET" else None
         try:
-            return cast(Answer, await within(asked, self.status_timeout_s))
+            answer, kind = await within(asked, limit_s), operation.answer
+            return from_plain(kind, answer) if is_dataclass(kind) else answer
         except asyncio.TimeoutError as error:
             limit = format_duration(self.status_timeout_s)
             raise OperationError(
@@ -202,7 +204,7 @@ class RemoteOverview:
             raise OperationError(504, _SILENT) from error
 
 
-async def perform_event(control: ControlPlane, event: str, arguments: Mapping[str, Any]) -> Answer:
+async def perform_event(control: ControlPlane, event: str, arguments: Mapping[str, Any]) -> Any:
     """Perform the operation that an event asks the leader for; raise OperationError if there is none."""
     if event == UPDATE:
         request_id = str(arguments["request_id"])
@@ -219,5 +221,5 @@ async def perform_event(control: ControlPlane, event: str, arguments: Mapping[st
         return await control.overview.next(arguments["seen"], arguments["users"])
     for kind in OPERATIONS:
         if kind.event == event:
-            return await kind.model_validate(arguments).perform(control)
+            return to_plain(await kind.model_validate(arguments).perform(control))
     raise OperationError(_NO_SUCH_EVENT, f"There is no event {event[:_MAX_QUOTED]!r}.")

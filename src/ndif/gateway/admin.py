@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import asdict
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from ndif.config.reference import Variable, name_of, variables
@@ -28,37 +27,33 @@ from ndif.gateway.openapi import (
     example_of,
 )
 from ndif.gateway.operator import Operator, Operators
+from ndif.schema.answer import answer as typed
+from ndif.schema.answer import to_json, to_plain
 from ndif.schema.deployment import OperationError
 from ndif.stores.accounts import Registry
 from ndif.stores.events import NoteEvents
 
 _MAX_BODY_BYTES = 4 * 1024**2
 
-Handler = Callable[[Request, Operator], Awaitable[dict[str, Any]]]
+Handler = Callable[[Request, Operator], Awaitable[Any]]
 
 
-class Configuration(BaseModel):
+@typed(
+    example={
+        "settings": [
+            {
+                "name": name_of("result_ttl_s"),
+                "value": 86400,
+                "default": 86400,
+                "source": "default",
+                "meaning": "Time that a result and its signed URL stay valid.",
+                "unit": "seconds",
+            }
+        ]
+    }
+)
+class Configuration:
     """The server's settings."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "examples": [
-                {
-                    "settings": [
-                        {
-                            "name": name_of("result_ttl_s"),
-                            "value": 86400,
-                            "default": 86400,
-                            "source": "default",
-                            "meaning": "Time that a result and its signed URL stay valid.",
-                            "unit": "seconds",
-                        }
-                    ]
-                }
-            ]
-        },
-    )
 
     settings: list[Variable]
 
@@ -167,12 +162,12 @@ class AdminRoutes:
             ),
         ]
 
-    async def config(self, _: Request, __: Operator) -> dict[str, Any]:
+    async def config(self, _: Request, __: Operator) -> Configuration:
         """Answer with the server's variables, and the source of each value."""
-        return {"settings": [asdict(variable) for variable in variables(self._settings)]}
+        return Configuration(settings=variables(self._settings))
 
     def _handler(self, kind: type[Operation]) -> Handler:
-        async def handle(http: Request, operator: Operator) -> dict[str, Any]:
+        async def handle(http: Request, operator: Operator) -> Any:
             # An operation without fields has no body.
             operation = parse_operation(kind, await _body(http)) if kind.model_fields else kind()
             answer = await self._perform(operation)
@@ -182,14 +177,14 @@ class AdminRoutes:
         return handle
 
     def _account_handler(self, kind: type[AccountOperation]) -> Handler:
-        async def handle(http: Request, operator: Operator) -> dict[str, Any]:
+        async def handle(http: Request, operator: Operator) -> Any:
             is_query = kind.method == "GET"
             content = dict(http.query_params) if is_query else await _body(http) or b"{}"
             operation = parse_operation(kind, content)
             answer = await perform_on(self._registry, operation)
             try:
                 if (sequel := operation.sequel(answer)) is not None:
-                    answer = {**answer, **await self._perform(sequel)}
+                    answer = {**answer, **to_plain(await self._perform(sequel))}
             except OperationError as error:
                 await self._tell(operation, answer, operator)
                 raise OperationError(
@@ -201,7 +196,7 @@ class AdminRoutes:
         return handle
 
     async def _tell(
-        self, operation: Operation | AccountOperation, answer: dict[str, Any], operator: Operator
+        self, operation: Operation | AccountOperation, answer: Any, operator: Operator
     ) -> None:
         if self._note is not None and (events := events_of(operation, answer, operator.by)):
             await self._note(events)
@@ -209,7 +204,8 @@ class AdminRoutes:
     def _for_operators(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         async def answer(http: Request) -> Response:
             operator = self._operators.of(http)
-            return JSONResponse(await handler(http, operator))
+            content = to_json(await handler(http, operator))
+            return Response(content, media_type=JSON)
 
         return answer
 

@@ -23,6 +23,7 @@ from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.openapi import ApiRoute, Description, Parameter, answer
 from ndif.gateway.results import job_id_of
+from ndif.schema.answer import to_plain
 from ndif.schema.status import Status
 from ndif.stores.accounts import Account, Accounts
 from ndif.stores.objects import ObjectStore, ObjectStoreError
@@ -150,7 +151,7 @@ class JobRoutes:
         account, query = await self._known(http), http.query_params
         fields = {"by": query.get("by", "model"), "since": query.get("since")}
         asked = _asked(GetUsage, {**fields, "user": account.user})
-        return JSONResponse(await self.perform(asked))
+        return JSONResponse(to_plain(await self.perform(asked)))
 
     async def cancel(self, http: Request) -> Response:
         """End a job of the caller that waits or runs."""

@@ -20,15 +20,17 @@ T = TypeVar("T")
 def answer(*, example: Any = None) -> Callable[[type[T]], type[T]]:
     """Make a class an answer; `example` is its JSON in the OpenAPI document.
 
-    A string below an attribute is the attribute's description there.
+    A string below an attribute is the attribute's description there. The document lists every field; a
+    reader passes over the fields that only a later version has.
     """
+    shown: dict[str, Any] = {"additionalProperties": False}
+    if example is not None:
+        shown["examples"] = [example]
 
     def decorate(cls: type[T]) -> type[T]:
         made = dataclass(frozen=True, slots=True, kw_only=True)(cls)
         made.__pydantic_config__ = ConfigDict(  # type: ignore[attr-defined]
-            extra="forbid",
-            use_attribute_docstrings=True,
-            json_schema_extra=None if example is None else {"examples": [example]},
+            extra="ignore", use_attribute_docstrings=True, json_schema_extra=shown
         )
         return made
 
@@ -63,3 +65,12 @@ def from_json(kind: type[T], content: bytes | str) -> T:
         pydantic.ValidationError: If it is no answer of this kind.
     """
     return adapter(kind).validate_json(content)
+
+
+def from_plain(kind: type[T], value: Any) -> T:
+    """Read an answer from dicts, lists, numbers and strings.
+
+    Raises:
+        pydantic.ValidationError: If it is no answer of this kind.
+    """
+    return adapter(kind).validate_python(value)
