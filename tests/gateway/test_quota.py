@@ -25,7 +25,7 @@ from ndif.gateway.http_error import HttpError
 from ndif.gateway.quota import Quota
 from ndif.schema.deployment import OperationError
 from ndif.schema.limits import Limits
-from ndif.stores.accounts import Account, Tier
+from ndif.stores.accounts import Account, tier_with
 from ndif.stores.accounts.sql.database import Database
 from ndif.stores.accounts.sql.registry import SqlRegistry
 from ndif.stores.rates import Rates
@@ -55,8 +55,8 @@ def keys(tmp_path: Path) -> tuple[str, dict[str, str]]:
     async def fill() -> dict[str, str]:
         registry, made = SqlRegistry(Database(url)), {}
         for name, limits in (("small", SMALL), ("brisk", BRISK)):
-            await registry.create_tier(Tier(name, limits=limits))
-            made[name], _ = await registry.create_key(name, tiers=[name])
+            await registry.create_tier(tier_with([], name, limits=limits))
+            made[name] = (await registry.create_key(name, tiers=[name])).api_key
         await registry.close()
         return made
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from ndif.control.account_operations import (
@@ -40,12 +40,12 @@ from ndif.control.operations import (
     SendTestAlerts,
     Stop,
 )
+from ndif.schema.account import ApiKey, ImportedKeys, RevokedApiKey
 from ndif.schema.model_key import Variant
 from ndif.stores.events import Event, Kind
 
 _MAX_TEXT = 500
 
-Answer = Mapping[str, Any]
 _Told = Iterator[tuple[Kind, str, str]]
 
 
@@ -92,24 +92,24 @@ def _told_of(operation: Operation, answer: Any) -> _Told:
             yield "stopped", "the server", ""
 
 
-def _told_of_keys(operation: AccountOperation, answer: Answer) -> _Told:
-    match operation:
-        case CreateKey():
-            yield "key made", _key(answer), _tiers(answer)
-        case RevokeKey():
-            yield "key revoked", _key(answer), f"{answer['killed']} jobs of the key are ended."
-        case ImportKeys() | MigrateKeys():
-            yield "keys imported", f"{answer['imported']} keys", f"{answer['known']} were known."
-        case CreateTier(tier=tier):
+def _told_of_keys(operation: AccountOperation, answer: Any) -> _Told:
+    match operation, answer:
+        case CreateKey(), ApiKey(tiers=tiers):
+            yield "key made", _key(answer), f"Tiers: {', '.join(tiers)}." if tiers else ""
+        case RevokeKey(), RevokedApiKey(killed=killed):
+            yield "key revoked", _key(answer), f"{killed} jobs of the key are ended."
+        case ((ImportKeys() | MigrateKeys()), ImportedKeys(imported=imported, known=known)):
+            yield "keys imported", f"{imported} keys", f"{known} were known."
+        case CreateTier(tier=tier), _:
             yield "tier made", tier, ""
-        case ChangeTier(tier=tier):
+        case ChangeTier(tier=tier), _:
             changed = operation.model_dump(exclude={"tier"}, exclude_none=True)
             yield "tier changed", tier, ", ".join(f"{k}: {v}" for k, v in changed.items())
-        case DeleteTier(tier=tier):
+        case DeleteTier(tier=tier), _:
             yield "tier deleted", tier, ""
-        case AssignTier(tier=tier):
+        case AssignTier(tier=tier), ApiKey():
             yield "tier given", tier, f"To the key {_key(answer)}."
-        case WithdrawTier(tier=tier):
+        case WithdrawTier(tier=tier), ApiKey():
             yield "tier withdrawn", tier, f"From the key {_key(answer)}."
 
 
@@ -143,11 +143,6 @@ def _variant(model_key: str) -> tuple[str, str]:
     return found.model.repo_id, found.generation
 
 
-def _key(row: Answer) -> str:
+def _key(key: ApiKey) -> str:
     """Return a key as a log may name it: its id, its user and its name."""
-    parts = (str(row["id"])[:12], row.get("user"), row.get("name"))
-    return ", ".join(str(each) for each in parts if each)
-
-
-def _tiers(row: Answer) -> str:
-    return f"Tiers: {', '.join(row['tiers'])}." if row.get("tiers") else ""
+    return ", ".join(filter(None, (key.id[:12], key.user, key.name)))

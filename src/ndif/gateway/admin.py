@@ -28,7 +28,7 @@ from ndif.gateway.openapi import (
 )
 from ndif.gateway.operator import Operator, Operators
 from ndif.schema.answer import answer as typed
-from ndif.schema.answer import to_json, to_plain
+from ndif.schema.answer import to_json
 from ndif.schema.deployment import OperationError
 from ndif.stores.accounts import Registry
 from ndif.stores.events import NoteEvents
@@ -184,7 +184,7 @@ class AdminRoutes:
             answer = await perform_on(self._registry, operation)
             try:
                 if (sequel := operation.sequel(answer)) is not None:
-                    answer = {**answer, **to_plain(await self._perform(sequel))}
+                    answer = operation.after_sequel(answer, await self._perform(sequel))
             except OperationError as error:
                 await self._tell(operation, answer, operator)
                 raise OperationError(

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, GetJsonSchemaHandler, TypeAdapter
+from pydantic_core import CoreSchema
 from typing_extensions import dataclass_transform
 
 T = TypeVar("T")
@@ -20,8 +22,8 @@ T = TypeVar("T")
 def answer(*, example: Any = None) -> Callable[[type[T]], type[T]]:
     """Make a class an answer; `example` is its JSON in the OpenAPI document.
 
-    A string below an attribute is the attribute's description there. The document lists every field; a
-    reader passes over the fields that only a later version has.
+    A string below an attribute is the attribute's description there, in answers that inherit it, too. The
+    document lists every field; a reader passes over fields that only a later version has.
     """
     shown: dict[str, Any] = {"additionalProperties": False}
     if example is not None:
@@ -30,11 +32,26 @@ def answer(*, example: Any = None) -> Callable[[type[T]], type[T]]:
     def decorate(cls: type[T]) -> type[T]:
         made = dataclass(frozen=True, slots=True, kw_only=True)(cls)
         made.__pydantic_config__ = ConfigDict(  # type: ignore[attr-defined]
-            extra="ignore", use_attribute_docstrings=True, json_schema_extra=shown
+            extra="ignore",
+            use_attribute_docstrings=True,
+            json_schema_extra=shown,
         )
+        bases = [each for each in cls.__mro__[1:] if "__pydantic_config__" in vars(each)]
+        if bases:
+            made.__get_pydantic_json_schema__ = partial(_inherit, bases[0])  # type: ignore[attr-defined]
         return made
 
     return decorate
+
+
+def _inherit(base: type[Any], core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    """Return an answer's JSON Schema with the descriptions of its base: pydantic reads its own alone."""
+    found = handler(core)
+    properties = handler.resolve_ref_schema(found)["properties"]
+    for name, inherited in adapter(base).json_schema()["properties"].items():
+        if "description" in inherited:
+            properties[name].setdefault("description", inherited["description"])
+    return found
 
 
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
@@ -58,6 +75,15 @@ def to_plain(value: Any) -> Any:
     return adapter(type(value)).dump_python(value, mode="json")
 
 
+def from_plain(kind: type[T], content: Any) -> T:
+    """Read an answer from dicts, lists, numbers and strings.
+
+    Raises:
+        pydantic.ValidationError: If it is no answer of this kind.
+    """
+    return adapter(kind).validate_python(content)
+
+
 def from_json(kind: type[T], content: bytes | str) -> T:
     """Read an answer from JSON.
 
@@ -65,12 +91,3 @@ def from_json(kind: type[T], content: bytes | str) -> T:
         pydantic.ValidationError: If it is no answer of this kind.
     """
     return adapter(kind).validate_json(content)
-
-
-def from_plain(kind: type[T], value: Any) -> T:
-    """Read an answer from dicts, lists, numbers and strings.
-
-    Raises:
-        pydantic.ValidationError: If it is no answer of this kind.
-    """
-    return adapter(kind).validate_python(value)
