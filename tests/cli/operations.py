@@ -50,7 +50,7 @@ from ndif.schema.deployment_file import to_entry
 from ndif.schema.deployment_settings import DeploymentChange, differences
 from ndif.stores.accounts import Accounts, OpenAccounts
 from ndif.stores.broker import MemoryBroker
-from ndif.stores.events import Event
+from ndif.stores.events import OperatorsEvent
 from tests.waiting import time_passes_async
 
 TOKEN = "opens-it"
@@ -80,7 +80,7 @@ class Table:
         self.waited_for: list[bool] = []
         self.windows: list[dict[str, str]] = []
         """Windows of the calendar."""
-        self.events: list[Event] = []
+        self.events: list[OperatorsEvent] = []
         self.given_up = ["request-4", "request-5"]
         self.called_again: list[str] = []
         self.incidents = ALERTS["open"]
@@ -156,7 +156,7 @@ class Table:
                 return {"stopping": True}
         raise AssertionError(operation)
 
-    async def note(self, events: Sequence[Event]) -> None:
+    async def note(self, events: Sequence[OperatorsEvent]) -> None:
         self.events += events
 
     async def _deploy(self, operation: Deploy) -> list[dict[str, Any]]:

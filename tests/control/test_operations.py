@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import is_dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -43,7 +43,7 @@ from ndif.gateway.openapi import example_of
 from ndif.schema.answer import from_plain
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_settings import DeploymentChange
-from ndif.stores.events import Event, EventLog
+from ndif.stores.events import EventLog, event
 from ndif.stores.leader import LeaderRpc
 from tests.on_loop import on_loop
 
@@ -144,9 +144,9 @@ async def test_the_leader_performs_an_operation_of_another_process(
 async def test_the_leader_notes_the_events_of_another_process() -> None:
     log = EventLog()
     events = EventStream(cast(ControlPlane, SimpleNamespace(events=log)))
-    event = Event(1.0, "deployed", "org/a", "1 replica.", "login")
-    await RemoteEvents(cast(LeaderRpc, events)).note([event])
-    assert log.describe() == [asdict(event)]
+    noted = event("deployed", "org/a", "1 replica.", "login", 1.0)
+    await RemoteEvents(cast(LeaderRpc, events)).note([noted])
+    assert log.latest() == [noted]
 
 
 @on_loop
@@ -158,7 +158,7 @@ async def test_without_a_leader_events_are_in_the_log_alone(
             raise OperationError(503, "No process of this server leads now.")
 
     await RemoteEvents(cast(LeaderRpc, Nobody())).note(
-        [Event(1.0, "deployed", "org/a", "1 replica.", "login")]
+        [event("deployed", "org/a", "1 replica.", "login", 1.0)]
     )
     assert "deployed org/a, by login: 1 replica." in caplog.text
 

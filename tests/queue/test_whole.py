@@ -829,8 +829,8 @@ def test_a_calendar_has_a_model_dedicated_in_its_window(tmp_path: Path) -> None:
                 assert len(coming) == left
                 assert all(each["start"] > world.now().isoformat() for each in coming)
                 noted = [
-                    (each["kind"], each["subject"], each["by"])
-                    for each in reversed(world.reconciler.events.describe())
+                    (each.kind, each.subject, each.by)
+                    for each in reversed(world.reconciler.events.latest())
                 ]
                 assert noted[-2:] == [
                     ("booking begun", "a/a", "calendar"),
@@ -897,8 +897,8 @@ def test_a_booked_model_is_downloaded_before_and_nothing_makes_room_for_it_until
                 ("a/slow", "0.8", "here", "08:05"),
                 ("a/a", "0.8", "here", "08:10"),  # ten minutes after it failed
             ]
-            fetched = [each for each in reconciler.events.describe() if each["kind"] == "fetched"]
-            assert [(each["subject"], each["text"]) for each in fetched] == [
+            fetched = [each for each in reconciler.events.latest() if each.kind == "fetched"]
+            assert [(each.subject, each.text) for each in fetched] == [
                 ("a/a", "Its files are on here for its booking at 2026-03-03 09:00 UTC.")
             ]
             assert cancelled == []

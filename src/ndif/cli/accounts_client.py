@@ -13,7 +13,7 @@ from ndif.cli.server_client import (
     ServerClient,
     connect,
     options,
-    read_answer,
+    read,
     with_options_of,
 )
 
@@ -41,13 +41,13 @@ class AccountsClient:
         from urllib.parse import urlencode
 
         query = f"?{urlencode(given)}" if given else ""
-        return read_answer(answer, self._server.get(f"/admin/{name}{query}"))
+        return read(answer, self._server.get(f"/admin/{name}{query}"))
 
     def post(self, answer: type[T], name: str, **fields: Any) -> T:
         """Return the answer of an operation; raise a CommandError if it cannot be done."""
         if self._server is None:
             return _perform(answer, name, fields)
-        return read_answer(answer, self._server.post(f"/admin/{name}", fields))
+        return read(answer, self._server.post(f"/admin/{name}", fields))
 
 
 def _perform(_: type[T], name: str, fields: dict[str, Any]) -> T:

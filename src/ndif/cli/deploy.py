@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ndif.cli.output import show_answer, variant_name
-from ndif.cli.server_client import CommandError, ServerClient, read_answer, with_server
+from ndif.cli.server_client import CommandError, ServerClient, read, with_server
 from ndif.config.units import format_duration
 from ndif.control.answers import Outcome, Outcomes
 
@@ -166,7 +166,7 @@ def post_with_progress(
 
     def post() -> None:
         try:
-            answer.set_result(read_answer(Outcomes, server.post(path, body, None, what)))
+            answer.set_result(read(Outcomes, server.post(path, body, None, what)))
         except Exception as error:
             answer.set_exception(error)
 

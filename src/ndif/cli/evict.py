@@ -8,7 +8,7 @@ import click
 
 from ndif.cli.main import complete_models
 from ndif.cli.output import show_answer, variant_name
-from ndif.cli.server_client import ServerClient, read_answer, with_server
+from ndif.cli.server_client import ServerClient, read, with_server
 from ndif.config.short_ids import unique_length
 from ndif.control.answers import Evicted
 
@@ -46,7 +46,7 @@ def command(
         "all": everything,
     }
     told = server.post("/admin/evict", body, None, "requests that run there to end")
-    answer = read_answer(Evicted, told)
+    answer = read(Evicted, told)
     show_answer(answer, as_json, _lines(answer))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ndif.cli.output import show_answer
-from ndif.cli.server_client import ServerClient, read_answer, with_server
+from ndif.cli.server_client import ServerClient, read, with_server
 from ndif.control.answers import Collected
 
 
@@ -17,7 +17,7 @@ def command(server: ServerClient, as_json: bool, dry_run: bool) -> None:
 
     The server does so by itself, every few minutes.
     """
-    answer = read_answer(Collected, server.post("/admin/gc", {"dry_run": dry_run}, timeout_s=None))
+    answer = read(Collected, server.post("/admin/gc", {"dry_run": dry_run}, timeout_s=None))
     verb = "would be" if dry_run else "were"
     counts = [f"{count} {name}" for name, count in answer.expired.items() if count]
     told = ", ".join(counts) if counts else "nothing"

@@ -23,7 +23,7 @@ from ndif.cli.server_client import (
     connect,
     json_option,
     no_server,
-    read_answer,
+    read,
     run_folders,
     token_option,
     url_option,
@@ -72,7 +72,7 @@ def _restart_model(server: ServerClient, model: str, generation: str | None, as_
 
     body = {"model": model, "generation": generation}
     told = server.post("/admin/restart", body, what="replicas to be replaced")
-    answer = read_answer(Restarted, told)
+    answer = read(Restarted, told)
     length = unique_length(each.replica_id for each in answer.restarted)
     show_answer(
         answer,

@@ -169,7 +169,7 @@ class ServerClient:
         raise (NotFoundError if answer.status_code == _NOT_FOUND_HTTP else RefusedError)(detail)
 
 
-def read_answer(kind: type[T], content: Any) -> T:
+def read(kind: type[T], content: Any) -> T:
     """Return the JSON of an answer as its type; raise a CommandError if it has another form."""
     from pydantic import ValidationError
 

@@ -11,7 +11,7 @@ import click
 from ndif.cli.durations import DurationParam
 from ndif.cli.jobs import as_user
 from ndif.cli.output import console, duration, show_answer, table
-from ndif.cli.server_client import ServerClient, read_answer
+from ndif.cli.server_client import ServerClient, read
 from ndif.control.answers import Usage
 from ndif.sizes import format_size
 
@@ -45,7 +45,7 @@ def command(
         told = server.get(f"/usage?by={by}" + (f"&since={day}" if day else ""))
     else:
         told = server.post("/admin/usage", {"by": by, "since": day})
-    answer = read_answer(Usage, told)
+    answer = read(Usage, told)
     if as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow((by, *_COLUMNS[1:]))

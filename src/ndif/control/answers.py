@@ -13,6 +13,7 @@ from ndif.schema.answer import answer
 from ndif.schema.deployment_file import AsInFile
 from ndif.schema.deployment_settings import SettingDifference
 from ndif.schema.status import Status
+from ndif.stores.events import OperatorsEvent
 from ndif.stores.usage import Group, UsageTotal
 
 _KEY = (
@@ -694,42 +695,22 @@ class AlertDestination(BaseModel):
     """Reason for which the last attempt failed; null if it did not."""
 
 
-class OperatorsEvent(BaseModel):
-    """One event of an operator's log."""
-
-    model_config = _with()
-
-    at: float
-    """Unix time; of events that are told together, the last one's."""
-    kind: str
-    """Word for the event, such as `deployed` or `failed login`."""
-    subject: str
-    """Model, key, tier or address that it is about."""
-    text: str
-    """Sentence on it; may be empty."""
-    by: str
-    """`login`, `command line`, `token`, `calendar`, `autoscaler` or `server`."""
-    count: int
-    """Number of events that are told together."""
-
-
-class Events(BaseModel):
+@answer(
+    example={
+        "events": [
+            {
+                "at": _SOME_TIME,
+                "kind": "deployed",
+                "subject": "openai-community/gpt2",
+                "text": "1 replica for nnsight 0.8.",
+                "by": "command line",
+                "count": 1,
+            }
+        ]
+    }
+)
+class Events:
     """The last events, the newest first."""
-
-    model_config = _with(
-        {
-            "events": [
-                {
-                    "at": _SOME_TIME,
-                    "kind": "deployed",
-                    "subject": "openai-community/gpt2",
-                    "text": "1 replica for nnsight 0.8.",
-                    "by": "command line",
-                    "count": 1,
-                }
-            ]
-        }
-    )
 
     events: list[OperatorsEvent]
 

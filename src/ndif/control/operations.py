@@ -794,11 +794,10 @@ class ListEvents(Operation):
     """The last events: what was deployed, evicted, scaled or made, by whom, and who logged in."""
 
     name, event, method = "events", "EVENTS", "GET"
-    answer = answers.Events
 
-    async def perform(self, control: ControlPlane) -> Answer:
+    async def perform(self, control: ControlPlane) -> answers.Events:
         """See `Operation.perform`."""
-        return {"events": control.events.describe()}
+        return answers.Events(events=control.events.latest())
 
 
 class Stop(Operation):

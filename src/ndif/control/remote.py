@@ -23,7 +23,7 @@ from ndif.schema.deployment import OperationError
 from ndif.schema.model_key import ModelKey
 from ndif.schema.status import Status
 from ndif.stores.broker import LOST, BrokerError
-from ndif.stores.events import Event
+from ndif.stores.events import OperatorsEvent
 from ndif.tasks import within
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class RemoteEvents:
 
     leader: LeaderRpc
 
-    async def note(self, events: Sequence[Event]) -> None:
+    async def note(self, events: Sequence[OperatorsEvent]) -> None:
         """Send events to the leader. Without one they are in this process's log alone."""
         try:
             asked = self.leader.ask(NOTE, {"events": [asdict(each) for each in events]})
@@ -213,7 +213,7 @@ async def perform_event(control: ControlPlane, event: str, arguments: Mapping[st
         return {"held": dispatcher.holds(request_id), "update": update}
     if event == NOTE:
         for each in arguments["events"]:
-            control.events.add(Event(**each))
+            control.events.add(OperatorsEvent(**each))
         return {}
     if event == DETAILS:
         return describe_details(control.controller.models, ModelKey.parse(str(arguments["key"])))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,7 +41,7 @@ from ndif.control.operations import (
 )
 from ndif.schema.account import ApiKey, ImportedKeys, RevokedApiKey
 from ndif.schema.model_key import Variant
-from ndif.stores.events import Event, Kind
+from ndif.stores.events import Kind, OperatorsEvent, event
 
 _MAX_TEXT = 500
 
@@ -51,14 +50,13 @@ _Told = Iterator[tuple[Kind, str, str]]
 
 def events_of(
     operation: Operation | AccountOperation, answer: Any, by: str, at: float | None = None
-) -> list[Event]:
+) -> list[OperatorsEvent]:
     """Return the events of an operation that was performed for `by`; none of one that changes nothing."""
-    at = time.time() if at is None else at
     if isinstance(operation, AccountOperation):
         told = _told_of_keys(operation, answer)
     else:
         told = _told_of(operation, answer)
-    return [Event(at, kind, subject, text[:_MAX_TEXT], by) for kind, subject, text in told]
+    return [event(kind, subject, text[:_MAX_TEXT], by, at) for kind, subject, text in told]
 
 
 def _told_of(operation: Operation, answer: Any) -> _Told:
