@@ -37,8 +37,8 @@ def start(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[T]], name: str) 
     return task
 
 
-async def within(work: Awaitable[T], seconds: float) -> T:
-    """Return the result of `work`, which is cancelled after so many seconds."""
+async def within(work: Awaitable[T], seconds: float | None) -> T:
+    """Return the result of `work`, which is cancelled after so many seconds; None: never."""
     async with timeout(seconds):
         return await work
 

@@ -127,9 +127,9 @@ async def test_an_incident_that_ends_while_nobody_looks_is_resolved(tmp_path: Pa
         site.is_away = False
         async with site.watching():
             await eventually(lambda: events(receiver) == ["opened", "resolved"])
-            (noted,) = site.log.describe()
-            assert (noted["kind"], noted["by"]) == ("alert resolved", "server")
-            assert "broker" in noted["subject"]
+            (noted,) = site.log.latest()
+            assert (noted.kind, noted.by) == ("alert resolved", "server")
+            assert "broker" in noted.subject
 
 
 @on_loop

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -12,7 +12,6 @@ from ndif.cluster.models import Models
 from ndif.config.settings import Settings
 from ndif.control.answers import Alerts
 from ndif.control.operations import (
-    Answer,
     CollectGarbage,
     Deploy,
     Evict,
@@ -55,7 +54,7 @@ from ndif.schema.job_state import OWN_TRACE, Jobs, Queues, Trace
 from ndif.schema.server_state import ServerState
 from ndif.stores.accounts import Accounts, OpenAccounts
 from ndif.stores.broker import MemoryBroker
-from ndif.stores.events import Event
+from ndif.stores.events import OperatorsEvent
 from tests.waiting import time_passes_async
 
 TOKEN = "opens-it"
@@ -85,7 +84,7 @@ class Table:
         self.waited_for: list[bool] = []
         self.windows: list[dict[str, str]] = []
         """Windows of the calendar."""
-        self.events: list[Event] = []
+        self.events: list[OperatorsEvent] = []
         self.given_up = ["request-4", "request-5"]
         self.called_again: list[str] = []
         self.incidents = ALERTS["open"]
@@ -99,7 +98,11 @@ class Table:
         """Seconds for which a model called org/down is down."""
         self._replicas = iter(f"r{n}" for n in range(1, 1000))
 
-    async def perform(self, operation: Operation) -> Answer:
+    async def perform(self, operation: Operation) -> Any:
+        answer, kind = await self._perform(operation), operation.answer
+        return from_plain(kind, answer) if is_dataclass(kind) else answer
+
+    async def _perform(self, operation: Operation) -> dict[str, Any]:
         match operation:
             case Deploy():
                 return {"models": await self._deploy(operation)}
@@ -118,7 +121,7 @@ class Table:
                 return {"restarted": self._keys(entry)}
             case Kill():
                 self._kill(operation)
-                return {"killed": True}
+                return {"killed": True, "request_id": operation.request_id}
             case KillKey(account=account):
                 if not self.leads:
                     raise OperationError(503, "No process of this server leads at the moment.")
@@ -157,7 +160,7 @@ class Table:
                 return {"stopping": True}
         raise AssertionError(operation)
 
-    async def note(self, events: Sequence[Event]) -> None:
+    async def note(self, events: Sequence[OperatorsEvent]) -> None:
         self.events += events
 
     async def _deploy(self, operation: Deploy) -> list[dict[str, Any]]:
@@ -191,7 +194,7 @@ class Table:
                 return {**outcome, "is_down": True, "down_s": self.down_s}
             return outcome
         config = change.applied_to(known.config)
-        changes = [each.model_dump() for each in differences(known.config, config)]
+        changes = [asdict(each) for each in differences(known.config, config)]
         return {**self._set(config, config.replicas, generation), "changes": changes}
 
     def _set(self, config: DeploymentConfig, count: int, generation: str) -> dict[str, Any]:

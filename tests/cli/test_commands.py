@@ -311,7 +311,10 @@ def test_what_is_not_there_is_exit_code_4(ndif: Ndif, arguments: list[str]) -> N
 def test_a_request_is_killed(ndif: Ndif, table: Table) -> None:
     assert ndif("kill", "request-1").stdout == "Request request-1 is ended.\n"
     assert table.running == []
-    assert printed(ndif("kill", "request-2", "--json")) == {"killed": True}
+    assert printed(ndif("kill", "request-2", "--json")) == {
+        "killed": True,
+        "request_id": "request-2",
+    }
 
 
 def test_call_backs_are_listed_and_made_again(ndif: Ndif, table: Table) -> None:

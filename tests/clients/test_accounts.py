@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ndif.stores.accounts import Tier
+from ndif.stores.accounts import tier_with
 from ndif.stores.accounts.sql.database import Database
 from ndif.stores.accounts.sql.registry import SqlRegistry
 from tests.clients.harness import Client, StartedServer, scenarios
@@ -51,15 +51,18 @@ async def filled(url: str) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     revoked = {}
     try:
         for name, limits in TIERS.items():
-            await registry.create_tier(Tier(name, limits=limits, priority=name == "free"))
+            await registry.create_tier(
+                tier_with(["priority"] if name == "free" else [], name, limits=limits)
+            )
         for generation, made in keys.items():
             for tier in TIERS:
                 user = f"{tier}-{generation}"
-                made[tier], _ = await registry.create_key(user, tiers=[tier])
+                made[tier] = (await registry.create_key(user, tiers=[tier])).api_key
             # Two keys of one user.
             for name in ("revoked", "heir"):
-                made[name], row = await registry.create_key(f"ada-{generation}", name)
-                revoked.setdefault(generation, row["id"])
+                row = await registry.create_key(f"ada-{generation}", name)
+                made[name] = row.api_key
+                revoked.setdefault(generation, row.id)
     finally:
         await registry.close()
     return keys, revoked

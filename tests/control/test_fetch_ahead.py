@@ -73,7 +73,7 @@ async def test_each_node_is_asked_until_all_that_a_booking_needs_have_the_files(
     assert sorted(ended) == ["one", "two"]
     now += timedelta(minutes=10)
     assert await look() == []
-    assert [each["kind"] for each in events.describe()] == ["fetched"]
+    assert [each.kind for each in events.latest()] == ["fetched"]
     # One leaves, and another comes.
     nodes[0] = Node("three", "three", Resources.of([24], 0, 1.0))
     await controller.discover()

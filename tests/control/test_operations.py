@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import is_dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from ndif.control.answers import Stopping
 from ndif.control.control_plane import ControlPlane, outcome_of
 from ndif.control.operations import (
     OPERATIONS,
-    Answer,
     CollectGarbage,
     Deploy,
     Evict,
@@ -43,7 +43,7 @@ from ndif.gateway.openapi import example_of
 from ndif.schema.answer import from_plain
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_settings import DeploymentChange
-from ndif.stores.events import Event, EventLog
+from ndif.stores.events import EventLog, event
 from ndif.stores.leader import LeaderRpc
 from tests.on_loop import on_loop
 
@@ -89,10 +89,10 @@ class EventStream:
         return await perform_event(self._control, event, json.loads(json.dumps(arguments)))
 
 
-def answer_of(operation: Operation) -> Answer:
-    """The example of an operation's answer, as it performs."""
-    example = example_of(operation.answer)
-    return from_plain(operation.answer, example) if is_dataclass(operation.answer) else example
+def answer_of(kind: type[Operation]) -> Any:
+    """The answer that the document has as its example."""
+    example = example_of(kind.answer)
+    return from_plain(kind.answer, example) if is_dataclass(kind.answer) else example
 
 
 @pytest.fixture
@@ -100,9 +100,9 @@ def performed(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
     """Every operation that was performed, in place of its effect."""
     performed: list[Operation] = []
 
-    async def perform(self: Operation, _: ControlPlane) -> Answer:
+    async def perform(self: Operation, _: ControlPlane) -> Any:
         performed.append(self)
-        return answer_of(self)
+        return answer_of(type(self))
 
     for kind in OPERATIONS:
         monkeypatch.setattr(kind, "perform", perform)
@@ -134,9 +134,9 @@ async def test_the_leader_performs_an_operation_of_another_process(
     answer = await remote.perform(sample)
     if isinstance(sample, Stop):
         # It ends the gateway's own server, which ends the leader.
-        assert (answer, stopped, performed) == ({"stopping": True}, [True], [])
+        assert (answer, stopped, performed) == (Stopping(stopping=True), [True], [])
         return
-    assert answer == answer_of(sample)
+    assert answer == answer_of(type(sample))
     assert (performed, events.asked, stopped) == ([sample], [sample.event], [])
 
 
@@ -144,9 +144,9 @@ async def test_the_leader_performs_an_operation_of_another_process(
 async def test_the_leader_notes_the_events_of_another_process() -> None:
     log = EventLog()
     events = EventStream(cast(ControlPlane, SimpleNamespace(events=log)))
-    event = Event(1.0, "deployed", "org/a", "1 replica.", "login")
-    await RemoteEvents(cast(LeaderRpc, events)).note([event])
-    assert log.describe() == [asdict(event)]
+    noted = event("deployed", "org/a", "1 replica.", "login", 1.0)
+    await RemoteEvents(cast(LeaderRpc, events)).note([noted])
+    assert log.latest() == [noted]
 
 
 @on_loop
@@ -158,7 +158,7 @@ async def test_without_a_leader_events_are_in_the_log_alone(
             raise OperationError(503, "No process of this server leads now.")
 
     await RemoteEvents(cast(LeaderRpc, Nobody())).note(
-        [Event(1.0, "deployed", "org/a", "1 replica.", "login")]
+        [event("deployed", "org/a", "1 replica.", "login", 1.0)]
     )
     assert "deployed org/a, by login: 1 replica." in caplog.text
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import is_dataclass
 from typing import Any
 
 import pytest
 
 from ndif.control.account_operations import ACCOUNT_OPERATIONS, AccountOperation
-from ndif.control.operations import OPERATIONS, Operation, parse_operation
+from ndif.control.operations import OPERATIONS, Deploy, Evict, Operation, Scale, parse_operation
 from ndif.control.told import events_of
 from ndif.gateway.openapi import example_of
+from ndif.schema.answer import from_plain
 from ndif.schema.model_key import ModelKey, Variant
 
 READ = {
@@ -27,10 +29,14 @@ READ = {
 READ |= {"keys", "keys/show", "tiers", "users", "users/show"}
 
 
+def answer_of(kind: type[Operation | AccountOperation], plain: Any) -> Any:
+    return from_plain(kind.answer, plain) if is_dataclass(kind.answer) else plain
+
+
 def told(kind: type[Operation | AccountOperation], **fields: Any) -> list[tuple[str, str, str]]:
     example = example_of(kind) if kind.model_fields else {}
     operation = parse_operation(kind, {**example, **fields})
-    events = events_of(operation, example_of(kind.answer), "token", 1.0)
+    events = events_of(operation, answer_of(kind, example_of(kind.answer)), "token", 1.0)
     assert all((each.at, each.by, each.count) == (1.0, "token", 1) for each in events)
     return [(each.kind, each.subject, each.text) for each in events]
 
@@ -57,31 +63,30 @@ def test_models_have_their_names() -> None:
 
 
 def test_what_failed_is_not_told_as_if_it_had_worked() -> None:
-    named = {kind.name: kind for kind in OPERATIONS}
     outcome = {"repo_id": "a/b", "generation": "0.8", "replicas": [], "evicted": []}
-    deploy = parse_operation(named["deploy"], {"deployments": [{"repo_id": "a/b"}]})
-    answer = {"models": [{**outcome, "problem": "It is broken."}]}
+    deploy = parse_operation(Deploy, {"deployments": [{"repo_id": "a/b"}]})
+    answer = answer_of(Deploy, {"models": [{**outcome, "problem": "It is broken."}]})
     (event,) = events_of(deploy, answer, "token", 1.0)
     assert event.text == "Failed for nnsight 0.8: It is broken."
-    evict = parse_operation(named["evict"], {"model": "a/b"})
+    evict = parse_operation(Evict, {"model": "a/b"})
     gone = {"model_key": "a/b", "replica_id": None}
-    (event,) = events_of(evict, {"evicted": [gone]}, "token", 1.0)
+    (event,) = events_of(evict, answer_of(Evict, {"evicted": [gone]}), "token", 1.0)
     assert event.text == "No replica of it was there."
-    (event,) = events_of(evict, {"evicted": [gone, {**gone, "replica_id": "r1"}]}, "token", 1.0)
+    answer = answer_of(Evict, {"evicted": [gone, {**gone, "replica_id": "r1"}]})
+    (event,) = events_of(evict, answer, "token", 1.0)
     assert event.text == "1 replica off the devices."
 
 
 def test_a_model_takes_the_place_of_others_and_not_its_own() -> None:
-    named = {kind.name: kind for kind in OPERATIONS}
-
     def key(repo_id: str, generation: str) -> str:
         return str(Variant(ModelKey("a.B", repo_id), generation))
 
     keys = [key("a/b", "0.8"), key("a/b", "0.7"), key("c/d", "0.8")]
     evicted = [{"model": each, "replica_id": "r1"} for each in keys]
     outcome = {"repo_id": "a/b", "generation": "0.8", "replicas": [], "problem": None}
-    scale = parse_operation(named["scale"], {"model": "a/b", "replicas": 0})
-    events = events_of(scale, {"models": [{**outcome, "evicted": evicted}]}, "token", 1.0)
+    scale = parse_operation(Scale, {"model": "a/b", "replicas": 0})
+    answer = answer_of(Scale, {"models": [{**outcome, "evicted": evicted}]})
+    events = events_of(scale, answer, "token", 1.0)
     assert [(each.kind, each.subject, each.text) for each in events] == [
         ("scaled", "a/b", "0 replicas for nnsight 0.8."),
         ("evicted", "a/b", "a/b took the place."),

@@ -7,7 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -391,7 +391,11 @@ class Laboratory:
         jobs = {USER: unfinished} if USER in users else {}
         return from_plain(NextState, {"name": name, "state": self.state, "jobs": jobs})
 
-    async def perform(self, operation: Operation) -> Answer:
+    async def perform(self, operation: Operation) -> Any:
+        answer, kind = await self._perform(operation), operation.answer
+        return from_plain(kind, answer) if is_dataclass(kind) else answer
+
+    async def _perform(self, operation: Operation) -> Answer:
         """Perform what users ask for."""
         match operation:
             case GetJobs():

@@ -185,6 +185,7 @@ def test_deploy_deploys_the_models_with_their_settings(http: httpx.Client, table
         "wait": True,
     }
     answer = http.post("/admin/deploy", json=body).json()
+    unchanged = {"changes": [], "is_down": False, "down_s": None}
     assert answer == {
         "models": [
             {
@@ -193,6 +194,7 @@ def test_deploy_deploys_the_models_with_their_settings(http: httpx.Client, table
                 "replicas": ["r1"],
                 "evicted": [],
                 "problem": None,
+                **unchanged,
             },
             {
                 "repo_id": "org/b",
@@ -200,6 +202,7 @@ def test_deploy_deploys_the_models_with_their_settings(http: httpx.Client, table
                 "replicas": ["r4", "r5"],
                 "evicted": [],
                 "problem": None,
+                **unchanged,
             },
         ]
     }
@@ -238,7 +241,7 @@ def test_every_other_operation_is_performed(http: httpx.Client, table: Table) ->
     evicted = post("evict", model="org/a", replica="r4", cold=True)["evicted"]
     assert [each["replica_id"] for each in evicted] == ["r4"]
     assert table.deployed["org/a"].replicas == ["r1"]
-    assert post("kill", request_id="request-2") == {"killed": True}
+    assert post("kill", request_id="request-2") == {"killed": True, "request_id": "request-2"}
     assert table.waiting == ["request-3"]
     assert "`ndif queue`" in refused(
         http.post("/admin/kill", json={"request_id": "request-2"}), 404

@@ -19,15 +19,17 @@ from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import connect as connect_sync
 
 from ndif.config.settings import Settings
-from ndif.control.operations import Answer, GetUsage, Operation
+from ndif.control.answers import Usage
+from ndif.control.operations import GetUsage, Operation
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.quota import Quota
 from ndif.schema.deployment import OperationError
 from ndif.schema.limits import Limits
-from ndif.stores.accounts import Account, Tier
+from ndif.stores.accounts import Account, tier_with
 from ndif.stores.accounts.sql.database import Database
 from ndif.stores.accounts.sql.registry import SqlRegistry
 from ndif.stores.rates import Rates
+from ndif.stores.usage import UsageTotal
 from tests.on_loop import on_loop
 from tests.security.serving import Gateway, gateway
 from tests.stores.callbacks.test_callbacks import a_callback
@@ -53,8 +55,8 @@ def keys(tmp_path: Path) -> tuple[str, dict[str, str]]:
     async def fill() -> dict[str, str]:
         registry, made = SqlRegistry(Database(url)), {}
         for name, limits in (("small", SMALL), ("brisk", BRISK)):
-            await registry.create_tier(Tier(name, limits=limits))
-            made[name], _ = await registry.create_key(name, tiers=[name])
+            await registry.create_tier(tier_with([], name, limits=limits))
+            made[name] = (await registry.create_key(name, tiers=[name])).api_key
         await registry.close()
         return made
 
@@ -200,11 +202,12 @@ class UsageOf:
         self.ran_s: float | None = 0.0
         self.asked: list[Operation] = []
 
-    async def perform(self, operation: Operation) -> Answer:
+    async def perform(self, operation: Operation) -> Usage:
         self.asked.append(operation)
         if self.ran_s is None:
             raise OperationError(503, "it is away")
-        return {"usage": [{"execution_s": self.ran_s}]}
+        total = UsageTotal(name="day", jobs=1, errors=0, execution_s=self.ran_s, result_bytes=0)
+        return Usage(by="day", since=None, usage=[total])
 
 
 def quota_of(usage: UsageOf, **settings: Any) -> Quota:

@@ -14,6 +14,7 @@ from ndif.control.operations import Deploy, parse_operation
 from ndif.host.evaluation import Measured
 from ndif.host.port import ActorError
 from ndif.placement.replica import PlacedReplica
+from ndif.schema.answer import to_plain
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.status import Status
 from ndif.simulation.virtual_time import run
@@ -68,7 +69,8 @@ def fussy(folder: Path, test: Callable[[Fussy], Any], *, size: int, gpus: int) -
 async def deploy(world: World, wait: bool = True, **settings: Any) -> Any:
     """Deploy the model with these settings, and no others, as a client of the server does."""
     fields = {"deployments": [{"repo_id": NAME, **settings}], "wait": wait}
-    return (await parse_operation(Deploy, fields).perform(world.operations))["models"][0]
+    answer = await parse_operation(Deploy, fields).perform(world.operations)
+    return to_plain(answer.models[0])
 
 
 def replica_of(world: World) -> str:
@@ -239,7 +241,7 @@ def test_with_sync_settings_that_are_not_given_are_the_defaults(tmp_path: Path) 
             await deploy(world, dedicated=True, replicas=2)
             fields = {"deployments": [NAME], "wait": True, "sync": True}
             answer = await parse_operation(Deploy, fields).perform(world.operations)
-            (told,) = answer["models"]
+            (told,) = to_plain(answer)["models"]
             assert [each["setting"] for each in told["changes"]] == ["replicas", "dedicated"]
 
     run(main())

@@ -105,21 +105,22 @@ class OperationCalls(ControlPlane):
             wait=wait,
             sync=sync,
         )
-        return (await operation.perform(self))["models"]
+        return to_plain(await operation.perform(self))["models"]
 
     async def evict(self, model: str, replica: str | None, *, cold: bool) -> Any:
-        return (await Evict(model=model, replica=replica, cold=cold).perform(self))["evicted"]
+        operation = Evict(model=model, replica=replica, cold=cold)
+        return to_plain(await operation.perform(self))["evicted"]
 
     async def scale(self, model: str, replicas: int, generation: str | None) -> Any:
         operation = Scale(model=model, replicas=replicas, generation=generation)
-        return (await operation.perform(self))["models"]
+        return to_plain(await operation.perform(self))["models"]
 
     async def restart(self, model: str) -> Any:
-        return (await Restart(model=model).perform(self))["restarted"]
+        return to_plain(await Restart(model=model).perform(self))["restarted"]
 
     async def kill(self, request_id: str) -> bool:
         try:
-            return (await Kill(request_id=request_id).perform(self))["killed"] is True
+            return (await Kill(request_id=request_id).perform(self)).killed
         except OperationError:
             return False
 
@@ -132,7 +133,7 @@ class OperationCalls(ControlPlane):
         return found
 
     async def export(self) -> Any:
-        return (await Export().perform(self))["deployments"]
+        return (await Export().perform(self)).deployments
 
 
 class Actor:
@@ -838,8 +839,8 @@ def test_a_calendar_has_a_model_dedicated_in_its_window(tmp_path: Path) -> None:
                 assert len(coming) == left
                 assert all(each["start"] > world.now().isoformat() for each in coming)
                 noted = [
-                    (each["kind"], each["subject"], each["by"])
-                    for each in reversed(world.reconciler.events.describe())
+                    (each.kind, each.subject, each.by)
+                    for each in reversed(world.reconciler.events.latest())
                 ]
                 assert noted[-2:] == [
                     ("booking begun", "a/a", "calendar"),
@@ -906,8 +907,8 @@ def test_a_booked_model_is_downloaded_before_and_nothing_makes_room_for_it_until
                 ("a/slow", "0.8", "here", "08:05"),
                 ("a/a", "0.8", "here", "08:10"),  # ten minutes after it failed
             ]
-            fetched = [each for each in reconciler.events.describe() if each["kind"] == "fetched"]
-            assert [(each["subject"], each["text"]) for each in fetched] == [
+            fetched = [each for each in reconciler.events.latest() if each.kind == "fetched"]
+            assert [(each.subject, each.text) for each in fetched] == [
                 ("a/a", "Its files are on here for its booking at 2026-03-03 09:00 UTC.")
             ]
             assert cancelled == []
@@ -1129,10 +1130,10 @@ def test_all_is_evicted_that_the_calendar_does_not_keep(tmp_path: Path) -> None:
             assert booked is not None
             booked.scheduled = configs[1]
             answer = await Evict(all=True).perform(world.operations)
-            assert answer["scheduled"] == ["a/b"]
-            assert [
-                Variant.parse(each["model_key"]).model.repo_id for each in answer["evicted"]
-            ] == ["a/a"]
+            assert answer.scheduled == ("a/b",)
+            assert [Variant.parse(each.model_key).model.repo_id for each in answer.evicted] == [
+                "a/a"
+            ]
             for wrong in (Evict(), Evict(model="a/a", all=True), Evict(all=True, replica="r")):
                 with pytest.raises(OperationError, match="Name either one model"):
                     await wrong.perform(world.operations)
@@ -1211,8 +1212,8 @@ def test_one_generation_of_a_model_is_evicted(tmp_path: Path) -> None:
             world.keep_up()
             await world.operations.deploy([config], None, wait=True, sync=False)
             evict = Evict(model="a/a", generation="0.7", cold=True)
-            (gone,) = (await evict.perform(world.operations))["evicted"]
-            assert gone["model_key"].endswith("@0.7")
+            (gone,) = (await evict.perform(world.operations)).evicted
+            assert gone.model_key.endswith("@0.7")
             await elapse(90)  # nothing has it come back
             (left,) = world.of("a/a")
             assert (left.generation, left.serving) == ("0.8", True)
@@ -1363,7 +1364,7 @@ def test_the_jobs_of_a_key_that_is_revoked_end_and_so_do_those_that_still_come(
             hers = await world.send("a/a", 1.0, key="hers")
             await elapse(2)
             revoke = KillKey(account="his", revoked=True)
-            assert await revoke.perform(world.operations) == {"killed": 3}
+            assert (await revoke.perform(world.operations)).killed == 3
             ended = await world.until_ended(runs, *waits)
             # A gateway may know the key for some seconds more.
             ended += await world.until_ended(await world.send("a/a", 1.0, key="his"))
@@ -1371,12 +1372,12 @@ def test_the_jobs_of_a_key_that_is_revoked_end_and_so_do_those_that_still_come(
             assert all("its API key was revoked" in each.description for each in ended)
             (response,) = await world.until_ended(hers)
             assert response.status is Status.COMPLETED
-            assert await revoke.perform(world.operations) == {"killed": 0}
+            assert (await revoke.perform(world.operations)).killed == 0
             # A key whose jobs an operator ends goes on: its later jobs run.
             runs = await world.send("a/a", 1000.0, key="hers")
             await elapse(2)
             end = KillKey(account="hers")
-            assert await end.perform(world.operations) == {"killed": 1}
+            assert (await end.perform(world.operations)).killed == 1
             ended = await world.until_ended(runs, await world.send("a/a", 1.0, key="hers"))
             assert [each.status for each in ended] == [Status.ERROR, Status.COMPLETED]
             assert "operator has ended this job" in ended[0].description
@@ -1816,13 +1817,13 @@ def test_a_restart_of_one_generation_leaves_the_other(tmp_path: Path) -> None:
                 await world.until_ended(await world.send("a/a", generation=generation))
             before = {each.placed.model_key: each for each in world.of("a/a")}
             restart = Restart(model="a/a", generation="0.7")
-            (told,) = (await restart.perform(world.operations))["restarted"]
-            assert told["model_key"].endswith("@0.7")
+            (told,) = (await restart.perform(world.operations)).restarted
+            assert told.model_key.endswith("@0.7")
             await elapse(60)
             after = {each.placed.model_key: each for each in world.of("a/a")}
             assert after.keys() == before.keys()
             changed = [key for key in after if after[key] is not before[key]]
-            assert changed == [told["model_key"]]
+            assert changed == [told.model_key]
             with pytest.raises(OperationError, match=r"has no replica for nnsight 0\.6"):
                 await Restart(model="a/a", generation="0.6").perform(world.operations)
 

@@ -221,7 +221,7 @@ async def test_operations_on_call_backs_that_are_not_there(tmp_path: Path) -> No
     server = Server(Settings(), [], tmp_path, host="127.0.0.1", places=True)
     control = server._coordinator.control_plane
     assert await ListCallbacks().perform(control) == {"waiting": 0, "given_up": 0, "callbacks": []}
-    assert await RetryCallbacks(all=True).perform(control) == {"retried": []}
+    assert (await RetryCallbacks(all=True).perform(control)).retried == []
     with pytest.raises(OperationError, match="No call-back of a request 'abc' waits") as refused:
         await RetryCallbacks(request_id="abc").perform(control)
     assert refused.value.status == 404

@@ -42,7 +42,7 @@ async def running(log: EventLog) -> AsyncIterator[EventLog]:
 
 
 def subjects(log: EventLog) -> list[str]:
-    return [each["subject"] for each in log.describe()]
+    return [each.subject for each in log.latest()]
 
 
 def test_the_last_events_are_kept_the_newest_first() -> None:
@@ -62,12 +62,12 @@ def test_failed_logins_push_nothing_else_out() -> None:
     assert found[0] == f"host {2 * MOST - 1}"
     assert found[-1] == "org/a"
     log.note("failed login", "host 1999", "", "login")
-    assert log.describe()[0]["count"] == 2
+    assert log.latest()[0].count == 2
     # Ten minutes later it is another event.
     later = EventLog(now=iter((0.0, 1000.0)).__next__)
     later.note("failed login", "host", "", "login")
     later.note("failed login", "host", "", "login")
-    assert [each["count"] for each in later.describe()] == [1, 1]
+    assert [each.count for each in later.latest()] == [1, 1]
 
 
 @on_loop

@@ -16,14 +16,14 @@ from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.stores.broker.redis.job_channels import Introduction
 from ndif.stores.broker.signing import PROTOCOL, Signer
-from ndif.stores.events import Event
+from ndif.stores.events import OperatorsEvent
 from ndif.stores.leader import LeaderLock, SharedCache, obstacle, somebody_leads
 from ndif.stores.redis import connect
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
 
 _KEY = "dispatcher:leader"
-FORM = "b325dbd03d041ffc"
+FORM = "7028d6ddc71e2657"
 
 
 @pytest.mark.unit
@@ -32,7 +32,7 @@ def test_another_form_has_another_number() -> None:
 
     If this fails, set FORM to what it should be; raise PROTOCOL, too, if the last release has the old form.
     """
-    kinds = (Request, Response, DeploymentConfig, PlacedReplica, Event)
+    kinds = (Request, Response, DeploymentConfig, PlacedReplica, OperatorsEvent)
     form = {
         **{kind.__name__: sorted(each.name for each in dataclasses.fields(kind)) for kind in kinds},
         "introduction": sorted(Introduction.__annotations__),

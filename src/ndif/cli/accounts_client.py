@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, TypeVar
 
 from ndif.cli.server_client import (
     CommandError,
@@ -13,10 +13,13 @@ from ndif.cli.server_client import (
     ServerClient,
     connect,
     options,
+    read,
     with_options_of,
 )
 
 _NOT_FOUND_HTTP = 404
+
+T = TypeVar("T")
 
 
 class AccountsClient:
@@ -30,24 +33,24 @@ class AccountsClient:
         """Return True if a server performs the operations, False if this process does."""
         return self._server is not None
 
-    def get(self, name: str, **fields: str | None) -> Any:
+    def get(self, answer: type[T], name: str, **fields: str | None) -> T:
         """Return the answer of an operation that changes nothing."""
         given = {key: value for key, value in fields.items() if value is not None}
         if self._server is None:
-            return _perform(name, given)
+            return _perform(answer, name, given)
         from urllib.parse import urlencode
 
         query = f"?{urlencode(given)}" if given else ""
-        return self._server.get(f"/admin/{name}{query}")
+        return read(answer, self._server.get(f"/admin/{name}{query}"))
 
-    def post(self, name: str, **fields: Any) -> Any:
+    def post(self, answer: type[T], name: str, **fields: Any) -> T:
         """Return the answer of an operation; raise a CommandError if it cannot be done."""
         if self._server is None:
-            return _perform(name, fields)
-        return self._server.post(f"/admin/{name}", fields)
+            return _perform(answer, name, fields)
+        return read(answer, self._server.post(f"/admin/{name}", fields))
 
 
-def _perform(name: str, fields: dict[str, Any]) -> Any:
+def _perform(_: type[T], name: str, fields: dict[str, Any]) -> T:
     """Perform an operation on the configured database in this process."""
     import asyncio
 
@@ -59,9 +62,10 @@ def _perform(name: str, fields: dict[str, Any]) -> Any:
     kind = next(kind for kind in ACCOUNT_OPERATIONS if kind.name == name)
     accounts = open_accounts(options())
 
-    async def perform() -> Any:
+    async def perform() -> T:
         try:
-            return await perform_on(accounts.registry, parse_operation(kind, fields))
+            answer: T = await perform_on(accounts.registry, parse_operation(kind, fields))
+            return answer
         finally:
             await accounts.stop()
 

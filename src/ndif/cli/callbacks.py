@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ndif.cli.output import duration, elapsed, show, show_answer, table
-from ndif.cli.server_client import ServerClient, with_server
+from ndif.cli.server_client import ServerClient, read, with_server
 from ndif.config.short_ids import unique_length
+from ndif.control.answers import Retried
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -40,9 +41,9 @@ def retry(server: ServerClient, as_json: bool, request_id: str | None, every: bo
     if every == (request_id is not None):
         raise click.UsageError("Give either a request's id or --all.")
     body = {"all": True} if every else {"request_id": request_id}
-    answer = server.post("/admin/callbacks/retry", body)
-    count = len(answer["retried"])
-    one = f"The call-back of {answer['retried'][0]} is made again." if count == 1 else None
+    answer = read(Retried, server.post("/admin/callbacks/retry", body))
+    count = len(answer.retried)
+    one = f"The call-back of {answer.retried[0]} is made again." if count == 1 else None
     show_answer(answer, as_json, [one or f"{count} call-backs are made again."])
 
 

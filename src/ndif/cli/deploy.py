@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ndif.cli.output import show_answer, variant_name
-from ndif.cli.server_client import CommandError, ServerClient, with_server
+from ndif.cli.server_client import CommandError, ServerClient, read, with_server
 from ndif.config.units import format_duration
+from ndif.control.answers import Outcome, Outcomes
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -156,16 +157,16 @@ def _entries(
 
 def post_with_progress(
     server: ServerClient, path: str, body: Mapping[str, Any], *, quiet: bool, what: str
-) -> Any:
+) -> Outcomes:
     """POST `body`, show the replicas that are loading until the answer comes, and return the answer."""
-    answer: Future[Any] = Future()
+    answer: Future[Outcomes] = Future()
 
     if not quiet and sys.stderr.isatty():
         what = ""  # bars show it
 
     def post() -> None:
         try:
-            answer.set_result(server.post(path, body, None, what))
+            answer.set_result(read(Outcomes, server.post(path, body, None, what)))
         except Exception as error:
             answer.set_exception(error)
 
@@ -181,7 +182,7 @@ def post_with_progress(
         ) from error
 
 
-def _show(server: ServerClient, answer: Future[Any]) -> None:
+def _show(server: ServerClient, answer: Future[Outcomes]) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -219,35 +220,31 @@ def _update(bars: Progress, shown: dict[str, TaskID], status: Any) -> None:
         bars.update(shown[replica_id], completed=done, total=replica["total"])
 
 
-def report(answer: Any, as_json: bool, *, state: str) -> None:
+def report(answer: Outcomes, as_json: bool, *, state: str) -> None:
     """Print the outcome of a deployment, whose replicas are in `state`; raise the problems of models."""
-    models = answer["models"]
-    lines = dict.fromkeys(line for model in models for line in _outcome(model, state))
+    lines = dict.fromkeys(line for model in answer.models for line in _outcome(model, state))
     show_answer(answer, as_json, iter(lines))
-    failed = [f"{model['repo_id']}: {model['problem']}" for model in models if model["problem"]]
+    failed = [f"{model.repo_id}: {model.problem}" for model in answer.models if model.problem]
     if failed:
         raise CommandError("\n".join(failed))
 
 
-def _outcome(model: Mapping[str, Any], state: str) -> Iterator[str]:
-    from ndif.schema.deployment_settings import SettingDifference
-
-    changes = [SettingDifference.model_validate(each) for each in model.get("changes", ())]
-    if changes:
-        yield f"{model['repo_id']}: {', '.join(map(str, changes))}."
-    for each in model["evicted"]:
-        replica = f"replica {each['replica_id']}" if each["replica_id"] else "while it was set up"
-        yield f"Evicted: {variant_name(each['model'])} ({replica})."
-    if model.get("is_down"):
+def _outcome(model: Outcome, state: str) -> Iterator[str]:
+    name = model.repo_id
+    if model.changes:
+        yield f"{name}: {', '.join(map(str, model.changes))}."
+    for each in model.evicted:
+        replica = f"replica {each.replica_id}" if each.replica_id else "while it was set up"
+        yield f"Evicted: {variant_name(each.model)} ({replica})."
+    if model.is_down:
         is_over = state == "is ready"
-        seconds = model["down_s"]
+        lasts = "" if model.down_s is None else f", {format_duration(model.down_s)}"
         yield (
-            f"There {'was' if is_over else 'is'} no room for old and new replicas of {model['repo_id']} at "
-            f"once: none {'served until it was' if is_over else 'serves until it is'} loaded"
-            f"{'' if seconds is None else f', {format_duration(seconds)}'}."
+            f"There {'was' if is_over else 'is'} no room for old and new replicas of {name} at once: none "
+            f"{'served until it was' if is_over else 'serves until it is'} loaded{lasts}."
         )
-    count = len(model["replicas"])
+    count = len(model.replicas)
     if count:
-        yield f"{model['repo_id']} {state}: {count} {'replica' if count == 1 else 'replicas'}."
-    elif not model["problem"]:
-        yield f"{model['repo_id']} has no replicas left."
+        yield f"{name} {state}: {count} {'replica' if count == 1 else 'replicas'}."
+    elif not model.problem:
+        yield f"{name} has no replicas left."

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ndif.cli.output import show, table
-from ndif.cli.server_client import ServerClient, with_server
+from ndif.cli.server_client import ServerClient, read, with_server
+from ndif.control.answers import Events
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,25 +24,24 @@ def command(server: ServerClient, as_json: bool, kind: str | None, limit: int) -
     The server keeps the last thousand events, logins and failed logins among them.
     """
 
-    def fetch() -> dict[str, Any]:
-        events = server.get("/admin/events")["events"]
-        chosen = [each for each in events if kind in (None, each["kind"])]
-        return {"events": chosen[:limit]}
+    def fetch() -> Events:
+        events = read(Events, server.get("/admin/events")).events
+        return Events(events=[each for each in events if kind in (None, each.kind)][:limit])
 
-    show(fetch, lambda answer: _rendered(answer["events"]), as_json=as_json, interval_s=None)
+    show(fetch, _rendered, as_json=as_json, interval_s=None)
 
 
-def _rendered(events: Sequence[Mapping[str, Any]]) -> RenderableType:
+def _rendered(answer: Events) -> RenderableType:
     from datetime import datetime
 
     rows = [
         (
-            datetime.fromtimestamp(each["at"]).astimezone().strftime("%Y-%m-%d %H:%M:%S"),
-            each["kind"] if each["count"] == 1 else f"{each['kind']} ({each['count']} times)",
-            each["subject"],
-            each["by"],
-            each["text"],
+            datetime.fromtimestamp(each.at).astimezone().strftime("%Y-%m-%d %H:%M:%S"),
+            each.kind if each.count == 1 else f"{each.kind} ({each.count} times)",
+            each.subject,
+            each.by,
+            each.text,
         )
-        for each in events
+        for each in answer.events
     ]
     return table("Events", ("time", "kind", "subject", "by", ""), rows)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import click
 
 from ndif.cli.main import complete_models
 from ndif.cli.output import show_answer, variant_name
-from ndif.cli.server_client import ServerClient, with_server
+from ndif.cli.server_client import ServerClient, read, with_server
 from ndif.config.short_ids import unique_length
+from ndif.control.answers import Evicted
 
 
 @click.command("evict")
@@ -45,19 +45,19 @@ def command(
         "cold": cold,
         "all": everything,
     }
-    answer = server.post("/admin/evict", body, None, "requests that run there to end")
+    told = server.post("/admin/evict", body, None, "requests that run there to end")
+    answer = read(Evicted, told)
     show_answer(answer, as_json, _lines(answer))
 
 
-def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
-    length = unique_length(each["replica_id"] or "" for each in answer["evicted"])
-    for each in answer["evicted"]:
-        replica_id = each["replica_id"]
+def _lines(answer: Evicted) -> Iterator[str]:
+    length = unique_length(each.replica_id or "" for each in answer.evicted)
+    for each in answer.evicted:
         outcome = "its deployment is cancelled"
-        if replica_id:
-            outcome = f"replica {replica_id[:length]} is evicted"
-        yield f"{variant_name(each['model_key'])}: {outcome}."
-    for repo_id in answer.get("scheduled", ()):
+        if each.replica_id:
+            outcome = f"replica {each.replica_id[:length]} is evicted"
+        yield f"{variant_name(each.model_key)}: {outcome}."
+    for repo_id in answer.scheduled:
         yield f"{repo_id} stays: the calendar has it deployed now."
-    if not answer["evicted"]:
+    if not answer.evicted:
         yield "There was nothing to evict."

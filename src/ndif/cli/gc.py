@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from ndif.cli.output import show_answer
-from ndif.cli.server_client import ServerClient, with_server
+from ndif.cli.server_client import ServerClient, read, with_server
+from ndif.control.answers import Collected
 
 
 @click.command("gc")
@@ -16,8 +17,8 @@ def command(server: ServerClient, as_json: bool, dry_run: bool) -> None:
 
     The server does so by itself, every few minutes.
     """
-    answer = server.post("/admin/gc", {"dry_run": dry_run}, timeout_s=None)
+    answer = read(Collected, server.post("/admin/gc", {"dry_run": dry_run}, timeout_s=None))
     verb = "would be" if dry_run else "were"
-    counts = [f"{count} {name}" for name, count in answer["expired"].items() if count]
+    counts = [f"{count} {name}" for name, count in answer.expired.items() if count]
     told = ", ".join(counts) if counts else "nothing"
     show_answer(answer, as_json, [f"Expired: {told}{f' {verb} deleted' if counts else ''}."])

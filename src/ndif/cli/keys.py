@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,11 @@ import click
 from ndif.cli.accounts_client import AccountsClient, with_accounts
 from ndif.cli.durations import DurationParam
 from ndif.cli.output import console, duration, elapsed, show_answer, show_json, table
+from ndif.schema.account import ApiKey, ApiKeys, ImportedKeys, NewApiKey, RevokedApiKey
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ndif.stores.accounts.file import KeyEntry
 
 _AT_ONCE = 5000
@@ -45,13 +49,12 @@ def create(
     tiers: tuple[str, ...],
 ) -> None:
     """Make a key, and print it: nothing can show it again."""
-    answer = accounts.post(
-        "keys/create", user=user, label=name, expires_in_s=expires, tiers=list(tiers)
-    )
+    fields = {"user": user, "label": name, "expires_in_s": expires, "tiers": list(tiers)}
+    answer = accounts.post(NewApiKey, "keys/create", **fields)
     lines = [
         f"{_named(answer)} is made. Nothing can show it again:",
         "",
-        f"    export NDIF_API_KEY={answer['api_key']}",
+        f"    export NDIF_API_KEY={answer.api_key}",
         "",
     ]
     show_answer(answer, as_json, lines)
@@ -62,11 +65,11 @@ def create(
 @with_accounts
 def list_keys(accounts: AccountsClient, as_json: bool, user: str | None) -> None:
     """Show all keys, without what they are."""
-    answer = accounts.get("keys", user=user)
+    answer = accounts.get(ApiKeys, "keys", user=user)
     if as_json:
         show_json(answer)
     else:
-        console().print(keys_table(answer["keys"]))
+        console().print(keys_table(answer.keys))
 
 
 @command.command("show")
@@ -74,7 +77,7 @@ def list_keys(accounts: AccountsClient, as_json: bool, user: str | None) -> None
 @with_accounts
 def show(accounts: AccountsClient, as_json: bool, key: str) -> None:
     """Show one key."""
-    answer = accounts.get("keys/show", key=key)
+    answer = accounts.get(ApiKey, "keys/show", key=key)
     if as_json:
         show_json(answer)
     else:
@@ -89,13 +92,13 @@ def revoke(accounts: AccountsClient, as_json: bool, key: str) -> None:
 
     Within NDIF_ACCOUNTS_CACHE_S, it lets nobody in any more.
     """
-    answer = accounts.post("keys/revoke", key=key)
+    answer = accounts.post(RevokedApiKey, "keys/revoke", key=key)
     said = [f"{_named(answer)} is revoked."]
     if not accounts.asks_a_server:
         said.append(
             "No server runs here that could end its jobs: those that wait elsewhere will run."
         )
-    elif killed := answer["killed"]:
+    elif killed := answer.killed:
         said.append("One job of it is ended." if killed == 1 else f"{killed} jobs of it are ended.")
     show_answer(answer, as_json, said)
 
@@ -111,11 +114,13 @@ def import_keys(accounts: AccountsClient, as_json: bool, file: Path) -> None:
     from ndif.stores.accounts import read_keys
 
     entries = read_keys(file.expanduser())
-    answer = {"imported": 0, "known": 0}
+    answer = ImportedKeys(imported=0, known=0)
     for start in range(0, len(entries), _AT_ONCE):
         keys = [_fields(entry) for entry in entries[start : start + _AT_ONCE]]
-        for name, count in accounts.post("keys/import", keys=keys).items():
-            answer[name] += count
+        more = accounts.post(ImportedKeys, "keys/import", keys=keys)
+        answer = ImportedKeys(
+            imported=answer.imported + more.imported, known=answer.known + more.known
+        )
     show_answer(answer, as_json, [_imported(answer)])
 
 
@@ -126,49 +131,46 @@ def migrate(accounts: AccountsClient, as_json: bool) -> None:
 
     They are in the same database, and stay as they are; nothing reads them any more.
     """
-    answer = accounts.post("keys/migrate")
+    answer = accounts.post(ImportedKeys, "keys/migrate")
     show_answer(answer, as_json, [_imported(answer)])
 
 
-def keys_table(keys: Iterable[Mapping[str, Any]]) -> Any:
+def keys_table(keys: Iterable[ApiKey]) -> Table:
     """Return the table of keys."""
     headings = ("id", "user", "name", "tiers", "state", "expires in", "last used", "age")
     return table("Keys", headings, _rows(keys))
 
 
-def _rows(keys: Iterable[Mapping[str, Any]]) -> Iterator[tuple[object, ...]]:
+def _rows(keys: Iterable[ApiKey]) -> Iterator[tuple[object, ...]]:
     for key in keys:
         yield (
-            key["id"],
-            key["user"],
-            key["name"],
-            ", ".join(key["tiers"]),
-            key["state"],
-            _remaining(key),
-            "never" if key["last_used"] is None else f"{elapsed(key['last_used'])} ago",
-            elapsed(key["created"]),
+            key.id,
+            key.user,
+            key.name,
+            ", ".join(key.tiers),
+            key.state,
+            duration(None if key.expires is None else key.expires - time.time()),
+            ago(key.last_used),
+            elapsed(key.created),
         )
 
 
-def _remaining(key: Mapping[str, Any]) -> str:
-    import time
-
-    return duration(None if key["expires"] is None else key["expires"] - time.time())
-
-
-def _named(key: Mapping[str, Any]) -> str:
-    return f"Key {key['id']}" + (f" of {key['user']}" if key["user"] else "")
+def ago(moment: float | None) -> str:
+    """Format how long ago a key was used."""
+    return "never" if moment is None else f"{elapsed(moment)} ago"
 
 
-def _imported(answer: Mapping[str, int]) -> str:
-    known = f"; {answer['known']} were there already" if answer["known"] else ""
-    return f"{answer['imported']} keys are imported{known}."
+def _named(key: ApiKey) -> str:
+    return f"Key {key.id}" + (f" of {key.user}" if key.user else "")
+
+
+def _imported(answer: ImportedKeys) -> str:
+    known = f"; {answer.known} were there already" if answer.known else ""
+    return f"{answer.imported} keys are imported{known}."
 
 
 def _fields(entry: KeyEntry) -> dict[str, Any]:
-    from ndif.stores.accounts import RIGHTS
-
     tier = entry.tier
-    rights = {right: getattr(tier, right) for right in RIGHTS}
+    rights = dict.fromkeys(tier.rights, True)
     made = {"tier": tier.name, "weight": tier.weight, **rights} if tier.name else None
     return {"sha256": entry.digest, "user": entry.user, "tier": made}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from ndif.cli.output import show_answer
-from ndif.cli.server_client import ServerClient, with_server
+from ndif.cli.server_client import ServerClient, read, with_server
+from ndif.control.answers import Killed
 
 
 @click.command("kill")
@@ -16,5 +17,5 @@ def command(server: ServerClient, as_json: bool, request_id: str) -> None:
 
     REQUEST_ID may be the beginning of one, as `ndif queue` shows it.
     """
-    answer = server.post("/admin/kill", {"request_id": request_id})
-    show_answer(answer, as_json, [f"Request {answer.get('request_id', request_id)} is ended."])
+    answer = read(Killed, server.post("/admin/kill", {"request_id": request_id}))
+    show_answer(answer, as_json, [f"Request {answer.request_id} is ended."])

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,7 +31,16 @@ def warn_of_unread_variables() -> None:
 
 def show_json(value: Any) -> None:
     """Print a value as indented JSON."""
-    click.echo(json.dumps(value, indent=2))
+    click.echo(json.dumps(_plain(value), indent=2))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it."""
+    if not is_dataclass(value):
+        return value
+    from ndif.schema.answer import to_plain
+
+    return to_plain(value)
 
 
 def show_answer(answer: Any, as_json: bool, lines: Iterable[str]) -> None:
@@ -116,7 +126,7 @@ def _repeat(
     interval_s: float,
 ) -> None:
     while as_json:
-        click.echo(json.dumps(fetch()))
+        click.echo(json.dumps(_plain(fetch())))
         time.sleep(interval_s)
 
     from rich.live import Live

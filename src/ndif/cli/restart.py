@@ -23,6 +23,7 @@ from ndif.cli.server_client import (
     connect,
     json_option,
     no_server,
+    read,
     run_folders,
     token_option,
     url_option,
@@ -67,15 +68,18 @@ def command(
 
 
 def _restart_model(server: ServerClient, model: str, generation: str | None, as_json: bool) -> None:
+    from ndif.control.answers import Restarted
+
     body = {"model": model, "generation": generation}
-    answer = server.post("/admin/restart", body, what="replicas to be replaced")
-    length = unique_length(each["replica_id"] for each in answer["restarted"])
+    told = server.post("/admin/restart", body, what="replicas to be replaced")
+    answer = read(Restarted, told)
+    length = unique_length(each.replica_id for each in answer.restarted)
     show_answer(
         answer,
         as_json,
         (
-            f"{variant_name(each['model_key'])}: replica {each['replica_id'][:length]} restarts."
-            for each in answer["restarted"]
+            f"{variant_name(each.model_key)}: replica {each.replica_id[:length]} restarts."
+            for each in answer.restarted
         ),
     )
 

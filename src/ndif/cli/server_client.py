@@ -11,7 +11,7 @@ import click
 
 from ndif import __version__
 from ndif.distribution import COMMAND_LINE
-from ndif.errors import NdifError
+from ndif.errors import NdifError, problems
 from ndif.launch.run_folder import RunFolders
 from ndif.launch.waiting import waiting_for
 
@@ -170,7 +170,7 @@ class ServerClient:
 
 
 def read(kind: type[T], content: Any) -> T:
-    """Return a server's answer; raise a CommandError if another version of the server gave it."""
+    """Return the JSON of an answer as its type; raise a CommandError if it has another form."""
     from pydantic import ValidationError
 
     from ndif.schema.answer import from_plain
@@ -179,8 +179,8 @@ def read(kind: type[T], content: Any) -> T:
         return from_plain(kind, content)
     except ValidationError as error:
         raise CommandError(
-            "The server's answer has a form that this version of ndif does not know. Install the "
-            "server's version here, or print the answer with --json."
+            f"The server's answer cannot be read, perhaps because this command is of another version "
+            f"({__version__}): {problems(error)[0].sentence}"
         ) from error
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
 from ndif.cli.accounts_client import AccountsClient, with_accounts
 from ndif.cli.output import console, show_answer, show_json, table
-
-_RIGHTS = ("hotswapping", "priority", "trusted", "gated")
+from ndif.schema.account import AccountTier, AccountTiers, ApiKey, ApiKeys, DeletedTier
 
 
 class LimitsParam(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
@@ -66,7 +65,7 @@ def _properties(function: Callable[..., Any]) -> Callable[..., Any]:
 @with_accounts
 def create(accounts: AccountsClient, as_json: bool, /, tier: str, **properties: Any) -> None:
     """Make a tier; by default it has no right, and the weight 1."""
-    answer = accounts.post("tiers/create", tier=tier, **_given(properties))
+    answer = accounts.post(AccountTier, "tiers/create", tier=tier, **_given(properties))
     show_answer(answer, as_json, [f"Tier {tier} is made."])
 
 
@@ -76,7 +75,7 @@ def create(accounts: AccountsClient, as_json: bool, /, tier: str, **properties: 
 @with_accounts
 def change(accounts: AccountsClient, as_json: bool, /, tier: str, **properties: Any) -> None:
     """Change those properties of a tier that are given."""
-    answer = accounts.post("tiers/change", tier=tier, **_given(properties))
+    answer = accounts.post(AccountTier, "tiers/change", tier=tier, **_given(properties))
     show_answer(answer, as_json, [f"Tier {tier} is changed."])
 
 
@@ -85,7 +84,7 @@ def change(accounts: AccountsClient, as_json: bool, /, tier: str, **properties: 
 @with_accounts
 def delete(accounts: AccountsClient, as_json: bool, tier: str) -> None:
     """Remove a tier that no key has."""
-    answer = accounts.post("tiers/delete", tier=tier)
+    answer = accounts.post(DeletedTier, "tiers/delete", tier=tier)
     show_answer(answer, as_json, [f"Tier {tier} is gone."])
 
 
@@ -93,12 +92,12 @@ def delete(accounts: AccountsClient, as_json: bool, tier: str) -> None:
 @with_accounts
 def list_tiers(accounts: AccountsClient, as_json: bool) -> None:
     """Show all tiers."""
-    answer = accounts.get("tiers")
+    answer = accounts.get(AccountTiers, "tiers")
     if as_json:
         show_json(answer)
     else:
         headings = ("tier", "rights", "weight", "limits", "keys")
-        console().print(table("Tiers", headings, map(_row, answer["tiers"])))
+        console().print(table("Tiers", headings, map(_row, answer.tiers)))
 
 
 @command.command("assign")
@@ -107,8 +106,8 @@ def list_tiers(accounts: AccountsClient, as_json: bool) -> None:
 @with_accounts
 def assign(accounts: AccountsClient, as_json: bool, tier: str, keys: tuple[str, ...]) -> None:
     """Give keys a tier."""
-    answer = {"keys": [accounts.post("tiers/assign", tier=tier, key=key) for key in keys]}
-    show_answer(answer, as_json, _tiers_of(answer["keys"]))
+    changed = [accounts.post(ApiKey, "tiers/assign", tier=tier, key=key) for key in keys]
+    show_answer(ApiKeys(keys=changed), as_json, map(_tiers_of, changed))
 
 
 @command.command("withdraw")
@@ -117,20 +116,18 @@ def assign(accounts: AccountsClient, as_json: bool, tier: str, keys: tuple[str, 
 @with_accounts
 def withdraw(accounts: AccountsClient, as_json: bool, tier: str, keys: tuple[str, ...]) -> None:
     """Take a tier from keys."""
-    answer = {"keys": [accounts.post("tiers/withdraw", tier=tier, key=key) for key in keys]}
-    show_answer(answer, as_json, _tiers_of(answer["keys"]))
+    changed = [accounts.post(ApiKey, "tiers/withdraw", tier=tier, key=key) for key in keys]
+    show_answer(ApiKeys(keys=changed), as_json, map(_tiers_of, changed))
 
 
 def _given(properties: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in properties.items() if value is not None}
 
 
-def _row(tier: Mapping[str, Any]) -> tuple[object, ...]:
-    rights = ", ".join(right for right in _RIGHTS if tier[right])
-    limits = json.dumps(tier["limits"]) if tier["limits"] else None
-    return tier["name"], rights or None, f"{tier['weight']:g}", limits, tier["keys"]
+def _row(tier: AccountTier) -> tuple[object, ...]:
+    limits = json.dumps(tier.limits) if tier.limits else None
+    return tier.name, ", ".join(tier.rights) or None, f"{tier.weight:g}", limits, tier.keys
 
 
-def _tiers_of(keys: list[Mapping[str, Any]]) -> Iterator[str]:
-    for key in keys:
-        yield f"Key {key['id']} has {', '.join(key['tiers']) or 'no tier'}."
+def _tiers_of(key: ApiKey) -> str:
+    return f"Key {key.id} has {', '.join(key.tiers) or 'no tier'}."

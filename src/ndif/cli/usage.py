@@ -11,7 +11,8 @@ import click
 from ndif.cli.durations import DurationParam
 from ndif.cli.jobs import as_user
 from ndif.cli.output import console, duration, show_answer, table
-from ndif.cli.server_client import ServerClient
+from ndif.cli.server_client import ServerClient, read
+from ndif.control.answers import Usage
 from ndif.sizes import format_size
 
 _COLUMNS = ("name", "jobs", "errors", "execution_s", "result_bytes")
@@ -41,25 +42,25 @@ def command(
         day = (datetime.now(timezone.utc) - timedelta(seconds=since)).date().isoformat()
     by = by or ("model" if server.is_user else "user")
     if server.is_user:
-        answer = server.get(f"/usage?by={by}" + (f"&since={day}" if day else ""))
+        told = server.get(f"/usage?by={by}" + (f"&since={day}" if day else ""))
     else:
-        answer = server.post("/admin/usage", {"by": by, "since": day})
-    totals = answer["usage"]
+        told = server.post("/admin/usage", {"by": by, "since": day})
+    answer = read(Usage, told)
     if as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow((by, *_COLUMNS[1:]))
-        writer.writerows([total[name] for name in _COLUMNS] for total in totals)
+        writer.writerows([getattr(total, name) for name in _COLUMNS] for total in answer.usage)
     elif as_json:
         show_answer(answer, as_json, [])
     else:
         rows = [
             (
-                total["name"],
-                total["jobs"],
-                total["errors"],
-                duration(total["execution_s"]),
-                format_size(total["result_bytes"]),
+                total.name,
+                total.jobs,
+                total.errors,
+                duration(total.execution_s),
+                format_size(total.result_bytes),
             )
-            for total in totals
+            for total in answer.usage
         ]
         console().print(table("Usage", (by, "jobs", "errors", "ran", "results"), rows))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import click
 
 from ndif.cli.accounts_client import AccountsClient, with_accounts
-from ndif.cli.keys import keys_table
+from ndif.cli.keys import ago, keys_table
 from ndif.cli.output import console, elapsed, show_json, table
+from ndif.schema.account import AccountUsers, UserWithKeys
 
 
 @click.group("users")
@@ -18,13 +19,12 @@ def command() -> None:
 @with_accounts
 def list_users(accounts: AccountsClient, as_json: bool) -> None:
     """Show all users."""
-    answer = accounts.get("users")
+    answer = accounts.get(AccountUsers, "users")
     if as_json:
         show_json(answer)
         return
     rows = (
-        (user["name"], user["keys"], _ago(user["last_used"]), elapsed(user["created"]))
-        for user in answer["users"]
+        (user.name, user.keys, ago(user.last_used), elapsed(user.created)) for user in answer.users
     )
     console().print(table("Users", ("user", "keys", "last used", "known for"), rows))
 
@@ -34,12 +34,8 @@ def list_users(accounts: AccountsClient, as_json: bool) -> None:
 @with_accounts
 def show(accounts: AccountsClient, as_json: bool, user: str) -> None:
     """Show one user's keys."""
-    answer = accounts.get("users/show", user=user)
+    answer = accounts.get(UserWithKeys, "users/show", user=user)
     if as_json:
         show_json(answer)
     else:
-        console().print(keys_table(answer["keys"]))
-
-
-def _ago(moment: float | None) -> str:
-    return "never" if moment is None else f"{elapsed(moment)} ago"
+        console().print(keys_table(answer.keys))

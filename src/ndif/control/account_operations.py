@@ -7,7 +7,8 @@ is to do beside that is an operation of its own (`sequel`).
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any, ClassVar
+from dataclasses import asdict, replace
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -18,9 +19,22 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from ndif.control import account_answers as answers
+from ndif.control.answers import KilledJobs
 from ndif.control.operations import KillKey, Operation
 from ndif.errors import problems
+from ndif.schema.account import (
+    AccountTier,
+    AccountTiers,
+    AccountUsers,
+    ApiKey,
+    ApiKeys,
+    DeletedTier,
+    ImportedKeys,
+    NewApiKey,
+    RevokedApiKey,
+    Tier,
+    UserWithKeys,
+)
 from ndif.schema.deployment import OperationError
 from ndif.schema.limits import Limits
 from ndif.stores.accounts import (
@@ -29,11 +43,7 @@ from ndif.stores.accounts import (
     NotInRegistryError,
     Registry,
     RegistryError,
-    Tier,
 )
-
-Answer = dict[str, Any]
-"""The JSON object with which an operation is answered."""
 
 _LINE = r"^[^\x00-\x1f\x7f]*$"
 _Text = Annotated[str, Field(max_length=200, pattern=_LINE)]
@@ -60,7 +70,7 @@ _MAX_EXPIRY_S = 100 * 366 * 86_400
 """Seconds in which a key must expire that is to expire at all: later years have no date."""
 
 
-def _with(example: Answer) -> ConfigDict:
+def _with(example: dict[str, Any]) -> ConfigDict:
     """Return the configuration of an operation with an example of its fields."""
     return ConfigDict(json_schema_extra={"examples": [example]})
 
@@ -80,16 +90,24 @@ class AccountOperation(BaseModel):
     """The rest of its route, `/admin/NAME`."""
     method: ClassVar[str] = "POST"
     """`GET` for an operation that changes nothing; its fields are in the query."""
-    answer: ClassVar[type[BaseModel]]
-    """Model of the answer."""
+    answer: ClassVar[type[Any]]
+    """Type of the answer: what `perform` returns."""
 
-    async def perform(self, registry: Registry) -> Answer:
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        cls.answer = get_type_hints(cls.perform)["return"]
+
+    async def perform(self, registry: Registry) -> Any:
         """Return the operation's answer; raise a RegistryError that says what to do if there is none."""
         raise NotImplementedError
 
-    def sequel(self, answer: Answer) -> Operation | None:
+    def sequel(self, answer: Any) -> Operation | None:
         """Return what the process that leads is to do once this operation is answered; None for nothing."""
         return None
+
+    def after_sequel(self, answer: Any, _: Any) -> Any:
+        """Return the answer once the process that leads has answered the sequel."""
+        return answer
 
 
 class ListKeys(AccountOperation):
@@ -97,14 +115,13 @@ class ListKeys(AccountOperation):
 
     model_config = _with({"user": _USER})
     name, method = "keys", "GET"
-    answer = answers.ApiKeys
 
     user: _User | None = None
     """The user whose keys they are; None: everybody's."""
 
-    async def perform(self, registry: Registry) -> Answer:
+    async def perform(self, registry: Registry) -> ApiKeys:
         """See `AccountOperation.perform`."""
-        return {"keys": await registry.keys(self.user)}
+        return ApiKeys(keys=await registry.keys(self.user))
 
 
 class ShowKey(AccountOperation):
@@ -112,12 +129,11 @@ class ShowKey(AccountOperation):
 
     model_config = _with({"key": _KEY})
     name, method = "keys/show", "GET"
-    answer = answers.ApiKey
 
     key: _Text
     """Id of the key, or its beginning."""
 
-    async def perform(self, registry: Registry) -> Answer:
+    async def perform(self, registry: Registry) -> ApiKey:
         """See `AccountOperation.perform`."""
         return await registry.key(self.key)
 
@@ -129,7 +145,6 @@ class CreateKey(AccountOperation):
         {"user": _USER, "label": "notebook", "expires_in_s": 30 * 86_400, "tiers": [_TIER]}
     )
     name = "keys/create"
-    answer = answers.NewApiKey
 
     user: _User | None = None
     """Name of the key's user, who is added if there is none of the name."""
@@ -139,11 +154,10 @@ class CreateKey(AccountOperation):
     """Seconds until it expires; None: it does not."""
     tiers: list[_TierName] = []
 
-    async def perform(self, registry: Registry) -> Answer:
+    async def perform(self, registry: Registry) -> NewApiKey:
         """See `AccountOperation.perform`."""
         expires = None if self.expires_in_s is None else time.time() + self.expires_in_s
-        secret, row = await registry.create_key(self.user, self.label, expires, self.tiers)
-        return {"api_key": secret, **row}
+        return await registry.create_key(self.user, self.label, expires, self.tiers)
 
 
 class RevokeKey(AccountOperation):
@@ -151,18 +165,21 @@ class RevokeKey(AccountOperation):
 
     model_config = _with({"key": _KEY})
     name = "keys/revoke"
-    answer = answers.RevokedApiKey
 
     key: _Text
     """Id of the key, or its beginning."""
 
-    async def perform(self, registry: Registry) -> Answer:
+    async def perform(self, registry: Registry) -> RevokedApiKey:
         """See `AccountOperation.perform`."""
-        return {**await registry.revoke(self.key), "killed": 0}
+        return RevokedApiKey(**asdict(await registry.revoke(self.key)), killed=0)
 
-    def sequel(self, answer: Answer) -> Operation | None:
+    def sequel(self, answer: RevokedApiKey) -> Operation:
         """See `AccountOperation.sequel`."""
-        return KillKey(account=answer["account"], revoked=True)
+        return KillKey(account=answer.account, revoked=True)
+
+    def after_sequel(self, answer: RevokedApiKey, ended: KilledJobs) -> RevokedApiKey:
+        """See `AccountOperation.after_sequel`."""
+        return replace(answer, killed=ended.killed)
 
 
 class TierFields(BaseModel):
@@ -182,8 +199,7 @@ class TierFields(BaseModel):
 
     def made(self) -> Tier:
         """Return the tier."""
-        fields = self.model_dump(exclude={"tier"})
-        return Tier(self.tier, **fields)
+        return Tier(name=self.tier, **self.model_dump(exclude={"tier"}))
 
 
 class KeyFields(BaseModel):
@@ -213,40 +229,35 @@ class ImportKeys(AccountOperation):
         }
     )
     name = "keys/import"
-    answer = answers.ImportedKeys
 
     keys: list[KeyFields]
 
-    async def perform(self, registry: Registry) -> Answer:
+    async def perform(self, registry: Registry) -> ImportedKeys:
         """See `AccountOperation.perform`."""
-        new, old = await registry.import_keys(
+        return await registry.import_keys(
             ImportedKey(key.sha256, key.user, (key.tier.made(),) if key.tier else ())
             for key in self.keys
         )
-        return {"imported": new, "known": old}
 
 
 class MigrateKeys(AccountOperation):
     """Copy the keys of another NDIF server's tables in the same database."""
 
     name = "keys/migrate"
-    answer = answers.ImportedKeys
 
-    async def perform(self, registry: Registry) -> Answer:
+    async def perform(self, registry: Registry) -> ImportedKeys:
         """See `AccountOperation.perform`."""
-        new, old = await registry.copy_foreign()
-        return {"imported": new, "known": old}
+        return await registry.copy_foreign()
 
 
 class ListTiers(AccountOperation):
     """All tiers."""
 
     name, method = "tiers", "GET"
-    answer = answers.AccountTiers
 
-    async def perform(self, registry: Registry) -> Answer:
+    async def perform(self, registry: Registry) -> AccountTiers:
         """See `AccountOperation.perform`."""
-        return {"tiers": await registry.tiers()}
+        return AccountTiers(tiers=await registry.tiers())
 
 
 class CreateTier(TierFields, AccountOperation):
@@ -256,9 +267,8 @@ class CreateTier(TierFields, AccountOperation):
         {"tier": _TIER, "hotswapping": True, "weight": 2.0, "limits": {"requests_per_minute": 60}}
     )
     name = "tiers/create"
-    answer = answers.AccountTier
 
-    async def perform(self, registry: Registry) -> Answer:
+    async def perform(self, registry: Registry) -> AccountTier:
         """See `AccountOperation.perform`."""
         return await registry.create_tier(self.made())
 
@@ -268,7 +278,6 @@ class ChangeTier(AccountOperation):
 
     model_config = _with({"tier": _TIER, "limits": {"requests_per_minute": 120}})
     name = "tiers/change"
-    answer = answers.AccountTier
 
     tier: _TierName
     hotswapping: bool | None = None
@@ -279,7 +288,7 @@ class ChangeTier(AccountOperation):
     limits: _Limits | None = None
     """All of its limits; empty: those of the server."""
 
-    async def perform(self, registry: Registry) -> Answer:
+    async def perform(self, registry: Registry) -> AccountTier:
         """See `AccountOperation.perform`."""
         changes = self.model_dump(exclude={"tier"}, exclude_none=True)
         if changes.get("limits") == {}:
@@ -292,14 +301,13 @@ class DeleteTier(AccountOperation):
 
     model_config = _with({"tier": _TIER})
     name = "tiers/delete"
-    answer = answers.DeletedTier
 
     tier: _TierName
 
-    async def perform(self, registry: Registry) -> Answer:
+    async def perform(self, registry: Registry) -> DeletedTier:
         """See `AccountOperation.perform`."""
         await registry.delete_tier(self.tier)
-        return {"deleted": self.tier}
+        return DeletedTier(deleted=self.tier)
 
 
 class AssignTier(AccountOperation):
@@ -307,13 +315,12 @@ class AssignTier(AccountOperation):
 
     model_config = _with({"tier": _TIER, "key": _KEY})
     name = "tiers/assign"
-    answer = answers.ApiKey
 
     tier: _TierName
     key: _Text
     """Id of the key, or its beginning."""
 
-    async def perform(self, registry: Registry) -> Answer:
+    async def perform(self, registry: Registry) -> ApiKey:
         """See `AccountOperation.perform`."""
         return await registry.assign(self.tier, self.key)
 
@@ -323,13 +330,12 @@ class WithdrawTier(AccountOperation):
 
     model_config = _with({"tier": _TIER, "key": _KEY})
     name = "tiers/withdraw"
-    answer = answers.ApiKey
 
     tier: _TierName
     key: _Text
     """Id of the key, or its beginning."""
 
-    async def perform(self, registry: Registry) -> Answer:
+    async def perform(self, registry: Registry) -> ApiKey:
         """See `AccountOperation.perform`."""
         return await registry.withdraw(self.tier, self.key)
 
@@ -338,11 +344,10 @@ class ListUsers(AccountOperation):
     """All users."""
 
     name, method = "users", "GET"
-    answer = answers.AccountUsers
 
-    async def perform(self, registry: Registry) -> Answer:
+    async def perform(self, registry: Registry) -> AccountUsers:
         """See `AccountOperation.perform`."""
-        return {"users": await registry.users()}
+        return AccountUsers(users=await registry.users())
 
 
 class ShowUser(AccountOperation):
@@ -350,12 +355,11 @@ class ShowUser(AccountOperation):
 
     model_config = _with({"user": _USER})
     name, method = "users/show", "GET"
-    answer = answers.UserWithKeys
 
     user: _User
     """Name of the user."""
 
-    async def perform(self, registry: Registry) -> Answer:
+    async def perform(self, registry: Registry) -> UserWithKeys:
         """See `AccountOperation.perform`."""
         return await registry.user(self.user)
 
@@ -369,7 +373,7 @@ _NO_REGISTRY = (
 )
 
 
-async def perform_on(registry: Registry | None, operation: AccountOperation) -> Answer:
+async def perform_on(registry: Registry | None, operation: AccountOperation) -> Any:
     """Return the operation's answer; raise an OperationError with its HTTP status if there is none."""
     if registry is None:
         raise OperationError(409, _NO_REGISTRY)

@@ -6,11 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from ndif.schema.answer import answer
 from ndif.schema.deployment_file import AsInFile
 from ndif.schema.deployment_settings import SettingDifference
 from ndif.schema.job_state import A_JOB
 from ndif.schema.model_key import A_MODEL
-from ndif.stores.usage import Group
+from ndif.stores.events import OperatorsEvent
+from ndif.stores.usage import Group, UsageTotal
 
 _VARIANT = f"{A_MODEL}@0.8"
 _REQUEST = A_JOB
@@ -28,40 +30,37 @@ def _with(example: Any = None) -> ConfigDict:
     )
 
 
-class Exported(BaseModel):
+@answer(
+    example={
+        "version": 1,
+        "deployments": [
+            {
+                "repo_id": "openai-community/gpt2",
+                "task": "text-generation",
+                "dedicated": True,
+            }
+        ],
+    }
+)
+class Exported:
     """A deployment file that deploys again what is deployed now."""
-
-    model_config = _with(
-        {
-            "version": 1,
-            "deployments": [
-                {
-                    "repo_id": "openai-community/gpt2",
-                    "task": "text-generation",
-                    "dedicated": True,
-                }
-            ],
-        }
-    )
 
     version: Literal[1]
     deployments: Annotated[list[Any], AsInFile()]
 
 
-class EvictedReplica(BaseModel):
+@answer()
+class EvictedReplica:
     """A replica that made room, or a model of which none was there yet."""
-
-    model_config = _with()
 
     model: str
     replica_id: str | None
     """Null for a model that was on its way, or did not load."""
 
 
-class Outcome(BaseModel):
+@answer()
+class Outcome:
     """Replicas that one model in one nnsight generation has now."""
-
-    model_config = _with()
 
     repo_id: str
     generation: str
@@ -70,7 +69,7 @@ class Outcome(BaseModel):
     evicted: list[EvictedReplica]
     problem: str | None
     """A sentence, if not every replica could be had."""
-    changes: list[SettingDifference] = []
+    changes: tuple[SettingDifference, ...] = ()
     """The settings of the model that this has changed."""
     is_down: bool = False
     """True if no replica serves for a time: there was no room for old and new ones at once."""
@@ -78,43 +77,40 @@ class Outcome(BaseModel):
     """Seconds of that time, expected ones where the answer does not wait; null if they are not known."""
 
 
-class Outcomes(BaseModel):
+@answer(
+    example={
+        "models": [
+            {
+                "repo_id": "openai-community/gpt2",
+                "generation": "0.8",
+                "replicas": [_REPLICA],
+                "evicted": [],
+                "problem": None,
+                "changes": [],
+                "is_down": False,
+                "down_s": None,
+            }
+        ]
+    }
+)
+class Outcomes:
     """The outcome for each model."""
-
-    model_config = _with(
-        {
-            "models": [
-                {
-                    "repo_id": "openai-community/gpt2",
-                    "generation": "0.8",
-                    "replicas": [_REPLICA],
-                    "evicted": [],
-                    "problem": None,
-                    "changes": [],
-                    "is_down": False,
-                    "down_s": None,
-                }
-            ]
-        }
-    )
 
     models: list[Outcome]
 
 
-class ReplicaKey(BaseModel):
+@answer()
+class ReplicaKey:
     """One replica."""
-
-    model_config = _with()
 
     model_key: str
     """The model's key, `@` and the nnsight generation."""
     replica_id: str
 
 
-class EvictedKey(BaseModel):
+@answer()
+class EvictedKey:
     """One replica that was evicted, or a model of which none was there yet."""
-
-    model_config = _with()
 
     model_key: str
     """The model's key, `@` and the nnsight generation."""
@@ -122,74 +118,55 @@ class EvictedKey(BaseModel):
     """Null for a model that was on its way, or did not load."""
 
 
-class Evicted(BaseModel):
+@answer(example={"evicted": [_REPLICA_KEY]})
+class Evicted:
     """Replicas that were taken off their devices."""
 
-    model_config = _with({"evicted": [_REPLICA_KEY]})
-
     evicted: list[EvictedKey]
-    scheduled: list[str] = []
+    scheduled: tuple[str, ...] = ()
     """With `all`: models that the calendar keeps."""
 
 
-class Restarted(BaseModel):
+@answer(example={"restarted": [_REPLICA_KEY]})
+class Restarted:
     """Replicas that others replace."""
-
-    model_config = _with({"restarted": [_REPLICA_KEY]})
 
     restarted: list[ReplicaKey]
 
 
-class Killed(BaseModel):
+@answer(example={"killed": True, "request_id": _REQUEST})
+class Killed:
     """A job that is ended."""
-
-    model_config = _with({"killed": True, "request_id": _REQUEST})
 
     killed: Literal[True]
     request_id: str
 
 
-class KilledJobs(BaseModel):
+@answer(example={"killed": 2})
+class KilledJobs:
     """Jobs that are ended."""
-
-    model_config = _with({"killed": 2})
 
     killed: int
     """Number of jobs."""
 
 
-class UsageTotal(BaseModel):
-    """The sum over the ended jobs of a user, a model or a day."""
-
-    model_config = _with()
-
-    name: str
-    """The user, the model, or the day as YYYY-MM-DD in UTC."""
-    jobs: int
-    errors: int
-    """Jobs among them that failed."""
-    execution_s: float
-    result_bytes: int
-
-
-class Usage(BaseModel):
+@answer(
+    example={
+        "by": "model",
+        "since": "2026-07-01",
+        "usage": [
+            {
+                "name": "openai-community/gpt2",
+                "jobs": 12,
+                "errors": 1,
+                "execution_s": 3.72,
+                "result_bytes": 49152,
+            }
+        ],
+    }
+)
+class Usage:
     """Sums over ended jobs; days are in order, others by their seconds."""
-
-    model_config = _with(
-        {
-            "by": "model",
-            "since": "2026-07-01",
-            "usage": [
-                {
-                    "name": "openai-community/gpt2",
-                    "jobs": 12,
-                    "errors": 1,
-                    "execution_s": 3.72,
-                    "result_bytes": 49152,
-                }
-            ],
-        }
-    )
 
     by: Group
     since: str | None
@@ -197,22 +174,21 @@ class Usage(BaseModel):
     usage: list[UsageTotal]
 
 
-class Collected(BaseModel):
+@answer(
+    example={
+        "expired": {
+            "results": 3,
+            "responses": 5,
+            "ends": 2,
+            "requests": 0,
+            "owners": 0,
+            "records": 40,
+        },
+        "dry_run": False,
+    }
+)
+class Collected:
     """The number of things whose time is over, by their kind."""
-
-    model_config = _with(
-        {
-            "expired": {
-                "results": 3,
-                "responses": 5,
-                "ends": 2,
-                "requests": 0,
-                "owners": 0,
-                "records": 40,
-            },
-            "dry_run": False,
-        }
-    )
 
     expired: dict[str, int]
     """Deleted objects by their folder, and deleted records of jobs."""
@@ -266,10 +242,9 @@ class Callbacks(BaseModel):
     callbacks: list[ListedCallback]
 
 
-class Retried(BaseModel):
+@answer(example={"retried": [_REQUEST]})
+class Retried:
     """Requests whose call-backs are made again."""
-
-    model_config = _with({"retried": [_REQUEST]})
 
     retried: list[str]
     """Ids of the requests."""
@@ -318,50 +293,29 @@ class AlertDestination(BaseModel):
     """Reason for which the last attempt failed; null if it did not."""
 
 
-class OperatorsEvent(BaseModel):
-    """One event of an operator's log."""
-
-    model_config = _with()
-
-    at: float
-    """Unix time; of events that are told together, the last one's."""
-    kind: str
-    """Word for the event, such as `deployed` or `failed login`."""
-    subject: str
-    """Model, key, tier or address that it is about."""
-    text: str
-    """Sentence on it; may be empty."""
-    by: str
-    """`login`, `command line`, `token`, `calendar`, `autoscaler` or `server`."""
-    count: int
-    """Number of events that are told together."""
-
-
-class Events(BaseModel):
+@answer(
+    example={
+        "events": [
+            {
+                "at": _SOME_TIME,
+                "kind": "deployed",
+                "subject": "openai-community/gpt2",
+                "text": "1 replica for nnsight 0.8.",
+                "by": "command line",
+                "count": 1,
+            }
+        ]
+    }
+)
+class Events:
     """The last events, the newest first."""
-
-    model_config = _with(
-        {
-            "events": [
-                {
-                    "at": _SOME_TIME,
-                    "kind": "deployed",
-                    "subject": "openai-community/gpt2",
-                    "text": "1 replica for nnsight 0.8.",
-                    "by": "command line",
-                    "count": 1,
-                }
-            ]
-        }
-    )
 
     events: list[OperatorsEvent]
 
 
-class KeptRepositories(BaseModel):
+@answer(example={"kept": {"openai-community/gpt2": "deployed"}})
+class KeptRepositories:
     """The repositories that `ndif cache` deletes from no machine."""
-
-    model_config = _with({"kept": {"openai-community/gpt2": "deployed"}})
 
     kept: dict[str, Literal["deployed", "booked"]]
     """Reason by name."""
@@ -439,9 +393,8 @@ class TestedAlerts(BaseModel):
     destinations: list[TestedAlertDestination]
 
 
-class Stopping(BaseModel):
+@answer(example={"stopping": True})
+class Stopping:
     """The server stops."""
-
-    model_config = _with({"stopping": True})
 
     stopping: Literal[True]

@@ -10,9 +10,9 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import date
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -71,17 +71,12 @@ _STILL_COME_S = 600.0
 """Seconds in which a request of a revoked key may still come: a gateway knows the key for some of them."""
 _REVOKED = "This job is ended: its API key was revoked. Ask the server's operator for another."
 _HOT = DeploymentLevel.HOT
-_EXPORT_VERSION = 1
 _MAX_QUOTED = 100
 """Characters of an operator's text that an error repeats."""
 _NO_NUL = r"^[^\x00]*$"
 """Text that databases take and compare as a whole."""
 
 T = TypeVar("T")
-
-Answer = Any
-"""The answer of an operation: its class, or a JSON object."""
-STOPPING: Answer = {"stopping": True}
 
 
 def _parse_deployments(value: object) -> tuple[DeploymentChange, ...]:
@@ -120,9 +115,14 @@ class Operation(BaseModel):
     """Name of the operation in the stream of events to the leader."""
     method: ClassVar[str] = "POST"
     answer: ClassVar[type[Any]]
-    """Model of the answer."""
+    """Type of the answer: what `perform` returns."""
 
-    async def perform(self, control: ControlPlane) -> Answer:
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        if "answer" not in vars(cls):
+            cls.answer = get_type_hints(cls.perform)["return"]
+
+    async def perform(self, control: ControlPlane) -> Any:
         """Return the operation's answer; raise an OperationError that says what to do if there is none."""
         raise NotImplementedError
 
@@ -159,9 +159,8 @@ class Export(Operation):
     """A deployment file that deploys again what is deployed now."""
 
     name, event, method = "export", "EXPORT", "GET"
-    answer = answers.Exported
 
-    async def perform(self, control: ControlPlane) -> Answer:
+    async def perform(self, control: ControlPlane) -> answers.Exported:
         """See `Operation.perform`."""
         controller = control.controller
         # A replica that is leaving still exists, and is no longer in the cluster's books as HOT.
@@ -185,7 +184,7 @@ class Export(Operation):
                 generations=() if is_default else tuple(sorted(model.generations)),
             )
             entries.append(to_entry(deployed))
-        return {"version": _EXPORT_VERSION, "deployments": entries}
+        return answers.Exported(version=1, deployments=entries)
 
 
 class Deploy(Operation):
@@ -198,7 +197,6 @@ class Deploy(Operation):
         {"deployments": [{"repo_id": "openai-community/gpt2", "replicas": 1}], "wait": True}
     )
     name, event = "deploy", "DEPLOY"
-    answer = answers.Outcomes
 
     deployments: Deployments
     generation: Generation | None = None
@@ -208,7 +206,7 @@ class Deploy(Operation):
     sync: bool = False
     """Evict deployed models that are not among these."""
 
-    async def perform(self, control: ControlPlane) -> Answer:
+    async def perform(self, control: ControlPlane) -> answers.Outcomes:
         """See `Operation.perform`.
 
         Nothing is taken away before everything is checked that can be.
@@ -232,7 +230,7 @@ class Deploy(Operation):
             *(self._roll_out(control, plan, evicted) for plan in rolled.values()),
         )
         outcomes += [outcome for some in found for outcome in some]
-        return {"models": [outcome.model_dump() for outcome in outcomes]}
+        return answers.Outcomes(models=outcomes)
 
     def _plan(self, control: ControlPlane, change: DeploymentChange) -> _Plan:
         models = control.controller.models
@@ -290,12 +288,11 @@ class Deploy(Operation):
             plan.known, plan.config, plan.generations, wait=self.wait
         )
         return [
-            outcome_of(each.request, each.result, evicted).model_copy(
-                update={
-                    "changes": [] if each.result.problem else changes,
-                    "is_down": each.is_down,
-                    "down_s": each.down_s,
-                }
+            replace(
+                outcome_of(each.request, each.result, evicted),
+                changes=() if each.result.problem else changes,
+                is_down=each.is_down,
+                down_s=each.down_s,
             )
             for each in results
         ]
@@ -322,13 +319,11 @@ class Deploy(Operation):
             if request.model.same_as is not None:
                 change = DeploymentChange(request.model.config, plan.change.given)
                 again = Deploy(deployments=(change,), generation=request.generation, wait=self.wait)
-                (outcomes[index],) = answers.Outcomes.model_validate(
-                    await again.perform(control)
-                ).models
+                (outcomes[index],) = (await again.perform(control)).models
             elif plan.known is None:
                 control.forget_unloadable(request.model)
             else:
-                outcomes[index] = outcomes[index].model_copy(update={"changes": plan.changes})
+                outcomes[index] = replace(outcomes[index], changes=plan.changes)
         return outcomes
 
 
@@ -345,9 +340,9 @@ class _Plan:
     change: DeploymentChange
 
     @property
-    def changes(self) -> list[SettingDifference]:
+    def changes(self) -> tuple[SettingDifference, ...]:
         """The settings that become others."""
-        return [] if self.before is None else differences(self.before, self.config)
+        return () if self.before is None else tuple(differences(self.before, self.config))
 
     @property
     def is_changed(self) -> bool:
@@ -367,7 +362,6 @@ class Evict(Operation):
 
     model_config = _with({"model": "openai-community/gpt2", "cold": True})
     name, event = "evict", "EVICT"
-    answer = answers.Evicted
 
     model: str | None = Field(default=None, min_length=1)
     replica: str | None = Field(default=None, min_length=1)
@@ -379,7 +373,7 @@ class Evict(Operation):
     all: bool = False
     """Every model, except those that the calendar has deployed now."""
 
-    async def perform(self, control: ControlPlane) -> Answer:
+    async def perform(self, control: ControlPlane) -> answers.Evicted:
         """See `Operation.perform`."""
         if self.all == (self.model is not None) or (self.all and self.replica):
             raise OperationError(400, "Name either one model, and maybe a replica of it, or all.")
@@ -407,16 +401,16 @@ class Evict(Operation):
             names = ", ".join(sorted({model.config.repo_id for model in models}))
             of = "" if self.generation is None else f" for nnsight {self.generation}"
             raise OperationError(404, f"{names!r} has no replica{of} to evict.")
-        return {"evicted": [_key_fields(key) for key in evicted]}
+        return _evicted(evicted)
 
-    async def _evict_all(self, control: ControlPlane) -> Answer:
+    async def _evict_all(self, control: ControlPlane) -> answers.Evicted:
         evicted, scheduled = [], []
         for model in list(control.controller.models):
             if model.scheduled is not None:
                 scheduled.append(model.config.repo_id)
             else:
                 evicted += await control.evict_model(model, cold=self.cold)
-        return {"evicted": [_key_fields(key) for key in evicted], "scheduled": scheduled}
+        return _evicted(evicted, scheduled)
 
     def _evict_replica(
         self, control: ControlPlane, models: Sequence[Model], replica_id: str
@@ -446,13 +440,12 @@ class Scale(Operation):
 
     model_config = _with({"model": "openai-community/gpt2", "replicas": 2})
     name, event = "scale", "SCALE"
-    answer = answers.Outcomes
 
     model: str = Field(min_length=1)
     replicas: int = Field(ge=0)
     generation: Generation | None = None
 
-    async def perform(self, control: ControlPlane) -> Answer:
+    async def perform(self, control: ControlPlane) -> answers.Outcomes:
         """See `Operation.perform`."""
         models = control.find(self.model)
         control.refuse_scheduled(models)
@@ -476,7 +469,7 @@ class Scale(Operation):
                     model.problems.pop(generation, None)
                     removed.append(outcome_of(request, ProvisionResult(), evicted))
         outcomes = removed or await control.provide(requests, wait=False)
-        return {"models": [outcome.model_dump() for outcome in outcomes]}
+        return answers.Outcomes(models=outcomes)
 
     def _generations(self, control: ControlPlane, model: Model) -> set[str]:
         """Return the generations whose replicas are counted: the given one, or those in use."""
@@ -501,8 +494,9 @@ def _whole_id(given: str, ids: Iterable[str]) -> str:
     return found[0] if found else given
 
 
-def _key_fields(key: Evicted) -> dict[str, Any]:
-    return {"model_key": key[0], "replica_id": key[1]}
+def _evicted(keys: Iterable[Evicted], scheduled: Iterable[str] = ()) -> answers.Evicted:
+    evicted = [answers.EvictedKey(model_key=key, replica_id=replica) for key, replica in keys]
+    return answers.Evicted(evicted=evicted, scheduled=tuple(scheduled))
 
 
 class Restart(Operation):
@@ -510,13 +504,12 @@ class Restart(Operation):
 
     model_config = _with({"model": "openai-community/gpt2"})
     name, event = "restart", "RESTART"
-    answer = answers.Restarted
 
     model: str = Field(min_length=1)
     generation: Generation | None = None
     """The nnsight generation whose replicas are restarted; None: every one."""
 
-    async def perform(self, control: ControlPlane) -> Answer:
+    async def perform(self, control: ControlPlane) -> answers.Restarted:
         """See `Operation.perform`."""
         models = control.find(self.model)
         existing = [
@@ -544,7 +537,14 @@ class Restart(Operation):
         outcomes += await control.provide([each[1] for each in requests if each[1:]], wait=False)
         if problems := [outcome.problem for outcome in outcomes if outcome.problem]:
             raise OperationError(409, problems[0])
-        return {"restarted": [_key_fields(each.placed.key) for each in restarted]}
+        return answers.Restarted(
+            restarted=[
+                answers.ReplicaKey(
+                    model_key=each.placed.model_key, replica_id=each.placed.replica_id
+                )
+                for each in restarted
+            ]
+        )
 
 
 class Kill(Operation):
@@ -552,14 +552,13 @@ class Kill(Operation):
 
     model_config = _with({"request_id": "0d9ff6ea"})
     name, event = "kill", "KILL_REQUEST"
-    answer = answers.Killed
 
     request_id: str = Field(min_length=1)
     """Id of the request, or its beginning."""
     user: str | None = None
     """The user who ends it, if that is one of theirs; None: the operator."""
 
-    async def perform(self, control: ControlPlane) -> Answer:
+    async def perform(self, control: ControlPlane) -> answers.Killed:
         """See `Operation.perform`."""
         lifecycle = control.dispatcher.lifecycle
         held = [request.id for request in lifecycle.held]
@@ -577,7 +576,7 @@ class Kill(Operation):
                 f"No request {self.request_id[:_MAX_QUOTED]!r} waits or runs here; `ndif queue` lists "
                 "those that do.",
             )
-        return {"killed": True, "request_id": request_id}
+        return answers.Killed(killed=True, request_id=request_id)
 
 
 class KillKey(Operation):
@@ -585,17 +584,17 @@ class KillKey(Operation):
 
     model_config = _with({"account": "5f1c0a9d3e7b46820c9d1e2f3a4b5c6d", "revoked": False})
     name, event = "kill/key", "KILL_KEY"
-    answer = answers.KilledJobs
 
     account: str = Field(min_length=1)
     """Digest under which the server counts the key's requests (`GET /admin/keys`)."""
     revoked: bool = False
     """True of a key that was revoked: its user is told so, and what gateways still accept is ended, too."""
 
-    async def perform(self, control: ControlPlane) -> Answer:
+    async def perform(self, control: ControlPlane) -> answers.KilledJobs:
         """See `Operation.perform`."""
         reason, for_s = (_REVOKED, _STILL_COME_S) if self.revoked else (_KILLED, 0.0)
-        return {"killed": await control.dispatcher.cancel_all(self.account, reason, for_s)}
+        killed = await control.dispatcher.cancel_all(self.account, reason, for_s)
+        return answers.KilledJobs(killed=killed)
 
 
 class GetJobs(Operation):
@@ -653,7 +652,6 @@ class GetUsage(Operation):
 
     model_config = _with({"by": "model", "since": "2026-07-01"})
     name, event = "usage", "USAGE"
-    answer = answers.Usage
 
     by: Group = "user"
     since: str | None = Field(default=None, pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")
@@ -661,14 +659,14 @@ class GetUsage(Operation):
     user: str | None = Field(default=None, pattern=_NO_NUL)
     """The user whose jobs count; None: everybody's."""
 
-    async def perform(self, control: ControlPlane) -> Answer:
+    async def perform(self, control: ControlPlane) -> answers.Usage:
         """See `Operation.perform`."""
         try:
             since = None if self.since is None else date.fromisoformat(self.since)
         except ValueError as error:
             raise OperationError(400, f"There is no day {self.since!r}.") from error
         totals = await _read(control.usage.totals(self.by, since, self.user))
-        return {"by": self.by, "since": self.since, "usage": [asdict(total) for total in totals]}
+        return answers.Usage(by=self.by, since=self.since, usage=totals)
 
 
 class CollectGarbage(Operation):
@@ -676,12 +674,11 @@ class CollectGarbage(Operation):
 
     model_config = _with({"dry_run": True})
     name, event = "gc", "GC"
-    answer = answers.Collected
 
     dry_run: bool = False
     """Only count them."""
 
-    async def perform(self, control: ControlPlane) -> Answer:
+    async def perform(self, control: ControlPlane) -> answers.Collected:
         """See `Operation.perform`."""
         before = time.time() - control.retention_s
         try:
@@ -689,7 +686,7 @@ class CollectGarbage(Operation):
         except ObjectStoreError as error:
             raise OperationError(503, f"Nothing can be deleted now: {error}.") from error
         expired["records"] = await _read(control.usage.sweep(before, dry=self.dry_run))
-        return {"expired": expired, "dry_run": self.dry_run}
+        return answers.Collected(expired=expired, dry_run=self.dry_run)
 
 
 async def _read(reading: Awaitable[T]) -> T:
@@ -705,11 +702,10 @@ class ListKept(Operation):
     """The repositories that stay in the Hub's cache of each machine: deployed ones, and booked ones."""
 
     name, event, method = "cache", "CACHE", "GET"
-    answer = answers.KeptRepositories
 
-    async def perform(self, control: ControlPlane) -> Answer:
+    async def perform(self, control: ControlPlane) -> answers.KeptRepositories:
         """See `Operation.perform`."""
-        return {"kept": control.reconciler.kept_repositories()}
+        return answers.KeptRepositories(kept=control.reconciler.kept_repositories())
 
 
 class ListCallbacks(Operation):
@@ -718,7 +714,7 @@ class ListCallbacks(Operation):
     name, event, method = "callbacks", "CALLBACKS", "GET"
     answer = answers.Callbacks
 
-    async def perform(self, control: ControlPlane) -> Answer:
+    async def perform(self, control: ControlPlane) -> Any:
         """See `Operation.perform`."""
         try:
             return await control.callbacks.describe()
@@ -731,19 +727,18 @@ class RetryCallbacks(Operation):
 
     model_config = _with({"all": True})
     name, event = "callbacks/retry", "RETRY_CALLBACKS"
-    answer = answers.Retried
 
     request_id: str | None = Field(default=None, min_length=1, pattern=_NO_NUL)
     """Id of the call-back's request, or its beginning."""
     all: bool = False
     """Every call-back that was given up."""
 
-    async def perform(self, control: ControlPlane) -> Answer:
+    async def perform(self, control: ControlPlane) -> answers.Retried:
         """See `Operation.perform`."""
         if self.all == (self.request_id is not None):
             raise OperationError(400, "Name either one request, or all.")
         try:
-            return {"retried": await self._retry(control.callbacks)}
+            return answers.Retried(retried=await self._retry(control.callbacks))
         except BrokerError as error:
             raise OperationError(503, f"The call-backs cannot be reached: {error}.") from error
 
@@ -766,7 +761,7 @@ class ListAlerts(Operation):
     name, event, method = "alerts", "ALERTS", "GET"
     answer = answers.Alerts
 
-    async def perform(self, control: ControlPlane) -> Answer:
+    async def perform(self, control: ControlPlane) -> Any:
         """See `Operation.perform`."""
         return _alerts_of(control).describe()
 
@@ -777,7 +772,7 @@ class SendTestAlerts(Operation):
     name, event = "alerts/test", "TEST_ALERTS"
     answer = answers.TestedAlerts
 
-    async def perform(self, control: ControlPlane) -> Answer:
+    async def perform(self, control: ControlPlane) -> Any:
         """See `Operation.perform`."""
         return await _alerts_of(control).test()
 
@@ -795,29 +790,27 @@ class ListEvents(Operation):
     """The last events: what was deployed, evicted, scaled or made, by whom, and who logged in."""
 
     name, event, method = "events", "EVENTS", "GET"
-    answer = answers.Events
 
-    async def perform(self, control: ControlPlane) -> Answer:
+    async def perform(self, control: ControlPlane) -> answers.Events:
         """See `Operation.perform`."""
-        return {"events": control.events.describe()}
+        return answers.Events(events=control.events.latest())
 
 
 class Stop(Operation):
     """Stop the server as SIGTERM does."""
 
     name, event = "stop", "STOP"
-    answer = answers.Stopping
 
-    async def perform(self, control: ControlPlane) -> Answer:
+    async def perform(self, control: ControlPlane) -> answers.Stopping:
         """See `Operation.perform`."""
         control.stop()
-        return STOPPING
+        return answers.Stopping(stopping=True)
 
 
 OPERATIONS: tuple[type[Operation], ...] = tuple(Operation.__subclasses__())
 """Every operation, in the order of this file."""
 
-Perform = Callable[[Operation], Awaitable[Answer]]
+Perform = Callable[[Operation], Awaitable[Any]]
 """Performs an operation: in this process, or through `ndif.control.remote`."""
 
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import TYPE_CHECKING, Any
-
-from pydantic import BaseModel
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.model_files import ModelFilesStorage
 from ndif.cluster.status import client_status, describe, describe_details
 from ndif.config.units import format_duration
+from ndif.control.answers import Stopping
 from ndif.control.control_plane import ControlPlane
-from ndif.control.operations import OPERATIONS, STOPPING, Answer, Operation, Stop
+from ndif.control.operations import OPERATIONS, Operation, Stop
 from ndif.host.request_lifecycle import RUNS
 from ndif.probe.history import Histories
 from ndif.schedule.schedule import Window
@@ -25,7 +24,7 @@ from ndif.schema.model_key import ModelKey
 from ndif.schema.public_state import NextState
 from ndif.schema.status import Status
 from ndif.stores.broker import LOST, BrokerError
-from ndif.stores.events import Event
+from ndif.stores.events import OperatorsEvent
 from ndif.tasks import within
 
 if TYPE_CHECKING:
@@ -107,11 +106,11 @@ class RemoteControlPlane:
     status_timeout_s: float
     """Seconds after which the leader is not waited for, if it is only to tell something."""
 
-    async def perform(self, operation: Operation) -> Answer:
+    async def perform(self, operation: Operation) -> Any:
         """Return the leader's answer to the operation; raise OperationError if no process leads."""
         if isinstance(operation, Stop):
             self.stop()
-            return STOPPING
+            return Stopping(stopping=True)
         asked = self.leader.ask(operation.event, operation.model_dump(mode="json"))
         if operation.method == "GET":
             limit = format_duration(self.status_timeout_s)
@@ -131,10 +130,10 @@ async def _within(asked: Coroutine[Any, Any, Any], limit_s: float, silent: str) 
         raise OperationError(504, silent) from error
 
 
-def _read(operation: Operation, answer: Any) -> Answer:
+def _read(operation: Operation, answer: Any) -> Any:
     """Return the answer that the leader sent as JSON."""
     kind = operation.answer
-    return answer if issubclass(kind, BaseModel) else from_plain(kind, answer)
+    return from_plain(kind, answer) if is_dataclass(kind) else answer
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ class RemoteEvents:
 
     leader: LeaderRpc
 
-    async def note(self, events: Sequence[Event]) -> None:
+    async def note(self, events: Sequence[OperatorsEvent]) -> None:
         """Send events to the leader. Without one they are in this process's log alone."""
         try:
             asked = self.leader.ask(NOTE, {"events": [asdict(each) for each in events]})
@@ -210,7 +209,7 @@ class RemoteOverview:
         return from_plain(NextState, await _within(asked, _OVERVIEW_S, _SILENT))
 
 
-async def perform_event(control: ControlPlane, event: str, arguments: Mapping[str, Any]) -> Answer:
+async def perform_event(control: ControlPlane, event: str, arguments: Mapping[str, Any]) -> Any:
     """Perform the operation that an event asks the leader for; raise OperationError if there is none."""
     if event == UPDATE:
         request_id = str(arguments["request_id"])
@@ -219,7 +218,7 @@ async def perform_event(control: ControlPlane, event: str, arguments: Mapping[st
         return {"held": dispatcher.holds(request_id), "update": update}
     if event == NOTE:
         for each in arguments["events"]:
-            control.events.add(Event(**each))
+            control.events.add(OperatorsEvent(**each))
         return {}
     if event == DETAILS:
         return describe_details(control.controller.models, ModelKey.parse(str(arguments["key"])))

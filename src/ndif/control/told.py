@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from ndif.control.account_operations import (
@@ -18,6 +17,15 @@ from ndif.control.account_operations import (
     RevokeKey,
     WithdrawTier,
 )
+from ndif.control.answers import (
+    Collected,
+    Evicted,
+    Killed,
+    KilledJobs,
+    Outcomes,
+    Restarted,
+    Retried,
+)
 from ndif.control.operations import (
     CollectGarbage,
     Deploy,
@@ -31,106 +39,97 @@ from ndif.control.operations import (
     SendTestAlerts,
     Stop,
 )
-from ndif.schema.deployment_settings import SettingDifference
+from ndif.schema.account import ApiKey, ImportedKeys, RevokedApiKey
 from ndif.schema.model_key import Variant
-from ndif.stores.events import Event, Kind
+from ndif.stores.events import Kind, OperatorsEvent, event
 
 _MAX_TEXT = 500
 
-Answer = Mapping[str, Any]
 _Told = Iterator[tuple[Kind, str, str]]
 
 
 def events_of(
-    operation: Operation | AccountOperation, answer: Answer, by: str, at: float | None = None
-) -> list[Event]:
+    operation: Operation | AccountOperation, answer: Any, by: str, at: float | None = None
+) -> list[OperatorsEvent]:
     """Return the events of an operation that was performed for `by`; none of one that changes nothing."""
-    at = time.time() if at is None else at
     if isinstance(operation, AccountOperation):
         told = _told_of_keys(operation, answer)
     else:
         told = _told_of(operation, answer)
-    return [Event(at, kind, subject, text[:_MAX_TEXT], by) for kind, subject, text in told]
+    return [event(kind, subject, text[:_MAX_TEXT], by, at) for kind, subject, text in told]
 
 
-def _told_of(operation: Operation, answer: Answer) -> _Told:
-    match operation:
-        case Deploy():
+def _told_of(operation: Operation, answer: Any) -> _Told:
+    match operation, answer:
+        case Deploy(), Outcomes():
             yield from _outcomes("deployed", answer)
-        case Scale():
+        case Scale(), Outcomes():
             yield from _outcomes("scaled", answer)
-        case Restart(model=model):
-            yield "restarted", model, f"{_replicas(len(answer['restarted']))} replaced."
-        case Evict():
-            to = "off the devices and the host's memory" if operation.cold else "off the devices"
+        case Restart(model=model), Restarted(restarted=restarted):
+            yield "restarted", model, f"{_replicas(len(restarted))} replaced."
+        case Evict(cold=cold), Evicted():
+            to = "off the devices and the host's memory" if cold else "off the devices"
             by_model: dict[str, int] = {}
-            for each in answer["evicted"]:
-                name = _name(each["model_key"])
-                by_model[name] = by_model.get(name, 0) + (each["replica_id"] is not None)
+            for each in answer.evicted:
+                name, _ = _variant(each.model_key)
+                by_model[name] = by_model.get(name, 0) + (each.replica_id is not None)
             for name, count in by_model.items():
                 text = f"{_replicas(count)} {to}." if count else "No replica of it was there."
                 yield "evicted", name, text
-        case Kill():
-            yield "killed", str(answer.get("request_id", operation.request_id)), "The job is ended."
-        case KillKey(account=account):
-            yield "killed", f"key {account[:8]}", f"{answer['killed']} jobs of the key are ended."
-        case RetryCallbacks():
-            yield "call-backs retried", f"{len(answer['retried'])} call-backs", ""
-        case CollectGarbage(dry_run=False):
-            yield "expired deleted", f"{sum(answer['expired'].values())} entries", ""
-        case SendTestAlerts():
+        case Kill(), Killed(request_id=request_id):
+            yield "killed", request_id, "The job is ended."
+        case KillKey(account=account), KilledJobs(killed=killed):
+            yield "killed", f"key {account[:8]}", f"{killed} jobs of the key are ended."
+        case RetryCallbacks(), Retried(retried=retried):
+            yield "call-backs retried", f"{len(retried)} call-backs", ""
+        case CollectGarbage(dry_run=False), Collected(expired=expired):
+            yield "expired deleted", f"{sum(expired.values())} entries", ""
+        case SendTestAlerts(), _:
             yield "alerts tested", f"{len(answer['destinations'])} destinations", ""
-        case Stop():
+        case Stop(), _:
             yield "stopped", "the server", ""
 
 
-def _told_of_keys(operation: AccountOperation, answer: Answer) -> _Told:
-    match operation:
-        case CreateKey():
-            yield "key made", _key(answer), _tiers(answer)
-        case RevokeKey():
-            yield "key revoked", _key(answer), f"{answer['killed']} jobs of the key are ended."
-        case ImportKeys() | MigrateKeys():
-            yield "keys imported", f"{answer['imported']} keys", f"{answer['known']} were known."
-        case CreateTier(tier=tier):
+def _told_of_keys(operation: AccountOperation, answer: Any) -> _Told:
+    match operation, answer:
+        case CreateKey(), ApiKey(tiers=tiers):
+            yield "key made", _key(answer), f"Tiers: {', '.join(tiers)}." if tiers else ""
+        case RevokeKey(), RevokedApiKey(killed=killed):
+            yield "key revoked", _key(answer), f"{killed} jobs of the key are ended."
+        case ((ImportKeys() | MigrateKeys()), ImportedKeys(imported=imported, known=known)):
+            yield "keys imported", f"{imported} keys", f"{known} were known."
+        case CreateTier(tier=tier), _:
             yield "tier made", tier, ""
-        case ChangeTier(tier=tier):
+        case ChangeTier(tier=tier), _:
             changed = operation.model_dump(exclude={"tier"}, exclude_none=True)
             yield "tier changed", tier, ", ".join(f"{k}: {v}" for k, v in changed.items())
-        case DeleteTier(tier=tier):
+        case DeleteTier(tier=tier), _:
             yield "tier deleted", tier, ""
-        case AssignTier(tier=tier):
+        case AssignTier(tier=tier), ApiKey():
             yield "tier given", tier, f"To the key {_key(answer)}."
-        case WithdrawTier(tier=tier):
+        case WithdrawTier(tier=tier), ApiKey():
             yield "tier withdrawn", tier, f"From the key {_key(answer)}."
 
 
-def _outcomes(kind: Kind, answer: Answer) -> _Told:
-    for each in answer["models"]:
-        if each["problem"] and not each["replicas"]:
-            text = f"Failed for nnsight {each['generation']}: {each['problem']}"
+def _outcomes(kind: Kind, answer: Outcomes) -> _Told:
+    for each in answer.models:
+        if each.problem and not each.replicas:
+            text = f"Failed for nnsight {each.generation}: {each.problem}"
         else:
-            text = f"{_replicas(len(each['replicas']))} for nnsight {each['generation']}."
-            changes = ", ".join(
-                str(SettingDifference.model_validate(one)) for one in each.get("changes", ())
-            )
-            text = " ".join(filter(None, (text, changes and f"{changes}.", each["problem"])))
-        yield kind, each["repo_id"], text
-        own = each["repo_id"].lower(), each["generation"]
-        for name in dict.fromkeys(other["model"] for other in each["evicted"]):
+            text = f"{_replicas(len(each.replicas))} for nnsight {each.generation}."
+            changes = ", ".join(map(str, each.changes))
+            text = " ".join(filter(None, (text, changes and f"{changes}.", each.problem)))
+        yield kind, each.repo_id, text
+        own = each.repo_id.lower(), each.generation
+        for name in dict.fromkeys(other.model for other in each.evicted):
             # Of its own replicas, the number above tells.
             repo_id, generation = _variant(name)
             if (repo_id.lower(), generation) != own:
-                yield "evicted", repo_id, f"{each['repo_id']} took the place."
+                yield "evicted", repo_id, f"{each.repo_id} took the place."
 
 
 def _replicas(count: int) -> str:
     return f"{count} replica{'s' * (count != 1)}"
-
-
-def _name(model_key: str) -> str:
-    """Return the repo id of a variant's key, or the text itself if it is none."""
-    return _variant(model_key)[0]
 
 
 def _variant(model_key: str) -> tuple[str, str]:
@@ -142,11 +141,6 @@ def _variant(model_key: str) -> tuple[str, str]:
     return found.model.repo_id, found.generation
 
 
-def _key(row: Answer) -> str:
+def _key(key: ApiKey) -> str:
     """Return a key as a log may name it: its id, its user and its name."""
-    parts = (str(row["id"])[:12], row.get("user"), row.get("name"))
-    return ", ".join(str(each) for each in parts if each)
-
-
-def _tiers(row: Answer) -> str:
-    return f"Tiers: {', '.join(row['tiers'])}." if row.get("tiers") else ""
+    return ", ".join(filter(None, (key.id[:12], key.user, key.name)))

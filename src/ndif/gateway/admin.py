@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import asdict
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
@@ -28,6 +27,7 @@ from ndif.gateway.openapi import (
     example_of,
 )
 from ndif.gateway.operator import Operator, Operators
+from ndif.schema.answer import answer as typed
 from ndif.schema.answer import to_json
 from ndif.schema.deployment import OperationError
 from ndif.stores.accounts import Registry
@@ -38,28 +38,22 @@ _MAX_BODY_BYTES = 4 * 1024**2
 Handler = Callable[[Request, Operator], Awaitable[Any]]
 
 
-class Configuration(BaseModel):
+@typed(
+    example={
+        "settings": [
+            {
+                "name": name_of("result_ttl_s"),
+                "value": 86400,
+                "default": 86400,
+                "source": "default",
+                "meaning": "Time that a result and its signed URL stay valid.",
+                "unit": "seconds",
+            }
+        ]
+    }
+)
+class Configuration:
     """The server's settings."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "examples": [
-                {
-                    "settings": [
-                        {
-                            "name": name_of("result_ttl_s"),
-                            "value": 86400,
-                            "default": 86400,
-                            "source": "default",
-                            "meaning": "Time that a result and its signed URL stay valid.",
-                            "unit": "seconds",
-                        }
-                    ]
-                }
-            ]
-        },
-    )
 
     settings: list[Variable]
 
@@ -168,9 +162,9 @@ class AdminRoutes:
             ),
         ]
 
-    async def config(self, _: Request, __: Operator) -> dict[str, Any]:
+    async def config(self, _: Request, __: Operator) -> Configuration:
         """Answer with the server's variables, and the source of each value."""
-        return {"settings": [asdict(variable) for variable in variables(self._settings)]}
+        return Configuration(settings=variables(self._settings))
 
     def _handler(self, kind: type[Operation]) -> Handler:
         async def handle(http: Request, operator: Operator) -> Any:
@@ -190,7 +184,7 @@ class AdminRoutes:
             answer = await perform_on(self._registry, operation)
             try:
                 if (sequel := operation.sequel(answer)) is not None:
-                    answer = {**answer, **await self._perform(sequel)}
+                    answer = operation.after_sequel(answer, await self._perform(sequel))
             except OperationError as error:
                 await self._tell(operation, answer, operator)
                 raise OperationError(

@@ -150,7 +150,7 @@ class JobRoutes:
         account, query = await self._known(http), http.query_params
         fields = {"by": query.get("by", "model"), "since": query.get("since")}
         asked = _asked(GetUsage, {**fields, "user": account.user})
-        return JSONResponse(await self.perform(asked))
+        return JSONResponse(to_plain(await self.perform(asked)))
 
     async def cancel(self, http: Request) -> Response:
         """End a job of the caller that waits or runs."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from dataclasses import dataclass, field
 from typing import Annotated
 from urllib.parse import parse_qsl
@@ -24,7 +23,7 @@ from ndif.gateway.incoming import read_body
 from ndif.gateway.openapi import JSON, ApiRoute, Content, Description, answer
 from ndif.gateway.operator import CSRF_HEADER, Operators, is_own_page
 from ndif.gateway.sessions import Session
-from ndif.stores.events import Event, Kind, NoteEvents
+from ndif.stores.events import Kind, NoteEvents, event
 from ndif.stores.rates import Rates, RatesAwayError
 
 logger = logging.getLogger(__name__)
@@ -226,7 +225,7 @@ class LoginRoutes:
             return await asyncio.to_thread(_matches, self.password_hash, given)
 
     async def _note(self, kind: Kind, caller: str, text: str) -> None:
-        await self.note([Event(time.time(), kind, caller, text, "login")])
+        await self.note([event(kind, caller, text, "login")])
 
 
 def _matches(password_hash: str, given: str) -> bool:

@@ -104,11 +104,11 @@ class Quota:
             return ran_s
         asked = GetUsage(by="day", since=now.date().isoformat(), user=user)
         try:
-            days = (await self.perform(asked))["usage"]
+            days = (await self.perform(asked)).usage
         except OperationError as error:
             logger.warning("the execution time of a day is not known: %s", error)
             days = []
-        ran_s = float(sum(day["execution_s"] for day in days))
+        ran_s = float(sum(day.execution_s for day in days))
         self._ran.pop(user, None)
         self._ran[user] = time.monotonic() + _KNOWN_S, ran_s
         if len(self._ran) > _MOST:

@@ -20,7 +20,6 @@ from ndif.stores.accounts import (
     ImportedKey,
     KeysError,
     RegistryError,
-    Tier,
     contradiction,
     default_file,
     digest_of,
@@ -28,6 +27,7 @@ from ndif.stores.accounts import (
     new_key,
     open_accounts,
     open_database,
+    tier_with,
 )
 
 _CLIENT_LINES = "client.env"
@@ -133,7 +133,7 @@ async def _first_key(options: Settings) -> str | None:
             return None
         key = new_key()
         # Apart, so that others can be given the first right alone.
-        tiers = Tier("hotswapping", hotswapping=True), Tier("gated", gated=True)
+        tiers = [tier_with([right], right) for right in ("hotswapping", "gated")]
         first = ImportedKey(digest_of(key), _own_name(), tiers, "made by the first start")
         await registry.import_keys([first])
         return key

@@ -22,15 +22,19 @@ T = TypeVar("T")
 def answer(*, example: Any = None) -> Callable[[type[T]], type[T]]:
     """Make a class an answer; `example` is its JSON in the OpenAPI document.
 
-    A string below an attribute is the attribute's description there, in answers that inherit it, too.
+    A string below an attribute is the attribute's description there, in answers that inherit it, too. The
+    document lists every field; a reader passes over fields that only a later version has.
     """
+    shown: dict[str, Any] = {"additionalProperties": False}
+    if example is not None:
+        shown["examples"] = [example]
 
     def decorate(cls: type[T]) -> type[T]:
         made = dataclass(frozen=True, slots=True, kw_only=True)(cls)
         made.__pydantic_config__ = ConfigDict(  # type: ignore[attr-defined]
-            extra="forbid",
+            extra="ignore",
             use_attribute_docstrings=True,
-            json_schema_extra=None if example is None else {"examples": [example]},
+            json_schema_extra=shown,
         )
         bases = [each for each in cls.__mro__[1:] if "__pydantic_config__" in vars(each)]
         if bases:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from ndif.config.units import Unit, format_exactly
 from ndif.errors import NdifError, quoted
 from ndif.errors import problems as problems_in
+from ndif.schema.answer import answer
 from ndif.schema.deployment import DeploymentConfig, read_task
 from ndif.schema.model_key import NEWEST_CLASS, ModelKey, explain_class
 
@@ -133,10 +134,9 @@ class DeploymentChange:
         return _with(base, {name: getattr(self.config, name) for name in self.given})
 
 
-class SettingDifference(BaseModel):
+@answer()
+class SettingDifference:
     """A setting of a model that is another than before."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     setting: str
     """Name of the setting in a deployment file."""

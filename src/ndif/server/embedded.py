@@ -40,7 +40,7 @@ from ndif.stores.accounts import (
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.broker.spool import SPOOL, Spool
 from ndif.stores.callbacks import CALLBACKS, SqliteCallbacks
-from ndif.stores.events import Event, EventLog
+from ndif.stores.events import EventLog, OperatorsEvent
 from ndif.stores.objects import open_store
 from ndif.stores.responder import DEFERRABLE, Responder
 from ndif.stores.saved import ALERTS, EVENTS, StateFile
@@ -225,7 +225,7 @@ class Server:
         saved = StateFile(self._results, ALERTS)
         return open_alerts(self._settings, saved, stores, self._objects.folder)
 
-    async def _note(self, events: Sequence[Event]) -> None:
+    async def _note(self, events: Sequence[OperatorsEvent]) -> None:
         for each in events:
             self._events.add(each)
 

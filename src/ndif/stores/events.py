@@ -6,9 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Literal
 
+from ndif.schema.answer import answer
 from ndif.stores.broker import BrokerError
 from ndif.tasks import within
 
@@ -58,21 +59,31 @@ Kind = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One event: a kind, a subject such as a model, a sentence, and who caused it."""
+@answer()
+class OperatorsEvent:
+    """One event of an operator's log."""
 
     at: float
     """Unix time; of events that are told together, the last one's."""
     kind: str
+    """Word for the event, such as `deployed` or `failed login`."""
     subject: str
+    """Model, key, tier or address that it is about."""
     text: str
+    """Sentence on it; may be empty."""
     by: str
-    count: int = 1
+    """`login`, `command line`, `token`, `calendar`, `autoscaler` or `server`."""
+    count: int
     """Number of events that are told together."""
 
 
-NoteEvents = Callable[[Sequence[Event]], Awaitable[None]]
+def event(kind: Kind, subject: str, text: str, by: str, at: float | None = None) -> OperatorsEvent:
+    """Return one event, of this moment if no other is given."""
+    at = time.time() if at is None else at
+    return OperatorsEvent(at=at, kind=kind, subject=subject, text=text, by=by, count=1)
+
+
+NoteEvents = Callable[[Sequence[OperatorsEvent]], Awaitable[None]]
 """Passes events to the process that leads."""
 
 
@@ -89,15 +100,15 @@ class EventLog:
         """Start empty; without a `saved` state the log ends with its process."""
         self._saved = saved
         self._now = now
-        self._events: list[Event] = []
+        self._events: list[OperatorsEvent] = []
         self._is_loaded = saved is None
         self._changed = asyncio.Event()
 
     def note(self, kind: Kind, subject: str, text: str, by: str) -> None:
         """Note an event of this moment."""
-        self.add(Event(self._now(), kind, subject, text, by))
+        self.add(event(kind, subject, text, by, self._now()))
 
-    def add(self, event: Event) -> None:
+    def add(self, event: OperatorsEvent) -> None:
         """Note an event; one more failed login from an address counts with the last."""
         if event.kind == "failed login":
             event = self._joined(event)
@@ -105,9 +116,9 @@ class EventLog:
         self._events = _bounded(self._events)
         self._changed.set()
 
-    def describe(self) -> list[dict[str, Any]]:
-        """Return the events, the newest first, as JSON."""
-        return [asdict(each) for each in reversed(self._events)]
+    def latest(self) -> list[OperatorsEvent]:
+        """Return the events, the newest first."""
+        return self._events[::-1]
 
     async def run(self) -> None:
         """Take over what a predecessor left, and save what changes, until cancelled."""
@@ -128,7 +139,7 @@ class EventLog:
         except asyncio.TimeoutError:
             logger.warning("the last events are not saved: their store does not answer")
 
-    def _joined(self, event: Event) -> Event:
+    def _joined(self, event: OperatorsEvent) -> OperatorsEvent:
         for place, other in enumerate(self._events):
             is_same = (other.kind, other.subject, other.by) == (event.kind, event.subject, event.by)
             if is_same and event.at - other.at < _TOGETHER_S:
@@ -146,7 +157,7 @@ class EventLog:
             return
         self._is_loaded = True
         if state is not None:
-            earlier = [Event(**each) for each in state["events"]]
+            earlier = [OperatorsEvent(**each) for each in state["events"]]
             self._events = _bounded([*earlier, *self._events])
 
     async def _save(self) -> None:
@@ -161,7 +172,7 @@ class EventLog:
             logger.warning("the events are not saved yet: %s", error)
 
 
-def _bounded(events: list[Event]) -> list[Event]:
+def _bounded(events: list[OperatorsEvent]) -> list[OperatorsEvent]:
     """Return the events without the oldest, where they are too many."""
     failed = [each for each in events if each.kind == "failed login"]
     dropped = set(map(id, failed[:-MOST_FAILED])) if len(failed) > MOST_FAILED else set()

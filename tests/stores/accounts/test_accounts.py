@@ -19,12 +19,12 @@ from ndif.stores.accounts import (
     KeysError,
     NoSuchKeyError,
     OpenAccounts,
-    Tier,
     TooManyGuessesError,
     contradiction,
     database_url,
     may_trust,
     open_accounts,
+    tier_with,
 )
 from ndif.stores.accounts.sql.accounts import SqlAccounts
 from ndif.stores.accounts.sql.database import Database
@@ -71,12 +71,12 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
     async def of_database() -> AsyncIterator[Accounts]:
         accounts = SqlAccounts(Database(url), 5)
         registry = SqlRegistry(Database(url))
-        fast = Tier("fast", hotswapping=True, weight=0.5)
-        strong = Tier("strong", trusted=True, weight=3)
+        fast = tier_with(["hotswapping"], "fast", weight=0.5)
+        strong = tier_with(["trusted"], "strong", weight=3)
         await registry.import_keys(
             [
                 ImportedKey(digest(ADA), "ada@x.org", (fast, strong)),
-                ImportedKey(digest(BOB), None, (Tier("first", priority=True),)),
+                ImportedKey(digest(BOB), None, (tier_with(["priority"], "first"),)),
                 ImportedKey(digest(ANA), "ada@x.org"),
             ]
         )
@@ -252,9 +252,9 @@ async def test_a_tier_that_trusts_is_known_where_models_are_loaded(tmp_path: Pat
     settings = Settings(database_url=url)  # type: ignore[arg-type]
     assert not may_trust(settings)  # there is no key yet
     registry = SqlRegistry(Database(url))
-    await registry.create_tier(Tier("plain"))
+    await registry.create_tier(tier_with([], "plain"))
     assert not may_trust(settings)
-    await registry.create_tier(Tier("partner", trusted=True))
+    await registry.create_tier(tier_with(["trusted"], "partner"))
     assert may_trust(settings)
     await registry.close()
     assert may_trust(Settings(POSTGRES_HOST="db.example.org"))  # type: ignore[call-arg]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ndif.stores.accounts import Caller, Tier
+from ndif.stores.accounts import Caller, tier_with
 from ndif.stores.accounts.sql.accounts import SqlAccounts
 from ndif.stores.accounts.sql.database import Database
 from ndif.stores.accounts.sql.registry import SqlRegistry
@@ -50,16 +50,17 @@ async def test_what_was_backed_up_is_there_again(
         assert done.returncode == 0, done.stderr
 
     registry = SqlRegistry(Database(url))
-    await registry.create_tier(Tier("fast", hotswapping=True))
-    key, row = await registry.create_key("ada", tiers=["fast"])
+    await registry.create_tier(tier_with(["hotswapping"], "fast"))
+    row = await registry.create_key("ada", tiers=["fast"])
+    key = row.api_key
     run(backup)
     assert key.encode() not in (tmp_path / "accounts.bak").read_bytes()
-    await registry.revoke(row["id"])
+    await registry.revoke(row.id)
     await registry.create_key("eve")
     await registry.close()
     run(restore)
     accounts = SqlAccounts(Database(url), 5)
     assert (await accounts.account(Caller(key))).hotswapping
-    assert [user["name"] for user in await accounts.registry.users()] == ["ada"]
+    assert [user.name for user in await accounts.registry.users()] == ["ada"]
     await accounts.registry.create_key("bob")
     await accounts.stop()

@@ -19,6 +19,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection
 
+from ndif.schema.account import ImportedKeys
 from ndif.stores.accounts import (
     AccountsAwayError,
     Caller,
@@ -27,7 +28,7 @@ from ndif.stores.accounts import (
     NoSuchKeyError,
     NotInRegistryError,
     RegistryError,
-    Tier,
+    tier_with,
 )
 from ndif.stores.accounts.sql.accounts import SqlAccounts, _put
 from ndif.stores.accounts.sql.database import Database
@@ -69,15 +70,20 @@ async def opened(
         await registry.close()
 
 
+def imported(new: int, known: int) -> ImportedKeys:
+    return ImportedKeys(imported=new, known=known)
+
+
 # Keys
 
 
 @on_loop
 async def test_a_key_is_shown_once_and_stored_as_its_digest(database: TestDatabase) -> None:
     async with opened(database.url) as (registry, accounts):
-        key, row = await registry.create_key("ada", "laptop")
+        row = await registry.create_key("ada", "laptop")
+        key = row.api_key
         assert len(key) == 48
-        assert (row["user"], row["name"], row["state"], row["tiers"]) == (
+        assert (row.user, row.name, row.state, row.tiers) == (
             "ada",
             "laptop",
             "VALID",
@@ -91,7 +97,7 @@ async def test_a_key_is_shown_once_and_stored_as_its_digest(database: TestDataba
         assert key not in repr(await registry.keys())
         # The id is no key.
         with pytest.raises(NoSuchKeyError):
-            await accounts.account(Caller(row["id"]))
+            await accounts.account(Caller(row.id))
 
 
 @on_loop
@@ -100,9 +106,10 @@ async def test_a_revoked_key_works_no_longer_than_an_answer_is_remembered(
 ) -> None:
     clock = Clock()
     async with opened(database.url, clock) as (registry, accounts):
-        key, row = await registry.create_key("ada")
+        row = await registry.create_key("ada")
+        key = row.api_key
         await accounts.account(Caller(key))
-        first = await registry.revoke(row["id"][:6])
+        first = await registry.revoke(row.id[:6])
         clock.now += CACHE_S - 0.1
         await accounts.account(Caller(key))
         clock.now += 0.2
@@ -110,7 +117,7 @@ async def test_a_revoked_key_works_no_longer_than_an_answer_is_remembered(
         for _ in range(20):
             with pytest.raises(NoSuchKeyError, match="revoked"):
                 await accounts.account(Caller(key))
-        assert (await registry.revoke(row["id"])) == first
+        assert (await registry.revoke(row.id)) == first
 
 
 @on_loop
@@ -119,8 +126,9 @@ async def test_an_expired_key_works_no_longer_although_it_is_remembered(
 ) -> None:
     wall = Clock()
     async with opened(database.url, wall=wall) as (registry, accounts):
-        key, row = await registry.create_key("ada", expires_at=wall.now + 60)
-        assert row["state"] == "EXPIRED"  # by the registry's own clock, half a century later
+        row = await registry.create_key("ada", expires_at=wall.now + 60)
+        key = row.api_key
+        assert row.state == "EXPIRED"  # by the registry's own clock, half a century later
         wall.now += 59.9
         await accounts.account(Caller(key))
         wall.now += 0.1
@@ -134,19 +142,20 @@ async def test_a_new_key_and_a_new_tier_work_once_what_was_remembered_is_old(
 ) -> None:
     clock = Clock()
     async with opened(database.url, clock) as (registry, accounts):
-        await registry.create_tier(Tier("fast", hotswapping=True, weight=2, limits={"jobs": 3}))
-        await registry.create_tier(Tier("more", weight=1, limits={"jobs": 9, "bytes": 1}))
-        await registry.create_tier(Tier("usual", trusted=True))
-        key, row = await registry.create_key("ada")
+        await registry.create_tier(tier_with(["hotswapping"], "fast", weight=2, limits={"jobs": 3}))
+        await registry.create_tier(tier_with([], "more", weight=1, limits={"jobs": 9, "bytes": 1}))
+        await registry.create_tier(tier_with(["trusted"], "usual"))
+        row = await registry.create_key("ada")
+        key = row.api_key
         assert (await accounts.account(Caller(key))).limits == {}
         for tier in ("fast", "more", "usual", "fast"):
-            row = await registry.assign(tier, row["id"])
-        assert row["tiers"] == ["fast", "more", "usual"]
+            row = await registry.assign(tier, row.id)
+        assert row.tiers == ["fast", "more", "usual"]
         clock.now += CACHE_S
         account = await accounts.account(Caller(key))
         assert (account.hotswapping, account.trusted, account.priority) == (True, True, False)
         assert (account.weight, account.limits) == (2, {"jobs": 9, "bytes": 1})
-        await registry.withdraw("usual", row["id"])
+        await registry.withdraw("usual", row.id)
         await registry.change_tier("fast", {"weight": 5.0, "limits": None})
         clock.now += CACHE_S
         account = await accounts.account(Caller(key))
@@ -170,7 +179,7 @@ async def test_unknown_keys_are_asked_for_once(database: TestDatabase) -> None:
 @on_loop
 async def test_what_is_remembered_is_bounded(tmp_path: Path) -> None:
     async with opened(f"sqlite:///{tmp_path}/a.sqlite") as (registry, accounts):
-        key, _ = await registry.create_key("ada")
+        key = (await registry.create_key("ada")).api_key
         await accounts.account(Caller(key))
         for number in range(400):
             with contextlib.suppress(NoSuchKeyError):
@@ -187,21 +196,21 @@ async def test_what_is_remembered_is_bounded(tmp_path: Path) -> None:
 async def test_the_last_use_is_stored_in_batches(database: TestDatabase) -> None:
     async with opened(database.url) as (registry, accounts):
         keys = [await registry.create_key("ada", str(number)) for number in range(3)]
-        for key, _ in keys[:2]:
-            await accounts.account(Caller(key))
-        assert [row["last_used"] for row in await registry.keys()] == [None] * 3
+        for key in keys[:2]:
+            await accounts.account(Caller(key.api_key))
+        assert [row.last_used for row in await registry.keys()] == [None] * 3
         await accounts.store_uses()
-        used = [row["last_used"] for row in await registry.keys()]
+        used = [row.last_used for row in await registry.keys()]
         assert used[2] is None
         assert all(abs(moment - time.time()) < 60 for moment in used[:2])
         (user,) = await registry.users()
-        assert (user["keys"], user["last_used"]) == (3, max(used[:2]))
+        assert (user.keys, user.last_used) == (3, max(used[:2]))
 
 
 @on_loop
 async def test_requests_that_come_at_once_ask_the_database_once(database: TestDatabase) -> None:
     async with opened(database.url) as (registry, accounts):
-        key, _ = await registry.create_key("ada")
+        key = (await registry.create_key("ada")).api_key
         await accounts.account(Caller(key, "10.0.0.1"))
         accounts._known.clear()
         asked = 0
@@ -223,27 +232,27 @@ async def test_requests_that_come_at_once_ask_the_database_once(database: TestDa
 @on_loop
 async def test_operators_are_told_what_is_not_there(database: TestDatabase) -> None:
     async with opened(database.url) as (registry, _):
-        await registry.create_tier(Tier("fast"))
-        _, row = await registry.create_key("ada", tiers=["fast"])
+        await registry.create_tier(tier_with([], "fast"))
+        row = await registry.create_key("ada", tiers=["fast"])
         for asking, said in (
             (registry.key("zz"), "There is no key 'zz'"),
             (registry.key(""), "There is no key ''"),
             (registry.revoke("%"), "There is no key '%'"),
             (registry.create_key("ada", tiers=["slow"]), "There is no tier 'slow'"),
-            (registry.assign("slow", row["id"]), "There is no tier 'slow'"),
+            (registry.assign("slow", row.id), "There is no tier 'slow'"),
             (registry.user("bob"), "There is no user 'bob'"),
         ):
             with pytest.raises(NotInRegistryError, match=said):
                 await asking
         with pytest.raises(RegistryError, match="There is a tier 'fast' already"):
-            await registry.create_tier(Tier("fast"))
+            await registry.create_tier(tier_with([], "fast"))
         with pytest.raises(RegistryError, match="has 1 keys"):
             await registry.delete_tier("fast")
-        await registry.withdraw("fast", row["id"])
+        await registry.withdraw("fast", row.id)
         await registry.delete_tier("fast")
         assert await registry.tiers() == []
-        assert [each["id"] for each in await registry.keys()] == [row["id"]]  # the others left none
-        assert (await registry.user("ada"))["keys"][0]["id"] == row["id"]
+        assert [each.id for each in await registry.keys()] == [row.id]  # the others left none
+        assert (await registry.user("ada")).keys[0].id == row.id
 
 
 @on_loop
@@ -251,7 +260,7 @@ async def test_the_beginning_of_two_ids_names_neither(database: TestDatabase) ->
     async with opened(database.url) as (registry, _):
         for _ in range(17):  # of sixteen beginnings
             await registry.create_key("ada")
-        begun = [row["id"][0] for row in await registry.keys("ada")]
+        begun = [row.id[0] for row in await registry.keys("ada")]
         twice = next(each for each in begun if begun.count(each) > 1)
         with pytest.raises(RegistryError, match="is the beginning of several ids"):
             await registry.revoke(twice)
@@ -260,20 +269,22 @@ async def test_the_beginning_of_two_ids_names_neither(database: TestDatabase) ->
 @on_loop
 async def test_keys_are_imported_once(database: TestDatabase) -> None:
     keys = [
-        ImportedKey(_digest("first"), "ada", (Tier("hotswapping", hotswapping=True),)),
-        ImportedKey(_digest("second"), None, (Tier("weight-2", weight=2),)),
+        ImportedKey(_digest("first"), "ada", (tier_with(["hotswapping"], "hotswapping"),)),
+        ImportedKey(_digest("second"), None, (tier_with([], "weight-2", weight=2),)),
     ]
     async with opened(database.url) as (registry, accounts):
-        assert await registry.import_keys(keys) == (2, 0)
-        assert await registry.import_keys([*keys, ImportedKey(_digest("third"), "ada")]) == (1, 2)
+        assert await registry.import_keys(keys) == imported(2, 0)
+        assert await registry.import_keys(
+            [*keys, ImportedKey(_digest("third"), "ada")]
+        ) == imported(1, 2)
         assert (await accounts.account(Caller("first"))).hotswapping
         assert (await accounts.account(Caller("second"))).weight == 2
         await registry.change_tier("weight-2", {"trusted": True})
-        other = ImportedKey(_digest("fourth"), "bob", (Tier("weight-2", weight=2),))
+        other = ImportedKey(_digest("fourth"), "bob", (tier_with([], "weight-2", weight=2),))
         with pytest.raises(RegistryError, match="with other rights"):
             await registry.import_keys([ImportedKey(_digest("fifth"), "eve"), other])
         assert len(await registry.keys()) == 3  # all or none
-        assert [row["name"] for row in await registry.users()] == ["ada"]
+        assert [row.name for row in await registry.users()] == ["ada"]
 
 
 _CREATES = """
@@ -306,7 +317,7 @@ def test_processes_that_create_at_once_lose_nothing(database: TestDatabase) -> N
 @on_loop
 async def test_migrations_go_back_and_forth_with_data_in_them(database: TestDatabase) -> None:
     async with opened(database.url) as (registry, _):
-        await registry.create_tier(Tier("fast"))
+        await registry.create_tier(tier_with([], "fast"))
         await registry.create_key("ada", tiers=["fast"])
         there = Database(database.url)
         assert await there.check() == "ours"
@@ -385,14 +396,14 @@ async def test_another_server_s_database_is_served_as_it_is(database: TestDataba
         with pytest.raises(NoSuchKeyError):
             await accounts.account(Caller("22222222-bbbb"))
         # Copied, they go on, without a restart.
-        assert await registry.copy_foreign() == (2, 0)
+        assert await registry.copy_foreign() == imported(2, 0)
         clock.now += CACHE_S
         assert await accounts.account(Caller("11111111-aaaa")) == ada
-        assert await registry.copy_foreign() == (0, 2)
-        key, _ = await registry.create_key("eve")
+        assert await registry.copy_foreign() == imported(0, 2)
+        key = (await registry.create_key("eve")).api_key
         assert (await accounts.account(Caller(key))).user == "eve"
         assert database.sql("SELECT count(*) FROM keys") == ["2"]
-        assert {row["name"] for row in await registry.tiers()} == {
+        assert {row.name for row in await registry.tiers()} == {
             "tier_hotswap",
             "trusted-partner",
         }
@@ -450,8 +461,8 @@ async def test_while_the_database_is_away_nobody_new_is_let_in() -> None:
     clock = Clock()
     with PostgresServer() as server:
         async with opened(server.database(), clock) as (registry, accounts):
-            key, _ = await registry.create_key("ada")
-            other, _ = await registry.create_key("bob")
+            key = (await registry.create_key("ada")).api_key
+            other = (await registry.create_key("bob")).api_key
             await accounts.account(Caller(key))
             server.stop()
             await accounts.account(Caller(key))  # remembered
@@ -472,7 +483,7 @@ async def test_while_the_database_is_away_nobody_new_is_let_in() -> None:
             for each in (key, other):
                 await accounts.account(Caller(each))
             await accounts.store_uses()
-            assert all(row["last_used"] for row in await registry.keys())
+            assert all(row.last_used for row in await registry.keys())
 
 
 @on_loop

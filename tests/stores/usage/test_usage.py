@@ -18,7 +18,7 @@ import pytest
 
 from ndif.schema.job_record import JobRecord
 from ndif.schema.step import GATEWAY, QUEUE, Step
-from ndif.stores.usage import MemoryUsage, Total, UsageAwayError, UsageStore
+from ndif.stores.usage import MemoryUsage, UsageAwayError, UsageStore, UsageTotal
 from ndif.stores.usage.history import BOUNDS_S, class_of, intervals_of, percentile
 from ndif.stores.usage.journal import JournaledUsage
 from ndif.tasks import end, within
@@ -34,6 +34,12 @@ FORMS = ("memory", "sqlite", "postgres")
 _numbers = itertools.count()
 
 Open = Callable[[], AbstractAsyncContextManager[UsageStore]]
+
+
+def total(name: str, jobs: int, errors: int, execution_s: float, result_bytes: int) -> UsageTotal:
+    return UsageTotal(
+        name=name, jobs=jobs, errors=errors, execution_s=execution_s, result_bytes=result_bytes
+    )
 
 
 def record(user: str = "ada", model: str = "org/a", day: int = 0, **fields: object) -> JobRecord:
@@ -105,16 +111,16 @@ async def test_jobs_add_up_by_user_model_and_day(usage: Open) -> None:
         ):
             store.note(each)
         assert await store.totals("user") == [
-            Total("bob", 1, 0, 100.0, 1 << 40),
-            Total("ada", 3, 1, 5.0, 2000),
+            total("bob", 1, 0, 100.0, 1 << 40),
+            total("ada", 3, 1, 5.0, 2000),
         ]
         assert await store.totals("model", user="ada") == [
-            Total("org/a", 2, 0, 3.5, 2000),
-            Total("org/b", 1, 1, 1.5, 0),
+            total("org/a", 2, 0, 3.5, 2000),
+            total("org/b", 1, 1, 1.5, 0),
         ]
         first, second = (date.fromtimestamp(MIDNIGHT + 86_400 * day + 3600) for day in (0, 1))
         assert [each.name for each in await store.totals("day")] == [str(first), str(second)]
-        assert await store.totals("user", since=second) == [Total("ada", 1, 0, 2.0, 1000)]
+        assert await store.totals("user", since=second) == [total("ada", 1, 0, 2.0, 1000)]
         assert await store.totals("user", user="nobody") == []
 
 
@@ -124,13 +130,13 @@ async def test_a_job_that_is_noted_twice_counts_once(usage: Open) -> None:
     async with usage() as store:
         store.note(one)
         store.note(one)
-        assert await store.totals("user") == [Total("ada", 1, 0, 1.5, 1000)]
+        assert await store.totals("user") == [total("ada", 1, 0, 1.5, 1000)]
         store.note(one)
         store.note(record())
-        assert await store.totals("user") == [Total("ada", 2, 0, 3.0, 2000)]
+        assert await store.totals("user") == [total("ada", 2, 0, 3.0, 2000)]
     async with usage() as again:
         again.note(one)
-        assert await again.totals("user") == [Total("ada", 2, 0, 3.0, 2000)]
+        assert await again.totals("user") == [total("ada", 2, 0, 3.0, 2000)]
 
 
 @on_loop
@@ -225,12 +231,12 @@ async def test_what_is_noted_while_the_database_is_away_comes_later(
             store.note(record())
             postgres.start()
 
-            async def totals() -> Sequence[Total] | None:
+            async def totals() -> Sequence[UsageTotal] | None:
                 with contextlib.suppress(UsageAwayError):
                     return await store.totals("user")
                 return None
 
-            assert await eventually(totals) == [Total("ada", 2, 0, 3.0, 2000)]
+            assert await eventually(totals) == [total("ada", 2, 0, 3.0, 2000)]
     finally:
         with contextlib.suppress(AssertionError):
             postgres.start()
@@ -265,7 +271,7 @@ async def test_a_killed_process_leaves_what_it_noted_to_the_next(tmp_path: Path)
     async with opened(
         JournaledUsage([f"sqlite:///{tmp_path / 'a.sqlite'}"], folder, 3600)
     ) as store:
-        assert await store.totals("user") == [Total("ada", 3, 0, 1.5, 21)]
+        assert await store.totals("user") == [total("ada", 3, 0, 1.5, 21)]
         assert left not in folder.iterdir()
 
 

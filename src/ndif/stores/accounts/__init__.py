@@ -17,7 +17,6 @@ from ndif.stores.accounts.file import read_keys as read_keys
 from ndif.stores.accounts.guesses import TooManyGuessesError as TooManyGuessesError
 from ndif.stores.accounts.keyless import OpenAccounts as OpenAccounts
 from ndif.stores.accounts.keyless import OwnerAccounts as OwnerAccounts
-from ndif.stores.accounts.port import RIGHTS as RIGHTS
 from ndif.stores.accounts.port import Account as Account
 from ndif.stores.accounts.port import Accounts as Accounts
 from ndif.stores.accounts.port import AccountsAwayError as AccountsAwayError
@@ -28,9 +27,9 @@ from ndif.stores.accounts.port import NoSuchKeyError as NoSuchKeyError
 from ndif.stores.accounts.port import NotInRegistryError as NotInRegistryError
 from ndif.stores.accounts.port import Registry as Registry
 from ndif.stores.accounts.port import RegistryError as RegistryError
-from ndif.stores.accounts.port import Tier as Tier
 from ndif.stores.accounts.port import digest_of as digest_of
 from ndif.stores.accounts.port import new_key as new_key
+from ndif.stores.accounts.port import tier_with as tier_with
 from ndif.stores.accounts.prober import PROBER as PROBER
 from ndif.stores.accounts.prober import AccountsWithProber as AccountsWithProber
 from ndif.stores.accounts.prober import probe_key_of as probe_key_of

@@ -18,13 +18,12 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ndif.errors import problems
+from ndif.schema.account import RIGHTS, Tier
 from ndif.stores.accounts.keyed import KeyedAccounts
 from ndif.stores.accounts.port import (
-    RIGHTS,
     Account,
     AccountsAwayError,
     KeysError,
-    Tier,
     account_of,
     digest_of,
     tier_with,

@@ -10,6 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ndif.errors import NdifError
+from ndif.schema.account import (
+    RIGHTS,
+    AccountTier,
+    AccountUser,
+    ApiKey,
+    ImportedKeys,
+    NewApiKey,
+    Tier,
+    UserWithKeys,
+)
 
 _DIGEST = 16
 _KEY_BYTES = 32
@@ -70,28 +80,15 @@ class Account:
         return [right for right in RIGHTS if getattr(self, right)]
 
 
-@dataclass(frozen=True, slots=True)
-class Tier:
-    """A name for what a key may do; a key may have several."""
-
-    name: str
-    hotswapping: bool = False
-    priority: bool = False
-    trusted: bool = False
-    gated: bool = False
-    weight: float = 1.0
-    limits: Mapping[str, Any] | None = field(default=None, hash=False)
-    """Limits that differ from the server's, by name; None: none does."""
-
-
-RIGHTS = ("hotswapping", "priority", "trusted", "gated")
-"""Names of the rights that a tier gives."""
-
-
-def tier_with(rights: Collection[str], name: str, weight: float = 1.0) -> Tier:
+def tier_with(
+    rights: Collection[str],
+    name: str,
+    weight: float = 1.0,
+    limits: Mapping[str, Any] | None = None,
+) -> Tier:
     """Return a tier that gives these rights."""
     given: dict[str, Any] = {right: right in rights for right in RIGHTS}
-    return Tier(name, weight=weight, **given)
+    return Tier(name=name, weight=weight, limits=limits, **given)
 
 
 class NoSuchKeyError(Exception):
@@ -124,10 +121,6 @@ class ImportedKey:
     name: str = ""
 
 
-Row = dict[str, Any]
-"""One user, key or tier, as JSON has it; moments are Unix seconds."""
-
-
 class Registry(Protocol):
     """The users, keys and tiers that operators read and change.
 
@@ -141,49 +134,49 @@ class Registry(Protocol):
         name: str = "",
         expires_at: float | None = None,
         tiers: Iterable[str] = (),
-    ) -> tuple[str, Row]:
-        """Return a new key, which nothing can show again, and its row."""
+    ) -> NewApiKey:
+        """Return a new key, which nothing can show again."""
 
-    async def keys(self, user: str | None = None) -> list[Row]:
+    async def keys(self, user: str | None = None) -> list[ApiKey]:
         """Return all keys, or those of a user, the oldest first."""
 
-    async def key(self, given: str) -> Row:
+    async def key(self, given: str) -> ApiKey:
         """Return the key with this id, or with the only id that begins so."""
 
-    async def revoke(self, given: str) -> Row:
+    async def revoke(self, given: str) -> ApiKey:
         """Revoke a key, so that it lets nobody in any more; one that was revoked stays as it is."""
 
-    async def import_keys(self, keys: Iterable[ImportedKey]) -> tuple[int, int]:
-        """Add keys and the tiers that they name; return how many are new, and how many were there."""
+    async def import_keys(self, keys: Iterable[ImportedKey]) -> ImportedKeys:
+        """Add keys and the tiers that they name."""
 
-    async def copy_foreign(self) -> tuple[int, int]:
-        """Copy the keys of another NDIF server's tables into this server's; return as `import_keys` does.
+    async def copy_foreign(self) -> ImportedKeys:
+        """Copy the keys of another NDIF server's tables into this server's.
 
         The other tables stay as they are, and nothing reads them any more.
         """
 
-    async def tiers(self) -> list[Row]:
+    async def tiers(self) -> list[AccountTier]:
         """Return all tiers by name, each with the number of its keys."""
 
-    async def create_tier(self, tier: Tier) -> Row:
+    async def create_tier(self, tier: Tier) -> AccountTier:
         """Add a tier."""
 
-    async def change_tier(self, name: str, changes: Mapping[str, Any]) -> Row:
+    async def change_tier(self, name: str, changes: Mapping[str, Any]) -> AccountTier:
         """Set some properties of a tier."""
 
     async def delete_tier(self, name: str) -> None:
         """Remove a tier that no key has."""
 
-    async def assign(self, tier: str, key: str) -> Row:
+    async def assign(self, tier: str, key: str) -> ApiKey:
         """Give a key a tier; one that it has it keeps."""
 
-    async def withdraw(self, tier: str, key: str) -> Row:
+    async def withdraw(self, tier: str, key: str) -> ApiKey:
         """Take a tier from a key."""
 
-    async def users(self) -> list[Row]:
+    async def users(self) -> list[AccountUser]:
         """Return all users by name, each with the number of its keys."""
 
-    async def user(self, name: str) -> Row:
+    async def user(self, name: str) -> UserWithKeys:
         """Return one user, and its keys."""
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ndif.schema.job_record import JobRecord
 from ndif.stores.usage.history import Interval
-from ndif.stores.usage.port import Group, Total, UsageAwayError
+from ndif.stores.usage.port import Group, UsageAwayError, UsageTotal
 from ndif.tasks import end
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class JournaledUsage:
 
     async def totals(
         self, by: Group, since: date | None = None, user: str | None = None
-    ) -> list[Total]:
+    ) -> list[UsageTotal]:
         """See `UsageStore.totals`."""
         await self._store()
         return await (await self._tables()).totals(by, since, user)

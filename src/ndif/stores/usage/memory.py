@@ -7,7 +7,7 @@ from datetime import date
 
 from ndif.schema.job_record import JobRecord
 from ndif.stores.usage.history import Interval, intervals_of
-from ndif.stores.usage.port import Group, Total, added, day_of, in_order, total_of
+from ndif.stores.usage.port import Group, UsageTotal, added, day_of, in_order, total_of
 
 _MOST_RECORDS, _MOST_SUMS = 1000, 10_000
 
@@ -17,7 +17,7 @@ class MemoryUsage:
 
     def __init__(self) -> None:
         self._records: OrderedDict[str, JobRecord] = OrderedDict()
-        self._sums: OrderedDict[tuple[str, str, date], Total] = OrderedDict()
+        self._sums: OrderedDict[tuple[str, str, date], UsageTotal] = OrderedDict()
 
     async def start(self) -> None:
         """See `UsageStore.start`."""
@@ -49,9 +49,9 @@ class MemoryUsage:
 
     async def totals(
         self, by: Group, since: date | None = None, user: str | None = None
-    ) -> list[Total]:
+    ) -> list[UsageTotal]:
         """See `UsageStore.totals`."""
-        found: dict[str, list[Total]] = {}
+        found: dict[str, list[UsageTotal]] = {}
         for (of, model, day), total in self._sums.items():
             if (since is None or day >= since) and user in (None, of):
                 name = {"user": of, "model": model, "day": day.isoformat()}[by]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from typing import Literal, Protocol
 
+from ndif.schema.answer import answer
 from ndif.schema.job_record import JobRecord
 from ndif.stores.usage.history import Interval
 
@@ -17,9 +17,9 @@ class UsageAwayError(Exception):
     """The record of jobs cannot be read now; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Total:
-    """The sum over the jobs of a user, a model or a day."""
+@answer()
+class UsageTotal:
+    """The sum over the ended jobs of a user, a model or a day."""
 
     name: str
     """The user, the model, or the day as YYYY-MM-DD in UTC."""
@@ -53,7 +53,7 @@ class UsageStore(Protocol):
 
     async def totals(
         self, by: Group, since: date | None = None, user: str | None = None
-    ) -> list[Total]:
+    ) -> list[UsageTotal]:
         """Return the sums since a day, of a user or of all, the longest execution first, days in order.
 
         Raise a `UsageAwayError` where they cannot be read.
@@ -77,24 +77,30 @@ def day_of(moment: float) -> date:
     return datetime.fromtimestamp(moment, timezone.utc).date()
 
 
-def in_order(by: Group, totals: list[Total]) -> list[Total]:
+def in_order(by: Group, totals: list[UsageTotal]) -> list[UsageTotal]:
     """Return sums as people read them: days in order, others by their seconds."""
     if by == "day":
         return sorted(totals, key=lambda each: each.name)
     return sorted(totals, key=lambda each: (-each.execution_s, -each.jobs, each.name))
 
 
-def total_of(record: JobRecord) -> Total:
+def total_of(record: JobRecord) -> UsageTotal:
     """Return the sum over one job."""
-    return Total("", 1, int(record.is_error), record.execution_s, record.result_bytes)
+    return UsageTotal(
+        name="",
+        jobs=1,
+        errors=int(record.is_error),
+        execution_s=record.execution_s,
+        result_bytes=record.result_bytes,
+    )
 
 
-def added(parts: Sequence[Total], name: str) -> Total:
+def added(parts: Sequence[UsageTotal], name: str) -> UsageTotal:
     """Return the sum of sums."""
-    return Total(
-        name,
-        sum(part.jobs for part in parts),
-        sum(part.errors for part in parts),
-        sum(part.execution_s for part in parts),
-        sum(part.result_bytes for part in parts),
+    return UsageTotal(
+        name=name,
+        jobs=sum(part.jobs for part in parts),
+        errors=sum(part.errors for part in parts),
+        execution_s=sum(part.execution_s for part in parts),
+        result_bytes=sum(part.result_bytes for part in parts),
     )

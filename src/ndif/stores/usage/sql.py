@@ -32,8 +32,8 @@ from ndif.stores.accounts.sql.tables import JOBS, USAGE
 from ndif.stores.usage.history import BOUNDS_S, Interval
 from ndif.stores.usage.port import (
     Group,
-    Total,
     UsageAwayError,
+    UsageTotal,
     added,
     day_of,
     in_order,
@@ -86,7 +86,7 @@ class UsageTables:
             row = (await connection.execute(chosen)).one_or_none()
         return None if row is None else _record(row)
 
-    async def totals(self, by: Group, since: date | None, user: str | None) -> list[Total]:
+    async def totals(self, by: Group, since: date | None, user: str | None) -> list[UsageTotal]:
         """See `UsageStore.totals`."""
         name = USAGE.c[by]
         chosen = select(name, *(func.sum(USAGE.c[each]) for each in _SUMMED)).group_by(name)
@@ -97,7 +97,13 @@ class UsageTables:
         async with self._reading() as connection:
             rows = (await connection.execute(chosen)).all()
         found = [
-            Total(of, int(jobs), int(errors), float(seconds), int(size))
+            UsageTotal(
+                name=of,
+                jobs=int(jobs),
+                errors=int(errors),
+                execution_s=float(seconds),
+                result_bytes=int(size),
+            )
             for of, jobs, errors, seconds, size in rows
         ]
         return in_order(by, found)

@@ -14,14 +14,13 @@ from typing import TypeVar
 
 from sqlalchemy import bindparam, select, update
 
+from ndif.schema.account import RIGHTS, Tier
 from ndif.stores.accounts.keyed import KeyedAccounts
 from ndif.stores.accounts.port import (
-    RIGHTS,
     Account,
     AccountsAwayError,
     KeysError,
     NoSuchKeyError,
-    Tier,
     account_of,
 )
 from ndif.stores.accounts.sql.database import Database
@@ -181,15 +180,7 @@ class SqlAccounts(KeyedAccounts):
         if not rows:
             return None
         tiers = [
-            Tier(
-                row["tier"],
-                hotswapping=row["hotswapping"],
-                priority=row["priority"],
-                trusted=row["trusted"],
-                gated=row["gated"],
-                weight=row["weight"],
-                limits=row["limits"],
-            )
+            Tier(name=row["tier"], **{name: row[name] for name in (*RIGHTS, "weight", "limits")})
             for row in rows
             if row["tier"] is not None
         ]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from dataclasses import dataclass, field
 
 from sqlalchemy import MetaData, Select, String, Table, cast, null, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ndif.stores.accounts.port import KeysError, Tier, digest_of, tier_with
+from ndif.schema.account import Tier
+from ndif.stores.accounts.port import ImportedKey, KeysError, digest_of, tier_with
 from ndif.stores.accounts.sql.tables import FOREIGN
 
 _RIGHTS = {"hotswap": "hotswapping", "priority": "priority"}
@@ -21,16 +21,7 @@ _RIGHTS = {"hotswap": "hotswapping", "priority": "priority"}
 _LONGEST_NAME = 64
 
 
-@dataclass
-class ForeignKey:
-    """One key of such a database."""
-
-    digest: str
-    user: str | None
-    tiers: list[Tier] = field(default_factory=list)
-
-
-async def read_foreign(connection: AsyncConnection) -> list[ForeignKey]:
+async def read_foreign(connection: AsyncConnection) -> list[ImportedKey]:
     """Return every key; raise a `KeysError` if the tables cannot be understood."""
     metadata = MetaData()
     await connection.run_sync(
@@ -61,7 +52,7 @@ async def read_foreign(connection: AsyncConnection) -> list[ForeignKey]:
         of_key[key].append(_tier(name))
     rows = (await connection.execute(_all_keys(keys, metadata.tables.get("users")))).all()
     return await asyncio.to_thread(
-        lambda: [ForeignKey(digest_of(key), user, of_key.get(key, [])) for key, user in rows]
+        lambda: [ImportedKey(digest_of(key), user, of_key.get(key, ())) for key, user in rows]
     )
 
 

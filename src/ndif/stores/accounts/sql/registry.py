@@ -8,19 +8,26 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ndif.config.short_ids import matching_ids
+from ndif.schema.account import (
+    AccountTier,
+    AccountUser,
+    ApiKey,
+    ImportedKeys,
+    NewApiKey,
+    Tier,
+    UserWithKeys,
+)
 from ndif.stores.accounts.port import (
     ImportedKey,
     NotInRegistryError,
     RegistryError,
-    Row,
-    Tier,
     digest_of,
     new_key,
     runner_key_of,
@@ -60,7 +67,7 @@ class SqlRegistry:
         name: str = "",
         expires_at: float | None = None,
         tiers: Iterable[str] = (),
-    ) -> tuple[str, Row]:
+    ) -> NewApiKey:
         """See `Registry.create_key`."""
         key = new_key()
         async with self._changing(makes=True) as on:
@@ -68,20 +75,20 @@ class SqlRegistry:
             key_id = await _add_key(on, digest_of(key), user, name, expires_at)
             await _assign(on, key_id, added)
             (row,) = await _keys(on, KEYS.c.id == key_id)
-        return key, row
+        return NewApiKey(**asdict(row), api_key=key)
 
-    async def keys(self, user: str | None = None) -> list[Row]:
+    async def keys(self, user: str | None = None) -> list[ApiKey]:
         """See `Registry.keys`."""
         async with self._looking() as on:
             return await _keys(on, *(() if user is None else (USERS.c.name == user,)))
 
-    async def key(self, given: str) -> Row:
+    async def key(self, given: str) -> ApiKey:
         """See `Registry.key`."""
         async with self._looking() as on:
             (row,) = await _keys(on, KEYS.c.id == await _key_id(on, given))
             return row
 
-    async def revoke(self, given: str) -> Row:
+    async def revoke(self, given: str) -> ApiKey:
         """See `Registry.revoke`."""
         async with self._changing() as on:
             key_id = await _key_id(on, given)
@@ -93,32 +100,31 @@ class SqlRegistry:
             (row,) = await _keys(on, KEYS.c.id == key_id)
             return row
 
-    async def import_keys(self, keys: Iterable[ImportedKey]) -> tuple[int, int]:
+    async def import_keys(self, keys: Iterable[ImportedKey]) -> ImportedKeys:
         """See `Registry.import_keys`."""
         async with self._changing(makes=True) as on:
             return await _import(on, keys)
 
-    async def copy_foreign(self) -> tuple[int, int]:
+    async def copy_foreign(self) -> ImportedKeys:
         """See `Registry.copy_foreign`."""
         async with self._changing(may_be_foreign=True) as on:
-            found = await read_foreign(on)
-            return await _import(on, (ImportedKey(k.digest, k.user, k.tiers) for k in found))
+            return await _import(on, await read_foreign(on))
 
     # Tiers
 
-    async def tiers(self) -> list[Row]:
+    async def tiers(self) -> list[AccountTier]:
         """See `Registry.tiers`."""
         async with self._looking() as on:
             return await _tiers(on)
 
-    async def create_tier(self, tier: Tier) -> Row:
+    async def create_tier(self, tier: Tier) -> AccountTier:
         """See `Registry.create_tier`."""
         async with self._changing(makes=True) as on:
             await _add_tier(on, tier)
             (row,) = await _tiers(on, TIERS.c.name == tier.name)
             return row
 
-    async def change_tier(self, name: str, changes: Mapping[str, Any]) -> Row:
+    async def change_tier(self, name: str, changes: Mapping[str, Any]) -> AccountTier:
         """See `Registry.change_tier`."""
         async with self._changing() as on:
             tier_id = await _tier_id(on, name)
@@ -132,13 +138,13 @@ class SqlRegistry:
         async with self._changing() as on:
             tier_id = await _tier_id(on, name)
             (row,) = await _tiers(on, TIERS.c.id == tier_id)
-            if row["keys"]:
+            if row.keys:
                 raise RegistryError(
-                    f"The tier {name!r} has {row['keys']} keys: withdraw it from them first."
+                    f"The tier {name!r} has {row.keys} keys: withdraw it from them first."
                 )
             await on.execute(delete(TIERS).where(TIERS.c.id == tier_id))
 
-    async def assign(self, tier: str, key: str) -> Row:
+    async def assign(self, tier: str, key: str) -> ApiKey:
         """See `Registry.assign`."""
         async with self._changing() as on:
             tier_id, key_id = await _tier_id(on, tier), await _key_id(on, key)
@@ -152,7 +158,7 @@ class SqlRegistry:
             (row,) = await _keys(on, KEYS.c.id == key_id)
             return row
 
-    async def withdraw(self, tier: str, key: str) -> Row:
+    async def withdraw(self, tier: str, key: str) -> ApiKey:
         """See `Registry.withdraw`."""
         async with self._changing() as on:
             tier_id, key_id = await _tier_id(on, tier), await _key_id(on, key)
@@ -166,18 +172,19 @@ class SqlRegistry:
 
     # Users
 
-    async def users(self) -> list[Row]:
+    async def users(self) -> list[AccountUser]:
         """See `Registry.users`."""
         async with self._looking() as on:
             return await _users(on)
 
-    async def user(self, name: str) -> Row:
+    async def user(self, name: str) -> UserWithKeys:
         """See `Registry.user`."""
         async with self._looking() as on:
             found = await _users(on, USERS.c.name == name)
             if not found:
                 raise NotInRegistryError(f"There is no user {name[:_MAX_QUOTED]!r}.")
-            return {**found[0], "keys": await _keys(on, USERS.c.name == name)}
+            keys = await _keys(on, USERS.c.name == name)
+            return UserWithKeys(**{**asdict(found[0]), "keys": keys})
 
     # Transactions
 
@@ -225,7 +232,7 @@ class SqlRegistry:
         self._is_ready = True
 
 
-async def _keys(on: AsyncConnection, *where: ColumnElement[bool]) -> list[Row]:
+async def _keys(on: AsyncConnection, *where: ColumnElement[bool]) -> list[ApiKey]:
     found = await on.execute(
         select(KEYS, USERS.c.name.label("user"))
         .select_from(KEYS.outerjoin(USERS))
@@ -244,23 +251,25 @@ async def _keys(on: AsyncConnection, *where: ColumnElement[bool]) -> list[Row]:
         tiers[key_id].append(tier)
     now = time.time()
     return [
-        {
-            "id": row["id"],
-            "user": row["user"],
-            "name": row["name"],
-            "state": _state(row["revoked_at"], row["expires_at"], now),
-            "tiers": tiers[row["id"]],
-            "created": row["created_at"],
-            "expires": row["expires_at"],
-            "last_used": row["last_used_at"],
-            "revoked": row["revoked_at"],
-            "account": runner_key_of(row["digest"]),
-        }
+        ApiKey(
+            id=row["id"],
+            user=row["user"],
+            name=row["name"],
+            state=_state(row["revoked_at"], row["expires_at"], now),
+            tiers=tiers[row["id"]],
+            created=row["created_at"],
+            expires=row["expires_at"],
+            last_used=row["last_used_at"],
+            revoked=row["revoked_at"],
+            account=runner_key_of(row["digest"]),
+        )
         for row in rows
     ]
 
 
-def _state(revoked: float | None, expires: float | None, now: float) -> str:
+def _state(
+    revoked: float | None, expires: float | None, now: float
+) -> Literal["VALID", "EXPIRED", "REVOKED"]:
     if revoked is not None:
         return "REVOKED"
     return "EXPIRED" if expires is not None and expires <= now else "VALID"
@@ -314,7 +323,7 @@ async def _assign(on: AsyncConnection, key_id: str, tiers: Sequence[int]) -> Non
         await on.execute(insert(ASSIGNMENTS), rows)
 
 
-async def _import(on: AsyncConnection, keys: Iterable[ImportedKey]) -> tuple[int, int]:
+async def _import(on: AsyncConnection, keys: Iterable[ImportedKey]) -> ImportedKeys:
     known = set((await on.execute(select(KEYS.c.digest))).scalars())
     given = {key.digest: key for key in keys}
     new = [key for key in given.values() if key.digest not in known]
@@ -333,15 +342,15 @@ async def _import(on: AsyncConnection, keys: Iterable[ImportedKey]) -> tuple[int
         await on.execute(insert(KEYS), rows[start : start + _BATCH])
     for start in range(0, len(assigned), _BATCH):
         await on.execute(insert(ASSIGNMENTS), assigned[start : start + _BATCH])
-    return len(new), len(given) - len(new)
+    return ImportedKeys(imported=len(new), known=len(given) - len(new))
 
 
 async def _same_tier(on: AsyncConnection, tier: Tier) -> int:
     """Return the id of a tier that is added unless it is there; raise if another has its name."""
-    found = (await _tiers(on, TIERS.c.name == tier.name))[:1]
+    found = await _tiers(on, TIERS.c.name == tier.name)
     if not found:
         await _add_tier(on, tier)
-    elif any(found[0][name] != value for name, value in asdict(tier).items()):
+    elif any(getattr(found[0], name) != value for name, value in asdict(tier).items()):
         raise RegistryError(
             f"The tier {tier.name!r} exists, with other rights than the keys to be imported have."
         )
@@ -364,7 +373,7 @@ async def _tier_id(on: AsyncConnection, name: str) -> int:
     return int(found)
 
 
-async def _tiers(on: AsyncConnection, *where: ColumnElement[bool]) -> list[Row]:
+async def _tiers(on: AsyncConnection, *where: ColumnElement[bool]) -> list[AccountTier]:
     found = await on.execute(
         select(TIERS, func.count(ASSIGNMENTS.c.key_id).label("keys"))
         .select_from(TIERS.outerjoin(ASSIGNMENTS))
@@ -372,10 +381,13 @@ async def _tiers(on: AsyncConnection, *where: ColumnElement[bool]) -> list[Row]:
         .group_by(TIERS.c.id)
         .order_by(TIERS.c.name)
     )
-    return [{k: v for k, v in row.items() if k != "id"} for row in found.mappings()]
+    return [
+        AccountTier(**{name: value for name, value in row.items() if name != "id"})
+        for row in found.mappings()
+    ]
 
 
-async def _users(on: AsyncConnection, *where: ColumnElement[bool]) -> list[Row]:
+async def _users(on: AsyncConnection, *where: ColumnElement[bool]) -> list[AccountUser]:
     found = await on.execute(
         select(
             USERS.c.name,
@@ -388,4 +400,4 @@ async def _users(on: AsyncConnection, *where: ColumnElement[bool]) -> list[Row]:
         .group_by(USERS.c.id)
         .order_by(USERS.c.name)
     )
-    return [dict(row) for row in found.mappings()]
+    return [AccountUser(**row) for row in found.mappings()]

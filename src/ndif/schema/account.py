@@ -1,11 +1,15 @@
-"""Answers of operations on users, keys and tiers, as models: what `GET /openapi.json` says of them."""
+"""Users, keys and tiers, as operators see them."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
+from ndif.schema.answer import answer
 from ndif.schema.limits import Limits
 
 _SOME_TIME = 1_785_000_000.0
@@ -39,18 +43,9 @@ _USER: dict[str, Any] = {
 }
 
 
-def _with(example: Any) -> ConfigDict:
-    return ConfigDict(
-        extra="forbid",
-        use_attribute_docstrings=True,
-        json_schema_extra={"examples": [example]},
-    )
-
-
-class ApiKey(BaseModel):
+@answer(example=_KEY)
+class ApiKey:
     """A key, without the key itself; moments are Unix seconds."""
-
-    model_config = _with(_KEY)
 
     id: str
     """Name of the key for operators, which lets nobody in."""
@@ -68,36 +63,32 @@ class ApiKey(BaseModel):
     """Digest under which the server counts the key's jobs; it leads back to no key."""
 
 
+@answer(example={**_KEY, "state": "REVOKED", "revoked": _SOME_TIME, "killed": 2})
 class RevokedApiKey(ApiKey):
     """A key that is revoked, and what came of its jobs."""
-
-    model_config = _with({**_KEY, "state": "REVOKED", "revoked": _SOME_TIME, "killed": 2})
 
     killed: int
     """Number of its jobs that waited or ran, and are ended."""
 
 
+@answer(example={**_KEY, "api_key": "ndif_6f1SxjN2bqJd0o3cT9aKp7u8vXyZ4wRm5eLhQgUiWsA"})
 class NewApiKey(ApiKey):
     """A new key, which no other answer shows."""
 
-    model_config = _with({**_KEY, "api_key": "ndif_6f1SxjN2bqJd0o3cT9aKp7u8vXyZ4wRm5eLhQgUiWsA"})
-
-    api_key: str
+    api_key: str = field(repr=False)
     """The key itself."""
 
 
-class ApiKeys(BaseModel):
+@answer(example={"keys": [_KEY]})
+class ApiKeys:
     """Keys, the oldest first."""
-
-    model_config = _with({"keys": [_KEY]})
 
     keys: list[ApiKey]
 
 
-class ImportedKeys(BaseModel):
+@answer(example={"imported": 3, "known": 1})
+class ImportedKeys:
     """Numbers of keys."""
-
-    model_config = _with({"imported": 3, "known": 1})
 
     imported: int
     """Keys that are new."""
@@ -105,10 +96,25 @@ class ImportedKeys(BaseModel):
     """Keys that were there, and stay as they are."""
 
 
-class AccountTier(BaseModel):
-    """A tier."""
+RIGHTS = ("hotswapping", "priority", "trusted", "gated")
+"""Names of the rights that a tier gives."""
 
-    model_config = _with(_TIER)
+
+class _AsLimits:
+    """Limits for the document alone: what another server has written into a database is not validated."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_wrap_validator_function(
+            lambda value, _: value,
+            handler.generate_schema(Limits),
+            serialization=core_schema.plain_serializer_function_ser_schema(dict),
+        )
+
+
+@answer()
+class Tier:
+    """A name for what a key may do; a key may have several."""
 
     name: str
     hotswapping: bool
@@ -121,33 +127,41 @@ class AccountTier(BaseModel):
     """Models that the hub gives to the operator's account alone are loaded for the tier's keys."""
     weight: float
     """Share of a model beside other users."""
-    limits: Limits | None
+    limits: Annotated[Mapping[str, Any], _AsLimits] | None = field(hash=False)
     """Limits that differ from the server's; null: none does."""
+
+    @property
+    def rights(self) -> list[str]:
+        """Return the names of the rights that it gives."""
+        return [right for right in RIGHTS if getattr(self, right)]
+
+
+@answer(example=_TIER)
+class AccountTier(Tier):
+    """A tier."""
+
     keys: int
     """Number of the tier's keys."""
 
 
-class AccountTiers(BaseModel):
+@answer(example={"tiers": [_TIER]})
+class AccountTiers:
     """Tiers by name."""
-
-    model_config = _with({"tiers": [_TIER]})
 
     tiers: list[AccountTier]
 
 
-class DeletedTier(BaseModel):
+@answer(example={"deleted": "lab"})
+class DeletedTier:
     """A tier that is gone."""
-
-    model_config = _with({"deleted": "lab"})
 
     deleted: str
     """Name of the tier."""
 
 
-class AccountUser(BaseModel):
+@answer(example=_USER)
+class AccountUser:
     """A user."""
-
-    model_config = _with(_USER)
 
     name: str
     created: float
@@ -157,20 +171,18 @@ class AccountUser(BaseModel):
     """Unix time at which one of the keys was used last."""
 
 
-class AccountUsers(BaseModel):
+@answer(example={"users": [_USER]})
+class AccountUsers:
     """Users by name."""
-
-    model_config = _with({"users": [_USER]})
 
     users: list[AccountUser]
 
 
-class UserWithKeys(BaseModel):
+@answer(example={**_USER, "keys": [_KEY]})
+class UserWithKeys:
     """A user and their keys."""
-
-    model_config = _with({**_USER, "keys": [_KEY]})
 
     name: str
     created: float
-    last_used: float | None
     keys: list[ApiKey]
+    last_used: float | None
