@@ -43,9 +43,7 @@ _key_option = click.option(
 )
 
 
-def as_user(
-    function: Callable[Concatenate[ServerClient, bool, P], T],
-) -> Callable[..., T]:
+def as_user(function: Callable[Concatenate[ServerClient, bool, P], T]) -> Callable[..., T]:
     """Add --key to a command of `with_server`, which is then the user's of that key."""
 
     @functools.wraps(function)

@@ -31,10 +31,7 @@ class ServerFacts:
             self._found = await asyncio.to_thread(self._generations)
             self._found_at = time.monotonic()
         return Facts(
-            version=__version__,
-            access=self.mode,
-            needs_key=self.needs_key,
-            generations=self._found,
+            version=__version__, access=self.mode, needs_key=self.needs_key, generations=self._found
         )
 
     def _generations(self) -> list[InstalledGeneration]:

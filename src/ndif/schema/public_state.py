@@ -248,12 +248,7 @@ class NextState:
                         "free_bytes": 79 * _GIB,
                         "withdrawn": False,
                         "held": [
-                            {
-                                "model": _REPO,
-                                "replica": "5f0c2a7d",
-                                "level": "HOT",
-                                "bytes": _GIB,
-                            }
+                            {"model": _REPO, "replica": "5f0c2a7d", "level": "HOT", "bytes": _GIB}
                         ],
                     }
                 ],
@@ -261,12 +256,7 @@ class NextState:
         ],
         "problems": [],
         "schedule": [
-            {
-                "model": _REPO,
-                "title": _REPO,
-                "start": _SOME_TIME,
-                "end": _SOME_TIME + 3600,
-            }
+            {"model": _REPO, "title": _REPO, "start": _SOME_TIME, "end": _SOME_TIME + 3600}
         ],
         "history": {
             "since": _SOME_TIME - 21_600,

@@ -48,9 +48,7 @@ def disk(folder: Path) -> Iterator[Metric]:
     except OSError:
         return
     found = GaugeMetricFamily(
-        "ndif_disk_bytes",
-        "Disk of results and large requests: in all, and free.",
-        labels=["kind"],
+        "ndif_disk_bytes", "Disk of results and large requests: in all, and free.", labels=["kind"]
     )
     found.add_metric(["total"], usage.total)
     found.add_metric(["free"], usage.free)
