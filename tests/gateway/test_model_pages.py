@@ -20,6 +20,7 @@ from ndif.gateway.model_answers import DescribedModel
 from ndif.gateway.model_pages import ModelRoutes, _shown_address
 from ndif.host.runtimes import Runtimes
 from ndif.runtime.structure import describe_structure
+from ndif.schema.answer import adapter
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey
 from ndif.schema.structure import ModelStructure, read_structure
@@ -95,7 +96,7 @@ async def ask(app: Starlette, path: str, status: int = 200) -> dict[str, Any]:
     assert answer.status_code == status, answer.text
     found: dict[str, Any] = answer.json()
     if status == 200:
-        DescribedModel.model_validate(found)
+        adapter(DescribedModel).validate_python(found)
     else:
         assert found.keys() == {"detail"}
     return found

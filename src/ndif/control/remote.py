@@ -19,9 +19,12 @@ from ndif.probe.history import Histories
 from ndif.schedule.schedule import Window
 from ndif.schema.deployment import OperationError
 from ndif.schema.model_key import ModelKey
+from ndif.schema.response import Response
 from ndif.schema.status import Status
+from ndif.schema.wires import envelope_fields
 from ndif.stores.broker import LOST, BrokerError
 from ndif.stores.events import Event
+from ndif.stores.responder import StoredResponse
 from ndif.tasks import within
 
 if TYPE_CHECKING:
@@ -130,7 +133,7 @@ class RemoteQueue:
     leader: LeaderRpc
     broker: RedisBroker
 
-    async def update_of(self, request_id: str, stored: Status | None) -> dict[str, Any] | None:
+    async def update_of(self, request_id: str, stored: Status | None) -> StoredResponse | None:
         """Return what follows the stored update of a request; None if nothing does.
 
         That is its update if it waits, or runs and nothing is stored, and the end of one that is lost.
@@ -146,8 +149,8 @@ class RemoteQueue:
             return None
         if answer["held"] or is_known:
             update: dict[str, Any] | None = answer["update"]
-            return update
-        return {"status": Status.ERROR.value, "description": LOST}
+            return None if update is None else StoredResponse.read(update)
+        return StoredResponse(envelope_fields(Response(request_id, Status.ERROR, LOST)), "")
 
 
 @dataclass(frozen=True)
@@ -208,7 +211,10 @@ async def perform_event(control: ControlPlane, event: str, arguments: Mapping[st
         request_id = str(arguments["request_id"])
         dispatcher = control.dispatcher
         update = dispatcher.update_of(request_id, is_stored=arguments["is_stored"])
-        return {"held": dispatcher.holds(request_id), "update": update}
+        return {
+            "held": dispatcher.holds(request_id),
+            "update": None if update is None else update.record,
+        }
     if event == NOTE:
         for each in arguments["events"]:
             control.events.add(Event(**each))

@@ -22,7 +22,7 @@ from ndif.dashboard.server_facts import ServerFacts
 from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.open_channels import OpenChannels
-from ndif.gateway.openapi import ApiRoute, Channel, Description, EventsRoute, answer
+from ndif.gateway.openapi import Answer, ApiRoute, Channel, Description, EventsRoute
 from ndif.schema.limits import Limits
 from ndif.stores.accounts import AccountsAwayError, NoSuchKeyError, TooManyGuessesError
 from ndif.tasks import end
@@ -33,8 +33,8 @@ _BEAT = b":\n\n"
 _STATE = Description(
     "the server",
     "The state that the dashboard shows",
-    {200: answer(State)},
     f"{name_of('dashboard')} says who may read it: everybody, or users with an API key.",
+    answers={200: Answer.of(State)},
     refusals={
         401: "The API key is missing or unknown.",
         429: "Too many wrong keys came from this address.",

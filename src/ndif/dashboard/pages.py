@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from ndif.gateway.http_error import HttpError, shown_path
-from ndif.gateway.openapi import Answer, ApiRoute, Content, Description, Parameter, answer
+from ndif.gateway.openapi import Answer, ApiRoute, Content, Description, Parameter
 
 _TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -38,12 +38,13 @@ _BASE = "{{files}}"
 PAGE = Description(
     "the server",
     "The dashboard",
-    {200: answer({"type": "string"}, "A page.", media_type="text/html")},
+    answers={200: Answer.of({"type": "string"}, "A page.", media_type="text/html")},
 )
 _FILE = Description(
     "the server",
     "A file of the dashboard",
-    {
+    "Its address names its version: what is there never changes.",
+    answers={
         200: Answer(
             "The file.",
             {
@@ -54,7 +55,6 @@ _FILE = Description(
             {"ETag": "Its name and version."},
         )
     },
-    "Its address names its version: what is there never changes.",
     parameters=(
         Parameter("version", "path", "The version that the page names.", "0123456789abcdef"),
         Parameter("name", "path", "The file's name.", "style.css"),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import asdict
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from ndif.config.reference import Variable, name_of, variables
@@ -20,45 +19,41 @@ from ndif.control.told import events_of
 from ndif.gateway.incoming import read_body
 from ndif.gateway.openapi import (
     JSON,
+    Answer,
     ApiRoute,
     Content,
     Description,
     Parameter,
-    answer,
     example_of,
+    json_response,
 )
 from ndif.gateway.operator import Operator, Operators
+from ndif.schema.answer import answer
 from ndif.schema.deployment import OperationError
 from ndif.stores.accounts import Registry
 from ndif.stores.events import NoteEvents
 
 _MAX_BODY_BYTES = 4 * 1024**2
 
-Handler = Callable[[Request, Operator], Awaitable[dict[str, Any]]]
+Handler = Callable[[Request, Operator], Awaitable[Any]]
 
 
-class Configuration(BaseModel):
+@answer(
+    example={
+        "settings": [
+            {
+                "name": name_of("result_ttl_s"),
+                "value": 86400,
+                "default": 86400,
+                "source": "default",
+                "meaning": "Time that a result and its signed URL stay valid.",
+                "unit": "seconds",
+            }
+        ]
+    }
+)
+class Configuration:
     """The server's settings."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "examples": [
-                {
-                    "settings": [
-                        {
-                            "name": name_of("result_ttl_s"),
-                            "value": 86400,
-                            "default": 86400,
-                            "source": "default",
-                            "meaning": "Time that a result and its signed URL stay valid.",
-                            "unit": "seconds",
-                        }
-                    ]
-                }
-            ]
-        },
-    )
 
     settings: list[Variable]
 
@@ -84,7 +79,7 @@ _ACCOUNTS_REFUSALS = {
 _CONFIG = Description(
     _TAG,
     "Every variable, its value and the value's source",
-    {200: answer(Configuration, "The settings; secrets are hidden.")},
+    answers={200: Answer.of(Configuration, "The settings; secrets are hidden.")},
     refusals={401: _REFUSALS[401]},
     needs="token",
 )
@@ -98,7 +93,7 @@ def _describe(
     return Description(
         tag,
         inspect.cleandoc(kind.__doc__ or "").partition("\n")[0].removesuffix("."),
-        {200: answer(kind.answer)},
+        answers={200: Answer.of(kind.answer)},
         parameters=tuple(_query_of(kind)) if is_query else (),
         body={JSON: Content(kind)} if kind.model_fields and not is_query else {},
         refusals=refusals,
@@ -167,9 +162,9 @@ class AdminRoutes:
             ),
         ]
 
-    async def config(self, _: Request, __: Operator) -> dict[str, Any]:
+    async def config(self, _: Request, __: Operator) -> Configuration:
         """Answer with the server's variables, and the source of each value."""
-        return {"settings": [asdict(variable) for variable in variables(self._settings)]}
+        return Configuration(settings=variables(self._settings))
 
     def _handler(self, kind: type[Operation]) -> Handler:
         async def handle(http: Request, operator: Operator) -> dict[str, Any]:
@@ -209,7 +204,7 @@ class AdminRoutes:
     def _for_operators(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         async def answer(http: Request) -> Response:
             operator = self._operators.of(http)
-            return JSONResponse(await handler(http, operator))
+            return json_response(await handler(http, operator))
 
         return answer
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
 from ndif.gateway.answers import READY, Identity, PythonEnvironment, ServerStatus
@@ -16,7 +15,7 @@ from ndif.gateway.caller import caller_of
 from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.environment import environment
 from ndif.gateway.http_error import RETRY_SOON, HttpError
-from ndif.gateway.openapi import ApiRoute, Description, Parameter, answer
+from ndif.gateway.openapi import Answer, ApiRoute, Description, Parameter
 from ndif.host.runtimes import Runtime, Runtimes
 from ndif.placement.replica import DeploymentLevel
 from ndif.stores.accounts import Accounts, NoSuchKeyError
@@ -32,25 +31,24 @@ _DESCRIPTIONS = {
     "ping": Description(
         "the server",
         "Is the server up?",
-        {200: answer({"const": "pong"}, "It is.", example="pong")},
         "Pages of any site may read this on a public server, and `/status` and `/env`.",
+        answers={200: Answer.of({"const": "pong"}, "It is.", example="pong")},
     ),
     "connected": Description(
         "the server",
         "Can the server run jobs?",
-        {200: answer({"const": True}, "It can.", example=True)},
+        answers={200: Answer.of({"const": True}, "It can.", example=True)},
         refusals={503: "It cannot yet."},
     ),
     "status": Description(
         "the server",
         "The models and their state",
-        {200: answer(ServerStatus)},
+        answers={200: Answer.of(ServerStatus)},
         refusals={503: _NO_LEADER},
     ),
     "env": Description(
         "the server",
         "Python and the packages that run blocks",
-        {200: answer(PythonEnvironment)},
         "`nnsight.compare()` compares the client's with these.",
         parameters=(
             Parameter(
@@ -65,7 +63,6 @@ _DESCRIPTIONS = {
     "whoami": Description(
         "the server",
         "The holder of the API key",
-        {200: answer(Identity)},
         refusals={429: "Too many wrong keys came from this address."},
         needs="key",
     ),
@@ -82,22 +79,26 @@ class HealthRoutes:
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
-        answers = self.ping, self.connected, self.status, self.env, self.whoami
+        answers = self.ping, self.connected, self.status, self.whoami
         return [
-            ApiRoute(f"/{each.__name__}", each, _DESCRIPTIONS[each.__name__]) for each in answers
+            *(
+                ApiRoute(f"/{each.__name__}", each, _DESCRIPTIONS[each.__name__])
+                for each in answers
+            ),
+            ApiRoute("/env", self.env, _DESCRIPTIONS["env"], headers={"Vary": "User-Agent"}),
         ]
 
-    async def ping(self, _: Request) -> Response:
+    async def ping(self, _: Request) -> str:
         """Answer that the server is up."""
-        return JSONResponse("pong")
+        return "pong"
 
-    async def connected(self, _: Request) -> Response:
+    async def connected(self, _: Request) -> bool:
         """Answer 200 once the server can run jobs, 503 before."""
         if not await self.catalogue.connected():
             raise HttpError(503, "No model is ready yet; /status shows its progress.", RETRY_SOON)
-        return JSONResponse(True)
+        return True
 
-    async def status(self, http: Request) -> Response:
+    async def status(self, http: Request) -> dict[str, Any]:
         """Answer with the models and their state."""
         status = await self.catalogue.status()
         listed = status["deployments"].values()
@@ -105,7 +106,7 @@ class HealthRoutes:
         if is_idle and await self._loads_on_request(http):
             ready = READY.model_dump(mode="json", exclude={"probes", "schedule"})
             status = {"deployments": {**status["deployments"], READY.model_key: ready}}
-        return JSONResponse(status)
+        return status
 
     async def _loads_on_request(self, http: Request) -> bool:
         """Return True if a request may have a model loaded, with the right key where keys are in use."""
@@ -116,12 +117,11 @@ class HealthRoutes:
         except NoSuchKeyError:
             return True
 
-    async def env(self, http: Request) -> Response:
+    async def env(self, http: Request) -> PythonEnvironment:
         """Answer with the versions of Python and of the packages that run the client's blocks."""
-        found = await asyncio.to_thread(self._env, http)
-        return JSONResponse(found, headers={"Vary": "User-Agent"})
+        return await asyncio.to_thread(self._env, http)
 
-    def _env(self, http: Request) -> Mapping[str, Any]:
+    def _env(self, http: Request) -> PythonEnvironment:
         return environment(
             _runtime(
                 self.runtimes.installed(),
@@ -130,13 +130,13 @@ class HealthRoutes:
             )
         )
 
-    async def whoami(self, http: Request) -> Response:
+    async def whoami(self, http: Request) -> Identity:
         """Answer with the email and the rights of the API key's holder."""
         try:
             account = await self.accounts.account(caller_of(http))
         except NoSuchKeyError:
-            return JSONResponse({"email": None, "tags": []})
-        return JSONResponse({"email": account.email, "tags": account.tags})
+            return Identity(email=None, tags=[])
+        return Identity(email=account.email, tags=account.tags)
 
 
 def _runtime(

@@ -18,12 +18,13 @@ from starlette.routing import BaseRoute
 from ndif.control.answers import Usage
 from ndif.control.operations import GetJobs, GetTrace, GetUsage, Kill, Operation, Perform
 from ndif.errors import problems
-from ndif.gateway.answers import JOB_ID, Cancelled, OwnJobs, OwnTraceAnswer
+from ndif.gateway.answers import Cancelled, OwnJobs, OwnTraceAnswer
 from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
-from ndif.gateway.openapi import ApiRoute, Description, Parameter, answer
+from ndif.gateway.openapi import Answer, ApiRoute, Description, Parameter
 from ndif.gateway.results import job_id_of
 from ndif.schema.status import Status
+from ndif.schema.wires import JOB_ID
 from ndif.stores.accounts import Account, Accounts
 from ndif.stores.objects import ObjectStore, ObjectStoreError
 from ndif.stores.responder import last_response
@@ -47,7 +48,7 @@ _REFUSALS = {
 _REQUESTS = Description(
     "jobs",
     "One's own jobs",
-    {200: answer(OwnJobs)},
+    answers={200: Answer.of(OwnJobs)},
     parameters=(
         Parameter(
             "limit",
@@ -63,7 +64,7 @@ _REQUESTS = Description(
 _USAGE = Description(
     "jobs",
     "The cost of one's own jobs",
-    {200: answer(Usage, "Sums over the jobs that have ended.")},
+    answers={200: Answer.of(Usage, "Sums over the jobs that have ended.")},
     parameters=(
         Parameter(
             "by",
@@ -86,9 +87,9 @@ _USAGE = Description(
 _TRACE = Description(
     "jobs",
     "The steps of a job of one's own",
-    {200: answer(OwnTraceAnswer)},
     "With a failed job comes its error, and with a completed one whether its result is stored, if it was "
     "sent without a live channel (`blocking=False`).",
+    answers={200: Answer.of(OwnTraceAnswer)},
     parameters=(Parameter("id", "path", "The job's id.", JOB_ID),),
     refusals={**_REFUSALS, 404: "The caller has no such job, or its record is no longer kept."},
     needs="key",
@@ -96,8 +97,8 @@ _TRACE = Description(
 _CANCEL = Description(
     "jobs",
     "End a job of one's own",
-    {200: answer(Cancelled, "The job is ended.")},
     "Its live client, or whoever polls for it, is told so with ERROR.",
+    "The job is ended.",
     parameters=(Parameter("id", "path", "The job's id.", JOB_ID),),
     refusals={
         **{status: _REFUSALS[status] for status in (401, 429, 503)},
@@ -152,11 +153,11 @@ class JobRoutes:
         asked = _asked(GetUsage, {**fields, "user": account.user})
         return JSONResponse(await self.perform(asked))
 
-    async def cancel(self, http: Request) -> Response:
+    async def cancel(self, http: Request) -> Cancelled:
         """End a job of the caller that waits or runs."""
         account = await self.accounts.account(caller_of(http))
         await self.perform(Kill(request_id=job_id_of(http), user=account.user))
-        return JSONResponse({"cancelled": True, "id": job_id_of(http)})
+        return Cancelled(cancelled=True, id=job_id_of(http))
 
     async def _left(self, trace: Mapping[str, Any], account: Account) -> dict[str, Any]:
         """Return the error of the account's job if it failed, and whether its result is stored.

@@ -40,13 +40,13 @@ _TEXT = "text/plain"
 _METRICS = Description(
     "operation",
     "Metrics for Prometheus",
-    {
+    "Answered to this machine, to the networks of NDIF_METRICS_ALLOW, and with the operator's token.",
+    answers={
         200: Answer(
             "Prometheus' text, or OpenMetrics where the client accepts that.",
             {_TEXT: Content({"type": "string"}, "ndif_leader_up 1.0\n")},
         )
     },
-    "Answered to this machine, to the networks of NDIF_METRICS_ALLOW, and with the operator's token.",
     refusals={403: "The client is elsewhere, and has no token."},
 )
 _ELSEWHERE = (

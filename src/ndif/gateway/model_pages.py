@@ -11,17 +11,18 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from packaging.version import Version
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
 from ndif.cluster.models import Model, is_repo_id
+from ndif.cluster.replica import ReplicaState
 from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.http_error import HttpError
-from ndif.gateway.model_answers import DescribedModel
+from ndif.gateway.model_answers import DescribedModel, DescribedModule
 from ndif.gateway.module_paths import ROOT, Place
-from ndif.gateway.openapi import ApiRoute, Description, Parameter, answer
+from ndif.gateway.openapi import ApiRoute, Description, Parameter
 from ndif.gateway.snippets import snippet, suits
 from ndif.host.runtimes import Runtimes
+from ndif.placement.replica import DeploymentLevel
 from ndif.schema.model_key import ModelKey
 from ndif.schema.structure import ModelStructure, read_structure
 
@@ -35,7 +36,6 @@ _ADAPTERS = frozenset({"0.8"})
 _DESCRIPTION = Description(
     "the server",
     "A model: its tree of modules, facts, and traces to paste",
-    {200: answer(DescribedModel)},
     "Of the models that `/status` shows, and those that were measured here. Nothing is measured for who "
     "asks. Modules of one container with the same structure stand once. Names are those that the "
     "repository's author chose: show them as text.",
@@ -99,7 +99,7 @@ class ModelRoutes:
         """Return the route."""
         return [ApiRoute("/models/{repo_id:path}", self.model, _DESCRIPTION)]
 
-    async def model(self, http: Request) -> Response:
+    async def model(self, http: Request) -> DescribedModel:
         """Answer with one model."""
         repo_id = http.path_params["repo_id"]
         revision = http.query_params.get("revision") or None
@@ -113,7 +113,7 @@ class ModelRoutes:
         installed = await self._generations()
         url = self.public_url or str(http.base_url).rstrip("/")
         chosen = http.query_params.get("generation") or None
-        return JSONResponse(self._describe(found, entry, details, installed, url, chosen))
+        return self._describe(found, entry, details, installed, url, chosen)
 
     async def _generations(self) -> Sequence[str]:
         """Return the nnsight generations that are installed, the newest first, at most some seconds old."""
@@ -160,7 +160,7 @@ class ModelRoutes:
         installed: Iterable[str],
         url: str,
         chosen: str | None,
-    ) -> dict[str, Any]:
+    ) -> DescribedModel:
         """Return the answer; `installed` are the nnsight generations of the server."""
         status = entry or _NOT_LOADED
         key = model.config.key if model is not None else ModelKey.parse(status["model_key"])
@@ -176,27 +176,26 @@ class ModelRoutes:
             for each in structures
             if each in generations
         }
-        return {
-            "repo_id": key.repo_id,
-            "revision": key.revision,
-            "task": task,
-            "dedicated": bool(status.get("dedicated")),
-            "gated": model is not None and model.gated,
-            "card": self._card(key, model),
-            "deployment_level": status["deployment_level"],
-            "state": status["state"],
-            "runtimes": status["runtimes"],
-            "replicas": status["replicas"],
-            "generations": generations,
-            "adapters": [each for each in generations if each in _ADAPTERS],
-            "load_s": dict(details.load_s),
-            "generation": chosen,
-            "parameters": status["parameters"] if structure is None else structure.tree.count,
-            "license": _fact(structure, "license"),
-            **{name: _fact(structure, name) for name in _FACTS},
-            "snippets": {each: text for each, text in snippets.items() if text is not None},
-            "tree": None if structure is None else _tree(structure, structures),
-        }
+        return DescribedModel(
+            repo_id=key.repo_id,
+            revision=key.revision,
+            task=task,
+            dedicated=bool(status.get("dedicated")),
+            gated=model is not None and model.gated,
+            card=self._card(key, model),
+            deployment_level=DeploymentLevel(status["deployment_level"]),
+            state=ReplicaState(status["state"]),
+            runtimes={each: ReplicaState(state) for each, state in status["runtimes"].items()},
+            replicas=status["replicas"],
+            generations=generations,
+            adapters=[each for each in generations if each in _ADAPTERS],
+            load_s=details.load_s,
+            generation=chosen,
+            parameters=status["parameters"] if structure is None else structure.tree.count,
+            **{name: getattr(structure, name, None) for name in _FACTS},
+            snippets={each: text for each, text in snippets.items() if text is not None},
+            tree=None if structure is None else _tree(structure, structures),
+        )
 
     def _card(self, key: ModelKey, model: Model | None) -> str | None:
         """Return the address of a model's card at the hub that it comes from."""
@@ -217,9 +216,10 @@ _NOT_LOADED: Mapping[str, Any] = {
 }
 """Status of a model that is known, and not listed."""
 _FACTS = (
-    *("dtype", "bytes", "hidden_size", "layers", "heads", "vocabulary", "context_length"),
-    "tokenizer",
+    *("license", "dtype", "bytes", "hidden_size", "layers", "heads", "vocabulary"),
+    *("context_length", "tokenizer"),
 )
+"""Facts that the structure of a model has by the same names; None without one."""
 
 
 def _find(models: Iterable[Model], repo_id: str, revision: str | None) -> Model | None:
@@ -286,32 +286,28 @@ def _by_generation(
     return dict(sorted(found.items(), key=lambda one: Version(one[0]), reverse=True))
 
 
-def _fact(structure: ModelStructure | None, name: str) -> Any:
-    return None if structure is None else getattr(structure, name)
-
-
-def _tree(structure: ModelStructure, of: Mapping[str, ModelStructure]) -> dict[str, Any]:
+def _tree(structure: ModelStructure, of: Mapping[str, ModelStructure]) -> DescribedModule:
     """Return the tree of a structure, with its paths in every generation that has the same."""
     same = [each for each, other in of.items() if other.tree == structure.tree]
     return _module([Place(ROOT, structure.tree, each) for each in same])
 
 
-def _module(places: list[Place]) -> dict[str, Any]:
+def _module(places: list[Place]) -> DescribedModule:
     """Return a module whose places in some generations these are."""
     node = places[0].node
     below = zip(*(place.children() for place in places), strict=True)
-    return {
-        "name": node.name,
-        "class": node.class_name,
-        "paths": {place.generation: place.path for place in places},
-        "renamed": {place.generation: dict(place.renamed) for place in places if place.renamed},
-        "parameters": [each.model_dump(mode="json") for each in node.parameters],
-        "count": node.count,
-        "number": node.number,
-        "indices": node.indices,
-        "omitted": node.omitted,
-        "children": [_module(list(each)) for each in below],
-    }
+    return DescribedModule(
+        name=node.name,
+        class_name=node.class_name,
+        paths={place.generation: place.path for place in places},
+        renamed={place.generation: place.renamed for place in places if place.renamed},
+        parameters=node.parameters,
+        count=node.count,
+        number=node.number,
+        indices=node.indices,
+        omitted=node.omitted,
+        children=[_module(list(each)) for each in below],
+    )
 
 
 def _shown_address(endpoint: str | None) -> str | None:

@@ -6,16 +6,19 @@ channel a `Channel` in prose, because OpenAPI has no form for what goes over a W
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import wraps
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
-from ndif.schema.answer import adapter
+from ndif.schema.answer import adapter, answer, to_json
 from ndif.telemetry.request_id import HEADER
 
 VERSION = "3.1.0"
@@ -36,23 +39,18 @@ later, 500 for a failure of the server. Every answer has an `X-Request-Id`, the 
 has at most 64 letters, digits and any of `_.:-`. HEAD is answered as GET is, without the body."""
 
 
-class Refusal(BaseModel):
+@answer(example={"detail": "There is nothing at /nowhere."})
+class Refusal:
     """A request is refused."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"detail": "There is nothing at /nowhere."}]},
-    )
-
     detail: str
-    """A sentence that says what is wrong, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
     """A body: its schema, as an answer, a model or JSON Schema, and an example."""
 
-    schema: type[Any] | Mapping[str, Any]
+    schema: Any
     example: Any = None
     """None for a type's own."""
     encoding: Mapping[str, Any] = field(default_factory=dict)
@@ -67,6 +65,19 @@ class Answer:
     content: Mapping[str, Content]
     headers: Mapping[str, str] = field(default_factory=dict)
     """Headers beside the usual ones, each with its meaning."""
+
+    @classmethod
+    def of(
+        cls,
+        schema: Any,
+        text: str = "The answer.",
+        *,
+        example: Any = None,
+        media_type: str = JSON,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Return an answer with one form."""
+        return cls(text, {media_type: Content(schema, example)}, headers or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +110,11 @@ class Description:
 
     tag: str
     summary: str
-    answers: Mapping[int, Answer]
     text: str = ""
+    answered: str = "The answer."
+    """Meaning of the status 200, where the handler names its answer."""
+    answers: Mapping[int, Answer] = field(default_factory=dict)
+    """Answers that the handler does not name."""
     parameters: Sequence[Parameter] = ()
     body: Mapping[str, Content] = field(default_factory=dict)
     refusals: Mapping[int, str] = field(default_factory=dict)
@@ -117,12 +131,34 @@ class Channel:
     text: str
 
 
+def json_response(
+    value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return an answer as a response."""
+    return Response(to_json(value), status, headers, media_type=JSON)
+
+
 class ApiRoute(Route):
-    """A route of one method that says of itself what clients need to know."""
+    """A route of one method that says of itself what clients need to know.
+
+    Its handler returns a response, or an answer that is sent as JSON with `headers`. The annotation of the
+    handler describes such an answer.
+    """
 
     def __init__(
-        self, path: str, endpoint: Any, description: Description, method: str = "GET"
+        self,
+        path: str,
+        endpoint: Callable[[Any], Any],
+        description: Description,
+        method: str = "GET",
+        headers: Mapping[str, str] | None = None,
     ) -> None:
+        kind = get_type_hints(endpoint)["return"]
+        if not (isinstance(kind, type) and issubclass(kind, Response)):
+            endpoint = _answering(endpoint, headers)
+            if not description.answers:
+                answers = {200: Answer.of(kind, description.answered)}
+                description = replace(description, answers=answers)
         super().__init__(path, endpoint, methods=[method])
         self.method = method
         self.description = description
@@ -152,16 +188,16 @@ class LiveMount(Mount):
         self.channel = channel
 
 
-def answer(
-    schema: type[Any] | Mapping[str, Any],
-    text: str = "The answer.",
-    *,
-    example: Any = None,
-    media_type: str = JSON,
-    headers: Mapping[str, str] | None = None,
-) -> Answer:
-    """Return an answer with one form."""
-    return Answer(text, {media_type: Content(schema, example)}, headers or {})
+def _answering(
+    handler: Callable[[Request], Awaitable[Any]], headers: Mapping[str, str] | None
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return a handler that sends what another returns."""
+
+    @wraps(handler)
+    async def respond(http: Request) -> Response:
+        return json_response(await handler(http), headers=headers)
+
+    return respond
 
 
 def document(routes: Iterable[BaseRoute], version: str) -> dict[str, Any]:
@@ -221,18 +257,18 @@ def _channels(routes: Iterable[BaseRoute]) -> Iterator[Channel]:
     )
 
 
-def _models(route: ApiRoute) -> Iterator[type[Any]]:
+def _models(route: ApiRoute) -> Iterator[Any]:
     """Yield the types of a route's body and answers."""
     described = route.description
     contents = [described.body, *(each.content for each in described.answers.values())]
     for content in (each for by_type in contents for each in by_type.values()):
-        if isinstance(content.schema, type):
+        if not isinstance(content.schema, Mapping):
             yield content.schema
 
 
-def _schemas(types: Iterable[type[Any]]) -> tuple[dict[type[Any], dict[str, Any]], dict[str, Any]]:
+def _schemas(types: Iterable[Any]) -> tuple[dict[Any, dict[str, Any]], dict[str, Any]]:
     """Return a reference to each answer or model, and the definitions that they refer to."""
-    distinct: list[type[Any]] = list(dict.fromkeys((Refusal, *types)))
+    distinct: list[Any] = list(dict.fromkeys((Refusal, *types)))
     references, definitions = TypeAdapter.json_schemas(
         [(at, "validation", adapter(each)) for at, each in enumerate(distinct)], ref_template=_REF
     )
@@ -240,9 +276,7 @@ def _schemas(types: Iterable[type[Any]]) -> tuple[dict[type[Any], dict[str, Any]
     return found, definitions["$defs"]
 
 
-def _operation(
-    path: str, route: ApiRoute, schemas: Mapping[type[Any], dict[str, Any]]
-) -> dict[str, Any]:
+def _operation(path: str, route: ApiRoute, schemas: Mapping[Any, dict[str, Any]]) -> dict[str, Any]:
     described = route.description
 
     def content(by_type: Mapping[str, Content]) -> dict[str, Any]:
@@ -292,9 +326,9 @@ def _operation(
 _UNDERSCORES = str.maketrans({"/": "_", "{": None, "}": None, ".": "_"})
 
 
-def _content(content: Content, schemas: Mapping[type[Any], dict[str, Any]]) -> dict[str, Any]:
+def _content(content: Content, schemas: Mapping[Any, dict[str, Any]]) -> dict[str, Any]:
     schema, example = content.schema, content.example
-    if isinstance(schema, type):
+    if not isinstance(schema, Mapping):
         if example is None:
             example = example_of(schema)
         schema = schemas[schema]

@@ -48,12 +48,12 @@ def adapter(kind: type[T]) -> TypeAdapter[T]:
 
 def to_json(value: Any) -> bytes:
     """Return an answer as JSON."""
-    return adapter(type(value)).dump_json(value)
+    return adapter(type(value)).dump_json(value, by_alias=True)
 
 
 def to_plain(value: Any) -> Any:
     """Return an answer as dicts, lists, numbers and strings, as its JSON has them."""
-    return adapter(type(value)).dump_python(value, mode="json")
+    return adapter(type(value)).dump_python(value, mode="json", by_alias=True)
 
 
 def from_json(kind: type[T], content: bytes | str) -> T:
