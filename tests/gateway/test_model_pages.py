@@ -23,7 +23,7 @@ from ndif.runtime.structure import describe_structure
 from ndif.schema.answer import adapter
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey
-from ndif.schema.structure import ModelStructure, read_structure
+from ndif.schema.structure import ModelDetails, ModelStructure, read_structure
 from tests.on_loop import on_loop
 from tests.tiny_models import make_bert, make_gpt2
 
@@ -37,7 +37,7 @@ class Asked(InProcessCatalogue):
 
     keys: list[ModelKey] = []  # noqa: RUF012 - cleared by each server
 
-    async def details(self, key: ModelKey) -> dict[str, Any]:
+    async def details(self, key: ModelKey) -> ModelDetails:
         self.keys.append(key)
         await asyncio.sleep(0)
         return await super().details(key)
@@ -260,7 +260,8 @@ async def test_any_name_has_an_answer(runtimes: Path) -> None:
 
 
 def test_the_details_of_a_model_that_is_gone_are_empty() -> None:
-    assert describe_details(Models(), ModelKey("A", GPT2)) == {"structures": {}, "load_s": {}}
+    nothing = ModelDetails(structures={}, load_s={})
+    assert describe_details(Models(), ModelKey("A", GPT2)) == nothing
 
 
 def test_a_hubs_address_is_shown_without_its_password() -> None:

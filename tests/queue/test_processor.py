@@ -185,7 +185,7 @@ class Client:
         waiting = self.dispatcher.update_of(self.request.id)
         stored = await last_response(self.store, self.request.id)
         return {
-            k: v for kept in (stored, waiting) if kept is not None for k, v in kept.record.items()
+            k: v for kept in (stored, waiting) if kept is not None for k, v in kept.fields.items()
         }
 
 

@@ -17,10 +17,12 @@ from ndif.control.operations import OPERATIONS, STOPPING, Answer, Operation, Sto
 from ndif.host.request_lifecycle import RUNS
 from ndif.probe.history import Histories
 from ndif.schedule.schedule import Window
+from ndif.schema.answer import to_plain
 from ndif.schema.deployment import OperationError
 from ndif.schema.model_key import ModelKey
 from ndif.schema.response import Response
 from ndif.schema.status import Status
+from ndif.schema.structure import ModelDetails
 from ndif.schema.wires import envelope_fields
 from ndif.stores.broker import LOST, BrokerError
 from ndif.stores.events import Event
@@ -179,15 +181,14 @@ class RemoteDetails:
     leader: LeaderRpc
     timeout_s: float
 
-    async def __call__(self, key: ModelKey) -> dict[str, Any]:
+    async def __call__(self, key: ModelKey) -> ModelDetails:
         """Return the leader's `describe_details`; raise OperationError if no process leads."""
         try:
             asked = self.leader.ask(DETAILS, {"key": str(key)})
-            found: dict[str, Any] = await within(asked, self.timeout_s)
+            return ModelDetails.read(await within(asked, self.timeout_s))
         except asyncio.TimeoutError as error:
             limit = format_duration(self.timeout_s)
             raise OperationError(504, f"The leader did not answer within {limit}.") from error
-        return found
 
 
 @dataclass(frozen=True)
@@ -220,7 +221,9 @@ async def perform_event(control: ControlPlane, event: str, arguments: Mapping[st
             control.events.add(Event(**each))
         return {}
     if event == DETAILS:
-        return describe_details(control.controller.models, ModelKey.parse(str(arguments["key"])))
+        key = ModelKey.parse(str(arguments["key"]))
+        details: Answer = to_plain(describe_details(control.controller.models, key))
+        return details
     if event == OVERVIEW:
         return await control.overview.next(arguments["seen"], arguments["users"])
     for kind in OPERATIONS:

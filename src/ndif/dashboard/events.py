@@ -34,7 +34,7 @@ _STATE = Description(
     "the server",
     "The state that the dashboard shows",
     f"{name_of('dashboard')} says who may read it: everybody, or users with an API key.",
-    answers={200: Answer.of(State)},
+    answers={200: Answer(State)},
     refusals={
         401: "The API key is missing or unknown.",
         429: "Too many wrong keys came from this address.",

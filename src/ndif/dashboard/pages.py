@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from ndif.gateway.http_error import HttpError, shown_path
-from ndif.gateway.openapi import Answer, ApiRoute, Content, Description, Parameter
+from ndif.gateway.openapi import Answer, ApiRoute, Description, Parameter
 
 _TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -38,7 +38,7 @@ _BASE = "{{files}}"
 PAGE = Description(
     "the server",
     "The dashboard",
-    answers={200: Answer.of({"type": "string"}, "A page.", media_type="text/html")},
+    answers={200: Answer({"type": "string"}, "A page.", media_types=("text/html",))},
 )
 _FILE = Description(
     "the server",
@@ -46,13 +46,10 @@ _FILE = Description(
     "Its address names its version: what is there never changes.",
     answers={
         200: Answer(
+            {"type": "string"},
             "The file.",
-            {
-                kind.partition(";")[0]: Content({"type": "string"})
-                for end, kind in _TYPES.items()
-                if end != ".html"
-            },
-            {"ETag": "Its name and version."},
+            media_types=[kind.partition(";")[0] for end, kind in _TYPES.items() if end != ".html"],
+            headers={"ETag": "Its name and version."},
         )
     },
     parameters=(

@@ -79,7 +79,7 @@ _ACCOUNTS_REFUSALS = {
 _CONFIG = Description(
     _TAG,
     "Every variable, its value and the value's source",
-    answers={200: Answer.of(Configuration, "The settings; secrets are hidden.")},
+    answers={200: Answer(Configuration, "The settings; secrets are hidden.")},
     refusals={401: _REFUSALS[401]},
     needs="token",
 )
@@ -93,7 +93,7 @@ def _describe(
     return Description(
         tag,
         inspect.cleandoc(kind.__doc__ or "").partition("\n")[0].removesuffix("."),
-        answers={200: Answer.of(kind.answer)},
+        answers={200: Answer(kind.answer)},
         parameters=tuple(_query_of(kind)) if is_query else (),
         body={JSON: Content(kind)} if kind.model_fields and not is_query else {},
         refusals=refusals,

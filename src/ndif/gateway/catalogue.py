@@ -14,6 +14,7 @@ from ndif.control.remote import MODELS, STATUS
 from ndif.gateway.http_error import RETRY_SOON, HttpError
 from ndif.schema.model_key import ModelKey
 from ndif.schema.repositories import Repositories
+from ndif.schema.structure import ModelDetails
 
 if TYPE_CHECKING:
     # A server of one process has no client of Redis.
@@ -35,8 +36,8 @@ class Catalogue(Protocol):
     async def status(self) -> dict[str, Any]:
         """Return the answer of `GET /status`."""
 
-    async def details(self, key: ModelKey) -> dict[str, Any]:
-        """Return `structures` and `load_s` of a model, by generation."""
+    async def details(self, key: ModelKey) -> ModelDetails:
+        """Return the details of a model."""
 
     async def connected(self) -> bool:
         """Return True if the server can run a request that arrives now."""
@@ -58,7 +59,7 @@ class InProcessCatalogue:
         """See `Catalogue.status`."""
         return self._status()
 
-    async def details(self, key: ModelKey) -> dict[str, Any]:
+    async def details(self, key: ModelKey) -> ModelDetails:
         """See `Catalogue.details`."""
         return describe_details(self._models, key)
 
@@ -76,7 +77,7 @@ class PublishedCatalogue:
         cache: SharedCache,
         status_timeout_s: float,
         repositories: Repositories,
-        details: Callable[[ModelKey], Awaitable[dict[str, Any]]],
+        details: Callable[[ModelKey], Awaitable[ModelDetails]],
     ) -> None:
         """Take what reads Redis, and the seconds to wait for a status that is not there yet.
 
@@ -111,7 +112,7 @@ class PublishedCatalogue:
         found: dict[str, Any] = status
         return found
 
-    async def details(self, key: ModelKey) -> dict[str, Any]:
+    async def details(self, key: ModelKey) -> ModelDetails:
         """See `Catalogue.details`."""
         return await self._details(key)
 

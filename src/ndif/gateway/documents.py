@@ -54,13 +54,13 @@ _DESCRIPTIONS = (
     Description(
         "the server",
         "This description, for programs",
-        answers={200: Answer.of({"type": "object"}, "An OpenAPI 3.1 document.")},
+        answers={200: Answer({"type": "object"}, "An OpenAPI 3.1 document.")},
     ),
     Description(
         "the server",
         "This description, for people",
         answers={
-            200: Answer.of({"type": "string"}, "A page without scripts.", media_type="text/html")
+            200: Answer({"type": "string"}, "A page without scripts.", media_types=("text/html",))
         },
     ),
 )

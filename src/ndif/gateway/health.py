@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from ndif.gateway.answers import READY, Identity, PythonEnvironment, ServerStatus
@@ -15,7 +16,7 @@ from ndif.gateway.caller import caller_of
 from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.environment import environment
 from ndif.gateway.http_error import RETRY_SOON, HttpError
-from ndif.gateway.openapi import Answer, ApiRoute, Description, Parameter
+from ndif.gateway.openapi import Answer, ApiRoute, Description, Parameter, json_response
 from ndif.host.runtimes import Runtime, Runtimes
 from ndif.placement.replica import DeploymentLevel
 from ndif.stores.accounts import Accounts, NoSuchKeyError
@@ -32,24 +33,25 @@ _DESCRIPTIONS = {
         "the server",
         "Is the server up?",
         "Pages of any site may read this on a public server, and `/status` and `/env`.",
-        answers={200: Answer.of({"const": "pong"}, "It is.", example="pong")},
+        answers={200: Answer({"const": "pong"}, "It is.", example="pong")},
     ),
     "connected": Description(
         "the server",
         "Can the server run jobs?",
-        answers={200: Answer.of({"const": True}, "It can.", example=True)},
+        answers={200: Answer({"const": True}, "It can.", example=True)},
         refusals={503: "It cannot yet."},
     ),
     "status": Description(
         "the server",
         "The models and their state",
-        answers={200: Answer.of(ServerStatus)},
+        answers={200: Answer(ServerStatus)},
         refusals={503: _NO_LEADER},
     ),
     "env": Description(
         "the server",
         "Python and the packages that run blocks",
         "`nnsight.compare()` compares the client's with these.",
+        answers={200: Answer(PythonEnvironment)},
         parameters=(
             Parameter(
                 "generation",
@@ -79,13 +81,9 @@ class HealthRoutes:
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
-        answers = self.ping, self.connected, self.status, self.whoami
+        answers = self.ping, self.connected, self.status, self.env, self.whoami
         return [
-            *(
-                ApiRoute(f"/{each.__name__}", each, _DESCRIPTIONS[each.__name__])
-                for each in answers
-            ),
-            ApiRoute("/env", self.env, _DESCRIPTIONS["env"], headers={"Vary": "User-Agent"}),
+            ApiRoute(f"/{each.__name__}", each, _DESCRIPTIONS[each.__name__]) for each in answers
         ]
 
     async def ping(self, _: Request) -> str:
@@ -117,9 +115,10 @@ class HealthRoutes:
         except NoSuchKeyError:
             return True
 
-    async def env(self, http: Request) -> PythonEnvironment:
+    async def env(self, http: Request) -> Response:
         """Answer with the versions of Python and of the packages that run the client's blocks."""
-        return await asyncio.to_thread(self._env, http)
+        found = await asyncio.to_thread(self._env, http)
+        return json_response(found, headers={"Vary": "User-Agent"})
 
     def _env(self, http: Request) -> PythonEnvironment:
         return environment(

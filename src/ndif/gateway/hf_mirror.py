@@ -24,7 +24,6 @@ from ndif.gateway.openapi import (
     BYTES,
     Answer,
     ApiRoute,
-    Content,
     Description,
     Parameter,
     json_response,
@@ -84,16 +83,22 @@ class _NotFoundError(Exception):
 
 
 _COMMIT_HEADER = {"X-Repo-Commit": "The commit of the files."}
-_INFO = ("A repository", {200: Answer.of(HubModel)})
-_TREE = ("A listing of files", {200: Answer.of(list[HubEntry], example=HUB_TREE_EXAMPLE)})
+_INFO = ("A repository", {200: Answer(HubModel)})
+_TREE = ("A listing of files", {200: Answer(list[HubEntry], example=HUB_TREE_EXAMPLE)})
 _RESOLVE = (
     "A file",
     {
-        200: Answer("The file.", {BYTES: Content({})}, {**_COMMIT_HEADER, "ETag": "Its content."}),
+        200: Answer(
+            {},
+            "The file.",
+            media_types=(BYTES,),
+            headers={**_COMMIT_HEADER, "ETag": "Its content."},
+        ),
         206: Answer(
+            {},
             "The part that was asked for, or several.",
-            {BYTES: Content({}), "multipart/byteranges": Content({})},
-            _COMMIT_HEADER,
+            media_types=(BYTES, "multipart/byteranges"),
+            headers=_COMMIT_HEADER,
         ),
     },
 )
@@ -120,7 +125,7 @@ def _describe(
         "As the Hugging Face Hub answers. Clients use it with `HF_ENDPOINT=https://HOST/hub`.",
         answers={
             **answers,
-            404: Answer.of(HubRefusal, "There is no such thing.", headers=_ERROR_HEADERS),
+            404: Answer(HubRefusal, "There is no such thing.", headers=_ERROR_HEADERS),
         },
         parameters=(
             *(each for name, each in _NAMES.items() if f"{{{name}}}" in repository),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -190,16 +191,13 @@ def reason_of(error: BaseException) -> str:
     return next(found, "failure")
 
 
-def _handler(
-    translate: Callable[[Request, Any], HttpError],
-) -> Callable[[Request, Exception], Awaitable[Response]]:
-    async def respond(request: Request, error: Exception) -> Response:
-        return _response(translate(request, error))
-
-    return respond
+async def _handle(
+    translate: Callable[[Request, Any], HttpError], request: Request, error: Exception
+) -> Response:
+    return _response(translate(request, error))
 
 
 EXCEPTION_HANDLERS: Mapping[Any, Any] = {
-    kind: _handler(translate) for kind, translate in _HTTP_ERRORS.items()
+    kind: partial(_handle, translate) for kind, translate in _HTTP_ERRORS.items()
 }
 """Starlette's handlers of every error that a route may raise."""

@@ -48,7 +48,7 @@ _REFUSALS = {
 _REQUESTS = Description(
     "jobs",
     "One's own jobs",
-    answers={200: Answer.of(OwnJobs)},
+    answers={200: Answer(OwnJobs)},
     parameters=(
         Parameter(
             "limit",
@@ -64,7 +64,7 @@ _REQUESTS = Description(
 _USAGE = Description(
     "jobs",
     "The cost of one's own jobs",
-    answers={200: Answer.of(Usage, "Sums over the jobs that have ended.")},
+    answers={200: Answer(Usage, "Sums over the jobs that have ended.")},
     parameters=(
         Parameter(
             "by",
@@ -89,7 +89,7 @@ _TRACE = Description(
     "The steps of a job of one's own",
     "With a failed job comes its error, and with a completed one whether its result is stored, if it was "
     "sent without a live channel (`blocking=False`).",
-    answers={200: Answer.of(OwnTraceAnswer)},
+    answers={200: Answer(OwnTraceAnswer)},
     parameters=(Parameter("id", "path", "The job's id.", JOB_ID),),
     refusals={**_REFUSALS, 404: "The caller has no such job, or its record is no longer kept."},
     needs="key",

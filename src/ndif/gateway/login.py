@@ -84,7 +84,7 @@ _LOGIN = Description(
     _TAG,
     "Log an operator in",
     answers={
-        200: Answer.of(
+        200: Answer(
             OwnSession,
             "The login; its cookie is in the header `Set-Cookie`.",
             headers={"Set-Cookie": "The session, for this server's own pages alone."},
@@ -107,7 +107,7 @@ _LOGOUT = Description(
     _TAG,
     "End the login of this browser",
     "Needs `X-CSRF-Token`, as everything does that a login changes.",
-    answers={200: Answer.of(OwnSession, "No login.")},
+    answers={200: Answer(OwnSession, "No login.")},
     refusals={403: "The request comes from another page, or without the session's token."},
 )
 _SESSION = Description(_TAG, "The login of this browser", answered="The login, if there is one.")

@@ -24,7 +24,7 @@ from ndif.gateway.snippets import snippet, suits
 from ndif.host.runtimes import Runtimes
 from ndif.placement.replica import DeploymentLevel
 from ndif.schema.model_key import ModelKey
-from ndif.schema.structure import ModelStructure, read_structure
+from ndif.schema.structure import ModelDetails, ModelStructure
 
 _HUB = "https://huggingface.co"
 _MAX_QUOTED = 200
@@ -58,19 +58,7 @@ _DESCRIPTION = Description(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Details:
-    """Facts of one model that are asked for, and not published."""
-
-    structures: Mapping[str, ModelStructure] = field(default_factory=dict)
-    load_s: Mapping[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, described: Mapping[str, Any]) -> _Details:
-        """Return the details that a catalogue describes."""
-        read = {each: read_structure(found) for each, found in described["structures"].items()}
-        structures = {each: found for each, found in read.items() if found is not None}
-        return cls(structures, described["load_s"])
+_NO_DETAILS = ModelDetails(structures={}, load_s={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +67,7 @@ class _Asked:
 
     at: float
     states: Any
-    task: asyncio.Task[_Details]
+    task: asyncio.Task[ModelDetails]
 
 
 @dataclass(eq=False)
@@ -106,7 +94,7 @@ class ModelRoutes:
         models = await self.catalogue.models()
         found = _find(models, repo_id, revision)
         entry = _entry(await self.catalogue.status(), found, repo_id, revision)
-        details = await self._details(found.key, entry) if found is not None else _Details()
+        details = await self._details(found.key, entry) if found is not None else _NO_DETAILS
         is_known = entry is not None or (details.structures and found and not found.gated)
         if not is_known:
             raise HttpError(404, _unknown(repo_id, revision))
@@ -129,7 +117,7 @@ class ModelRoutes:
     async def _look(self) -> Sequence[str]:
         return [*await asyncio.to_thread(self.runtimes.installed)]
 
-    async def _details(self, key: ModelKey, entry: Mapping[str, Any] | None) -> _Details:
+    async def _details(self, key: ModelKey, entry: Mapping[str, Any] | None) -> ModelDetails:
         """Return the details of a model, at most some seconds old; those who ask at once ask once.
 
         A model that has come up since has a tree that it may not have had: it is asked for again.
@@ -140,7 +128,7 @@ class ModelRoutes:
         }
         asked = self._asked.get(key)
         if asked is None or asked.states != _states(entry):
-            task = asyncio.create_task(self._ask(key), name="details of a model")
+            task = asyncio.create_task(self.catalogue.details(key), name="details of a model")
             asked = self._asked[key] = _Asked(now, _states(entry), task)
         try:
             return await asyncio.shield(asked.task)
@@ -149,14 +137,11 @@ class ModelRoutes:
                 del self._asked[key]
             raise
 
-    async def _ask(self, key: ModelKey) -> _Details:
-        return _Details.read(await self.catalogue.details(key))
-
     def _describe(
         self,
         model: Model | None,
         entry: Mapping[str, Any] | None,
-        details: _Details,
+        details: ModelDetails,
         installed: Iterable[str],
         url: str,
         chosen: str | None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Literal, get_type_hints
 
@@ -59,25 +59,19 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer: when it is given, and its body by media type."""
+    """An answer: its form, and when it is given."""
 
-    text: str
-    content: Mapping[str, Content]
+    schema: Any
+    text: str = "The answer."
+    example: Any = None
+    media_types: Sequence[str] = (JSON,)
     headers: Mapping[str, str] = field(default_factory=dict)
     """Headers beside the usual ones, each with its meaning."""
 
-    @classmethod
-    def of(
-        cls,
-        schema: Any,
-        text: str = "The answer.",
-        *,
-        example: Any = None,
-        media_type: str = JSON,
-        headers: Mapping[str, str] | None = None,
-    ) -> Answer:
-        """Return an answer with one form."""
-        return cls(text, {media_type: Content(schema, example)}, headers or {})
+    @property
+    def content(self) -> Mapping[str, Content]:
+        """The body by media type."""
+        return dict.fromkeys(self.media_types, Content(self.schema, self.example))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +135,7 @@ def json_response(
 class ApiRoute(Route):
     """A route of one method that says of itself what clients need to know.
 
-    Its handler returns a response, or an answer that is sent as JSON with `headers`. The annotation of the
-    handler describes such an answer.
+    Its handler returns a response, or an answer that its annotation describes and that is sent as JSON.
     """
 
     def __init__(
@@ -151,13 +144,12 @@ class ApiRoute(Route):
         endpoint: Callable[[Any], Any],
         description: Description,
         method: str = "GET",
-        headers: Mapping[str, str] | None = None,
     ) -> None:
         kind = get_type_hints(endpoint)["return"]
         if not (isinstance(kind, type) and issubclass(kind, Response)):
-            endpoint = _answering(endpoint, headers)
+            endpoint = partial(_respond, endpoint)
             if not description.answers:
-                answers = {200: Answer.of(kind, description.answered)}
+                answers = {200: Answer(kind, description.answered)}
                 description = replace(description, answers=answers)
         super().__init__(path, endpoint, methods=[method])
         self.method = method
@@ -188,16 +180,8 @@ class LiveMount(Mount):
         self.channel = channel
 
 
-def _answering(
-    handler: Callable[[Request], Awaitable[Any]], headers: Mapping[str, str] | None
-) -> Callable[[Request], Awaitable[Response]]:
-    """Return a handler that sends what another returns."""
-
-    @wraps(handler)
-    async def respond(http: Request) -> Response:
-        return json_response(await handler(http), headers=headers)
-
-    return respond
+async def _respond(handler: Callable[[Request], Awaitable[Any]], http: Request) -> Response:
+    return json_response(await handler(http))
 
 
 def document(routes: Iterable[BaseRoute], version: str) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from ndif.gateway.openapi import (
     BYTES,
     Answer,
     ApiRoute,
-    Content,
     Description,
     Parameter,
 )
@@ -70,7 +69,7 @@ _RESPONSE = Description(
     "The last update of a job",
     "Only jobs that were sent without a live channel (`blocking=False`) are kept for this. A job that is "
     "not known has an ERROR that says so: clients of 0.8 take 404 for a job that is not there yet.",
-    answers={200: Answer.of(JobUpdate, "The job's state.", example=_COMPLETED)},
+    answers={200: Answer(JobUpdate, "The job's state.", example=_COMPLETED)},
     parameters=(_ID,),
     refusals={
         401: "The API key is missing or unknown.",
@@ -87,16 +86,18 @@ _RESULT = Description(
     "an object store, it is an address of that store instead.",
     answers={
         200: Answer(
+            {},
             "The result, as `torch.save` wrote it, mostly compressed with zstd.",
-            {BYTES: Content({})},
-            {
+            media_types=(BYTES,),
+            headers={
                 "Content-Disposition": "Name of the file that a browser makes of it: `ID.pt.zst` if it is "
                 "compressed, else `ID.pt`."
             },
         ),
         206: Answer(
+            {},
             "The part that was asked for, or several.",
-            {BYTES: Content({}), "multipart/byteranges": Content({})},
+            media_types=(BYTES, "multipart/byteranges"),
         ),
     },
     parameters=(

@@ -47,13 +47,13 @@ class JobUpdate(TypedDict):
     """With COMPLETED, what the run cost: `execution_time` in seconds, `peak_memory` in bytes."""
 
 
+def _update(response: Response, status: Status) -> JobUpdate:
+    return {"id": response.id, "status": status.value, "description": response.description}
+
+
 def envelope_fields(response: Response) -> JobUpdate:
     """Return the JSON object that nnsight 0.8 validates."""
-    out: JobUpdate = {
-        "id": response.id,
-        "status": response.status.value,
-        "description": response.description,
-    }
+    out = _update(response, response.status)
     if isinstance(response.data, StoredResult):
         out["data"] = response.data.url
     if response.meta is not None:
@@ -72,11 +72,7 @@ def envelope_frame(response: Response) -> str | bytes:
 
 def header_fields(response: Response) -> JobUpdate:
     """Return the mapping that nnsight 0.6 and 0.7 validate."""
-    out: JobUpdate = {
-        "id": response.id,
-        "status": response.status.on_header_wire.value,
-        "description": response.description,
-    }
+    out = _update(response, response.status.on_header_wire)
     if isinstance(response.data, StoredResult):
         out["data"] = (response.data.url, response.data.size)
     return out
