@@ -13,7 +13,8 @@ from ndif.placement.cluster import Cluster
 from ndif.placement.demand import DEFAULT_RULES, Demand, Device
 from ndif.placement.node import Node
 from ndif.placement.refusal import explain_refusal
-from ndif.placement.replica import DeploymentLevel, PlacedReplica
+from ndif.placement.replica import PlacedReplica
+from ndif.schema.states import DeploymentLevel
 from ndif.placement.resources import Resources
 
 _GIB = 1024**3

@@ -10,6 +10,7 @@ from pathlib import Path
 from docs.make.text import cell, code
 from prometheus_client import Metric
 
+from ndif.schema.server_state import ScheduleState, ServerState
 from ndif.telemetry import metrics, state
 
 _HEAD = """\
@@ -21,7 +22,14 @@ and how to ask.
 | metric | type | labels | |
 | --- | --- | --- | --- |
 """
-_SERVER = {"nodes": [], "models": [], "problems": []}
+_SERVER = ServerState(
+    nodes=[],
+    models=[],
+    problems=[],
+    schedule=ScheduleState(
+        source=None, problems=[], next_change=None, read_every_s=30.0, windows=[]
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)

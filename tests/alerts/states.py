@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 from ndif.alerts.causes import Counts, Findings, Increases, Limits, Observation, find
-from ndif.control.answers import ServerState
+from ndif.gateway.openapi import example_of
+from ndif.schema.answer import from_plain
+from ndif.schema.server_state import Problem, QueueWait, ServerState
 
 NOW = 1_800_000_000.0
-_EXAMPLE: dict[str, Any] = ServerState.model_json_schema()["examples"][0]
+_EXAMPLE: dict[str, Any] = example_of(ServerState)
 
 
 def status() -> dict[str, Any]:
@@ -17,20 +20,11 @@ def status() -> dict[str, Any]:
     return copy.deepcopy(_EXAMPLE)
 
 
-def waits(**changes: Any) -> list[dict[str, Any]]:
+def waits(
+    *, waiting: int = 0, oldest: float | None = None, last_dispatched: float | None = None
+) -> list[QueueWait]:
     """The queue of the one model."""
-    (model,) = status()["models"]
-    return [
-        {
-            "model_key": model["model_key"],
-            "generation": "0.8",
-            "waiting": 0,
-            "oldest": None,
-            "running": 0,
-            "last_dispatched": None,
-            **changes,
-        }
-    ]
+    return [QueueWait(status()["models"][0]["repo_id"], "0.8", waiting, oldest, last_dispatched)]
 
 
 def increases(*, over_s: float = 0.0, **counts: dict[str, float]) -> Increases:
@@ -43,11 +37,14 @@ def increases(*, over_s: float = 0.0, **counts: dict[str, float]) -> Increases:
     return made
 
 
-def seen(document: dict[str, Any] | None = None, **changes: Any) -> Observation:
+def seen(
+    document: dict[str, Any] | None = None, problems: Sequence[Problem] = (), **changes: Any
+) -> Observation:
     """A look at a server of which all that is not named is well."""
     fields: dict[str, Any] = {
         "at": NOW,
-        "status": status() if document is None else document,
+        "server": from_plain(ServerState, status() if document is None else document),
+        "problems": problems,
         "waits": waits(),
         "stores": {"broker": True, "objects": True, "accounts": True},
         "disk": (50, 100),
@@ -55,10 +52,11 @@ def seen(document: dict[str, Any] | None = None, **changes: Any) -> Observation:
         "counts": Increases(),
         **changes,
     }
-    ServerState.model_validate(fields["status"])
     return Observation(**fields)
 
 
-def found(document: dict[str, Any] | None = None, **changes: Any) -> Findings:
+def found(
+    document: dict[str, Any] | None = None, problems: Sequence[Problem] = (), **changes: Any
+) -> Findings:
     """The causes of such a look."""
-    return find(seen(document, **changes), Limits())
+    return find(seen(document, problems, **changes), Limits())

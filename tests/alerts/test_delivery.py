@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from ndif.alerts import delivery
-from ndif.alerts.causes import Kind
 from ndif.alerts.delivery import Delivery, form_and_url, open_destinations
 from ndif.alerts.incidents import Event
 from ndif.alerts.messages import Message, digest_message
 from ndif.alerts.messages import test_message as a_test
 from ndif.config.reference import variables
 from ndif.config.settings import Settings
+from ndif.schema.server_state import ProblemKind as Kind
 from ndif.tasks import end
 from tests.alerts.receivers import HANGS, Receiver, receiving
 from tests.alerts.test_messages import (

@@ -10,7 +10,7 @@ from itertools import count, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndif.alerts.causes import ROOTS, Cause, Findings, Key, Kind
+from ndif.alerts.causes import ROOTS, Cause, Findings, Key
 from ndif.alerts.incidents import (
     Book,
     Event,
@@ -21,6 +21,7 @@ from ndif.alerts.incidents import (
     step,
     taken_over,
 )
+from ndif.schema.server_state import ProblemKind as Kind
 
 TIMING = Timing(hold_s=60, repeat_s=3600)
 KEYS = [

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ndif.alerts.causes import Cause, Kind
+from ndif.alerts.causes import Cause
 from ndif.alerts.incidents import Event, Incident, Member, Notice
 from ndif.alerts.messages import (
     DEFAULT_TEMPLATE,
@@ -28,6 +28,7 @@ from ndif.alerts.messages import (
 from ndif.config.mail_template import NAMES, split_template
 from ndif.config.settings import Settings
 from ndif.errors import problems
+from ndif.schema.server_state import ProblemKind as Kind
 
 NOW = 1_800_000_000.0
 TEXTS = st.text(st.characters(), max_size=400) | st.sampled_from(

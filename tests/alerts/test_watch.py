@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,14 @@ from typing import Any
 import pytest
 
 from ndif.alerts import digest, watch
-from ndif.alerts.causes import Cause, Kind
+from ndif.alerts.causes import Cause
 from ndif.alerts.incidents import Incident, Member
 from ndif.alerts.watch import Alerts, counted, open_alerts
 from ndif.config.settings import Settings
+from ndif.schema.answer import from_plain
 from ndif.schema.job_record import JobRecord
+from ndif.schema.server_state import Problem, QueueWait, ServerState
+from ndif.schema.server_state import ProblemKind as Kind
 from ndif.stores.broker import BrokerError
 from ndif.stores.broker.signing import Signer
 from ndif.stores.events import EventLog
@@ -56,8 +59,8 @@ class Site:
         if self.is_away:
             raise BrokerError("it is away")
 
-    async def look(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        return self.document, waits()
+    async def look(self) -> tuple[ServerState, Sequence[Problem], Sequence[QueueWait]]:
+        return from_plain(ServerState, self.document), [], waits()
 
     @property
     def saved(self) -> dict[str, Any]:

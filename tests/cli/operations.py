@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 
 from ndif.cluster.models import Models
 from ndif.config.settings import Settings
-from ndif.control.answers import OWN_TRACE, Alerts
+from ndif.control.answers import Alerts
 from ndif.control.operations import (
     Answer,
     CollectGarbage,
@@ -45,9 +45,13 @@ from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.operator import Operators
 from ndif.gateway.sessions import Sessions
 from ndif.host.runtimes import Runtimes
+from ndif.schema.answer import from_plain
+from ndif.schema.client_status import ServerStatus
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_file import to_entry
 from ndif.schema.deployment_settings import DeploymentChange, differences
+from ndif.schema.job_state import OWN_TRACE, Jobs, Queues, Trace
+from ndif.schema.server_state import ServerState
 from ndif.stores.accounts import Accounts, OpenAccounts
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.events import Event
@@ -120,13 +124,13 @@ class Table:
                 self.killed_keys.append(account)
                 return {"killed": self.jobs_of_keys}
             case GetStatus():
-                return await self.status()
+                return from_plain(ServerState, await self.status())
             case GetQueue():
-                return await self.queue()
+                return from_plain(Queues, await self.queue())
             case GetJobs():
-                return {"jobs": []}
+                return Jobs(jobs=[])
             case GetTrace(job_id=job_id):
-                return {**OWN_TRACE, "id": job_id, "user": "ada"}
+                return from_plain(Trace, {**OWN_TRACE, "id": job_id, "user": "ada"})
             case GetUsage(by=by, since=since):
                 return {"by": by, "since": since, "usage": []}
             case CollectGarbage(dry_run=dry_run):
@@ -277,7 +281,15 @@ class Table:
     async def status(self) -> dict[str, Any]:
         memory = {"bytes": 24 * GIB, "free_bytes": 10 * GIB}
         return {
-            "nodes": [{"id": "n1", "name": "this-machine", "gpus": [memory], "cpu": memory}],
+            "nodes": [
+                {
+                    "id": "n1",
+                    "name": "this-machine",
+                    "gpus": [{**memory, "uuid": None, "withdrawn": False}],
+                    "gpu_context_bytes": 0,
+                    "cpu": memory,
+                }
+            ],
             "models": [*self._models()],
             "schedule": {
                 "source": "plan.ics" if self.windows else None,
@@ -302,6 +314,8 @@ class Table:
                 "desired_replicas": len(entry.replicas),
                 "processor": "READY" if entry.replicas else None,
                 "waiting": len(self.waiting),
+                "problem": None,
+                "probe": None,
                 "replicas": [
                     {
                         "replica_id": each,
@@ -311,6 +325,7 @@ class Table:
                         "deployed": 1_700_000_000,
                         "gpu_mem_bytes_by_id": {"0": 10**9},
                         "on_cpu": False,
+                        "dedicated": entry.config.dedicated,
                         "done": 25,
                         "total": 100,
                         "request_id": None,
@@ -366,7 +381,7 @@ def application(
     routes = [
         *AdminRoutes(table.perform, OPERATORS, options, accounts.registry, table.note).routes(),
         *HealthRoutes(
-            InProcessCatalogue(Models(), lambda: {"deployments": {}}, lambda: True),
+            InProcessCatalogue(Models(), lambda: ServerStatus(deployments={}), lambda: True),
             accounts,
             Runtimes(options.runtimes),
         ).routes(),

@@ -14,18 +14,19 @@ from ndif.cluster.adoption import adopt
 from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import OrphanReplica, ReplicaRequest
 from ndif.cluster.models import Models, NotServedError
-from ndif.cluster.replica import EvictedError, ReplicaState
+from ndif.cluster.replica import EvictedError
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.evaluation import Measured
 from ndif.host.port import ActorError, Progress, Respond
 from ndif.placement.cluster import Cluster
 from ndif.placement.node import Node
-from ndif.placement.replica import DeploymentLevel, PlacedReplica
+from ndif.placement.replica import PlacedReplica
 from ndif.placement.resources import Resources
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
 from ndif.schema.response import Response
+from ndif.schema.states import DeploymentLevel, ReplicaState
 from ndif.tasks import within
 from tests.on_loop import on_loop
 from tests.waiting import PATIENCE_S

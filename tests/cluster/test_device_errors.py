@@ -16,6 +16,7 @@ from ndif.cli.status import _rendered
 from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import ProvisionResult, ReplicaRequest
 from ndif.cluster.models import Models
+from ndif.control.state import node_state
 from ndif.host.device_errors import MOST, REST_S, WITHIN_S, DeviceErrors, DeviceFailure, Withdrawal
 from ndif.host.evaluation import Measured
 from ndif.host.port import DeviceError, Progress, Respond
@@ -23,9 +24,11 @@ from ndif.placement.cluster import Cluster
 from ndif.placement.node import Node
 from ndif.placement.replica import PlacedReplica
 from ndif.placement.resources import Resources
+from ndif.schema.answer import to_plain
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request
 from ndif.schema.response import Response
+from ndif.schema.server_state import ProblemKind
 from tests.on_loop import on_loop
 from tests.placement.worlds import GiB, a_node, deploy, want, with_hot
 
@@ -193,8 +196,9 @@ async def test_replicas_go_elsewhere_once_a_gpu_has_failed_three() -> None:
         world.now += 60
     assert world.places == [[0], [0], [0], [1]]
     (problem,) = world.controller.device_problems()
-    assert problem.startswith("GPU 0 of here (GPU-1) takes no model until ")
-    assert repr(ECC) in problem
+    assert (problem.kind, problem.subject) == (ProblemKind.GPU_WITHDRAWN, "GPU 0 of here")
+    assert problem.text.startswith("GPU 0 of here (GPU-1) takes no model until ")
+    assert repr(ECC) in problem.text
     await world.controller.stop()
 
 
@@ -247,18 +251,12 @@ async def test_of_several_gpus_the_one_that_is_named_is_to_blame() -> None:
 def test_the_status_names_gpus_and_shows_which_are_withdrawn() -> None:
     node = named("2x24GiB", "GPU-b42dd28e-ffdd-8720", "GPU-7c3cadbd-17e5-0913")
     cluster = Cluster.of(node).with_withdrawn({"GPU-7c3cadbd-17e5-0913"})
-    resources = cluster.nodes["n1"].resources
+    schedule = {"source": None, "next_change": None, "read_every_s": 30.0}
     status = {
-        "nodes": [{"id": "n1", "name": "here", **resources.describe()}],
+        "nodes": [to_plain(node_state(cluster.nodes["n1"]))],
         "models": [],
         "problems": ["GPU 1 of here takes no model"],
-        "schedule": {
-            "source": None,
-            "problems": [],
-            "next_change": None,
-            "read_every_s": 30.0,
-            "windows": [],
-        },
+        "schedule": {**schedule, "problems": [], "windows": []},
     }
     console = Console(width=120)
     with console.capture() as captured:
@@ -266,4 +264,4 @@ def test_the_status_names_gpus_and_shows_which_are_withdrawn() -> None:
     printed = captured.get()
     assert "GPU 0 (GPU-b42dd28e) " in printed
     assert "GPU 1 (GPU-7c3cadbd), withdrawn" in printed
-    assert [gpu["withdrawn"] for gpu in status["nodes"][0]["gpus"]] == [False, True]  # type: ignore[index]
+    assert [gpu["withdrawn"] for gpu in status["nodes"][0]["gpus"]] == [False, True]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -39,6 +39,8 @@ from ndif.control.operations import (
     parse_operation,
 )
 from ndif.control.remote import RemoteControlPlane, RemoteEvents, perform_event
+from ndif.gateway.openapi import example_of
+from ndif.schema.answer import from_plain
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_settings import DeploymentChange
 from ndif.stores.events import Event, EventLog
@@ -87,6 +89,12 @@ class EventStream:
         return await perform_event(self._control, event, json.loads(json.dumps(arguments)))
 
 
+def answer_of(operation: Operation) -> Answer:
+    """The example of an operation's answer, as it performs."""
+    example = example_of(operation.answer)
+    return from_plain(operation.answer, example) if is_dataclass(operation.answer) else example
+
+
 @pytest.fixture
 def performed(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
     """Every operation that was performed, in place of its effect."""
@@ -94,7 +102,7 @@ def performed(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
 
     async def perform(self: Operation, _: ControlPlane) -> Answer:
         performed.append(self)
-        return {"performed": self.name}
+        return answer_of(self)
 
     for kind in OPERATIONS:
         monkeypatch.setattr(kind, "perform", perform)
@@ -128,7 +136,7 @@ async def test_the_leader_performs_an_operation_of_another_process(
         # It ends the gateway's own server, which ends the leader.
         assert (answer, stopped, performed) == ({"stopping": True}, [True], [])
         return
-    assert answer == {"performed": sample.name}
+    assert answer == answer_of(sample)
     assert (performed, events.asked, stopped) == ([sample], [sample.event], [])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,13 @@ import pytest
 
 from ndif.control import overview
 from ndif.control.overview import PATIENCE_S
-from ndif.dashboard.answers import State
+from ndif.schema.answer import from_json, to_json, to_plain
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.job_record import JobRecord
+from ndif.schema.public_state import NextState
 from ndif.simulation.virtual_time import run
 from tests.queue.test_whole import World
 from tests.waiting import virtual_time_passes as elapse
-
-FACTS = {"version": "1", "access": "public", "needs_key": True, "generations": []}
 
 
 @pytest.fixture(autouse=True)
@@ -27,24 +27,30 @@ def _a_look_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overview, "_COST", 0)
 
 
+async def next_of(world: World, seen: str = "", users: Sequence[str] = ()) -> dict[str, Any]:
+    """The next state as JSON, which has to be as it is described."""
+    found = await world.overview.next(seen, users)
+    assert from_json(NextState, to_json(found)) == found
+    plain: dict[str, Any] = to_plain(found)
+    return plain
+
+
 def models_of(state: dict[str, Any]) -> dict[str, Any]:
-    """The models by name, of a state that is as it is described."""
-    State.model_validate({**state, "server": FACTS})
-    assert json.loads(json.dumps(state)) == state
+    """The models by name."""
     return {model["repo_id"]: model for model in state["models"]}
 
 
 def test_a_job_is_seen_by_all_and_named_to_its_user(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 60, "a/b": 70}, minimum_s=600) as world:
-            first = await world.overview.next()
+            first = await next_of(world)
             assert models_of(first["state"]) == {}
             (node,) = first["state"]["nodes"]
             assert node["gpus"][0]["held"] == []
             running = await world.send("a/a", run_s=100.0, user="ada")
             waiting = await world.send("a/a", run_s=1.0, user="bob")
             await elapse(60)
-            seen = await world.overview.next(first["name"], ["ada", "carol"])
+            seen = await next_of(world, first["name"], ["ada", "carol"])
             assert seen["jobs"].keys() == {"ada"}
             (job,) = seen["jobs"]["ada"]
             assert (job["id"], job["status"]) == (running, "DISPATCHED")
@@ -63,7 +69,7 @@ def test_a_job_is_seen_by_all_and_named_to_its_user(tmp_path: Path) -> None:
                 assert secret not in json.dumps(seen["state"])
             await world.until_ended(running, waiting)
             await elapse(5)
-            after = await world.overview.next(seen["name"], ["ada", "carol"])
+            after = await next_of(world, seen["name"], ["ada", "carol"])
             assert after["jobs"] == {}
             model = models_of(after["state"])["a/a"]
             (queue,) = model["generations"]
@@ -77,19 +83,23 @@ def test_who_has_seen_it_waits_for_a_change(tmp_path: Path) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         async with World(tmp_path, {"a/a": 60}) as world:
-            seen = await world.overview.next()
+            seen = await next_of(world)
             before = loop.time()
-            assert await world.overview.next(seen["name"]) == {"name": seen["name"]}
+            assert await next_of(world, seen["name"]) == {
+                "name": seen["name"],
+                "state": None,
+                "jobs": {},
+            }
             assert loop.time() - before >= PATIENCE_S
             before = loop.time()
-            coming = asyncio.create_task(world.overview.next(seen["name"]))
+            coming = asyncio.create_task(next_of(world, seen["name"]))
             await elapse(0.5)
             await world.send("a/a")
             changed = await coming
             assert changed["name"] != seen["name"]
             assert loop.time() - before < PATIENCE_S
             # All who ask meanwhile are told of the same look.
-            assert await world.overview.next() == changed
+            assert await next_of(world) == changed
 
     run(main())
 
@@ -100,7 +110,7 @@ def test_levels_and_what_the_calendar_has_coming(tmp_path: Path) -> None:
         async with World(tmp_path, {"a/a": 60, "a/b": 70}, configs=(dedicated,)) as world:
             world.keep_up()
             await elapse(60)
-            state = (await world.overview.next())["state"]
+            state = (await next_of(world))["state"]
             model = models_of(state)["a/b"]
             assert (model["level"], model["dedicated"]) == ("HOT", True)
             assert model["protected_until"] is None
@@ -108,7 +118,7 @@ def test_levels_and_what_the_calendar_has_coming(tmp_path: Path) -> None:
             assert state["schedule"] == []
             await world.operations.evict("a/b", None, cold=False)
             await elapse(60)
-            state = (await world.overview.next())["state"]
+            state = (await next_of(world))["state"]
             assert models_of(state)["a/b"]["level"] == "WARM"
             assert [held["level"] for held in state["nodes"][0]["cpu"]["held"]] == ["WARM"]
 
@@ -135,9 +145,9 @@ def test_the_course_of_jobs_is_read_while_somebody_looks(tmp_path: Path) -> None
                         1,
                     )
                 )
-            seen = await world.overview.next()
+            seen = await next_of(world)
             # The first look does not wait for what is read.
-            found = await world.overview.next(seen["name"])
+            found = await next_of(world, seen["name"])
             (interval,) = found["state"]["history"]["intervals"]
             assert (interval["jobs"], interval["errors"]) == (4, 0)
             assert 1.6 < interval["total_s"][0] < 2.4

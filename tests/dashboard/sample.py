@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,10 @@ from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.operator import Operators
 from ndif.gateway.results import ResponseRoute, ResultRoute
 from ndif.host.runtimes import Runtimes
+from ndif.schema.answer import from_plain
 from ndif.schema.deployment import OperationError
+from ndif.schema.job_state import Jobs, Trace
+from ndif.schema.public_state import NextState
 from ndif.schema.status import Status
 from ndif.stores.accounts import FileAccounts
 from ndif.stores.broker import MemoryBroker
@@ -329,7 +331,7 @@ def own_jobs(now: float) -> list[dict[str, Any]]:
     return jobs
 
 
-def trace_of(job: dict[str, Any]) -> Answer:
+def trace_of(job: dict[str, Any]) -> dict[str, Any]:
     """The steps of a job."""
     start = job["received"]
     steps = (
@@ -348,6 +350,7 @@ def trace_of(job: dict[str, Any]) -> Answer:
         **{name: job[name] for name in ("id", "user", "model", "generation", "status")},
         "received": start,
         "ended": job["ended"],
+        "reason": "",
         "traceparent": "",
         "steps": [
             {"name": name, "by": by, "start": start + begun, "end": start + ended}
@@ -370,7 +373,7 @@ class Laboratory:
         """Make what was changed the next state."""
         self.version += 1
 
-    async def next(self, seen: str, users: Sequence[str]) -> Answer:
+    async def next(self, seen: str, users: Sequence[str]) -> NextState:
         """See `ndif.control.overview.Overview.next`."""
         self.asked += 1
         name = f"{self.version} {users}"
@@ -379,24 +382,24 @@ class Laboratory:
             await asyncio.sleep(0.05)
             name = f"{self.version} {users}"
         if name == seen:
-            return {"name": name}
+            return NextState(name=name)
         unfinished = [
             {name: value for name, value in job.items() if name != "user"}
             for job in self.jobs
             if job["ended"] is None
         ]
         jobs = {USER: unfinished} if USER in users else {}
-        return {"name": name, "state": copy.deepcopy(self.state), "jobs": jobs}
+        return from_plain(NextState, {"name": name, "state": self.state, "jobs": jobs})
 
     async def perform(self, operation: Operation) -> Answer:
         """Perform what users ask for."""
         match operation:
             case GetJobs():
-                return {"jobs": self.jobs}
+                return from_plain(Jobs, {"jobs": self.jobs})
             case GetTrace(job_id=job_id, user=user):
                 for job in self.jobs:
                     if job["id"] == job_id and job["user"] == user:
-                        return trace_of(job)
+                        return from_plain(Trace, trace_of(job))
                 raise OperationError(404, f"There is no job {job_id!r}.")
             case GetUsage(by=by, since=since):
                 rows = [

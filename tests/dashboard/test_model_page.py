@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, XmodConfig
 
 from ndif.cluster.models import Models
 from ndif.config.settings import Settings
-from ndif.control.operations import Answer
 from ndif.dashboard.dashboard import Dashboard
 from ndif.gateway.app import create_app
 from ndif.gateway.catalogue import InProcessCatalogue
@@ -27,7 +26,10 @@ from ndif.gateway.model_pages import ModelRoutes
 from ndif.gateway.open_channels import OpenChannels
 from ndif.host.runtimes import Runtimes
 from ndif.runtime.structure import describe_structure
+from ndif.schema.answer import from_plain
+from ndif.schema.client_status import ServerStatus
 from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.public_state import History, NextState, PublicState
 from ndif.schema.structure import ModelStructure, read_structure
 from ndif.stores.accounts import OpenAccounts
 from ndif.stores.broker import MemoryBroker
@@ -80,14 +82,22 @@ def url(tmp_path_factory: pytest.TempPathFactory, runtimes: Path) -> Iterator[st
 
 def application(models: Models, runtimes: Path) -> Starlette:
     settings = Settings(runtimes_dir=runtimes)
-    status = {"deployments": {str(each.config.key): entry_of(each) for each in models}}
+    entries = {str(each.config.key): entry_of(each) for each in models}
+    status = from_plain(ServerStatus, {"deployments": entries})
     catalogue = InProcessCatalogue(models, lambda: status, lambda: True)
     installed = Runtimes(runtimes)
 
-    async def state(seen: str, users: Any) -> Answer:
+    async def state(seen: str, users: Any) -> NextState:
         if seen:  # nothing changes
             await asyncio.Event().wait()
-        return {"name": "1", "state": {}, "jobs": {}}
+        nothing = PublicState(
+            models=[],
+            nodes=[],
+            problems=[],
+            schedule=[],
+            history=History(since=0.0, step_s=300.0, intervals=[]),
+        )
+        return NextState(name="1", state=nothing)
 
     board = Dashboard(
         settings, OpenAccounts(hotswapping=True), installed, state, host="127.0.0.1", places=True

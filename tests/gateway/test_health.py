@@ -11,10 +11,11 @@ import pytest
 from starlette.applications import Starlette
 
 from ndif.cluster.models import Models
-from ndif.gateway.answers import ServerStatus
 from ndif.gateway.catalogue import InProcessCatalogue
 from ndif.gateway.health import HealthRoutes
 from ndif.host.runtimes import Runtimes
+from ndif.schema.answer import from_plain
+from ndif.schema.client_status import ServerStatus
 from ndif.stores.accounts import Accounts, FileAccounts, OpenAccounts
 from tests.on_loop import on_loop
 
@@ -43,14 +44,16 @@ async def listed(
 ) -> dict[str, dict[str, Any]]:
     """Entries of `/status`, by the repository."""
     catalogue = InProcessCatalogue(
-        Models(fixed=fixed), lambda: {"deployments": deployments}, lambda: True
+        Models(fixed=fixed),
+        lambda: from_plain(ServerStatus, {"deployments": deployments}),
+        lambda: True,
     )
     app = Starlette(routes=HealthRoutes(catalogue, accounts, Runtimes(folder)).routes())
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://server"
     ) as http:
         answer = (await http.get("/status")).json()
-    ServerStatus.model_validate(answer)
+    from_plain(ServerStatus, answer)
     return {each["repo_id"]: each for each in answer["deployments"].values()}
 
 

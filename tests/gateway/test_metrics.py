@@ -30,7 +30,7 @@ from tests.security.serving import gateway
 from tests.services.prometheus import PrometheusServer
 from tests.services.redis import RedisServer
 from tests.stores.broker.signers import SECRET
-from tests.telemetry.test_metrics import STATUS
+from tests.telemetry.test_metrics import STATE
 from tests.waiting import PATIENCE_S, eventually, until
 
 pytestmark = pytest.mark.engine
@@ -59,7 +59,7 @@ class Leader:
         self.asked += 1
         if not self.leads:
             raise OperationError(503, "No process of this server leads at the moment.")
-        return dict(STATUS)
+        return STATE
 
 
 async def answer(

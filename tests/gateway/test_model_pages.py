@@ -20,7 +20,8 @@ from ndif.gateway.model_answers import DescribedModel
 from ndif.gateway.model_pages import ModelRoutes, _shown_address
 from ndif.host.runtimes import Runtimes
 from ndif.runtime.structure import describe_structure
-from ndif.schema.answer import adapter
+from ndif.schema.answer import adapter, from_plain
+from ndif.schema.client_status import ServerStatus
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey
 from ndif.schema.structure import ModelDetails, ModelStructure, read_structure
@@ -62,9 +63,11 @@ def structures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelStruc
 def application(models: Models, runtimes: Path, status: dict[str, Any] | None = None) -> Starlette:
     """Return an application that lists the models of `status`, or each one."""
     entries = {str(model.config.key): entry_of(model) for model in models}
-    listed = {"deployments": entries if status is None else status}
+    listed = entries if status is None else status
     Asked.keys.clear()
-    catalogue = Asked(models, lambda: listed, lambda: True)
+    catalogue = Asked(
+        models, lambda: from_plain(ServerStatus, {"deployments": listed}), lambda: True
+    )
     routes = ModelRoutes(catalogue, Runtimes(runtimes), "https://ndif.example.org", None).routes()
     return Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
 
@@ -75,8 +78,13 @@ def entry_of(model: Model) -> dict[str, Any]:
         "repo_id": model.config.repo_id,
         "revision": model.config.key.revision,
         "task": model.config.task,
+        "trust_remote_code": False,
+        "on_demand": False,
         "deployment_level": "HOT",
+        "application_state": "RUNNING",
         "state": "RUNNING",
+        "nodes": [],
+        "config": None,
         "runtimes": {"0.8": "RUNNING"},
         "replicas": {"0.8": 1},
         "parameters": 7,

@@ -56,13 +56,14 @@ from ndif.host.request_lifecycle import (
     next_state,
 )
 from ndif.placement.node import Node
-from ndif.placement.replica import DeploymentLevel, PlacedReplica
+from ndif.placement.replica import PlacedReplica
 from ndif.placement.resources import Resources
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import QueuePolicy
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
+from ndif.schema.states import DeploymentLevel
 from ndif.schema.status import Status
 from ndif.simulation.virtual_time import VirtualLoop
 from ndif.stores.broker import Broker, MemoryBroker, Subscription

@@ -12,8 +12,9 @@ from ndif.placement.cluster import Cluster, Decision
 from ndif.placement.delta import build
 from ndif.placement.demand import DEFAULT_RULES, Demand, Device
 from ndif.placement.node import Node
-from ndif.placement.replica import CandidateLevel, DeploymentLevel, ReplicaKey
+from ndif.placement.replica import CandidateLevel, ReplicaKey
 from ndif.placement.resources import Resources
+from ndif.schema.states import DeploymentLevel
 from tests.placement.worlds import apply_to
 
 HOT, WARM = DeploymentLevel.HOT, DeploymentLevel.WARM

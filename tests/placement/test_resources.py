@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from ndif.config.units import parse_gpus
@@ -66,15 +64,6 @@ def test_nothing_is_taken_twice_or_given_back_twice(gpus: dict[int, int], cpu: i
         resources.given_back(gpus or {0: 1}, cpu)
 
 
-def test_resources_can_be_printed() -> None:
-    described = json.loads(json.dumps(Resources.of((80,), 1000, 1.0).taken({0: 20}, 0).describe()))
-    assert described == {
-        "gpus": [{"bytes": 80, "free_bytes": 60, "uuid": None, "withdrawn": False}],
-        "gpu_context_bytes": 0,
-        "cpu": {"bytes": 1000, "free_bytes": 1000},
-    }
-
-
 @pytest.mark.parametrize(
     "changed",
     [
@@ -99,7 +88,7 @@ def test_nobody_can_want_nothing() -> None:
 
 def test_each_gpu_has_a_name_or_none_has() -> None:
     named = Resources.of((80, 24), 0, 1.0, ["GPU-1", "GPU-2"])
-    assert [gpu["uuid"] for gpu in named.describe()["gpus"]] == ["GPU-1", "GPU-2"]
+    assert named.gpu_uuids == ("GPU-1", "GPU-2")
     assert named.taken({0: 80}, 0).emptied() == named
     # Another card in the same slot is another machine.
     assert named != Resources.of((80, 24), 0, 1.0, ["GPU-1", "GPU-3"])

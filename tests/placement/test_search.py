@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from ndif.placement.cluster import Cluster
 from ndif.placement.demand import DEFAULT_RULES, Demand, Device
 from ndif.placement.node import Node
-from ndif.placement.replica import CandidateLevel, DeploymentLevel, PlacedReplica
+from ndif.placement.replica import CandidateLevel, PlacedReplica
 from ndif.placement.resources import Resources
+from ndif.schema.states import DeploymentLevel
 from tests.fuzzing import examples
 from tests.placement.worlds import warm
 

@@ -10,8 +10,9 @@ from ndif.placement.cluster import Cluster, Decision
 from ndif.placement.delta import DeploymentDelta
 from ndif.placement.demand import DEFAULT_RULES, Demand, Device
 from ndif.placement.node import Node
-from ndif.placement.replica import DeploymentLevel, PlacedReplica, ReplicaKey
+from ndif.placement.replica import PlacedReplica, ReplicaKey
 from ndif.placement.resources import Resources
+from ndif.schema.states import DeploymentLevel
 
 GiB = 1024**3
 NOW = 1_000_000.0

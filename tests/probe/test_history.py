@@ -8,8 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from ndif.probe.history import Histories, History
-from ndif.probe.probe import Kind, Outcome, Target, Value
+from ndif.probe.probe import Outcome, Target, Value
 from ndif.probe.prober import Prober, Watched
+from ndif.schema.answer import to_plain
+from ndif.schema.server_state import PublicProbe
+from ndif.schema.states import ProbeKind
 from ndif.stores.accounts import (
     PROBER,
     AccountsWithProber,
@@ -22,58 +25,55 @@ from ndif.stores.accounts.port import Caller
 TARGET = Target("org/name", None, "text-generation", "0.8")
 OLDER = replace(TARGET, generation="0.7")
 VALUE = Value((3,), "float32", 1e-3, (1.0, 2.0, 3.0), (2, 1))
-OK = Outcome(Kind.OK, seconds=0.25, value=VALUE)
+OK = Outcome(ProbeKind.OK, seconds=0.25, value=VALUE)
 WATCHED = Watched(TARGET, serves=False, problem=None, withdrawals=0, trust_remote_code=False)
 
 
 def test_the_share_counts_what_was_up_or_down() -> None:
     history = History()
-    assert history.describe(0.0) is None
-    for kind in (Kind.LOADING, Kind.UNSUPPORTED):
+    assert history.public(0.0) is None
+    for kind in (ProbeKind.LOADING, ProbeKind.UNSUPPORTED):
         history.note(Outcome(kind), 1.0)
-    assert history.describe(1.0) == {
-        "outcome": "unsupported",
-        "at": 1.0,
-        "seconds": None,
-        "up": None,
-        "up_share": None,
-        "probes": 0,
-    }
+    assert history.public(1.0) == PublicProbe(
+        outcome=ProbeKind.UNSUPPORTED, at=1.0, seconds=None, up=None, up_share=None, probes=0
+    )
     history.note(OK, 2.0)
     history.note(OK, 3.0)
-    history.note(Outcome(Kind.TIMEOUT, "No value came."), 4.0)
-    history.note(Outcome(Kind.LOADING), 5.0)
-    assert history.describe(5.0) == {
-        "outcome": "loading",
-        "at": 5.0,
-        "seconds": None,
-        "up": False,
-        "up_share": 0.6667,
-        "probes": 3,
-    }
+    history.note(Outcome(ProbeKind.TIMEOUT, "No value came."), 4.0)
+    history.note(Outcome(ProbeKind.LOADING), 5.0)
+    assert history.public(5.0) == PublicProbe(
+        outcome=ProbeKind.LOADING, at=5.0, seconds=None, up=False, up_share=0.6667, probes=3
+    )
 
 
 def test_it_is_bounded_by_a_day_and_by_a_number() -> None:
     history = History()
     for second in range(2000):
         history.note(OK, float(second))
-    assert (history.describe(2000.0) or {})["probes"] == 1440
-    late = history.describe(86_400.0 + 1999.0) or {}
-    assert (late["probes"], late["up_share"], late["up"]) == (1, 1.0, True)
+    now = history.public(2000.0)
+    assert now is not None
+    assert now.probes == 1440
+    late = history.public(86_400.0 + 1999.0)
+    assert late is not None
+    assert (late.probes, late.up_share, late.up) == (1, 1.0, True)
 
 
 def test_a_first_value_holds_for_all_generations_until_the_model_is_evicted() -> None:
     histories = Histories(now=lambda: 10.0)
     histories.of(TARGET).note(OK, 1.0)
-    histories.of(OLDER).note(Outcome(Kind.WRONG, "Another.", value=replace(VALUE, tokens=())), 2.0)
+    histories.of(OLDER).note(
+        Outcome(ProbeKind.WRONG, "Another.", value=replace(VALUE, tokens=())), 2.0
+    )
     assert histories.first_of(OLDER) is VALUE
     assert histories.of(TARGET, withdrawals=1).first is None
     assert histories.first_of(OLDER) is None
-    operator = histories.describe_for_operator(OLDER) or {}
-    assert operator == {**(histories.describe(OLDER) or {}), "reason": "Another."}
+    assert to_plain(histories.for_operator(OLDER)) == {
+        **to_plain(histories.public(OLDER)),
+        "reason": "Another.",
+    }
     histories.keep({OLDER})
-    assert histories.describe(TARGET) is None
-    assert histories.describe_for_operator(TARGET) is None
+    assert histories.public(TARGET) is None
+    assert histories.for_operator(TARGET) is None
 
 
 def prober(**fields: float) -> Prober:
@@ -90,14 +90,14 @@ def test_a_model_that_does_not_serve_gets_no_trace(tmp_path: Path) -> None:
 
     patient, hasty = prober(), prober(loading_s=0.0)
     loading = asyncio.run(look(WATCHED, patient))
-    assert (loading.kind, loading.failed) == (Kind.LOADING, False)
+    assert (loading.kind, loading.failed) == (ProbeKind.LOADING, False)
     late = asyncio.run(look(WATCHED, hasty))
-    assert late.kind is Kind.DOWN
+    assert late.kind is ProbeKind.DOWN
     assert re.fullmatch(r"The model has been loading for .+\.", late.reason)
     broken = asyncio.run(look(replace(WATCHED, problem="There is no room."), patient))
-    assert broken == Outcome(Kind.DOWN, "There is no room.")
+    assert broken == Outcome(ProbeKind.DOWN, "There is no room.")
     foreign = asyncio.run(look(replace(WATCHED, serves=True, trust_remote_code=True), patient))
-    assert (foreign.kind, foreign.failed) == (Kind.UNSUPPORTED, False)
+    assert (foreign.kind, foreign.failed) == (ProbeKind.UNSUPPORTED, False)
 
 
 def test_the_key_of_probes_lets_jobs_run_and_nothing_else() -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ndif.host.runtimes import Runtime
-from ndif.probe.probe import Kind, Outcome, Target, probe, variables_of_client
+from ndif.probe.probe import Outcome, Target, probe, variables_of_client
+from ndif.schema.states import ProbeKind
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.process
@@ -50,10 +51,10 @@ def program(folder: Path, text: str) -> Path:
 
 def test_a_client_that_ends_without_an_answer_says_why(tmp_path: Path) -> None:
     ended = outcome(program(tmp_path, "echo first >&2; echo 'it broke' >&2; exit 1"))
-    assert ended == Outcome(Kind.ERROR, "The client ended without an answer: it broke")
-    assert outcome(program(tmp_path, "echo nonsense")).kind is Kind.ERROR
+    assert ended == Outcome(ProbeKind.ERROR, "The client ended without an answer: it broke")
+    assert outcome(program(tmp_path, "echo nonsense")).kind is ProbeKind.ERROR
     endless = outcome(program(tmp_path, "cat /dev/zero"))
-    assert endless.kind is Kind.ERROR
+    assert endless.kind is ProbeKind.ERROR
     assert endless.reason.endswith("its line is longer than 64KiB")
 
 
@@ -77,5 +78,5 @@ def test_all_that_a_client_started_ends_with_it(tmp_path: Path) -> None:
         listener.start()
         found = outcome(program(tmp_path, f'{sys.executable} -c "{child}" & wait'), timeout_s=5.0)
         listener.join(PATIENCE_S)
-    assert found == Outcome(Kind.TIMEOUT, "No value came within 5s.")
+    assert found == Outcome(ProbeKind.TIMEOUT, "No value came within 5s.")
     assert heard == [b"here", b""]

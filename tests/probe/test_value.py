@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from ndif.probe.probe import Kind, Outcome, Target, Value
+from ndif.probe.probe import Outcome, Target, Value
 from ndif.probe.trace import _judge
+from ndif.schema.states import ProbeKind
 
 Saved = dict[str, Any]
 
@@ -115,18 +116,18 @@ def test_other_numbers_are() -> None:
 
 
 def test_an_outcome_is_judged_by_the_first_value() -> None:
-    ok = Outcome(Kind.OK, seconds=0.5, value=value(1))
+    ok = Outcome(ProbeKind.OK, seconds=0.5, value=value(1))
     assert ok.against(None) is ok
     assert ok.against(value(1)) is ok
     wrong = ok.against(value(2))
-    assert (wrong.kind, wrong.failed, wrong.seconds) == (Kind.WRONG, True, 0.5)
-    refused = Outcome(Kind.ERROR, "It was refused.")
+    assert (wrong.kind, wrong.failed, wrong.seconds) == (ProbeKind.WRONG, True, 0.5)
+    refused = Outcome(ProbeKind.ERROR, "It was refused.")
     assert refused.against(value()) is refused
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_only_what_is_not_served_has_failed(kind: Kind) -> None:
-    fine = (Kind.OK, Kind.LOADING, Kind.UNSUPPORTED)
+@pytest.mark.parametrize("kind", ProbeKind)
+def test_only_what_is_not_served_has_failed(kind: ProbeKind) -> None:
+    fine = (ProbeKind.OK, ProbeKind.LOADING, ProbeKind.UNSUPPORTED)
     assert Outcome(kind).failed is (kind not in fine)
 
 

@@ -38,11 +38,11 @@ from ndif.queue import dispatcher as dispatcher_module
 from ndif.queue import processor as processor_module
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor, QueuePolicy
-from ndif.queue.replicas import ProcessorStatus
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response, StoredResult
+from ndif.schema.states import ProcessorStatus
 from ndif.schema.status import Status
 from ndif.stores.accounts import PROBER, Caller, FileAccounts
 from ndif.stores.broker import Broker, MemoryBroker, Subscription

@@ -19,7 +19,7 @@ import pytest
 from ndif.cluster import status
 from ndif.cluster.controller import Controller
 from ndif.cluster.models import Models, NotServedError
-from ndif.cluster.replica import Replica, ReplicaState
+from ndif.cluster.replica import Replica
 from ndif.cluster.status import client_status
 from ndif.control.control_plane import ControlPlane
 from ndif.control.fetch_ahead import FetchAhead
@@ -51,6 +51,7 @@ from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import QueuePolicy
 from ndif.schedule.expansion import Expansion, expand
 from ndif.schedule.source import ScheduleSource
+from ndif.schema.answer import to_plain
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_file import from_value
 from ndif.schema.deployment_settings import DeploymentChange
@@ -58,6 +59,7 @@ from ndif.schema.model_key import ModelKey, Variant
 from ndif.schema.repositories import Repositories
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
+from ndif.schema.states import ReplicaState
 from ndif.schema.status import Status
 from ndif.simulation.virtual_time import run
 from ndif.stores.broker import MemoryBroker
@@ -122,10 +124,12 @@ class OperationCalls(ControlPlane):
             return False
 
     async def status(self) -> dict[str, Any]:
-        return await GetStatus().perform(self)
+        found: dict[str, Any] = to_plain(await GetStatus().perform(self))
+        return found
 
     async def queue(self) -> dict[str, Any]:
-        return await GetQueue().perform(self)
+        found: dict[str, Any] = to_plain(await GetQueue().perform(self))
+        return found
 
     async def export(self) -> Any:
         return (await Export().perform(self))["deployments"]
@@ -210,6 +214,13 @@ class Actor:
 async def expand_here(content: bytes, zone: str, since: datetime, until: datetime) -> Expansion:
     """Expand a calendar without a process, which takes no virtual time."""
     return expand(content, ZoneInfo(zone), since, until)
+
+
+def listed(world: World) -> dict[str, Any]:
+    """The models in the answer of `GET /status`."""
+    found = to_plain(client_status(world.controller, world.reconciler.coming()))
+    deployments: dict[str, Any] = found["deployments"]
+    return deployments
 
 
 class World:
@@ -774,7 +785,7 @@ def test_what_is_wrong_in_one_runtime_is_said_of_that_alone(tmp_path: Path) -> N
             problems = {each["generation"]: each["problem"] for each in status["models"]}
             assert problems == {"0.8": None, "0.7": older.description}
             assert status["problems"] == [older.description]
-            (entry,) = client_status(world.controller)["deployments"].values()
+            (entry,) = listed(world).values()
             assert entry["runtimes"] == {"0.7": "UNHEALTHY", "0.8": "RUNNING"}
             assert entry["application_state"] == "RUNNING"
 
@@ -943,7 +954,7 @@ def test_clients_are_told_of_every_model_in_words_that_all_of_them_know(tmp_path
         ) as world:
 
             def told() -> dict[str, dict[str, Any]]:
-                found = client_status(world.controller, world.reconciler.coming())["deployments"]
+                found = listed(world)
                 assert json.loads(json.dumps(found)) == found
                 for entry in found.values():
                     # What 0.6 and 0.7 read without a default.
@@ -989,7 +1000,7 @@ def test_clients_are_told_of_every_model_in_words_that_all_of_them_know(tmp_path
             assert found["a/evicted"]["nodes"] == found["a/scheduled"]["nodes"] == []
             assert found["a/running"]["parameters"] == 7
             # Clients of 0.8 count entries.
-            every = client_status(world.controller)["deployments"].values()
+            every = listed(world).values()
             entries = [entry["repo_id"] for entry in every]
             assert {name: entries.count(name) for name in names} == {
                 **dict.fromkeys(names, 1),

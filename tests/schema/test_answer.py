@@ -65,3 +65,15 @@ def test_the_schema_has_descriptions_and_the_example() -> None:
     memory = schema["$defs"]["Memory"]
     assert memory["properties"]["free_bytes"]["description"] == "Bytes that nothing uses."
     assert memory["additionalProperties"] is False
+
+
+@answer()
+class Gpu(Memory):
+    """Memory of a GPU."""
+
+    uuid: str
+
+
+def test_an_answer_inherits_the_descriptions_of_its_base() -> None:
+    properties = adapter(Gpu).json_schema()["properties"]
+    assert properties["free_bytes"]["description"] == "Bytes that nothing uses."

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from ndif.host.port import ModelActor, ReplicaEvictedError
-from ndif.placement.replica import DeploymentLevel, PlacedReplica
+from ndif.placement.replica import PlacedReplica
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey, Variant
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
+from ndif.schema.states import DeploymentLevel
 from ndif.schema.status import Status
 from ndif.simulation import virtual_time
 from ndif.simulation.actor import SimulatedActor

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,10 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from ndif.gateway.openapi import example_of
+from ndif.schema.answer import from_plain
 from ndif.schema.job_record import JobRecord
+from ndif.schema.server_state import Gpu, Memory, ModelState, ServerState
 from ndif.schema.step import RUNNER, Step
 from ndif.telemetry import metrics, state
 from ndif.telemetry.exposition import _Families, _lines, exposition
@@ -56,27 +59,35 @@ def sample(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(name, labels) or 0.0
 
 
-def a_model(name: str, **fields: Any) -> dict[str, Any]:
-    replica = {"state": "RUNNING", "request_id": "r", "gpu_mem_bytes_by_id": {"0": 100}}
-    said = {"repo_id": name, "revision": None, "generation": "0.8", "waiting": 3}
-    return {**said, "desired_replicas": 2, "replicas": [replica], **fields}
+EXAMPLE = from_plain(ServerState, example_of(ServerState))
+"""One node with one GPU, and one model with one replica."""
 
 
-STATUS: Mapping[str, Any] = {
-    "nodes": [
-        {
-            "name": "here",
-            "gpus": [{"bytes": 80, "free_bytes": 30, "uuid": "x", "withdrawn": True}],
-            "cpu": {"bytes": 1000, "free_bytes": 400},
-        }
+def a_model(name: str, **fields: Any) -> ModelState:
+    (model,) = EXAMPLE.models
+    (one,) = model.replicas
+    one = replace(one, request_id="r", gpu_mem_bytes_by_id={"0": 100})
+    said = {"repo_id": name, "waiting": 3, "desired_replicas": 2, "replicas": [one]}
+    return replace(model, **{**said, **fields})
+
+
+STATE = replace(
+    EXAMPLE,
+    nodes=[
+        replace(
+            EXAMPLE.nodes[0],
+            name="here",
+            gpus=[Gpu(bytes=80, free_bytes=30, uuid="x", withdrawn=True)],
+            cpu=Memory(bytes=1000, free_bytes=400),
+        )
     ],
-    "models": [
+    models=[
         a_model("org/a"),
         a_model("org/a", generation="0.7", replicas=[]),
         a_model("org/b", revision="v2"),
     ],
-    "problems": ["There is one."],
-}
+    problems=["There is one."],
+)
 
 
 def values(text: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -124,7 +135,7 @@ def test_models_and_routes_have_a_bounded_number_of_labels(
 def test_the_state_of_a_server() -> None:
     found = {
         (one.name, *one.labels.values()): one.value
-        for family in families(STATUS)
+        for family in families(STATE)
         for one in family.samples
     }
     assert found["ndif_leader_up",] == 1
@@ -155,7 +166,7 @@ def test_stores_and_a_disk(tmp_path: Path) -> None:
 
 
 def test_the_state_of_many_models_is_bounded() -> None:
-    many = {**STATUS, "models": [a_model(f"org/{number}") for number in range(700)]}
+    many = replace(STATE, models=[a_model(f"org/{number}") for number in range(700)])
     depth = next(family for family in families(many) if family.name == "ndif_queue_depth")
     assert len(depth.samples) == 501
     assert sum(one.value for one in depth.samples) == 3 * 700
@@ -179,7 +190,7 @@ def test_steps_and_limits_are_counted() -> None:
 @pytest.mark.parametrize("accept", ["", "*/*", OPENMETRICS])
 def test_what_is_answered_has_the_form_that_prometheus_reads(accept: str) -> None:
     metrics.job_ended(a_record(), 5)
-    text, content_type = exposition(accept, families(STATUS))
+    text, content_type = exposition(accept, families(STATE))
     assert content_type.startswith(
         accept.partition(";")[0] if accept == OPENMETRICS else "text/plain"
     )
@@ -220,7 +231,10 @@ def test_the_text_is_what_the_librarys_own_encoders_say(accept: str) -> None:
 COUNTING = """
 import sys, time
 from ndif.telemetry import metrics
+from ndif.gateway.openapi import example_of
+from ndif.schema.answer import from_plain
 from ndif.schema.job_record import JobRecord
+from ndif.schema.server_state import Gpu, Memory, ModelState, ServerState
 metrics.job_ended(
     JobRecord("id", "ada", "key", "org/shared", "0.8", "COMPLETED", 1.0, 2.0, 3.0, 0.5, 10), 0
 )

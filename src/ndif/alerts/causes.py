@@ -1,15 +1,15 @@
-"""The causes of alerts that a server's state shows: a pure function of plain documents and counts."""
+"""The causes of alerts that a server's state shows: a pure function of that state and of counts."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ndif.config.units import format_duration
-from ndif.schema.model_key import ModelKey
+from ndif.schema.server_state import ModelState, Probe, Problem, QueueWait, ServerState, subject_of
+from ndif.schema.server_state import ProblemKind as Kind
+from ndif.schema.states import ProbeKind, ProcessorStatus
 from ndif.sizes import format_size
 
 ERRORS_WITHIN_S = 900.0
@@ -30,27 +30,6 @@ _ENOUGH_MORE = 0.02
 """Part of a disk that must be free beyond the limit before it counts as enough, so that nothing flaps."""
 _MAX_QUOTED = 500
 """Characters of another's sentence that a cause repeats."""
-_DISK_PROBLEM = "The disk of "
-_NUMBER = re.compile(r"\d[\d.,:]*")
-
-
-class Kind(str, Enum):
-    """Kinds of causes."""
-
-    STORE_AWAY = "store-away"
-    NODE_LOST = "node-lost"
-    GPU_WITHDRAWN = "gpu-withdrawn"
-    DISK = "disk"
-    NO_REPLICA = "no-replica"
-    UNHEALTHY = "unhealthy"
-    LOAD_FAILED = "load-failed"
-    REPLICAS_LOST = "replicas-lost"
-    PROBE = "probe"
-    QUEUE_STUCK = "queue-stuck"
-    ERROR_RATE = "error-rate"
-    EVICTIONS = "evictions"
-    PROBLEM = "problem"
-
 
 ROOTS = frozenset((Kind.STORE_AWAY, Kind.NODE_LOST, Kind.GPU_WITHDRAWN))
 """Kinds that make models fail, so that what fails meanwhile is told with them."""
@@ -145,10 +124,9 @@ class Observation:
     """The state of a server at one moment."""
 
     at: float
-    status: Mapping[str, Any]
-    """Answer of `GET /admin/status`."""
-    waits: Sequence[Mapping[str, Any]]
-    """Answer of `ndif.control.status.describe_waits`."""
+    server: ServerState
+    problems: Sequence[Problem]
+    waits: Sequence[QueueWait]
     stores: Mapping[str, bool]
     """Names of the stores, and which of them answer."""
     disk: tuple[int, int] | None
@@ -173,24 +151,21 @@ def find(seen: Observation, limits: Limits) -> Findings:
     causes = [
         *_stores(seen),
         *_nodes(seen),
-        *_gpus(seen),
         *_disk(seen, limits, undecided),
+        *(Cause(each.kind, each.subject, _quoted(each.text), seen.at) for each in seen.problems),
         *_models(seen, undecided),
         *_queues(seen, limits, undecided),
         *_counted(seen, limits),
-        *_problems(seen),
     ]
     # Of two sentences about one subject the first is told.
     by_key = {each.key: each for each in reversed(causes)}
     return Findings(tuple(reversed(by_key.values())), frozenset(undecided - by_key.keys()))
 
 
-def nodes_seen(
-    nodes: Mapping[str, float], status: Mapping[str, Any], at: float
-) -> dict[str, float]:
+def nodes_seen(nodes: Mapping[str, float], server: ServerState, at: float) -> dict[str, float]:
     """Return the machines that are there or were lately, and when each was seen last."""
     lately = {name: seen for name, seen in nodes.items() if at - seen < _NODE_S}
-    return lately | {str(node["name"]): at for node in status["nodes"]}
+    return lately | {node.name: at for node in server.nodes}
 
 
 _AWAY = {
@@ -207,24 +182,10 @@ def _stores(seen: Observation) -> Iterator[Cause]:
 
 
 def _nodes(seen: Observation) -> Iterator[Cause]:
-    there = {node["name"] for node in seen.status["nodes"]}
+    there = {node.name for node in seen.server.nodes}
     for name, last in seen.nodes.items():
         if name not in there and seen.at - last < _NODE_S:
             yield Cause(Kind.NODE_LOST, name, f"The machine {name} is no longer there.", last)
-
-
-def _gpus(seen: Observation) -> Iterator[Cause]:
-    for node in seen.status["nodes"]:
-        for index, gpu in enumerate(node["gpus"]):
-            if gpu["withdrawn"]:
-                subject = _gpu(node, index)
-                said = f"{subject} takes no models, because replicas failed on it."
-                sentences = [p for p in seen.status["problems"] if p.startswith(f"{subject} ")]
-                yield Cause(Kind.GPU_WITHDRAWN, subject, _quoted([*sentences, said][0]), seen.at)
-
-
-def _gpu(node: Mapping[str, Any], index: int) -> str:
-    return f"GPU {index} of {node['name']}"
 
 
 def _disk(seen: Observation, limits: Limits, undecided: set[Key]) -> Iterator[Cause]:
@@ -242,62 +203,62 @@ def _disk(seen: Observation, limits: Limits, undecided: set[Key]) -> Iterator[Ca
 
 
 def _models(seen: Observation, undecided: set[Key]) -> Iterator[Cause]:
-    for model in seen.status["models"]:
-        subject = _subject(model)
-        states = [replica["state"] for replica in model["replicas"]]
-        if "DEPLOYING" in states or model["processor"] in ("PROVISIONING", "DEPLOYING"):
-            undecided |= {
-                *(Key(Kind.LOAD_FAILED, subject), Key(Kind.NO_REPLICA, subject)),
-                Key(Kind.PROBE, subject),
-            }
+    for model in seen.server.models:
+        subject = model.subject
+        states = [replica.state for replica in model.replicas]
+        is_coming = model.processor in (ProcessorStatus.PROVISIONING, ProcessorStatus.DEPLOYING)
+        if _is_loading(model) or is_coming:
+            kinds = (Kind.LOAD_FAILED, Kind.NO_REPLICA, Kind.PROBE)
+            undecided |= {Key(kind, subject) for kind in kinds}
         if count := states.count("UNHEALTHY"):
             said = f"{_replicas(count)} of {subject} {_do(count)} not answer."
             yield Cause(Kind.UNHEALTHY, subject, said, seen.at)
-        if model["problem"]:
-            yield Cause(Kind.LOAD_FAILED, subject, _quoted(model["problem"]), seen.at)
-        elif (
-            model["dedicated"]
-            and model["desired_replicas"]
+        if model.problem:
+            continue  # one of the problems tells it
+        if (
+            model.dedicated
+            and model.desired_replicas
             and not {"RUNNING", "DEPLOYING", "UNHEALTHY"}.intersection(states)
-            and model["processor"] not in ("PROVISIONING", "DEPLOYING")
+            and not is_coming
         ):
-            said = f"{subject} should have {_replicas(model['desired_replicas'])} and has none."
+            said = f"{subject} should have {_replicas(model.desired_replicas)} and has none."
             yield Cause(Kind.NO_REPLICA, subject, said, seen.at)
-        elif (probe := model["probe"]) and probe["up"] is False:
+        elif (probe := model.probe) and probe.up is False:
             yield from _probe(subject, probe, undecided)
 
 
-def _probe(subject: str, probe: Mapping[str, Any], undecided: set[Key]) -> Iterator[Cause]:
+def _is_loading(model: ModelState) -> bool:
+    return any(replica.state == "DEPLOYING" for replica in model.replicas)
+
+
+def _probe(subject: str, probe: Probe, undecided: set[Key]) -> Iterator[Cause]:
     """Yield the failure of a model's last probe; one that could not be made since then decides nothing."""
-    if probe["outcome"] in ("loading", "unsupported"):
+    if probe.outcome in (ProbeKind.LOADING, ProbeKind.UNSUPPORTED):
         undecided.add(Key(Kind.PROBE, subject))
         return
-    said = f"The probe of {subject} failed ({probe['outcome']}): {probe['reason'] or 'no reason is known.'}"
-    yield Cause(Kind.PROBE, subject, _quoted(said), probe["at"])
+    why = probe.reason or "no reason is known."
+    said = f"The probe of {subject} failed ({probe.outcome.value}): {why}"
+    yield Cause(Kind.PROBE, subject, _quoted(said), probe.at)
 
 
 def _queues(seen: Observation, limits: Limits, undecided: set[Key]) -> Iterator[Cause]:
-    loading = {
-        _subject(model)
-        for model in seen.status["models"]
-        if any(replica["state"] == "DEPLOYING" for replica in model["replicas"])
-    }
+    loading = {model.subject for model in seen.server.models if _is_loading(model)}
     ended = seen.counts.within(limits.queue_s).ended
     for queue in seen.waits:
-        subject = _subject(queue)
-        if not queue["waiting"]:
+        subject = subject_of(queue.label, queue.generation)
+        if not queue.waiting:
             continue
         if subject in loading:
             undecided.add(Key(Kind.QUEUE_STUCK, subject))
             continue
-        since = seen.at if queue["oldest"] is None else queue["oldest"]
-        jobs = _jobs(queue["waiting"])
-        if queue["running"]:
-            since = max(since, queue["last_dispatched"])
+        since = seen.at if queue.oldest is None else queue.oldest
+        jobs = _jobs(queue.waiting)
+        if queue.last_dispatched is not None:
+            since = max(since, queue.last_dispatched)
             if seen.at - since >= max(_BLOCKED_S, limits.queue_s):
                 said = f"{jobs} for {subject} behind others that do not end."
                 yield Cause(Kind.QUEUE_STUCK, subject, said, since)
-        elif seen.at - since >= limits.queue_s and not ended.get(_label(queue)):
+        elif seen.at - since >= limits.queue_s and not ended.get(queue.label):
             yield Cause(Kind.QUEUE_STUCK, subject, f"{jobs} for {subject}, and none runs.", since)
 
 
@@ -321,33 +282,6 @@ def _counted(seen: Observation, limits: Limits) -> Iterator[Cause]:
             window = format_duration(EVICTIONS_WITHIN_S)
             said = f"{model} left its device {count:.0f} times in the last {window}."
             yield Cause(Kind.EVICTIONS, model, said, seen.at)
-
-
-def _problems(seen: Observation) -> Iterator[Cause]:
-    """Yield the problems that no other kind tells."""
-    status = seen.status
-    told = {model["problem"] for model in status["models"]}
-    withdrawn = tuple(
-        f"{_gpu(node, index)} "
-        for node in status["nodes"]
-        for index, gpu in enumerate(node["gpus"])
-        if gpu["withdrawn"]
-    )
-    for problem in [*status["problems"], *status["schedule"]["problems"]]:
-        if problem not in told and not problem.startswith((*withdrawn, _DISK_PROBLEM)):
-            # A sentence whose numbers change, as a disk's, is one problem all the same.
-            subject = _NUMBER.sub("#", problem)[:_MAX_QUOTED]
-            yield Cause(Kind.PROBLEM, subject, _quoted(problem), seen.at)
-
-
-def _subject(model: Mapping[str, Any]) -> str:
-    """Return the name of a model of the documents of status and queue, and its generation."""
-    generation = model["generation"]
-    return f"{_label(model)} (nnsight {generation})" if generation else _label(model)
-
-
-def _label(model: Mapping[str, Any]) -> str:
-    return ModelKey.parse(model["model_key"]).label
 
 
 def _quoted(sentence: str) -> str:

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from ndif.alerts.causes import FOLLOWING, ROOTS, Cause, Findings, Key, Kind
+from ndif.alerts.causes import FOLLOWING, ROOTS, Cause, Findings, Key
+from ndif.schema.server_state import ProblemKind as Kind
 
 _CHANGED_S = 600.0
 """Least seconds between two messages of one incident: users can make many models fail one by one."""

@@ -13,10 +13,10 @@ from email.utils import formatdate, parseaddr
 from string import Template
 from typing import Any
 
-from ndif.alerts.causes import Kind
 from ndif.alerts.incidents import Event, Incident, Member, Notice
 from ndif.config.mail_template import split_template
 from ndif.config.units import format_duration
+from ndif.schema.server_state import ProblemKind as Kind
 
 CRITICAL, WARNING, INFO = "critical", "warning", "info"
 

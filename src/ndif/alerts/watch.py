@@ -8,7 +8,7 @@ import logging
 import shutil
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from datetime import time as time_of_day
 from pathlib import Path
@@ -24,6 +24,7 @@ from ndif.alerts.incidents import Book, Event, Timing
 from ndif.alerts.messages import about, described, digest_message, test_message
 from ndif.config.settings import Settings
 from ndif.schema.job_record import NO_ERRORS
+from ndif.schema.server_state import Problem, QueueWait, ServerState
 from ndif.stores.broker import BrokerError
 from ndif.stores.events import EventLog, Kind
 from ndif.stores.ping import Ping, silence
@@ -46,8 +47,8 @@ _NOTED: Mapping[Event, Kind] = {
 }
 
 """Returns if a store answers, and raises its error if not."""
-Look = Callable[[], Awaitable[tuple[dict[str, Any], list[dict[str, Any]]]]]
-"""Returns the answer of `GET /admin/status`, and for how long queues wait."""
+Look = Callable[[], Awaitable[tuple[ServerState, Sequence[Problem], Sequence[QueueWait]]]]
+"""Returns the state of the server, its problems, and for how long queues wait."""
 
 
 class Alerts:
@@ -139,12 +140,13 @@ class Alerts:
     async def _step(self, look: Look) -> None:
         asked = (silence(ping, _PATIENCE_S) for ping in self._stores.values())
         answers = [error is None for error in await asyncio.gather(*asked)]
-        status, waits = await look()
+        server, problems, waits = await look()
         now = self._now()
         self._counts.note(now, counted())
         seen = Observation(
             now,
-            status,
+            server,
+            problems,
             waits,
             dict(zip(self._stores, answers, strict=True)),
             _disk(self._folder),
@@ -154,7 +156,7 @@ class Alerts:
         self._book, notices = incidents.step(
             self._book, find(seen, self._limits), now, self._timing
         )
-        self._nodes = nodes_seen(self._nodes, status, now)
+        self._nodes = nodes_seen(self._nodes, server, now)
         for notice in notices:
             message = about(notice, self._server, now)
             logger.warning("Alert: %s", message.headline)

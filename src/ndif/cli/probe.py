@@ -134,19 +134,22 @@ def _probe(
     timeout_s: float,
 ) -> tuple[Target, Outcome]:
     """Return a probe's outcome; `first` has the first value of each model, from whichever generation."""
-    from ndif.probe.probe import Kind, Outcome, Target, probe
+    from ndif.probe.probe import Outcome, Target, probe
+    from ndif.schema.states import ProbeKind
 
     generation = runtime.generation
     target = Target(entry["repo_id"], entry["revision"], entry["task"], generation)
     if entry["trust_remote_code"]:
-        return target, Outcome(Kind.UNSUPPORTED, "Its client would run the repository's own code.")
+        return target, Outcome(
+            ProbeKind.UNSUPPORTED, "Its client would run the repository's own code."
+        )
     if entry["runtimes"].get(generation, entry["state"]) == "DEPLOYING":
-        return target, Outcome(Kind.LOADING, "The model is being loaded.")
+        return target, Outcome(ProbeKind.LOADING, "The model is being loaded.")
     with waiting_for(f"a trace of {target.label} by nnsight {generation}"):
         outcome = asyncio.run(
             probe(target, runtime, server.url, server.job_key, cache, timeout_s)
         ).against(first.get(target.label))
-    if outcome.kind is Kind.OK and outcome.value is not None:
+    if outcome.kind is ProbeKind.OK and outcome.value is not None:
         first.setdefault(target.label, outcome.value)
     return target, outcome
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from ndif.cluster.controller_types import OrphanReplica
 from ndif.cluster.models import Model, Models
 from ndif.placement.cluster import Cluster
-from ndif.placement.replica import DeploymentLevel, PlacedReplica
+from ndif.placement.replica import PlacedReplica
 from ndif.schema.model_key import Variant
+from ndif.schema.states import DeploymentLevel
 
 
 @dataclass(frozen=True, slots=True)

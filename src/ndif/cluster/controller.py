@@ -48,9 +48,11 @@ from ndif.placement.delta import DeploymentDelta, build
 from ndif.placement.demand import DEFAULT_RULES, Device, PlacementRules
 from ndif.placement.node import Node
 from ndif.placement.refusal import explain_refusal
-from ndif.placement.replica import DeploymentLevel, PlacedReplica, ReplicaKey
+from ndif.placement.replica import PlacedReplica, ReplicaKey
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey, Variant
+from ndif.schema.server_state import Problem, ProblemKind
+from ndif.schema.states import DeploymentLevel
 from ndif.schema.structure import read_structure
 from ndif.tasks import end, within
 from ndif.telemetry import metrics
@@ -577,12 +579,16 @@ class Controller:
         self._withdrawn = self._device_errors.withdrawn(self._now())
         self.cluster = self.cluster.with_withdrawn(self._withdrawn.keys())
 
-    def device_problems(self) -> list[str]:
-        """Return a sentence for each GPU that is out of placement."""
+    def device_problems(self) -> list[Problem]:
+        """Return a problem for each GPU that is out of placement."""
         return [
-            f"GPU {index} of {node.name} ({node.gpu_name(index)}) takes no model until "
-            f"{datetime.fromtimestamp(out.until).astimezone():%H:%M}: replicas on it ended with "
-            f"{MOST} CUDA errors within {format_duration(WITHIN_S)}, the last with {out.error!r}."
+            Problem(
+                ProblemKind.GPU_WITHDRAWN,
+                f"GPU {index} of {node.name}",
+                f"GPU {index} of {node.name} ({node.gpu_name(index)}) takes no model until "
+                f"{datetime.fromtimestamp(out.until).astimezone():%H:%M}: replicas on it ended with "
+                f"{MOST} CUDA errors within {format_duration(WITHIN_S)}, the last with {out.error!r}.",
+            )
             for node in self.cluster.nodes.values()
             for index in sorted(node.resources.withdrawn)
             if (out := self._withdrawn.get(node.gpu_name(index))) is not None

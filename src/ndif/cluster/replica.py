@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from enum import Enum
 
 from ndif.cluster.models import Model
 from ndif.errors import NdifError
 from ndif.host.port import ModelActor
-from ndif.placement.replica import DeploymentLevel, PlacedReplica
+from ndif.placement.replica import PlacedReplica
 from ndif.schema.model_key import Variant
-
-
-class ReplicaState(str, Enum):
-    """State of a replica, or of all that a model has."""
-
-    NOT_STARTED = "NOT DEPLOYED"
-    DEPLOYING = "DEPLOYING"
-    RUNNING = "RUNNING"
-    UNHEALTHY = "UNHEALTHY"
-
-    @property
-    def for_clients(self) -> str:
-        """Return the state in the four words that clients of 0.6 and 0.7 know; others are errors there."""
-        return "DOWN" if self is ReplicaState.UNHEALTHY else self.value
+from ndif.schema.states import DeploymentLevel, ReplicaState
 
 
 class DeploymentError(NdifError):

@@ -8,14 +8,15 @@ from typing import Any
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.models import Model, Models
-from ndif.cluster.replica import Replica, ReplicaState
-from ndif.placement.replica import DeploymentLevel
+from ndif.cluster.replica import Replica
 from ndif.probe.history import Histories
 from ndif.probe.probe import Target
 from ndif.schedule.schedule import Window
+from ndif.schema.client_status import ModelStatus, ScheduledWindow, ServerStatus
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey, Variant
 from ndif.schema.repositories import Repositories
+from ndif.schema.states import DeploymentLevel, ReplicaState
 from ndif.schema.structure import ModelDetails
 
 _BEST_FIRST = (ReplicaState.RUNNING, ReplicaState.DEPLOYING, ReplicaState.UNHEALTHY)
@@ -24,7 +25,7 @@ _ALL = (*_BEST_FIRST, ReplicaState.NOT_STARTED)
 
 def client_status(
     controller: Controller, coming: Sequence[Window] = (), probes: Histories | None = None
-) -> dict[str, Any]:
+) -> ServerStatus:
     """Return the answer of `GET /status`, in the form that every client generation reads.
 
     It has the models with replicas, those that an operator named, and those in the calendar's `coming`
@@ -44,21 +45,20 @@ def client_status(
         if mine or model.dedicated or not model.on_demand or id(model) in windows:
             of_model = windows.get(id(model), ())
             entries.append(_entry(model, mine, nodes, of_model, probes or Histories()))
-    deployments: dict[str, Any] = {}
+    deployments: dict[str, ModelStatus] = {}
     for entry in _in_order(entries):
-        name = entry["model_key"]
-        deployments[name] = entry
+        deployments[entry.model_key] = entry
         # Clients of 0.8 count a model's replicas by its entries.
-        for number in range(2, max(entry["replicas"].values(), default=0) + 1):
-            deployments[f"{name}#{number}"] = entry
-    return {"deployments": deployments}
+        for number in range(2, max(entry.replicas.values(), default=0) + 1):
+            deployments[f"{entry.model_key}#{number}"] = entry
+    return ServerStatus(deployments=deployments)
 
 
 def _to_come(config: DeploymentConfig) -> Model:
     return Model(config.key, replace(config, dedicated=False), on_demand=True)
 
 
-def _in_order(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _in_order(entries: Iterable[ModelStatus]) -> list[ModelStatus]:
     """Return the entries in the order in which clients of 0.6 and 0.7 find the better of several.
 
     Their `is_model_running` takes the first of one repository and revision; their `status` shows the last
@@ -67,8 +67,8 @@ def _in_order(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     best: dict[tuple[str, str], int] = {}
     ranked = []
     for entry in entries:
-        rank = _ALL.index(ReplicaState(entry["state"]))
-        checkpoint = entry["repo_id"], entry["revision"] or ""
+        rank = _ALL.index(entry.state)
+        checkpoint = entry.repo_id, entry.revision or ""
         best[checkpoint] = min(rank, best.get(checkpoint, rank))
         ranked.append((checkpoint, rank, entry))
     ranked.sort(key=lambda one: (one[0][0], -best[one[0]], one[0][1], one[1]))
@@ -81,7 +81,7 @@ def _entry(
     nodes: Mapping[str, str],
     windows: Sequence[Window],
     probes: Histories,
-) -> dict[str, Any]:
+) -> ModelStatus:
     key = model.config.key
     serving, states = {}, {}
     for generation in sorted({each.generation for each in replicas} | model.problems.keys()):
@@ -91,33 +91,32 @@ def _entry(
     state = _best(states.values())
     if model.deploying and state is not ReplicaState.RUNNING:
         state = ReplicaState.DEPLOYING  # its size is being worked out, or room made for it
-    entry: dict[str, Any] = {
-        "model_key": str(key),
-        "repo_id": key.repo_id,
-        "revision": key.revision,
-        "task": key.task,
-        "trust_remote_code": model.config.trust_remote_code,
-        "on_demand": model.on_demand,
-        "deployment_level": _level(model, replicas).value,
-        "application_state": state.for_clients,
-        "state": state.value,
-        "replicas": serving,
-        "runtimes": {generation: state.value for generation, state in states.items()},
-        "nodes": sorted({nodes.get(each.placed.node_id, each.placed.node_id) for each in replicas}),
-        "parameters": model.parameters,
-        "config": model.architecture,
-    }
-    if windows:
-        entry["schedule"] = [
-            {"start": window.start.isoformat(), "end": window.end.isoformat()} for window in windows
-        ]
-    probed = {each: probes.describe(Target.of(key, each)) for each in (*states, *model.generations)}
-    if any(probed.values()):
-        entry["probes"] = {each: found for each, found in probed.items() if found is not None}
-    if model.config.dedicated or not windows:
-        # Clients of 0.7 call a model Scheduled that has the one field and not the other.
-        entry["dedicated"] = model.dedicated
-    return entry
+    probed = {each: probes.public(Target.of(key, each)) for each in (*states, *model.generations)}
+    booked = [
+        ScheduledWindow(start=window.start.isoformat(), end=window.end.isoformat())
+        for window in windows
+    ]
+    # Clients of 0.7 call a model Scheduled that has a schedule and is not said to be dedicated or not.
+    is_told = model.config.dedicated or not windows
+    return ModelStatus(
+        model_key=str(key),
+        repo_id=key.repo_id,
+        revision=key.revision,
+        task=key.task,
+        trust_remote_code=model.config.trust_remote_code,
+        on_demand=model.on_demand,
+        deployment_level=_level(model, replicas),
+        application_state=state.for_clients,
+        state=state,
+        replicas=serving,
+        runtimes=states,
+        nodes=sorted({nodes.get(each.placed.node_id, each.placed.node_id) for each in replicas}),
+        parameters=model.parameters,
+        config=None if model.architecture is None else dict(model.architecture),
+        probes={each: found for each, found in probed.items() if found is not None} or None,
+        schedule=booked or None,
+        dedicated=model.dedicated if is_told else None,
+    )
 
 
 def _level(model: Model, replicas: Iterable[Replica]) -> DeploymentLevel:
@@ -137,25 +136,6 @@ def _state(replicas: Iterable[Replica], *, has_problem: bool) -> ReplicaState:
 def _best(states: Iterable[ReplicaState]) -> ReplicaState:
     there = set(states)
     return next((state for state in _BEST_FIRST if state in there), ReplicaState.NOT_STARTED)
-
-
-def describe_replica(replica: Replica) -> dict[str, Any]:
-    """Return one replica for an operator, as a JSON-serialisable dict."""
-    place = replica.placed
-    warm = place.level is DeploymentLevel.WARM
-    done, total = replica.progress or (None, None)
-    return {
-        "replica_id": place.replica_id,
-        "node_id": place.node_id,
-        "level": place.level.value,
-        "state": place.level.value if warm else replica.state.value,
-        "deployed": place.deployed,
-        "gpu_mem_bytes_by_id": {str(i): held for i, held in place.gpu_mem_bytes_by_id.items()},
-        "on_cpu": place.on_cpu,
-        "dedicated": place.dedicated,
-        "done": done,
-        "total": total,
-    }
 
 
 def describe_details(models: Models, key: ModelKey) -> ModelDetails:

@@ -29,15 +29,13 @@ from ndif.cluster.models import Model
 from ndif.config.short_ids import matching_ids
 from ndif.control import answers
 from ndif.control.control_plane import ControlPlane, Evicted, outcome_of
-from ndif.control.status import (
-    describe_jobs,
-    describe_queues,
-    describe_server,
-    trace_of_record,
-    trace_of_request,
+from ndif.control.state import (
+    queue_states,
+    server_state,
+    trace_of,
+    unfinished_jobs,
 )
 from ndif.errors import problems
-from ndif.placement.replica import DeploymentLevel
 from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.schema.deployment import DeploymentConfig, Generation, OperationError
 from ndif.schema.deployment_file import (
@@ -52,8 +50,10 @@ from ndif.schema.deployment_settings import (
     SettingsError,
     differences,
 )
-from ndif.schema.job_record import JobRecord
+from ndif.schema.job_state import A_JOB, Jobs, JobState, Queues, Trace
 from ndif.schema.model_key import Variant
+from ndif.schema.server_state import ServerState
+from ndif.schema.states import DeploymentLevel
 from ndif.stores.broker import BrokerError
 from ndif.stores.objects import ObjectStoreError
 from ndif.stores.usage import Group, UsageAwayError
@@ -76,8 +76,8 @@ _NO_NUL = r"^[^\x00]*$"
 
 T = TypeVar("T")
 
-Answer = dict[str, Any]
-"""The JSON object with which an operation is answered."""
+Answer = Any
+"""The answer of an operation: its class, or a JSON object."""
 STOPPING: Answer = {"stopping": True}
 
 
@@ -99,7 +99,7 @@ Deployments = Annotated[
 """Models to deploy; in JSON the list or mapping of a deployment file."""
 
 
-def _with(example: Answer) -> ConfigDict:
+def _with(example: dict[str, Any]) -> ConfigDict:
     """Return the configuration of an operation with an example of its body."""
     return ConfigDict(json_schema_extra={"examples": [example]})
 
@@ -116,7 +116,7 @@ class Operation(BaseModel):
     event: ClassVar[str]
     """Name of the operation in the stream of events to the leader."""
     method: ClassVar[str] = "POST"
-    answer: ClassVar[type[BaseModel]]
+    answer: ClassVar[type[Any]]
     """Model of the answer."""
 
     async def perform(self, control: ControlPlane) -> Answer:
@@ -128,25 +128,28 @@ class GetStatus(Operation):
     """Nodes, models, replicas and the schedule."""
 
     name, event, method = "status", "STATUS", "GET"
-    answer = answers.ServerState
+    answer = ServerState
 
-    async def perform(self, control: ControlPlane) -> Answer:
+    async def perform(self, control: ControlPlane) -> ServerState:
         """See `Operation.perform`."""
-        described = describe_server(control.controller, control.dispatcher, control.histories)
-        if (problem := control.responder.problem()) is not None:
-            described["problems"].append(problem)
-        return {**described, "schedule": control.reconciler.describe_schedule()}
+        return server_state(
+            control.controller,
+            control.dispatcher,
+            control.reconciler,
+            control.responder,
+            control.histories,
+        )
 
 
 class GetQueue(Operation):
     """Running and waiting requests, model by model."""
 
     name, event, method = "queue", "QUEUE_STATE_REQUEST", "GET"
-    answer = answers.Queues
+    answer = Queues
 
-    async def perform(self, control: ControlPlane) -> Answer:
+    async def perform(self, control: ControlPlane) -> Queues:
         """See `Operation.perform`."""
-        return describe_queues(control.dispatcher)
+        return queue_states(control.dispatcher)
 
 
 class Export(Operation):
@@ -597,44 +600,44 @@ class GetJobs(Operation):
 
     model_config = _with({"limit": 100})
     name, event = "jobs", "JOBS"
-    answer = answers.Jobs
+    answer = Jobs
 
     user: str | None = Field(default=None, pattern=_NO_NUL)
     """The user whose jobs they are; None: everybody's."""
     limit: int = Field(default=100, ge=1, le=1000)
     """Maximum number of those that have ended."""
 
-    async def perform(self, control: ControlPlane) -> Answer:
+    async def perform(self, control: ControlPlane) -> Jobs:
         """See `Operation.perform`."""
-        unfinished = describe_jobs(control.dispatcher, self.user)
+        unfinished = unfinished_jobs(control.dispatcher, self.user)
         ended = await _read(control.usage.recent(self.user, self.limit))
-        ids = {job["id"] for job in unfinished}
-        return {"jobs": [*unfinished, *(_job(each) for each in ended if each.id not in ids)]}
+        ids = {job.id for job in unfinished}
+        return Jobs(
+            jobs=[*unfinished, *(JobState.of(each) for each in ended if each.id not in ids)]
+        )
 
 
 class GetTrace(Operation):
     """The steps of one job that waits, runs or has ended."""
 
-    model_config = _with({"job_id": answers.A_JOB, "user": "ada@example.org"})
+    model_config = _with({"job_id": A_JOB, "user": "ada@example.org"})
     name, event = "trace", "TRACE"
-    answer = answers.Trace
+    answer = Trace
 
     job_id: str = Field(pattern=_NO_NUL)
     """The job's id, whole."""
     user: str | None = Field(default=None, pattern=_NO_NUL)
     """The user whose job it has to be; None: anybody's."""
 
-    async def perform(self, control: ControlPlane) -> Answer:
+    async def perform(self, control: ControlPlane) -> Trace:
         """See `Operation.perform`."""
         if (held := control.dispatcher.lifecycle.steps_of(self.job_id)) is not None:
-            request, status, steps = held
-            found = trace_of_request(request, status, steps)
-        elif (record := await _read(control.usage.find(self.job_id))) is not None:
-            found = trace_of_record(record)
+            found: Trace | None = trace_of(*held)
         else:
-            found = None
+            record = await _read(control.usage.find(self.job_id))
+            found = None if record is None else Trace.of(record)
         # Of others nobody is told that there is one.
-        if found is None or self.user not in (None, found["user"]):
+        if found is None or self.user not in (None, found.user):
             raise OperationError(
                 404,
                 f"There is no job {self.job_id[:_MAX_QUOTED]!r}, or its record is no longer kept.",
@@ -693,13 +696,6 @@ async def _read(reading: Awaitable[T]) -> T:
         raise OperationError(
             503, f"The record of jobs cannot be read now: {error}. Try again in a moment."
         ) from error
-
-
-def _job(record: JobRecord) -> Answer:
-    job = record.as_fields()
-    for name in ("key", "steps", "traceparent"):
-        del job[name]
-    return job
 
 
 class ListKept(Operation):

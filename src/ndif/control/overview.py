@@ -4,23 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.replica import Replica
 from ndif.cluster.status import client_status
 from ndif.control.reconciler import Reconciler
-from ndif.control.status import describe_jobs, describe_server
-from ndif.placement.replica import DeploymentLevel
+from ndif.control.state import model_states, node_states, problems, sentences, unfinished_jobs
 from ndif.probe.history import Histories
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor
+from ndif.schema.answer import to_json
+from ndif.schema.client_status import ModelStatus
+from ndif.schema.job_state import OwnJob
+from ndif.schema.public_state import (
+    Held,
+    History,
+    NextState,
+    PublicState,
+    ShownGeneration,
+    ShownGpu,
+    ShownInterval,
+    ShownMemory,
+    ShownModel,
+    ShownNode,
+    ShownReplica,
+    ShownWindow,
+)
+from ndif.schema.server_state import ModelState
+from ndif.schema.states import DeploymentLevel
 from ndif.stores.usage import Interval, UsageAwayError, UsageStore, percentile
 
 logger = logging.getLogger(__name__)
@@ -40,8 +57,6 @@ _READ_S = 15.0
 _DIGITS = 12
 """Digits of the name of a state."""
 
-Answer = dict[str, Any]
-
 
 @dataclass(eq=False)
 class Overview:
@@ -59,9 +74,9 @@ class Overview:
     protected_s: float
     """Seconds for which a replica that became HOT is not evicted for a model that is not dedicated."""
     now: Callable[[], float] = time.time
-    _state: Answer = field(default_factory=dict, init=False)
+    _state: PublicState | None = field(default=None, init=False)
     _name: str = field(default="", init=False)
-    _jobs: Mapping[str, list[Answer]] | None = field(default=None, init=False)
+    _jobs: Mapping[str, list[OwnJob]] | None = field(default=None, init=False)
     _again: float = field(default=0.0, init=False)
     _intervals: dict[float, Interval] = field(default_factory=dict, init=False)
     _read_again: float = field(default=0.0, init=False)
@@ -69,7 +84,7 @@ class Overview:
     """Unix time at which the event loop's clock was 0, taken once: what is shown must not drift with it."""
     _reading: asyncio.Task[None] | None = field(default=None, init=False)
 
-    async def next(self, seen: str = "", users: Sequence[str] = ()) -> Answer:
+    async def next(self, seen: str = "", users: Sequence[str] = ()) -> NextState:
         """Return the state and the unfinished jobs of these users, as soon as they are not the `seen` ones.
 
         After `PATIENCE_S` the answer is their name alone. `seen` is the name in an earlier answer.
@@ -81,10 +96,10 @@ class Overview:
             jobs = self._jobs_of(users)
             name = f"{self._name}-{_name_of(jobs)}"
             if name != seen:
-                return {"name": name, "state": self._state, "jobs": jobs}
+                return NextState(name=name, state=self._state, jobs=jobs)
             left_s = until - loop.time()
             if left_s <= 0:
-                return {"name": name}
+                return NextState(name=name)
             await asyncio.sleep(min(left_s, max(0.01, self._again - loop.time())))
 
     def _look(self) -> None:
@@ -100,141 +115,145 @@ class Overview:
         took_s = time.perf_counter() - began
         self._again = loop.time() + max(_INTERVAL_S, _COST * took_s)
 
-    def _jobs_of(self, users: Sequence[str]) -> dict[str, list[Answer]]:
+    def _jobs_of(self, users: Sequence[str]) -> dict[str, list[OwnJob]]:
         """Return the unfinished jobs of each of these users, as of the last look."""
         if not users:
             return {}
         if self._jobs is None:
             began = time.perf_counter()
-            found: dict[str, list[Answer]] = defaultdict(list)
-            for job in describe_jobs(self.dispatcher, None):
-                start_s = job["expected_start_s"]
-                job["expected_start_s"] = None if start_s is None else _rounded(start_s)
-                found[job.pop("user")].append(job)
+            found: dict[str, list[OwnJob]] = defaultdict(list)
+            for job in unfinished_jobs(self.dispatcher, None):
+                start_s = job.expected_start_s
+                start_s = None if start_s is None else _rounded(start_s)
+                found[job.user].append(replace(job.own, expected_start_s=start_s))
             self._jobs = found
             self._again += _COST * (time.perf_counter() - began)
         return {user: self._jobs[user] for user in users if user in self._jobs}
 
-    def _describe(self) -> Answer:
+    def _describe(self) -> PublicState:
         now = self.now()
         if self._wall is None:
             self._wall = now - asyncio.get_running_loop().time()
         coming = self.reconciler.coming()
-        server = describe_server(self.controller, self.dispatcher)
-        entries = client_status(self.controller, coming, self.histories)["deployments"]
-        rows: dict[str, list[Answer]] = defaultdict(list)
-        for row in server["models"]:
-            rows[row["model_key"]].append(row)
+        entries = client_status(self.controller, coming, self.histories).deployments
+        rows: dict[str, list[ModelState]] = defaultdict(list)
+        for row in model_states(self.controller, self.dispatcher):
+            rows[row.model_key].append(row)
         distinct = {id(entry): entry for entry in entries.values()}
         processors = {
             (str(each.model.config.key), each.variant.generation): each
             for each in self.dispatcher.processors.values()
         }
         ends = {w.config.repo_id: w.end.timestamp() for w in coming if w.start.timestamp() <= now}
-        return {
-            "models": [
-                self._model(entry, rows[entry["model_key"]], processors, ends)
+        return PublicState(
+            models=[
+                self._model(entry, rows[entry.model_key], processors, ends)
                 for entry in distinct.values()
             ],
-            "nodes": self._nodes(server["nodes"]),
-            "problems": server["problems"],
-            "schedule": [
-                {
-                    "model": window.config.repo_id,
-                    "title": window.event,
-                    "start": window.start.timestamp(),
-                    "end": window.end.timestamp(),
-                }
+            nodes=self._nodes(),
+            problems=sentences(problems(self.controller)),
+            schedule=[
+                ShownWindow(
+                    model=window.config.repo_id,
+                    title=window.event,
+                    start=window.start.timestamp(),
+                    end=window.end.timestamp(),
+                )
                 for window in coming
             ],
-            "history": self._history(now),
-        }
+            history=self._history(now),
+        )
 
     def _model(
         self,
-        entry: Answer,
-        rows: Sequence[Answer],
+        entry: ModelStatus,
+        rows: Sequence[ModelState],
         processors: Mapping[tuple[str, str], Processor],
         ends: Mapping[str, float],
-    ) -> dict[str, Any]:
+    ) -> ShownModel:
         """Return one model: what clients are told of it, and its replicas and queues."""
         hot = [
-            replica["deployed"]
+            replica.deployed
             for row in rows
-            for replica in row["replicas"]
-            if replica["level"] == DeploymentLevel.HOT.value
+            for replica in row.replicas
+            if replica.level is DeploymentLevel.HOT
         ]
-        is_dedicated = bool(entry.get("dedicated"))
+        is_dedicated = bool(entry.dedicated)
         protected = max(hot) + self.protected_s if hot and not is_dedicated else None
         # A server of one model does not measure it, and reserves nothing.
-        sizes = [row["size_bytes"] for row in rows if (row["size_bytes"] or 0) > 1]
-        variants = [
-            _variant(row, processors.get((row["model_key"], row["generation"])), self._wall or 0.0)
+        sizes = [row.size_bytes for row in rows if (row.size_bytes or 0) > 1]
+        generations = [
+            _generation(
+                row,
+                row.generation,
+                processors.get((row.model_key, row.generation)),
+                self._wall or 0.0,
+            )
             for row in rows
-            if row["generation"] is not None
+            if row.generation is not None
         ]
-        used = [each["last_used"] for each in variants if each["last_used"] is not None]
-        return {
-            "key": entry["model_key"],
-            "repo_id": entry["repo_id"],
-            "revision": entry["revision"],
-            "task": entry["task"],
-            "level": entry["deployment_level"],
-            "state": entry["state"],
-            "dedicated": is_dedicated,
-            "parameters": entry["parameters"],
-            "size_bytes": max(sizes, default=None),
-            "protected_until": ends.get(entry["repo_id"], protected),
-            "last_used": max(used, default=None),
-            "problems": list(dict.fromkeys(row["problem"] for row in rows if row["problem"])),
-            "probes": entry.get("probes", {}),
-            "generations": variants,
-        }
+        used = [each.last_used for each in generations if each.last_used is not None]
+        return ShownModel(
+            key=entry.model_key,
+            repo_id=entry.repo_id,
+            revision=entry.revision,
+            task=entry.task,
+            level=entry.deployment_level,
+            state=entry.state.value,
+            dedicated=is_dedicated,
+            parameters=entry.parameters,
+            size_bytes=max((each for each in sizes if each is not None), default=None),
+            protected_until=ends.get(entry.repo_id, protected),
+            last_used=max(used, default=None),
+            problems=list(dict.fromkeys(row.problem for row in rows if row.problem)),
+            probes=entry.probes or {},
+            generations=generations,
+        )
 
-    def _nodes(self, described: Iterable[Answer]) -> list[dict[str, Any]]:
+    def _nodes(self) -> list[ShownNode]:
         """Return the machines with what each replica holds of their memory."""
-        held: dict[str, list[Replica]] = defaultdict(list)
+        there: dict[str, list[Replica]] = defaultdict(list)
         for replica in self.controller.replicas():
-            held[replica.placed.node_id].append(replica)
+            there[replica.placed.node_id].append(replica)
         return [
-            {
-                "id": node["id"],
-                "name": node["name"],
-                "cpu": {
-                    "bytes": node["cpu"]["bytes"],
-                    "free_bytes": node["cpu"]["free_bytes"],
-                    "held": [
+            ShownNode(
+                id=node.id,
+                name=node.name,
+                cpu=ShownMemory(
+                    bytes=node.cpu.bytes,
+                    free_bytes=node.cpu.free_bytes,
+                    held=[
                         _held(each, each.placed.cpu_bytes)
-                        for each in held[node["id"]]
+                        for each in there[node.id]
                         if each.placed.cpu_bytes
                     ],
-                },
-                "gpus": [
-                    {
-                        "bytes": gpu["bytes"],
-                        "free_bytes": gpu["free_bytes"],
-                        "withdrawn": gpu["withdrawn"],
-                        "held": [
+                ),
+                gpus=[
+                    ShownGpu(
+                        bytes=gpu.bytes,
+                        free_bytes=gpu.free_bytes,
+                        withdrawn=gpu.withdrawn,
+                        held=[
                             _held(each, each.placed.gpu_mem_bytes_by_id[index])
-                            for each in held[node["id"]]
+                            for each in there[node.id]
                             if index in each.placed.gpu_mem_bytes_by_id
                         ],
-                    }
-                    for index, gpu in enumerate(node["gpus"])
+                    )
+                    for index, gpu in enumerate(node.gpus)
                 ],
-            }
-            for node in described
+            )
+            for node in node_states(self.controller)
         ]
 
-    def _history(self, now: float) -> dict[str, Any]:
+    def _history(self, now: float) -> History:
         """Return the course of jobs over the last hours; intervals without any are left out."""
         since = (now - _HISTORY_S) // STEP_S * STEP_S
         self._intervals = {s: each for s, each in self._intervals.items() if s >= since}
-        return {
-            "since": since,
-            "step_s": STEP_S,
-            "intervals": [_interval(self._intervals[start]) for start in sorted(self._intervals)],
-        }
+        return History(
+            since=since,
+            step_s=STEP_S,
+            intervals=[_interval(self._intervals[start]) for start in sorted(self._intervals)],
+        )
 
     def _read_history(self) -> None:
         """Begin to read the record of jobs, if that is due."""
@@ -258,53 +277,55 @@ class Overview:
             self._reading = None
 
 
-def _variant(row: Answer, processor: Processor | None, wall: float) -> dict[str, Any]:
+def _generation(
+    row: ModelState, generation: str, processor: Processor | None, wall: float
+) -> ShownGeneration:
     """Return a model in one generation: its replicas and its queue, without whose jobs they are."""
-    waits_s = processor.expected_wait_s(row["waiting"] + 1) if processor else None
+    waits_s = processor.expected_wait_s(row.waiting + 1) if processor else None
     oldest = next(iter(processor.queue), None) if processor else None
     used = processor.last_used if processor else None
-    return {
-        "generation": row["generation"],
-        "processor": row["processor"],
-        "desired": row["desired_replicas"],
-        "waiting": row["waiting"],
-        "oldest": None if oldest is None else oldest.item.received,
-        "running": len(processor.replicas.runs) if processor else 0,
-        "wait_s": None if waits_s is None else _rounded(waits_s),
-        "last_used": None if used is None else round(wall + used, 1),
-        "replicas": [
-            {
-                "id": replica["replica_id"],
-                "node": replica["node_id"],
-                "level": replica["level"],
-                "state": replica["state"],
-                "busy": replica["request_id"] is not None,
-                "deployed": replica["deployed"],
-                "done": replica["done"],
-                "total": replica["total"],
-            }
-            for replica in row["replicas"]
+    return ShownGeneration(
+        generation=generation,
+        processor=None if row.processor is None else row.processor.value,
+        desired=row.desired_replicas,
+        waiting=row.waiting,
+        oldest=None if oldest is None else oldest.item.received,
+        running=len(processor.replicas.runs) if processor else 0,
+        wait_s=None if waits_s is None else _rounded(waits_s),
+        last_used=None if used is None else round(wall + used, 1),
+        replicas=[
+            ShownReplica(
+                id=replica.replica_id,
+                node=replica.node_id,
+                level=replica.level,
+                state=replica.state,
+                busy=replica.request_id is not None,
+                deployed=replica.deployed,
+                done=replica.done,
+                total=replica.total,
+            )
+            for replica in row.replicas
         ],
-    }
+    )
 
 
-def _held(replica: Replica, held_bytes: int) -> dict[str, Any]:
-    return {
-        "model": replica.model.config.repo_id,
-        "replica": replica.placed.replica_id,
-        "level": replica.placed.level.value,
-        "bytes": held_bytes,
-    }
+def _held(replica: Replica, held_bytes: int) -> Held:
+    return Held(
+        model=replica.model.config.repo_id,
+        replica=replica.placed.replica_id,
+        level=replica.placed.level,
+        bytes=held_bytes,
+    )
 
 
-def _interval(interval: Interval) -> dict[str, Any]:
-    return {
-        "start": interval.start,
-        "jobs": interval.jobs,
-        "errors": interval.errors,
-        "total_s": _quartiles(interval.totals),
-        "wait_s": _quartiles(interval.waits),
-    }
+def _interval(interval: Interval) -> ShownInterval:
+    return ShownInterval(
+        start=interval.start,
+        jobs=interval.jobs,
+        errors=interval.errors,
+        total_s=_quartiles(interval.totals),
+        wait_s=_quartiles(interval.waits),
+    )
 
 
 def _quartiles(classes: Mapping[int, int]) -> list[float] | None:
@@ -319,5 +340,4 @@ def _rounded(seconds: float) -> float:
 
 
 def _name_of(value: Any) -> str:
-    content = json.dumps(value, sort_keys=True).encode()
-    return hashlib.sha256(content).hexdigest()[:_DIGITS]
+    return hashlib.sha256(to_json(value)).hexdigest()[:_DIGITS]

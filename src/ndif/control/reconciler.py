@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from typing import Any, Literal
+from typing import Literal
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import ReplicaRequest
@@ -18,6 +19,7 @@ from ndif.queue.dispatcher import Dispatcher
 from ndif.schedule.schedule import Schedule, Window
 from ndif.schedule.source import ScheduleSource
 from ndif.schema.model_key import Variant
+from ndif.schema.server_state import BookedWindow, Problem, ProblemKind, ScheduleState
 from ndif.stores.events import EventLog
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,8 @@ Kept = Literal["deployed", "booked"]
 _MAX_BACK_OFF = 32
 """Maximum wait before a dedicated model that fails is deployed again, in intervals."""
 _SCALING_INTERVAL_S = 5.0
+_NUMBER = re.compile(r"\d[\d.,:]*")
+_MAX_SUBJECT = 500
 _TOLD_AHEAD = timedelta(days=7)
 """How far ahead clients are told of the calendar."""
 
@@ -214,20 +218,26 @@ class Reconciler:
                 return window.end
         return None
 
-    def describe_schedule(self) -> dict[str, Any]:
-        """Return the calendar's source, problems, next change, and windows of the next days as JSON."""
+    def problems(self) -> Iterator[Problem]:
+        """Yield the problems of the calendar."""
+        for text in self._problems:
+            # The times in such a sentence change from day to day.
+            yield Problem(ProblemKind.PROBLEM, _NUMBER.sub("#", text)[:_MAX_SUBJECT], text)
+
+    def schedule_state(self) -> ScheduleState:
+        """Return the calendar's source, problems, next change, and windows of the next days."""
         change = self._schedule.next_change(self.now())
-        return {
-            "source": None if self.source is None else self.source.name,
-            "problems": list(self._problems),
-            "next_change": change.isoformat() if change else None,
-            "read_every_s": self.interval_s,
-            "windows": [
-                {
-                    "model": window.config.repo_id,
-                    "start": window.start.isoformat(),
-                    "end": window.end.isoformat(),
-                }
+        return ScheduleState(
+            source=None if self.source is None else self.source.name,
+            problems=list(self._problems),
+            next_change=change.isoformat() if change else None,
+            read_every_s=self.interval_s,
+            windows=[
+                BookedWindow(
+                    model=window.config.repo_id,
+                    start=window.start.isoformat(),
+                    end=window.end.isoformat(),
+                )
                 for window in self.coming()
             ],
-        }
+        )

@@ -6,7 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.model_files import ModelFilesStorage
@@ -17,9 +19,10 @@ from ndif.control.operations import OPERATIONS, STOPPING, Answer, Operation, Sto
 from ndif.host.request_lifecycle import RUNS
 from ndif.probe.history import Histories
 from ndif.schedule.schedule import Window
-from ndif.schema.answer import to_plain
+from ndif.schema.answer import from_plain, to_plain
 from ndif.schema.deployment import OperationError
 from ndif.schema.model_key import ModelKey
+from ndif.schema.public_state import NextState
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.schema.structure import ModelDetails
@@ -82,9 +85,8 @@ class Publisher:
             models, replicas = self.controller.models, self.controller.replicas()
             try:
                 await self._write(MODELS, describe(models))
-                await self._write(
-                    STATUS, client_status(self.controller, self.coming(), self.probes)
-                )
+                status = client_status(self.controller, self.coming(), self.probes)
+                await self._write(STATUS, to_plain(status))
                 self.model_files.note(replicas)
                 await self._write(FILES, self.model_files.stored)
             except BrokerError as error:
@@ -116,9 +118,9 @@ class RemoteControlPlane:
             return STOPPING
         asked = self.leader.ask(operation.event, operation.model_dump(mode="json"))
         if operation.method != "GET":
-            return cast(Answer, await asked)
+            return _read(operation, await asked)
         try:
-            return cast(Answer, await within(asked, self.status_timeout_s))
+            return _read(operation, await within(asked, self.status_timeout_s))
         except asyncio.TimeoutError as error:
             limit = format_duration(self.status_timeout_s)
             raise OperationError(
@@ -126,6 +128,12 @@ class RemoteControlPlane:
                 f"The leader did not answer within {limit} (STATUS_REQUEST_TIMEOUT_S); "
                 "`ndif logs dispatcher` says what it does.",
             ) from error
+
+
+def _read(operation: Operation, answer: Any) -> Answer:
+    """Return the answer that the leader sent as JSON."""
+    kind = operation.answer
+    return answer if issubclass(kind, BaseModel) else from_plain(kind, answer)
 
 
 @dataclass(frozen=True)
@@ -197,11 +205,11 @@ class RemoteOverview:
 
     leader: LeaderRpc
 
-    async def next(self, seen: str, users: Sequence[str]) -> Answer:
+    async def next(self, seen: str, users: Sequence[str]) -> NextState:
         """See `Overview.next`; raise an OperationError if the leader does not answer."""
         asked = self.leader.ask(OVERVIEW, {"seen": seen, "users": list(users)})
         try:
-            return cast(Answer, await within(asked, _OVERVIEW_S))
+            return from_plain(NextState, await within(asked, _OVERVIEW_S))
         except asyncio.TimeoutError as error:
             raise OperationError(504, _SILENT) from error
 
@@ -225,8 +233,8 @@ async def perform_event(control: ControlPlane, event: str, arguments: Mapping[st
         details: Answer = to_plain(describe_details(control.controller.models, key))
         return details
     if event == OVERVIEW:
-        return await control.overview.next(arguments["seen"], arguments["users"])
+        return to_plain(await control.overview.next(arguments["seen"], arguments["users"]))
     for kind in OPERATIONS:
         if kind.event == event:
-            return await kind.model_validate(arguments).perform(control)
+            return to_plain(await kind.model_validate(arguments).perform(control))
     raise OperationError(_NO_SUCH_EVENT, f"There is no event {event[:_MAX_QUOTED]!r}.")

@@ -13,10 +13,11 @@ from ndif.cluster.controller import OPERATORS, Controller
 from ndif.cluster.controller_types import ProvisionResult, ReplicaRequest
 from ndif.cluster.models import Model
 from ndif.cluster.replica import DeploymentError, Replica
-from ndif.placement.replica import DeploymentLevel, ReplicaKey
+from ndif.placement.replica import ReplicaKey
 from ndif.queue.dispatcher import Dispatcher
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey
+from ndif.schema.states import DeploymentLevel
 from ndif.tasks import end, start
 
 logger = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ from ndif.dashboard.server_facts import ServerFacts
 from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.openapi import ApiRoute
 from ndif.host.runtimes import Runtimes
+from ndif.schema.answer import to_plain
 from ndif.stores.accounts import Accounts
 
 
@@ -66,7 +67,7 @@ class Dashboard:
 
     async def index(self, http: Request) -> Response:
         """Answer with the page, the same for everybody: it knows no more than clients need."""
-        facts = json.dumps(await self._facts.describe())
+        facts = json.dumps(to_plain(await self._facts.describe()))
         _, port = http.scope.get("server") or ("", None)
         is_theirs = self._operators_at is None or port in self._operators_at
         return self.pages.page(

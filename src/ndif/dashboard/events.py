@@ -5,25 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from ndif.config.reference import name_of
 from ndif.config.settings import Settings
 from ndif.dashboard.access import Access, Viewer
-from ndif.dashboard.answers import State
 from ndif.dashboard.feed import Feed, Subscriber, event_of
 from ndif.dashboard.server_facts import ServerFacts
 from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.open_channels import OpenChannels
-from ndif.gateway.openapi import Answer, ApiRoute, Channel, Description, EventsRoute
+from ndif.gateway.openapi import ApiRoute, Channel, Description, EventsRoute
 from ndif.schema.limits import Limits
+from ndif.schema.public_state import State
 from ndif.stores.accounts import AccountsAwayError, NoSuchKeyError, TooManyGuessesError
 from ndif.tasks import end
 
@@ -34,7 +34,6 @@ _STATE = Description(
     "the server",
     "The state that the dashboard shows",
     f"{name_of('dashboard')} says who may read it: everybody, or users with an API key.",
-    answers={200: Answer(State)},
     refusals={
         401: "The API key is missing or unknown.",
         429: "Too many wrong keys came from this address.",
@@ -68,11 +67,12 @@ class EventRoutes:
             EventsRoute("/dashboard/events", self.events, _EVENTS),
         ]
 
-    async def state(self, http: Request) -> Response:
+    async def state(self, http: Request) -> State:
         """Answer with the state as it is now."""
         await self.access.viewer(http)
-        facts = await self.facts.describe()
-        return JSONResponse({"server": facts, **await self.feed.state()})
+        found = await self.feed.state()
+        parts = {each.name: getattr(found, each.name) for each in fields(found)}
+        return State(server=await self.facts.describe(), **parts)
 
     async def events(self, http: Request) -> Response:
         """Answer with a stream of what changes."""

@@ -9,13 +9,16 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ndif.schema.answer import to_plain
 from ndif.schema.deployment import OperationError
+from ndif.schema.job_state import OwnJob
+from ndif.schema.public_state import NextState, PublicState
 from ndif.stores.broker import BrokerError
 from ndif.tasks import end, within
 
 logger = logging.getLogger(__name__)
 
-Next = Callable[[str, Sequence[str]], Awaitable[Mapping[str, Any]]]
+Next = Callable[[str, Sequence[str]], Awaitable[NextState]]
 """Returns the state once it is not the one of this name, and the unfinished jobs of these users.
 
 See `ndif.control.overview.Overview.next`, and `ndif.control.remote.RemoteOverview`.
@@ -101,9 +104,12 @@ class Feed:
                 self._asking.cancel()
                 self._asking = None
 
-    async def state(self) -> Mapping[str, Any]:
+    async def state(self) -> PublicState:
         """Return the state as it is now."""
-        return dict((await self._next("", ()))["state"])
+        found = (await self._next("", ())).state
+        if found is None:  # which no name of an earlier one asks for
+            raise RuntimeError(_NO_STATE)
+        return found
 
     def close(self) -> None:
         """End every stream: the server stops."""
@@ -129,27 +135,27 @@ class Feed:
                 logger.exception("the dashboard has no state")
                 seen = await self._tell_away(_NO_STATE)
             else:
-                seen = answer["name"]
+                seen = answer.name
                 self._taken_at = asyncio.get_running_loop().time()
-                if "state" in answer:
-                    self._take(answer["state"], answer["jobs"], users)
+                if answer.state is not None:
+                    self._take(answer.state, answer.jobs, users)
             finally:
                 await end([asked, changed])
 
     def _take(
         self,
-        state: Mapping[str, Any],
-        jobs: Mapping[str, Any],
+        state: PublicState,
+        jobs: Mapping[str, Sequence[OwnJob]],
         users: Sequence[str],
     ) -> None:
-        for name, part in state.items():
+        for name, part in to_plain(state).items():
             event = event_of(name, part)
             if self._parts.get(name) != event:
                 self._parts[name] = event
                 self._put(name, event)
         before, self._jobs = (
             self._jobs,
-            {user: event_of(JOBS, jobs.get(user, [])) for user in users},
+            {user: event_of(JOBS, [*map(to_plain, jobs.get(user, ()))]) for user in users},
         )
         for subscriber in self._subscribers:
             mine = self._jobs.get(subscriber.user or "")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from ndif import __version__
 from ndif.dashboard.access import Mode
 from ndif.host.runtimes import SUPPORTED, Runtimes
+from ndif.schema.public_state import Facts, InstalledGeneration
 
 _FRESH_S = 30.0
 
@@ -22,24 +22,26 @@ class ServerFacts:
     mode: Mode
     needs_key: bool
     """True if clients need an API key."""
-    _found: list[dict[str, str]] = field(default_factory=list)
+    _found: list[InstalledGeneration] = field(default_factory=list)
     _found_at: float = field(default=float("-inf"))
 
-    async def describe(self) -> dict[str, Any]:
-        """Return the facts as JSON."""
+    async def describe(self) -> Facts:
+        """Return the facts."""
         if time.monotonic() - self._found_at > _FRESH_S:
             self._found = await asyncio.to_thread(self._generations)
             self._found_at = time.monotonic()
-        return {
-            "version": __version__,
-            "access": self.mode,
-            "needs_key": self.needs_key,
-            "generations": self._found,
-        }
+        return Facts(
+            version=__version__,
+            access=self.mode,
+            needs_key=self.needs_key,
+            generations=self._found,
+        )
 
-    def _generations(self) -> list[dict[str, str]]:
+    def _generations(self) -> list[InstalledGeneration]:
         return [
-            {"generation": name, "version": runtime.version, "requirement": SUPPORTED[name]}
+            InstalledGeneration(
+                generation=name, version=runtime.version, requirement=SUPPORTED[name]
+            )
             for name, runtime in self.runtimes.installed().items()
             if name in SUPPORTED
         ]

@@ -167,7 +167,7 @@ class AdminRoutes:
         return Configuration(settings=variables(self._settings))
 
     def _handler(self, kind: type[Operation]) -> Handler:
-        async def handle(http: Request, operator: Operator) -> dict[str, Any]:
+        async def handle(http: Request, operator: Operator) -> Any:
             # An operation without fields has no body.
             operation = parse_operation(kind, await _body(http)) if kind.model_fields else kind()
             answer = await self._perform(operation)
@@ -177,7 +177,7 @@ class AdminRoutes:
         return handle
 
     def _account_handler(self, kind: type[AccountOperation]) -> Handler:
-        async def handle(http: Request, operator: Operator) -> dict[str, Any]:
+        async def handle(http: Request, operator: Operator) -> Any:
             is_query = kind.method == "GET"
             content = dict(http.query_params) if is_query else await _body(http) or b"{}"
             operation = parse_operation(kind, content)
@@ -196,7 +196,7 @@ class AdminRoutes:
         return handle
 
     async def _tell(
-        self, operation: Operation | AccountOperation, answer: dict[str, Any], operator: Operator
+        self, operation: Operation | AccountOperation, answer: Any, operator: Operator
     ) -> None:
         if self._note is not None and (events := events_of(operation, answer, operator.by)):
             await self._note(events)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from ndif.cluster.replica import ReplicaState
-from ndif.control.answers import OWN_JOBS, OWN_TRACE, OwnJob, OwnTrace, PublicProbe
-from ndif.placement.replica import DeploymentLevel
 from ndif.schema.answer import answer
+from ndif.schema.client_status import ModelStatus
+from ndif.schema.job_state import OWN_JOBS, OWN_TRACE, OwnJob, OwnTrace
 from ndif.schema.model_key import NEWEST_CLASS
+from ndif.schema.states import DeploymentLevel, ReplicaState
 from ndif.schema.wires import JOB_ID
 
 _GPT2 = {"repo_id": "openai-community/gpt2", "revision": None, "task": "text-generation"}
@@ -25,27 +23,16 @@ COMMIT = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
 _CONFIG = "3a1c5b8de2f44c0ba6d5d0b0c0c7ed1fe1c9a6de"
 
 
-def _with(*examples: Any) -> ConfigDict:
-    return ConfigDict(
-        extra="forbid",
-        protected_namespaces=(),
-        use_attribute_docstrings=True,
-        json_schema_extra={"examples": list(examples)},
-    )
-
-
-class OwnJobs(BaseModel):
+@answer(example={"requests": OWN_JOBS})
+class OwnJobs:
     """The caller's unfinished jobs, the newest first, and those that ended last."""
-
-    model_config = _with({"requests": OWN_JOBS})
 
     requests: list[OwnJob]
 
 
+@answer(example={**OWN_TRACE, "error": None, "stored": True})
 class OwnTraceAnswer(OwnTrace):
     """The steps of a job of the caller."""
-
-    model_config = _with({**OWN_TRACE, "error": None, "stored": True})
 
     error: str | None
     """Description of the end of a failed job that was polled for, mostly a traceback; null for others."""
@@ -68,78 +55,6 @@ class CallbackSecret:
 
     secret: str
     """Secret in the form of Standard Webhooks: `whsec_` and Base64."""
-
-
-class ScheduledWindow(BaseModel):
-    """A time in which a model is dedicated."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    start: str
-    end: str
-
-
-class ModelStatus(BaseModel):
-    """A model that the server serves, or is to serve."""
-
-    model_config = ConfigDict(
-        extra="forbid", protected_namespaces=(), use_attribute_docstrings=True
-    )
-
-    model_key: str
-    repo_id: str
-    revision: str | None
-    task: str | None
-    trust_remote_code: bool
-    on_demand: bool
-    """True if users alone have had it loaded: no operator deployed it."""
-    deployment_level: DeploymentLevel
-    application_state: str
-    """The state in the words of clients of 0.6 and 0.7."""
-    state: ReplicaState
-    replicas: dict[str, int]
-    """Replicas that serve, by nnsight generation."""
-    runtimes: dict[str, ReplicaState]
-    """State by nnsight generation."""
-    nodes: list[str]
-    """Names of the machines that hold it."""
-    parameters: int | None
-    config: dict[str, Any] | None
-    """The model's config, once it is known."""
-    probes: dict[str, PublicProbe] | None = None
-    """The server's own probes, by nnsight generation; absent if it sends none."""
-    schedule: list[ScheduledWindow] | None = None
-    dedicated: bool | None = None
-    """True if it is not evicted for other models."""
-
-
-class ServerStatus(BaseModel):
-    """The models of a server."""
-
-    model_config = _with(
-        {
-            "deployments": {
-                MODEL_KEY: {
-                    "model_key": MODEL_KEY,
-                    **_GPT2,
-                    "trust_remote_code": False,
-                    "on_demand": False,
-                    "deployment_level": "HOT",
-                    "application_state": "RUNNING",
-                    "state": "RUNNING",
-                    "replicas": {"0.8": 1},
-                    "runtimes": {"0.8": "RUNNING"},
-                    "nodes": ["gpu-1"],
-                    "parameters": 124439808,
-                    "config": {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"},
-                    "dedicated": True,
-                }
-            }
-        }
-    )
-
-    deployments: dict[str, ModelStatus]
-    """Models by key; further replicas of one have `#2` and so on after it."""
 
 
 READY = ModelStatus(

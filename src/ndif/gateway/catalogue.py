@@ -12,6 +12,8 @@ from ndif.cluster.models import Models
 from ndif.cluster.status import describe_details, read
 from ndif.control.remote import MODELS, STATUS
 from ndif.gateway.http_error import RETRY_SOON, HttpError
+from ndif.schema.answer import from_plain
+from ndif.schema.client_status import ServerStatus
 from ndif.schema.model_key import ModelKey
 from ndif.schema.repositories import Repositories
 from ndif.schema.structure import ModelDetails
@@ -33,7 +35,7 @@ class Catalogue(Protocol):
     async def models(self) -> Models:
         """Return every model."""
 
-    async def status(self) -> dict[str, Any]:
+    async def status(self) -> ServerStatus:
         """Return the answer of `GET /status`."""
 
     async def details(self, key: ModelKey) -> ModelDetails:
@@ -48,14 +50,14 @@ class InProcessCatalogue:
     """The catalogue of a gateway in the same process as the controller."""
 
     _models: Models
-    _status: Callable[[], dict[str, Any]]
+    _status: Callable[[], ServerStatus]
     _connected: Callable[[], bool]
 
     async def models(self) -> Models:
         """See `Catalogue.models`."""
         return self._models
 
-    async def status(self) -> dict[str, Any]:
+    async def status(self) -> ServerStatus:
         """See `Catalogue.status`."""
         return self._status()
 
@@ -89,6 +91,8 @@ class PublishedCatalogue:
         self._cache = cache
         self._status_timeout_s = status_timeout_s
         self._repositories = repositories
+        self._told: Any = None
+        self._status = ServerStatus(deployments={})
         self._described: Any = None
         self._models = Models()
 
@@ -102,15 +106,16 @@ class PublishedCatalogue:
         self._described = described
         return self._models
 
-    async def status(self) -> dict[str, Any]:
+    async def status(self) -> ServerStatus:
         """See `Catalogue.status`."""
         deadline = time.monotonic() + self._status_timeout_s
         while (status := await self._cache.read(STATUS)) is None:
             if time.monotonic() > deadline:
                 raise HttpError(503, _NOTHING_PUBLISHED, RETRY_SOON)
             await asyncio.sleep(_POLL_S)
-        found: dict[str, Any] = status
-        return found
+        if status is not self._told:
+            self._told, self._status = status, from_plain(ServerStatus, status)
+        return self._status
 
     async def details(self, key: ModelKey) -> ModelDetails:
         """See `Catalogue.details`."""

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from ndif.gateway.answers import READY, Identity, PythonEnvironment, ServerStatus
+from ndif.gateway.answers import READY, Identity, PythonEnvironment
 from ndif.gateway.caller import caller_of
 from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.environment import environment
 from ndif.gateway.http_error import RETRY_SOON, HttpError
 from ndif.gateway.openapi import Answer, ApiRoute, Description, Parameter, json_response
 from ndif.host.runtimes import Runtime, Runtimes
-from ndif.placement.replica import DeploymentLevel
+from ndif.schema.client_status import ServerStatus
+from ndif.schema.states import DeploymentLevel
 from ndif.stores.accounts import Accounts, NoSuchKeyError
 
 _GENERATIONS_BY_LIBRARY = {"python-httpx": ("0.8",), "python-requests": ("0.7", "0.6")}
@@ -44,7 +44,6 @@ _DESCRIPTIONS = {
     "status": Description(
         "the server",
         "The models and their state",
-        answers={200: Answer(ServerStatus)},
         refusals={503: _NO_LEADER},
     ),
     "env": Description(
@@ -96,14 +95,13 @@ class HealthRoutes:
             raise HttpError(503, "No model is ready yet; /status shows its progress.", RETRY_SOON)
         return True
 
-    async def status(self, http: Request) -> dict[str, Any]:
+    async def status(self, http: Request) -> ServerStatus:
         """Answer with the models and their state."""
         status = await self.catalogue.status()
-        listed = status["deployments"].values()
-        is_idle = all(each["deployment_level"] != DeploymentLevel.HOT.value for each in listed)
+        listed = status.deployments.values()
+        is_idle = all(each.deployment_level is not DeploymentLevel.HOT for each in listed)
         if is_idle and await self._loads_on_request(http):
-            ready = READY.model_dump(mode="json", exclude={"probes", "schedule"})
-            status = {"deployments": {**status["deployments"], READY.model_key: ready}}
+            status = ServerStatus(deployments={**status.deployments, READY.model_key: READY})
         return status
 
     async def _loads_on_request(self, http: Request) -> bool:

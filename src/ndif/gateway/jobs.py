@@ -7,7 +7,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -23,6 +23,7 @@ from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.openapi import Answer, ApiRoute, Description, Parameter
 from ndif.gateway.results import job_id_of
+from ndif.schema.job_state import Jobs, OwnTrace, Trace
 from ndif.schema.status import Status
 from ndif.schema.wires import JOB_ID
 from ndif.stores.accounts import Account, Accounts
@@ -48,7 +49,6 @@ _REFUSALS = {
 _REQUESTS = Description(
     "jobs",
     "One's own jobs",
-    answers={200: Answer(OwnJobs)},
     parameters=(
         Parameter(
             "limit",
@@ -89,7 +89,6 @@ _TRACE = Description(
     "The steps of a job of one's own",
     "With a failed job comes its error, and with a completed one whether its result is stored, if it was "
     "sent without a live channel (`blocking=False`).",
-    answers={200: Answer(OwnTraceAnswer)},
     parameters=(Parameter("id", "path", "The job's id.", JOB_ID),),
     refusals={**_REFUSALS, 404: "The caller has no such job, or its record is no longer kept."},
     needs="key",
@@ -127,30 +126,28 @@ class JobRoutes:
             ApiRoute("/request/{id}", self.cancel, _CANCEL, "DELETE"),
         ]
 
-    async def requests(self, http: Request) -> Response:
+    async def requests(self, http: Request) -> OwnJobs:
         """Answer with the caller's unfinished jobs, and those that ended last."""
         account, query = await self._known(http), http.query_params
         limit = query.get("limit", "100")
         number = int(limit) if _NUMBER.fullmatch(limit) else limit
         asked = _asked(GetJobs, {"user": account.user, "limit": number})
-        answer = await self.perform(asked)
-        jobs = [
-            {name: value for name, value in job.items() if name != "user"} for job in answer["jobs"]
-        ]
-        return JSONResponse({"requests": jobs})
+        answer: Jobs = await self.perform(asked)
+        return OwnJobs(requests=[job.own for job in answer.jobs])
 
-    async def trace(self, http: Request) -> Response:
+    async def trace(self, http: Request) -> OwnTraceAnswer:
         """Answer with the steps of one of the caller's jobs, and with what it left to be polled for."""
         account = await self._known(http)
-        found = await self.perform(GetTrace(job_id=job_id_of(http), user=account.user))
-        del found["user"]
-        return JSONResponse({**found, **await self._left(found, account)})
+        found: Trace = await self.perform(GetTrace(job_id=job_id_of(http), user=account.user))
+        error, stored = await self._left(found, account)
+        told = {each.name: getattr(found, each.name) for each in fields(OwnTrace)}
+        return OwnTraceAnswer(**told, error=error, stored=stored)
 
     async def usage(self, http: Request) -> Response:
         """Answer with the sums of the caller's jobs that have ended, by model or by day."""
         account, query = await self._known(http), http.query_params
-        fields = {"by": query.get("by", "model"), "since": query.get("since")}
-        asked = _asked(GetUsage, {**fields, "user": account.user})
+        given = {"by": query.get("by", "model"), "since": query.get("since")}
+        asked = _asked(GetUsage, {**given, "user": account.user})
         return JSONResponse(await self.perform(asked))
 
     async def cancel(self, http: Request) -> Cancelled:
@@ -159,27 +156,27 @@ class JobRoutes:
         await self.perform(Kill(request_id=job_id_of(http), user=account.user))
         return Cancelled(cancelled=True, id=job_id_of(http))
 
-    async def _left(self, trace: Mapping[str, Any], account: Account) -> dict[str, Any]:
+    async def _left(self, trace: Trace, account: Account) -> tuple[str | None, bool | None]:
         """Return the error of the account's job if it failed, and whether its result is stored.
 
         Of a job whose client held a live channel nothing is known here.
         """
         error, stored = None, False
-        if trace["ended"] is None:
-            return {"error": error, "stored": stored}
+        if trace.ended is None:
+            return error, stored
         try:
-            kept = await within(last_response(self.store, trace["id"]), _PATIENCE_S)
+            kept = await within(last_response(self.store, trace.id), _PATIENCE_S)
         except (ObjectStoreError, asyncio.TimeoutError) as away:
             reason = str(away) or f"no answer within {_PATIENCE_S:g} s"
-            logger.warning("job %s: what is stored of it cannot be read: %s", trace["id"], reason)
-            return {"error": None, "stored": None}
+            logger.warning("job %s: what is stored of it cannot be read: %s", trace.id, reason)
+            return None, None
         # A job that was sent without a key has no user with its response.
         if kept is not None and kept.user == (account.user if account.key else ""):
             if kept.status is Status.ERROR:
                 error = kept.fields["description"]
-            elif kept.status is Status.COMPLETED and trace["status"] == Status.COMPLETED:
-                stored = trace["ended"] + self.store.ttl_s > time.time()
-        return {"error": error, "stored": stored}
+            elif kept.status is Status.COMPLETED and trace.status == Status.COMPLETED:
+                stored = trace.ended + self.store.ttl_s > time.time()
+        return error, stored
 
     async def _known(self, http: Request) -> Account:
         """Return the caller's account, if it is one that nobody else can have."""

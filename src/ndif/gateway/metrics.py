@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,6 +23,7 @@ from ndif.gateway.http_error import HttpError
 from ndif.gateway.openapi import Answer, ApiRoute, Description
 from ndif.net import is_loopback
 from ndif.schema.deployment import OperationError
+from ndif.schema.server_state import ServerState
 from ndif.stores.ping import Ping, silence
 from ndif.tasks import within
 from ndif.telemetry import state
@@ -67,7 +67,7 @@ class MetricsRoute:
     """Folder whose disk is measured."""
     allowed: Sequence[IPv4Network | IPv6Network]
     token: str | None
-    _status: Mapping[str, Any] | None = None
+    _server: ServerState | None = None
     _answers: Mapping[str, bool] = field(default_factory=dict)
     _asked_at: float = field(default=float("-inf"))
     _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -82,7 +82,7 @@ class MetricsRoute:
             raise HttpError(403, _ELSEWHERE)
         await self._ask()
         families = chain(
-            state.families(self._status), state.stores(self._answers), state.disk(self.folder)
+            state.families(self._server), state.stores(self._answers), state.disk(self.folder)
         )
         # Encoding takes milliseconds, in which no job should wait.
         content, content_type = await asyncio.to_thread(
@@ -111,19 +111,21 @@ class MetricsRoute:
         async with self._asking:
             if time.monotonic() - self._asked_at < _STATE_S:
                 return
-            self._status, *answers = await asyncio.gather(
-                self._current_status(), *map(_does_answer, self.stores, self.stores.values())
+            asked = map(_does_answer, self.stores, self.stores.values())
+            self._server, answers = await asyncio.gather(
+                self._current_state(), asyncio.gather(*asked)
             )
             self._answers = dict(zip(self.stores, answers, strict=True))
             self._asked_at = time.monotonic()
 
-    async def _current_status(self) -> Mapping[str, Any] | None:
-        """Return the answer of `GET /admin/status`; None if nobody leads."""
+    async def _current_state(self) -> ServerState | None:
+        """Return the state of the server; None if nobody leads."""
         try:
-            return await within(self.perform(GetStatus()), _PATIENCE_S)
+            found: ServerState = await within(self.perform(GetStatus()), _PATIENCE_S)
         except (OperationError, asyncio.TimeoutError) as error:
             logger.warning("metrics have no state of the server: %s", error)
             return None
+        return found
 
 
 async def _does_answer(store: str, ping: Ping) -> bool:

@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ndif.cluster.replica import ReplicaState
-from ndif.placement.replica import DeploymentLevel
 from ndif.schema.answer import answer
+from ndif.schema.states import DeploymentLevel, ReplicaState
 from ndif.schema.structure import TensorShape
 
 _NORM = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from ndif.cluster.models import Model, is_repo_id
-from ndif.cluster.replica import ReplicaState
+from ndif.gateway.answers import READY
 from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.model_answers import DescribedModel, DescribedModule
@@ -22,8 +22,9 @@ from ndif.gateway.module_paths import ROOT, Place
 from ndif.gateway.openapi import ApiRoute, Description, Parameter
 from ndif.gateway.snippets import snippet, suits
 from ndif.host.runtimes import Runtimes
-from ndif.placement.replica import DeploymentLevel
+from ndif.schema.client_status import ModelStatus, ServerStatus
 from ndif.schema.model_key import ModelKey
+from ndif.schema.states import DeploymentLevel, ReplicaState
 from ndif.schema.structure import ModelDetails, ModelStructure
 
 _HUB = "https://huggingface.co"
@@ -117,7 +118,7 @@ class ModelRoutes:
     async def _look(self) -> Sequence[str]:
         return [*await asyncio.to_thread(self.runtimes.installed)]
 
-    async def _details(self, key: ModelKey, entry: Mapping[str, Any] | None) -> ModelDetails:
+    async def _details(self, key: ModelKey, entry: ModelStatus | None) -> ModelDetails:
         """Return the details of a model, at most some seconds old; those who ask at once ask once.
 
         A model that has come up since has a tree that it may not have had: it is asked for again.
@@ -140,7 +141,7 @@ class ModelRoutes:
     def _describe(
         self,
         model: Model | None,
-        entry: Mapping[str, Any] | None,
+        entry: ModelStatus | None,
         details: ModelDetails,
         installed: Iterable[str],
         url: str,
@@ -148,14 +149,14 @@ class ModelRoutes:
     ) -> DescribedModel:
         """Return the answer; `installed` are the nnsight generations of the server."""
         status = entry or _NOT_LOADED
-        key = model.config.key if model is not None else ModelKey.parse(status["model_key"])
+        key = model.config.key if model is not None else ModelKey.parse(status.model_key)
         only = model.deployment.runtime if model is not None else None
         generations = [each for each in installed if only in (None, each)]
         structures = _by_generation(details.structures, generations)
         if chosen not in structures:
             chosen = next(iter(structures), None)
         structure = structures.get(chosen or "")
-        task = key.task or status["task"]
+        task = key.task or status.task
         snippets = {
             each: snippet(each, url, key.repo_id, key.revision, task, structures[each])
             for each in structures
@@ -165,18 +166,18 @@ class ModelRoutes:
             repo_id=key.repo_id,
             revision=key.revision,
             task=task,
-            dedicated=bool(status.get("dedicated")),
+            dedicated=bool(status.dedicated),
             gated=model is not None and model.gated,
             card=self._card(key, model),
-            deployment_level=DeploymentLevel(status["deployment_level"]),
-            state=ReplicaState(status["state"]),
-            runtimes={each: ReplicaState(state) for each, state in status["runtimes"].items()},
-            replicas=status["replicas"],
+            deployment_level=status.deployment_level,
+            state=status.state,
+            runtimes=status.runtimes,
+            replicas=status.replicas,
             generations=generations,
             adapters=[each for each in generations if each in _ADAPTERS],
             load_s=details.load_s,
             generation=chosen,
-            parameters=status["parameters"] if structure is None else structure.tree.count,
+            parameters=status.parameters if structure is None else structure.tree.count,
             **{name: getattr(structure, name, None) for name in _FACTS},
             snippets={each: text for each, text in snippets.items() if text is not None},
             tree=None if structure is None else _tree(structure, structures),
@@ -191,14 +192,7 @@ class ModelRoutes:
         return f"{_shown_address(self.hub) or _HUB}/{key.repo_id}{revision}"
 
 
-_NOT_LOADED: Mapping[str, Any] = {
-    "deployment_level": "COLD",
-    "state": "NOT DEPLOYED",
-    "runtimes": {},
-    "replicas": {},
-    "parameters": None,
-    "task": None,
-}
+_NOT_LOADED = replace(READY, deployment_level=DeploymentLevel.COLD, state=ReplicaState.NOT_STARTED)
 """Status of a model that is known, and not listed."""
 _FACTS = (
     *("license", "dtype", "bytes", "hidden_size", "layers", "heads", "vocabulary"),
@@ -223,24 +217,23 @@ def _find(models: Iterable[Model], repo_id: str, revision: str | None) -> Model 
 
 
 def _entry(
-    status: Mapping[str, Any], model: Model | None, repo_id: str, revision: str | None
-) -> Mapping[str, Any] | None:
+    status: ServerStatus, model: Model | None, repo_id: str, revision: str | None
+) -> ModelStatus | None:
     """Return the entry of a model in the answer of `/status`; None if it has none."""
-    entries: Mapping[str, Mapping[str, Any]] = status["deployments"]
-    if model is not None:
-        return entries.get(str(model.config.key))
-    # The calendar alone names it.
+    # The calendar alone may name it.
     wanted = None if revision == "main" else revision
-    for entry in entries.values():
-        is_named = entry["repo_id"].lower() == repo_id.lower()
-        if is_named and (revision is None or entry["revision"] == wanted):
-            return entry
-    return None
+    named = (
+        each
+        for each in status.deployments.values()
+        if each.repo_id.lower() == repo_id.lower() and (revision is None or each.revision == wanted)
+    )
+    key = "" if model is None else str(model.config.key)
+    return next(named, None) if model is None else status.deployments.get(key)
 
 
-def _states(entry: Mapping[str, Any] | None) -> Any:
+def _states(entry: ModelStatus | None) -> Any:
     """Return how far each generation's replicas of a model have come, by its entry in `/status`."""
-    return entry and entry["runtimes"]
+    return entry and entry.runtimes
 
 
 def _unknown(repo_id: str, revision: str | None) -> str:

@@ -13,8 +13,9 @@ from random import Random
 from ndif.placement.demand import DEFAULT_RULES, Demand, PlacementRules
 from ndif.placement.node import Node
 from ndif.placement.refusal import PlacementRefusal, refuse
-from ndif.placement.replica import CandidateLevel, DeploymentLevel, PlacedReplica, ReplicaKey
+from ndif.placement.replica import CandidateLevel, PlacedReplica, ReplicaKey
 from ndif.placement.search import Search, TieEnumerator, choose
+from ndif.schema.states import DeploymentLevel
 
 _MAX_EVALUATIONS = 4096
 """Nodes that a decision searches again, in total, if not every replica has a place at first."""

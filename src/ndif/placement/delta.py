@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ndif.placement.cluster import Cluster
-from ndif.placement.replica import DeploymentLevel, PlacedReplica
+from ndif.placement.replica import PlacedReplica
+from ndif.schema.states import DeploymentLevel
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,9 @@ from ndif.placement.eviction import (
     smallest_first,
 )
 from ndif.placement.packing import assign, room
-from ndif.placement.replica import CandidateLevel, DeploymentLevel, PlacedReplica, ReplicaKey
+from ndif.placement.replica import CandidateLevel, PlacedReplica, ReplicaKey
 from ndif.placement.resources import Resources
+from ndif.schema.states import DeploymentLevel
 
 Replicas = Mapping[str, Mapping[str, PlacedReplica]]
 """Replicas by model key, then by replica id."""

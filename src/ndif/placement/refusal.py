@@ -16,9 +16,10 @@ from ndif.placement.eviction import (
 )
 from ndif.placement.node import Node
 from ndif.placement.packing import room
-from ndif.placement.replica import DeploymentLevel, PlacedReplica
+from ndif.placement.replica import PlacedReplica
 from ndif.placement.search import Nodes, Search
 from ndif.schema.model_key import Variant
+from ndif.schema.states import DeploymentLevel
 from ndif.sizes import format_size
 
 _MINUTE_S = 60

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum, IntEnum
+from enum import IntEnum
 
-
-class DeploymentLevel(str, Enum):
-    """Place of a replica's weights."""
-
-    HOT = "HOT"
-    """On the device that runs them: the replica serves."""
-    WARM = "WARM"
-    """In the node's memory, in a process that waits: the replica returns without reading a file."""
-    COLD = "COLD"
-    """On disk only: no replica exists."""
+from ndif.schema.states import DeploymentLevel
 
 
 class CandidateLevel(IntEnum):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +73,3 @@ class Resources:
     def emptied(self) -> Resources:
         """Return the resources with everything free."""
         return replace(self, free_gpu_bytes=self.gpu_bytes, free_cpu_bytes=self.cpu_bytes)
-
-    def describe(self) -> dict[str, Any]:
-        """Return a JSON-serialisable dict."""
-        gpus = zip(self.gpu_bytes, self.free_gpu_bytes, self.gpu_uuids, strict=True)
-        return {
-            "gpus": [
-                {
-                    "bytes": total,
-                    "free_bytes": free,
-                    "uuid": uuid,
-                    "withdrawn": index in self.withdrawn,
-                }
-                for index, (total, free, uuid) in enumerate(gpus)
-            ],
-            "gpu_context_bytes": self.context_bytes,
-            "cpu": {"bytes": self.cpu_bytes, "free_bytes": self.free_cpu_bytes},
-        }

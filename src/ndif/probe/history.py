@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
 
-from ndif.probe.probe import Kind, Outcome, Target, Value
+from ndif.probe.probe import Outcome, Target, Value
+from ndif.schema.server_state import Probe, PublicProbe
+from ndif.schema.states import ProbeKind
 
 _KEPT_S = 24 * 3600.0
 _MOST = 1440
@@ -35,29 +36,29 @@ class History:
     def note(self, outcome: Outcome, now: float) -> None:
         """Add an outcome; a model that is loading, or cannot be probed, was neither up nor down."""
         self.last, self.at = outcome, now
-        if outcome.kind in (Kind.LOADING, Kind.UNSUPPORTED):
+        if outcome.kind in (ProbeKind.LOADING, ProbeKind.UNSUPPORTED):
             return
         self.up = not outcome.failed
         self._counted.append((now, self.up))
         if self.first is None and self.up:
             self.first = outcome.value
 
-    def describe(self, now: float) -> dict[str, Any] | None:
-        """Return what anybody may know; None before the first probe."""
+    def public(self, now: float) -> PublicProbe | None:
+        """Return the facts that anybody may know; None before the first probe."""
         if self.last is None:
             return None
         while self._counted and self._counted[0][0] < now - _KEPT_S:
             self._counted.popleft()
         counted = len(self._counted)
         share = sum(up for _, up in self._counted) / counted if counted else None
-        return {
-            "outcome": self.last.kind.value,
-            "at": round(self.at, 3),
-            "seconds": None if self.last.seconds is None else round(self.last.seconds, _DIGITS),
-            "up": self.up,
-            "up_share": None if share is None else round(share, _DIGITS),
-            "probes": counted,
-        }
+        return PublicProbe(
+            outcome=self.last.kind,
+            at=round(self.at, 3),
+            seconds=None if self.last.seconds is None else round(self.last.seconds, _DIGITS),
+            up=self.up,
+            up_share=None if share is None else round(share, _DIGITS),
+            probes=counted,
+        )
 
 
 @dataclass(eq=False)
@@ -92,15 +93,16 @@ class Histories:
         for gone in self._of.keys() - set(targets):
             del self._of[gone]
 
-    def describe(self, target: Target) -> dict[str, Any] | None:
-        """Return what anybody may know of a target; None if it was not probed."""
+    def public(self, target: Target) -> PublicProbe | None:
+        """Return the facts that anybody may know of a target; None if it was not probed."""
         history = self._of.get(target)
-        return None if history is None else history.describe(self.now())
+        return None if history is None else history.public(self.now())
 
-    def describe_for_operator(self, target: Target) -> dict[str, Any] | None:
+    def for_operator(self, target: Target) -> Probe | None:
         """Return the same with the reason of a failure."""
-        described = self.describe(target)
-        if described is None:
+        found = self.public(target)
+        if found is None:
             return None
         last = self._of[target].last
-        return {**described, "reason": (last.reason if last else "") or None}
+        public = {each.name: getattr(found, each.name) for each in fields(found)}
+        return Probe(**public, reason=(last.reason if last else "") or None)

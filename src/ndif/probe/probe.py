@@ -10,7 +10,6 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +19,7 @@ from ndif.host.environment import environment, for_untrusted
 from ndif.host.runtimes import Runtime
 from ndif.net import is_loopback
 from ndif.schema.model_key import ModelKey
+from ndif.schema.states import ProbeKind
 from ndif.sizes import format_size
 from ndif.tasks import end, reap, within
 
@@ -34,23 +34,6 @@ _WAY = (
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
 )
 """Variables by which clients reach servers on other machines."""
-
-
-class Kind(str, Enum):
-    """The kinds of outcome, as a metric's label has them."""
-
-    OK = "ok"
-    WRONG = "wrong"
-    """A value came that cannot be the model's, or is another than before."""
-    ERROR = "error"
-    """The server refused the trace, or ended it with an error."""
-    TIMEOUT = "timeout"
-    DOWN = "down"
-    """No replica serves, and none is loading, or one has been for too long."""
-    LOADING = "loading"
-    """The model is being loaded, and serves once it is there."""
-    UNSUPPORTED = "unsupported"
-    """The model cannot be probed, which says nothing of the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +91,7 @@ class Value:
 class Outcome:
     """The end of one probe."""
 
-    kind: Kind
+    kind: ProbeKind
     reason: str = ""
     """Sentence that says what is wrong; empty if nothing is."""
     seconds: float | None = None
@@ -118,7 +101,7 @@ class Outcome:
     @property
     def failed(self) -> bool:
         """Return True if the model is not served as it should be."""
-        return self.kind not in (Kind.OK, Kind.LOADING, Kind.UNSUPPORTED)
+        return self.kind not in (ProbeKind.OK, ProbeKind.LOADING, ProbeKind.UNSUPPORTED)
 
     def against(self, first: Value | None) -> Outcome:
         """Return this outcome, or a wrong one if its value is another than the first of the model."""
@@ -126,7 +109,9 @@ class Outcome:
             return self
         reason = self.value.differs_from(first)
         return (
-            self if reason is None else Outcome(Kind.WRONG, reason, self.seconds, value=self.value)
+            self
+            if reason is None
+            else Outcome(ProbeKind.WRONG, reason, self.seconds, value=self.value)
         )
 
     def describe(self) -> dict[str, Any]:
@@ -169,7 +154,7 @@ async def probe(
     try:
         said = await within(_converse(process, question), timeout_s)
     except asyncio.TimeoutError:
-        return Outcome(Kind.TIMEOUT, f"No value came within {format_duration(timeout_s)}.")
+        return Outcome(ProbeKind.TIMEOUT, f"No value came within {format_duration(timeout_s)}.")
     finally:
         await _end(process)
     return _outcome(*said)
@@ -227,13 +212,13 @@ def _outcome(line: bytes, errors: str) -> Outcome:
     """Return the outcome that a process's answer tells, or that it ended without one."""
     try:
         answer: dict[str, Any] = json.loads(line)
-        kind, reason = Kind(answer["outcome"]), str(answer["reason"])
+        kind, reason = ProbeKind(answer["outcome"]), str(answer["reason"])
         return Outcome(kind, reason[:_MAX_REASON], answer.get("seconds"), _value(answer))
     except (ValueError, TypeError, KeyError):
         pass  # it has none
     lines = [text for text in map(str.strip, errors.splitlines()) if text]
     why = f": {lines[-1]}" if lines else ""
-    return Outcome(Kind.ERROR, f"The client ended without an answer{why}"[:_MAX_REASON])
+    return Outcome(ProbeKind.ERROR, f"The client ended without an answer{why}"[:_MAX_REASON])
 
 
 def _value(answer: Mapping[str, Any]) -> Value | None:

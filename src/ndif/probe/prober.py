@@ -12,7 +12,8 @@ from tempfile import TemporaryDirectory
 from ndif.config.units import format_duration
 from ndif.host.runtimes import Runtime
 from ndif.probe.history import Histories
-from ndif.probe.probe import Kind, Outcome, Target, probe
+from ndif.probe.probe import Outcome, Target, probe
+from ndif.schema.states import ProbeKind
 from ndif.telemetry import metrics
 
 logger = logging.getLogger(__name__)
@@ -89,30 +90,30 @@ class Prober:
         history = self.histories.of(target, one.withdrawals)
         runtime = self.runtimes().get(target.generation)
         if one.trust_remote_code:
-            return Outcome(Kind.UNSUPPORTED, "Its client would run the repository's own code.")
+            return Outcome(ProbeKind.UNSUPPORTED, "Its client would run the repository's own code.")
         if not one.serves or runtime is None:
             return self._not_serving(one)
         self._loading.pop(target, None)
         first = history.first or self.histories.first_of(target)
         found = await probe(target, runtime, self.url, self.key, cache, self.timeout_s)
         outcome = found.against(first)
-        if not outcome.failed or outcome.kind is Kind.WRONG:
+        if not outcome.failed or outcome.kind is ProbeKind.WRONG:
             return outcome
         # A replica that is restarted, evicted or lost takes its probe along.
         now = next((each for each in self.watched() if each.target == target), None)
         if now is None:
-            return Outcome(Kind.LOADING, "The model was evicted.")
+            return Outcome(ProbeKind.LOADING, "The model was evicted.")
         return outcome if now.serves else self._not_serving(now)
 
     def _not_serving(self, one: Watched) -> Outcome:
         now = asyncio.get_running_loop().time()
         if one.problem is not None:
-            return Outcome(Kind.DOWN, one.problem)
+            return Outcome(ProbeKind.DOWN, one.problem)
         took_s = now - self._loading.setdefault(one.target, now)
         if took_s < self.loading_s:
-            return Outcome(Kind.LOADING, "The model is being loaded.")
+            return Outcome(ProbeKind.LOADING, "The model is being loaded.")
         taken = format_duration(round(took_s))
-        return Outcome(Kind.DOWN, f"The model has been loading for {taken}.")
+        return Outcome(ProbeKind.DOWN, f"The model has been loading for {taken}.")
 
     def _note(self, one: Watched, outcome: Outcome) -> None:
         target = one.target

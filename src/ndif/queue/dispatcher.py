@@ -12,11 +12,12 @@ from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import OrphanReplica
 from ndif.cluster.models import Model, NotServedError
 from ndif.host.request_lifecycle import Party, RequestLifecycle
-from ndif.placement.replica import DeploymentLevel, ReplicaKey
+from ndif.placement.replica import ReplicaKey
 from ndif.queue.processor import Processor, QueuePolicy
 from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
 from ndif.schema.response import Response
+from ndif.schema.states import DeploymentLevel
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker
 from ndif.stores.responder import Responder, StoredResponse

@@ -25,11 +25,12 @@ from ndif.host.request_lifecycle import RequestLifecycle
 from ndif.placement.replica import ReplicaKey
 from ndif.queue.co_batch import CoBatch, Seat, may_share
 from ndif.queue.fair_queue import Entry, FairQueue
-from ndif.queue.replicas import ProcessorStatus, Replicas, ReplicaWorker, Run
+from ndif.queue.replicas import Replicas, ReplicaWorker, Run
 from ndif.queue.run_times import RunTimes, describe_wait
 from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
 from ndif.schema.response import Response
+from ndif.schema.states import ProcessorStatus
 from ndif.schema.status import Status
 from ndif.sizes import format_size
 from ndif.stores.accounts import PROBER

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 
 from ndif.queue.fair_queue import Entry
 from ndif.schema.request import Request
-
-
-class ProcessorStatus(str, Enum):
-    """State of a processor, or of one of its replicas; one that is further comes later."""
-
-    UNINITIALIZED = "NOT DEPLOYED"
-    PROVISIONING = "PROVISIONING"
-    DEPLOYING = "DEPLOYING"
-    READY = "READY"
-    BUSY = "BUSY"
-    CANCELLED = "CANCELLED"
+from ndif.schema.states import ProcessorStatus
 
 
 @dataclass(slots=True)

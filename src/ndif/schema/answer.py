@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, GetJsonSchemaHandler, TypeAdapter
+from pydantic_core import CoreSchema
 from typing_extensions import dataclass_transform
 
 T = TypeVar("T")
@@ -20,7 +22,7 @@ T = TypeVar("T")
 def answer(*, example: Any = None) -> Callable[[type[T]], type[T]]:
     """Make a class an answer; `example` is its JSON in the OpenAPI document.
 
-    A string below an attribute is the attribute's description there.
+    A string below an attribute is the attribute's description there, in answers that inherit it, too.
     """
 
     def decorate(cls: type[T]) -> type[T]:
@@ -30,9 +32,22 @@ def answer(*, example: Any = None) -> Callable[[type[T]], type[T]]:
             use_attribute_docstrings=True,
             json_schema_extra=None if example is None else {"examples": [example]},
         )
+        bases = [each for each in cls.__mro__[1:] if "__pydantic_config__" in vars(each)]
+        if bases:
+            made.__get_pydantic_json_schema__ = partial(_inherit, bases[0])  # type: ignore[attr-defined]
         return made
 
     return decorate
+
+
+def _inherit(base: type[Any], core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    """Return an answer's JSON Schema with the descriptions of its base: pydantic reads its own alone."""
+    found = handler(core)
+    properties = handler.resolve_ref_schema(found)["properties"]
+    for name, inherited in adapter(base).json_schema()["properties"].items():
+        if "description" in inherited:
+            properties[name].setdefault("description", inherited["description"])
+    return found
 
 
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
@@ -54,6 +69,15 @@ def to_json(value: Any) -> bytes:
 def to_plain(value: Any) -> Any:
     """Return an answer as dicts, lists, numbers and strings, as its JSON has them."""
     return adapter(type(value)).dump_python(value, mode="json", by_alias=True)
+
+
+def from_plain(kind: type[T], content: Any) -> T:
+    """Read an answer from dicts, lists, numbers and strings.
+
+    Raises:
+        pydantic.ValidationError: If it is no answer of this kind.
+    """
+    return adapter(kind).validate_python(content)
 
 
 def from_json(kind: type[T], content: bytes | str) -> T:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
@@ -23,7 +23,7 @@ from ndif.control.operations import Deploy, GetStatus
 from ndif.control.overview import Overview
 from ndif.control.probing import watched
 from ndif.control.reconciler import Reconciler
-from ndif.control.status import describe_waits
+from ndif.control.state import problems, queue_waits
 from ndif.host.evaluation import Evaluator, Measured
 from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtimes
@@ -43,6 +43,7 @@ from ndif.schema.job_record import JobRecord
 from ndif.schema.model_key import Variant
 from ndif.schema.repositories import Repositories
 from ndif.schema.request import Request
+from ndif.schema.server_state import Problem, QueueWait, ServerState
 from ndif.stores.accounts import PROBER
 from ndif.stores.broker import Broker
 from ndif.stores.events import EventLog
@@ -221,10 +222,11 @@ class Coordinator:
         await self._evaluator.stop()
         self._callbacks.close()
 
-    async def _look(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Return the state that alerts follow from."""
-        status = await GetStatus().perform(self.control_plane)
-        return status, describe_waits(self.dispatcher)
+    async def _look(self) -> tuple[ServerState, list[Problem], list[QueueWait]]:
+        """Return the state that alerts follow from; they measure the disk of results themselves."""
+        server = await GetStatus().perform(self.control_plane)
+        found = [*problems(self.controller), *self.reconciler.problems()]
+        return server, found, queue_waits(self.dispatcher)
 
     def _prober(self, url: str) -> Prober:
         return Prober(

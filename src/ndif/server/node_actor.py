@@ -16,8 +16,9 @@ from ndif.host.port import ActorError
 from ndif.host.remote_actor import NodeServices, RemoteActor
 from ndif.host.runtimes import Runtimes
 from ndif.net import with_password
-from ndif.placement.replica import DeploymentLevel, PlacedReplica
+from ndif.placement.replica import PlacedReplica
 from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.states import DeploymentLevel
 from ndif.schema.status import Status
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.redis.job_channels import JobReceiver

@@ -1,32 +1,32 @@
-"""State as metrics: nodes, models and queues from the answer of `GET /admin/status`, stores, and a disk."""
+"""State as metrics: nodes, models and queues, stores, and a disk."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
+from ndif.schema.server_state import ModelState, NodeState, ServerState
 from ndif.telemetry.metrics import OTHER
 
 _MOST_MODELS = 500
 _STATES = ("RUNNING", "DEPLOYING", "UNHEALTHY", "NOT DEPLOYED", "WARM")
 
 
-def families(status: Mapping[str, Any] | None) -> Iterator[Metric]:
+def families(server: ServerState | None) -> Iterator[Metric]:
     """Yield the metrics of a server's state; None where no process of it leads."""
     leads = GaugeMetricFamily("ndif_leader_up", "1 while a process leads, and jobs can run.")
-    leads.add_metric([], 0.0 if status is None else 1.0)
+    leads.add_metric([], 0.0 if server is None else 1.0)
     yield leads
-    if status is None:
+    if server is None:
         return
-    yield from _nodes(status["nodes"])
-    yield from _models(status["models"])
+    yield from _nodes(server.nodes)
+    yield from _models(server.models)
     problems = GaugeMetricFamily("ndif_problems", "Problems that `ndif status` shows.")
-    problems.add_metric([], len(status["problems"]))
+    problems.add_metric([], len(server.problems))
     yield problems
 
 
@@ -56,7 +56,7 @@ def disk(folder: Path) -> Iterator[Metric]:
     yield found
 
 
-def _nodes(nodes: list[Mapping[str, Any]]) -> Iterator[Metric]:
+def _nodes(nodes: list[NodeState]) -> Iterator[Metric]:
     gpu = GaugeMetricFamily(
         "ndif_gpu_memory_bytes",
         "Memory of a GPU: in all, and not given to a replica.",
@@ -71,17 +71,17 @@ def _nodes(nodes: list[Mapping[str, Any]]) -> Iterator[Metric]:
         labels=["node", "kind"],
     )
     for node in nodes:
-        name = str(node["name"])
-        for index, one in enumerate(node["gpus"]):
-            gpu.add_metric([name, str(index), "total"], one["bytes"])
-            gpu.add_metric([name, str(index), "free"], one["free_bytes"])
-            withdrawn.add_metric([name, str(index)], float(one["withdrawn"]))
-        cpu.add_metric([name, "total"], node["cpu"]["bytes"])
-        cpu.add_metric([name, "free"], node["cpu"]["free_bytes"])
+        name = node.name
+        for index, one in enumerate(node.gpus):
+            gpu.add_metric([name, str(index), "total"], one.bytes)
+            gpu.add_metric([name, str(index), "free"], one.free_bytes)
+            withdrawn.add_metric([name, str(index)], float(one.withdrawn))
+        cpu.add_metric([name, "total"], node.cpu.bytes)
+        cpu.add_metric([name, "free"], node.cpu.free_bytes)
     yield from (gpu, withdrawn, cpu)
 
 
-def _models(models: list[Mapping[str, Any]]) -> Iterator[Metric]:
+def _models(models: list[ModelState]) -> Iterator[Metric]:
     labels = ["model", "generation"]
     waiting = GaugeMetricFamily("ndif_queue_depth", "Jobs that wait for a replica.", labels=labels)
     running = GaugeMetricFamily("ndif_jobs_running", "Jobs that replicas run.", labels=labels)
@@ -104,7 +104,7 @@ def _models(models: list[Mapping[str, Any]]) -> Iterator[Metric]:
     yield from (waiting, running, replicas, desired, memory, _probes(models))
 
 
-def _probes(models: list[Mapping[str, Any]]) -> Metric:
+def _probes(models: list[ModelState]) -> Metric:
     """Return which models answered their last probe; a model that was not probed is not there."""
     found = GaugeMetricFamily(
         "ndif_probe_up",
@@ -113,21 +113,20 @@ def _probes(models: list[Mapping[str, Any]]) -> Metric:
     )
     up: dict[tuple[str, str], bool] = {}
     for model in models:
-        if (probe := model.get("probe")) is not None and probe["up"] is not None:
+        if (probe := model.probe) is not None and probe.up is not None:
             label = _label(model)
             label = label if label in up or len(up) < _MOST_MODELS else (OTHER, "")
-            up[label] = up.get(label, True) and probe["up"]
+            up[label] = up.get(label, True) and probe.up
     for label, is_up in up.items():
         found.add_metric([*label], float(is_up))
     return found
 
 
-def _label(model: Mapping[str, Any]) -> tuple[str, str]:
-    revision = f"@{model['revision']}" if model["revision"] else ""
-    return f"{model['repo_id']}{revision}", str(model["generation"] or "")
+def _label(model: ModelState) -> tuple[str, str]:
+    return model.label, model.generation or ""
 
 
-def _by_label(models: list[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, float]]:
+def _by_label(models: list[ModelState]) -> dict[tuple[str, str], dict[str, float]]:
     """Return the sums of models that share a label."""
     found: dict[tuple[str, str], dict[str, float]] = {}
     for model in models:
@@ -136,11 +135,11 @@ def _by_label(models: list[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str
             label = OTHER, ""
         names = ("waiting", "running", "desired", "memory", *_STATES)
         sums = found.setdefault(label, dict.fromkeys(names, 0.0))
-        sums["waiting"] += model["waiting"]
-        sums["desired"] += model["desired_replicas"]
-        for replica in model["replicas"]:
-            sums["running"] += replica["request_id"] is not None
-            sums["memory"] += sum(replica["gpu_mem_bytes_by_id"].values())
-            if replica["state"] in sums:
-                sums[replica["state"]] += 1
+        sums["waiting"] += model.waiting
+        sums["desired"] += model.desired_replicas
+        for replica in model.replicas:
+            sums["running"] += replica.request_id is not None
+            sums["memory"] += sum(replica.gpu_mem_bytes_by_id.values())
+            if replica.state in sums:
+                sums[replica.state] += 1
     return found

@@ -16,12 +16,13 @@ import uvloop
 
 from ndif.cluster.ray.actors import RayModelActor
 from ndif.cluster.ray.cluster import RayCluster, declaration
-from ndif.placement.replica import DeploymentLevel, PlacedReplica
+from ndif.placement.replica import PlacedReplica
 from ndif.placement.resources import Resources
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import Variant
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
+from ndif.schema.states import DeploymentLevel
 from ndif.schema.status import Status
 from ndif.server.node_actor import NodeActor
 from ndif.stores.broker import Broker

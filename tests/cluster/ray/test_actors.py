@@ -25,11 +25,11 @@ from ndif.cluster.ray.actors import RayModelActor
 from ndif.cluster.ray.cluster import RayCluster
 from ndif.host.evaluation import Measured
 from ndif.host.port import ActorError, EndedError, ReplicaEvictedError, ReplicaLostError
-from ndif.placement.replica import DeploymentLevel
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
 from ndif.schema.response import InlineResult, Response
+from ndif.schema.states import DeploymentLevel
 from ndif.schema.status import Status
 from ndif.stores.objects import FileStore
 from ndif.tasks import end, within

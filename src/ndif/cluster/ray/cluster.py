@@ -31,9 +31,10 @@ from ndif.host.port import ActorError, ReplicaLostError
 from ndif.host.remote_actor import RemoteActor
 from ndif.host.runtimes import Runtime
 from ndif.placement.node import Node
-from ndif.placement.replica import DeploymentLevel, PlacedReplica
+from ndif.placement.replica import PlacedReplica
 from ndif.placement.resources import Resources
 from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.states import DeploymentLevel
 from ndif.stores.broker.redis.job_channels import JobSender
 from ndif.stores.broker.signing import PROTOCOL
 from ndif.tasks import aside, within

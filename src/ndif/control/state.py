@@ -1,0 +1,284 @@
+"""The state of a server, its queues and its jobs, built from the books of the controller and the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator
+
+from ndif.cluster.controller import Controller
+from ndif.cluster.models import Model
+from ndif.cluster.replica import Replica
+from ndif.control.reconciler import Reconciler
+from ndif.placement.node import Node
+from ndif.probe.history import Histories
+from ndif.probe.probe import Target
+from ndif.queue.dispatcher import Dispatcher
+from ndif.queue.processor import Processor
+from ndif.queue.replicas import ReplicaWorker
+from ndif.schema.job_state import (
+    JobState,
+    Queues,
+    QueueState,
+    RunningRequest,
+    Trace,
+    TraceStep,
+    WaitingRequest,
+)
+from ndif.schema.model_key import Variant
+from ndif.schema.request import Request
+from ndif.schema.server_state import (
+    Gpu,
+    Memory,
+    ModelState,
+    NodeState,
+    Problem,
+    ProblemKind,
+    QueueWait,
+    ReplicaStatus,
+    ServerState,
+    subject_of,
+)
+from ndif.schema.states import DeploymentLevel, ProcessorStatus
+from ndif.schema.status import Status
+from ndif.schema.step import Step
+from ndif.stores.responder import Responder
+
+
+def server_state(
+    controller: Controller,
+    dispatcher: Dispatcher,
+    reconciler: Reconciler,
+    responder: Responder,
+    histories: Histories,
+) -> ServerState:
+    """Return every node and model, the problems of the server, and the calendar."""
+    disk = responder.problem()
+    return ServerState(
+        nodes=node_states(controller),
+        models=model_states(controller, dispatcher, histories),
+        problems=[*sentences(problems(controller)), *([] if disk is None else [disk])],
+        schedule=reconciler.schedule_state(),
+    )
+
+
+def problems(controller: Controller) -> Iterator[Problem]:
+    """Yield the problems of GPUs and models."""
+    yield from controller.device_problems()
+    for model in controller.models:
+        for generation, text in model.problems.items():
+            subject = subject_of(model.config.key.label, generation)
+            yield Problem(ProblemKind.LOAD_FAILED, subject, text)
+
+
+def sentences(found: Iterable[Problem]) -> list[str]:
+    """Return the sentences of problems; two generations may have the same one, such as a lack of room."""
+    return list(dict.fromkeys(each.text for each in found))
+
+
+def node_states(controller: Controller) -> list[NodeState]:
+    """Return every machine."""
+    return [node_state(node) for node in controller.cluster.nodes.values()]
+
+
+def node_state(node: Node) -> NodeState:
+    """Return one machine."""
+    found = node.resources
+    gpus = zip(found.gpu_bytes, found.free_gpu_bytes, found.gpu_uuids, strict=True)
+    return NodeState(
+        id=node.id,
+        name=node.name,
+        gpus=[
+            Gpu(bytes=total, free_bytes=free, uuid=uuid, withdrawn=index in found.withdrawn)
+            for index, (total, free, uuid) in enumerate(gpus)
+        ],
+        gpu_context_bytes=found.context_bytes,
+        cpu=Memory(bytes=found.cpu_bytes, free_bytes=found.free_cpu_bytes),
+    )
+
+
+def model_states(
+    controller: Controller, dispatcher: Dispatcher, histories: Histories | None = None
+) -> list[ModelState]:
+    """Return every model in each generation; in None, a model that no replica or request uses."""
+    replicas = controller.replicas()
+    found = []
+    for model in controller.models:
+        mine = [each for each in replicas if each.model is model]
+        generations: set[str | None] = {each.generation for each in mine}
+        generations |= model.problems.keys()
+        processors = dispatcher.processors.values()
+        generations |= {p.variant.generation for p in processors if p.model is model}
+        found += [
+            _model(controller, dispatcher, model, generation, mine, histories or Histories())
+            for generation in sorted(generations, key=str) or [None]
+        ]
+    return found
+
+
+def _model(
+    controller: Controller,
+    dispatcher: Dispatcher,
+    model: Model,
+    generation: str | None,
+    replicas: list[Replica],
+    histories: Histories,
+) -> ModelState:
+    key = model.config.key
+    variant = Variant(model.key, generation or "")
+    processor = dispatcher.processors.get(variant)
+    workers: Iterable[ReplicaWorker] = processor.replicas if processor else ()
+    running = {worker.id: run.entry.id for worker in workers for run in worker.runs[:1]}
+    return ModelState(
+        model_key=str(key),
+        repo_id=key.repo_id,
+        revision=key.revision,
+        task=key.task,
+        generation=generation,
+        dedicated=model.dedicated,
+        size_bytes=controller.size_of(variant),
+        desired_replicas=processor.desired_replicas if processor else model.deployment.replicas,
+        processor=_processor_status(controller, processor),
+        waiting=len(processor.queue) if processor else 0,
+        problem=model.problems.get(generation or ""),
+        probe=histories.for_operator(Target.of(key, generation or "")),
+        replicas=[
+            _replica(each, running.get(each.placed.replica_id))
+            for each in replicas
+            if each.generation == generation
+        ],
+    )
+
+
+def _processor_status(
+    controller: Controller, processor: Processor | None
+) -> ProcessorStatus | None:
+    """Return a processor's status; PROVISIONING also while replicas for an operator have no place."""
+    if processor is None:
+        return None
+    is_sought = processor.variant in controller.undecided(processor.model)
+    if is_sought and processor.status is ProcessorStatus.UNINITIALIZED:
+        return ProcessorStatus.PROVISIONING
+    return processor.status
+
+
+def _replica(replica: Replica, request_id: str | None) -> ReplicaStatus:
+    place = replica.placed
+    is_warm = place.level is DeploymentLevel.WARM
+    done, total = replica.progress or (None, None)
+    return ReplicaStatus(
+        replica_id=place.replica_id,
+        node_id=place.node_id,
+        level=place.level,
+        state=place.level.value if is_warm else replica.state.value,
+        deployed=place.deployed,
+        gpu_mem_bytes_by_id={str(gpu): held for gpu, held in place.gpu_mem_bytes_by_id.items()},
+        on_cpu=place.on_cpu,
+        dedicated=place.dedicated,
+        done=done,
+        total=total,
+        request_id=request_id,
+    )
+
+
+def queue_states(dispatcher: Dispatcher) -> Queues:
+    """Return the running and waiting requests of every processor."""
+    return Queues(models=[_queue(processor) for processor in dispatcher.processors.values()])
+
+
+def _queue(processor: Processor) -> QueueState:
+    key, wall = processor.model.config.key, _wall()
+    return QueueState(
+        model_key=str(key),
+        repo_id=key.repo_id,
+        generation=processor.variant.generation,
+        processor=processor.status,
+        running=[
+            RunningRequest(
+                request_id=run.entry.id,
+                user=run.entry.user,
+                replica_id=worker.id,
+                since=wall + run.since,
+            )
+            for worker in processor.replicas
+            for run in worker.runs
+        ],
+        waiting=[
+            WaitingRequest(
+                request_id=entry.id,
+                user=entry.user,
+                position=position,
+                received=entry.item.received,
+                expected_start_s=processor.expected_wait_s(position),
+            )
+            for entry, position in processor.queue.positions()
+        ],
+    )
+
+
+def queue_waits(dispatcher: Dispatcher) -> list[QueueWait]:
+    """Return for how long each queue waits: the cost does not grow with the number of its requests."""
+    wall = _wall()
+    found = []
+    for processor in dispatcher.processors.values():
+        oldest = next(iter(processor.queue), None)
+        dispatched = [wall + run.since for run in processor.replicas.runs]
+        found.append(
+            QueueWait(
+                label=processor.model.config.key.label,
+                generation=processor.variant.generation,
+                waiting=len(processor.queue),
+                oldest=None if oldest is None else oldest.item.received,
+                last_dispatched=max(dispatched, default=None),
+            )
+        )
+    return found
+
+
+def _wall() -> float:
+    """Return the Unix time at which the event loop's clock was 0."""
+    return time.time() - asyncio.get_running_loop().time()
+
+
+def unfinished_jobs(dispatcher: Dispatcher, user: str | None) -> list[JobState]:
+    """Return the unfinished jobs of a user, or of all, the newest first."""
+    places: dict[str, tuple[int, float | None]] = {}
+    for processor in dispatcher.processors.values():
+        for entry, position in processor.queue.positions():
+            places[entry.id] = position, processor.expected_wait_s(position)
+    jobs = []
+    for request, status, dispatched in dispatcher.lifecycle.unfinished():
+        if user not in (None, request.user):
+            continue
+        place = places.get(request.id)
+        jobs.append(
+            JobState(
+                id=request.id,
+                user=request.user,
+                model=request.model.repo_id,
+                generation=request.generation,
+                status=status,
+                received=request.received,
+                dispatched=dispatched,
+                ended=None,
+                position=None if place is None else place[0],
+                expected_start_s=None if place is None else place[1],
+            )
+        )
+    return sorted(jobs, key=lambda job: -float(job.received or 0))
+
+
+def trace_of(request: Request, status: Status, steps: Iterable[Step]) -> Trace:
+    """Return the steps of a job that has not ended."""
+    return Trace(
+        id=request.id,
+        user=request.user,
+        model=request.model.repo_id,
+        generation=request.generation,
+        status=status,
+        reason="",
+        received=request.received,
+        ended=None,
+        traceparent=request.traceparent,
+        steps=TraceStep.of(steps),
+    )

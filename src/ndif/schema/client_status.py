@@ -1,0 +1,96 @@
+"""The answer of `GET /status`: the models of a server in the form that every client generation reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
+from ndif.schema.answer import answer
+from ndif.schema.server_state import PublicProbe
+from ndif.schema.states import DeploymentLevel, ReplicaState
+
+_KEY = (
+    "nnsight.modeling.transformers.TransformersModel:"
+    '{"repo_id": "openai-community/gpt2", "revision": null, "task": "text-generation"}'
+)
+_OPTIONAL = frozenset(("probes", "schedule", "dedicated"))
+
+
+@answer()
+class ScheduledWindow:
+    """A time in which a model is dedicated."""
+
+    start: str
+    end: str
+
+
+@answer()
+class ModelStatus:
+    """A model that the server serves, or is to serve."""
+
+    model_key: str
+    repo_id: str
+    revision: str | None
+    task: str | None
+    trust_remote_code: bool
+    on_demand: bool
+    """True if users alone have had it loaded: no operator deployed it."""
+    deployment_level: DeploymentLevel
+    application_state: str
+    """The state in the words of clients of 0.6 and 0.7."""
+    state: ReplicaState
+    replicas: dict[str, int]
+    """Replicas that serve, by nnsight generation."""
+    runtimes: dict[str, ReplicaState]
+    """State by nnsight generation."""
+    nodes: list[str]
+    """Names of the machines that hold it."""
+    parameters: int | None
+    config: dict[str, Any] | None
+    """The model's config, once it is known."""
+    probes: dict[str, PublicProbe] | None = None
+    """The server's own probes, by nnsight generation; absent if it sends none."""
+    schedule: list[ScheduledWindow] | None = None
+    dedicated: bool | None = None
+    """True if it is not evicted for other models."""
+
+    @model_serializer(mode="wrap")
+    def _told(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the fields that there are: clients of 0.7 look for the presence of some."""
+        found: dict[str, Any] = handler(self)
+        return {
+            name: value
+            for name, value in found.items()
+            if value is not None or name not in _OPTIONAL
+        }
+
+
+@answer(
+    example={
+        "deployments": {
+            _KEY: {
+                "model_key": _KEY,
+                "repo_id": "openai-community/gpt2",
+                "revision": None,
+                "task": "text-generation",
+                "trust_remote_code": False,
+                "on_demand": False,
+                "deployment_level": "HOT",
+                "application_state": "RUNNING",
+                "state": "RUNNING",
+                "replicas": {"0.8": 1},
+                "runtimes": {"0.8": "RUNNING"},
+                "nodes": ["gpu-1"],
+                "parameters": 124439808,
+                "config": {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"},
+                "dedicated": True,
+            }
+        }
+    }
+)
+class ServerStatus:
+    """The models of a server."""
+
+    deployments: dict[str, ModelStatus]
+    """Models by key; further replicas of one have `#2` and so on after it."""

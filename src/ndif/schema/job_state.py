@@ -1,0 +1,283 @@
+"""The state of jobs: the queues, a job that waits, runs or has ended, and its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any, Literal, cast
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
+from ndif.schema.answer import answer
+from ndif.schema.job_record import JobRecord
+from ndif.schema.states import ProcessorStatus
+from ndif.schema.status import Status
+from ndif.schema.step import Step, in_order
+
+_KEY = (
+    "nnsight.modeling.transformers.TransformersModel:"
+    '{"repo_id": "openai-community/gpt2", "revision": null, "task": "text-generation"}'
+)
+A_JOB = "0d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21"
+"""The job of the examples."""
+_SOME_TIME = 1_785_000_000.0
+_Ended = Literal["CANCELLED", "ENDED"]
+_JobStatus = Status | _Ended
+
+
+def _status(record: JobRecord) -> _JobStatus:
+    return (
+        Status(record.status)
+        if record.status in Status.__members__
+        else cast(_Ended, record.status)
+    )
+
+
+@answer()
+class RunningRequest:
+    """A job that runs."""
+
+    request_id: str
+    user: str
+    replica_id: str
+    since: float
+    """Unix time at which it was sent to the replica."""
+
+
+@answer()
+class WaitingRequest:
+    """A job that waits."""
+
+    request_id: str
+    user: str
+    position: int
+    received: float
+    expected_start_s: float | None
+
+
+@answer()
+class QueueState:
+    """The queue of a model in one nnsight generation."""
+
+    model_key: str
+    repo_id: str
+    generation: str
+    processor: ProcessorStatus
+    running: list[RunningRequest]
+    waiting: list[WaitingRequest]
+
+
+@answer(
+    example={
+        "models": [
+            {
+                "model_key": _KEY,
+                "repo_id": "openai-community/gpt2",
+                "generation": "0.8",
+                "processor": "BUSY",
+                "running": [
+                    {
+                        "request_id": A_JOB,
+                        "user": "ada@example.org",
+                        "replica_id": "5f0c2a7d",
+                        "since": _SOME_TIME,
+                    }
+                ],
+                "waiting": [],
+            }
+        ]
+    }
+)
+class Queues:
+    """Running and waiting jobs, model by model."""
+
+    models: list[QueueState]
+
+
+_OF_UNFINISHED = frozenset(("position", "expected_start_s"))
+_OF_ENDED = frozenset(("execution_s", "reason", "result_bytes"))
+
+
+@answer()
+class OwnJob:
+    """A job, as its user is told of it."""
+
+    id: str
+    model: str
+    """Repository, and the revision behind an `@` where one was named."""
+    generation: str
+    status: _JobStatus
+    """CANCELLED: its user or an operator ended it, or its client left. ENDED: the process that ran it is
+    gone."""
+    received: float | None
+    dispatched: float | None
+    """Unix time at which it was sent to a replica; null if it never was."""
+    ended: float | None
+    """Null for a job that waits or runs."""
+    position: int | None = None
+    """Place of a job that waits."""
+    expected_start_s: float | None = None
+    """Seconds until a job that waits may start; null where none has run yet."""
+    execution_s: float | None = None
+    """Seconds that the block of an ended job ran, to its end or until it was stopped."""
+    reason: str | None = None
+    """The sentence for which a job was cancelled; empty for one that was not."""
+    result_bytes: int | None = None
+    """Size of an ended job's result, as it was sent or downloaded."""
+
+    @model_serializer(mode="wrap")
+    def _told(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the fields of a job that has ended, or of one that has not."""
+        absent = _OF_ENDED if self.ended is None else _OF_UNFINISHED
+        return {name: value for name, value in handler(self).items() if name not in absent}
+
+
+@answer()
+class JobState(OwnJob):
+    """A job."""
+
+    user: str
+
+    @classmethod
+    def of(cls, record: JobRecord) -> JobState:
+        """Return a job that has ended."""
+        return cls(
+            id=record.id,
+            user=record.user,
+            model=record.model,
+            generation=record.generation,
+            status=_status(record),
+            received=record.received,
+            dispatched=record.dispatched,
+            ended=record.ended,
+            execution_s=record.execution_s,
+            reason=record.reason,
+            result_bytes=record.result_bytes,
+        )
+
+    @property
+    def own(self) -> OwnJob:
+        """Return the job as its user is told of it."""
+        return OwnJob(**{each.name: getattr(self, each.name) for each in fields(OwnJob)})
+
+
+OWN_JOBS: list[dict[str, Any]] = [
+    {
+        "id": A_JOB,
+        "model": "openai-community/gpt2",
+        "generation": "0.8",
+        "status": "QUEUED",
+        "received": _SOME_TIME,
+        "dispatched": None,
+        "ended": None,
+        "position": 2,
+        "expected_start_s": 12.5,
+    },
+    {
+        "id": "7c0c52d8-5a0e-4f3b-8a43-0d7c0e4c2a90",
+        "model": "openai-community/gpt2",
+        "generation": "0.8",
+        "status": "COMPLETED",
+        "received": _SOME_TIME - 60,
+        "dispatched": _SOME_TIME - 59,
+        "ended": _SOME_TIME - 58,
+        "execution_s": 0.31,
+        "reason": "",
+        "result_bytes": 4096,
+    },
+]
+"""Two jobs of one user, one that waits and one that has ended, for examples."""
+
+
+@answer(example={"jobs": [{**job, "user": "ada@example.org"} for job in OWN_JOBS]})
+class Jobs:
+    """The unfinished jobs, the newest first, and those that ended last."""
+
+    jobs: list[JobState]
+
+
+@answer()
+class TraceStep:
+    """A step of a job. Steps of different parts of the server overlap."""
+
+    name: str
+    by: str
+    """The part of the server that took it: gateway, queue, replica or runner."""
+    start: float
+    """Unix seconds, by the clock of the machine on which it was."""
+    end: float
+    """The present for a step that has not ended."""
+
+    @classmethod
+    def of(cls, steps: Iterable[Step]) -> list[TraceStep]:
+        """Return a job's steps in the order of their beginning."""
+        return [cls(**each._asdict()) for each in in_order(steps)]
+
+
+@answer()
+class OwnTrace:
+    """The steps of a job, as its user is told of them."""
+
+    id: str
+    model: str
+    """Repository, and the revision behind an `@` where one was named."""
+    generation: str
+    status: _JobStatus
+    """CANCELLED: its user or an operator ended it, or its client left. ENDED: the process that ran it is
+    gone."""
+    reason: str
+    """The sentence for which a job was cancelled; empty for one that was not."""
+    received: float
+    ended: float | None
+    """Null for a job that waits or runs."""
+    traceparent: str
+    """The trace of which the client's request was a part, as W3C Trace Context has it; empty for none."""
+    steps: list[TraceStep]
+    """In the order of their beginning."""
+
+
+OWN_TRACE: dict[str, Any] = {
+    "id": A_JOB,
+    "model": "openai-community/gpt2",
+    "generation": "0.8",
+    "status": "COMPLETED",
+    "reason": "",
+    "received": _SOME_TIME,
+    "ended": _SOME_TIME + 0.45,
+    "traceparent": "",
+    "steps": [
+        {"name": name, "by": by, "start": _SOME_TIME + start, "end": _SOME_TIME + end}
+        for name, by, start, end in (
+            ("receive", "gateway", -0.01, 0.0),
+            ("received", "queue", 0.0, 0.01),
+            ("queued", "queue", 0.01, 0.1),
+            ("running", "replica", 0.12, 0.43),
+            ("execute", "runner", 0.13, 0.42),
+            ("deliver", "queue", 0.43, 0.45),
+        )
+    ],
+}
+"""The steps of one job, for examples."""
+
+
+@answer(example={**OWN_TRACE, "user": "ada@example.org"})
+class Trace(OwnTrace):
+    """The steps of a job."""
+
+    user: str
+
+    @classmethod
+    def of(cls, record: JobRecord) -> Trace:
+        """Return the steps of a job that has ended."""
+        return cls(
+            id=record.id,
+            user=record.user,
+            model=record.model,
+            generation=record.generation,
+            status=_status(record),
+            reason=record.reason,
+            received=record.received,
+            ended=record.ended,
+            traceparent=record.traceparent,
+            steps=TraceStep.of(record.steps),
+        )
