@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, WithJsonSchema, with_config
+from pydantic import ConfigDict, GetPydanticSchema, with_config
 from typing_extensions import NotRequired, TypedDict
 
 from ndif.schema.request import Request, Wire
@@ -37,7 +37,8 @@ class JobUpdate(TypedDict):
 
     id: str
     """The job's id."""
-    status: Annotated[str, WithJsonSchema({"enum": [each.value for each in Status]})]
+    # Its value, as JSON and pickles have it.
+    status: Annotated[str, GetPydanticSchema(lambda _, handler: handler(Status))]
     description: str
     """A sentence on the state: a position in the queue, or the error of a job that failed."""
     data: NotRequired[str | tuple[str, int] | None]
