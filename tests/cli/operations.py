@@ -42,6 +42,7 @@ from ndif.gateway.header_wire import SocketIoSubscriptions
 from ndif.gateway.health import HealthRoutes
 from ndif.gateway.hf_mirror import HfMirror
 from ndif.gateway.open_channels import OpenChannels
+from ndif.gateway.openapi import example_of
 from ndif.gateway.operator import Operators
 from ndif.gateway.sessions import Sessions
 from ndif.host.runtimes import Runtimes
@@ -128,7 +129,7 @@ class Table:
             case GetQueue():
                 return from_plain(Queues, await self.queue())
             case GetJobs():
-                return Jobs(jobs=[])
+                return from_plain(Jobs, example_of(Jobs))
             case GetTrace(job_id=job_id):
                 return from_plain(Trace, {**OWN_TRACE, "id": job_id, "user": "ada"})
             case GetUsage(by=by, since=since):

@@ -429,6 +429,13 @@ def test_the_queue_is_shown_request_by_request(ndif: Ndif, table: Table) -> None
     assert ndif("queue").stdout == "No request is running or waiting.\n"
 
 
+def test_jobs_that_wait_and_that_have_ended_are_listed(ndif: Ndif) -> None:
+    said = ndif("jobs", "list").stdout
+    for text in ("0d9", "7c0", "ada@example.org", "QUEUED, number 2", "COMPLETED", "4KiB"):
+        assert text in said, said
+    assert len(printed(ndif("jobs", "list", "--json"))["jobs"]) == 2
+
+
 def test_an_export_is_a_file_that_can_be_deployed(ndif: Ndif, table: Table, here: Path) -> None:
     ndif("deploy", "org/a", "org/b=/models/b", "--dedicated")
     before = [each.config for each in table.deployed.values()]

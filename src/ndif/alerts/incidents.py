@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from ndif.alerts.causes import FOLLOWING, ROOTS, Cause, Findings, Key
+from ndif.schema.answer import from_plain, to_plain
 from ndif.schema.server_state import ProblemKind as Kind
 
 _CHANGED_S = 600.0
@@ -234,7 +235,7 @@ def _as_json(incident: Incident) -> dict[str, Any]:
     # The next process counts what holds as seen then: without its time here, the content seldom changes.
     members = (m if m.over is not None else replace(m, seen=0.0) for m in incident.members)
     return {
-        **asdict(replace(incident, members=tuple(members))),
+        **to_plain(replace(incident, members=tuple(members))),
         "told_keys": [[*key] for key in sorted(incident.told_keys)],
     }
 
@@ -251,18 +252,9 @@ def from_json(said: Mapping[str, Any], now: float) -> Book:
 
 
 def _incident(said: Mapping[str, Any], now: float) -> Incident:
-    members = tuple(
-        Member(
-            Cause(**{**each["cause"], "kind": Kind(each["cause"]["kind"])}),
-            now if each["over"] is None else each["seen"],
-            each["over"],
-        )
-        for each in said["members"]
-    )
-    told_keys = frozenset(Key(Kind(kind), subject) for kind, subject in said["told_keys"])
-    return Incident(
-        **{**said, "kind": Kind(said["kind"]), "members": members, "told_keys": told_keys}
-    )
+    found = from_plain(Incident, said)
+    members = (m if m.over is not None else replace(m, seen=now) for m in found.members)
+    return replace(found, members=tuple(members))
 
 
 def taken_over(book: Book, earlier: Book) -> Book:

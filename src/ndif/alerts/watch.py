@@ -46,7 +46,6 @@ _NOTED: Mapping[Event, Kind] = {
     Event.RESOLVED: "alert resolved",
 }
 
-"""Returns if a store answers, and raises its error if not."""
 Look = Callable[[], Awaitable[tuple[ServerState, Sequence[Problem], Sequence[QueueWait]]]]
 """Returns the state of the server, its problems, and for how long queues wait."""
 

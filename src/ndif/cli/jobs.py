@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -18,6 +18,7 @@ from ndif.cli.server_client import (
     RefusedError,
     ServerClient,
     options,
+    read,
     with_server,
 )
 from ndif.config.short_ids import matching_ids, unique_length
@@ -25,6 +26,8 @@ from ndif.sizes import format_size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from ndif.schema.job_state import OwnJob
 
 _CHUNK = 1 << 12
 """Bytes that are decompressed at once: zstd makes 30,000 times as many of equal ones."""
@@ -67,7 +70,7 @@ def list_(server: ServerClient, as_json: bool, limit: int) -> None:
     if as_json:
         show_answer({"jobs": jobs}, as_json, [])
     else:
-        console().print(_rendered(jobs))
+        console().print(_rendered(jobs, has_users=not server.is_user))
 
 
 @command.command()
@@ -189,32 +192,42 @@ def _decompressed(chunks: Iterable[bytes]) -> Iterator[bytes]:
         )
 
 
-def _rendered(jobs: list[dict[str, Any]]) -> RenderableType:
+def _rendered(found: Iterable[Any], *, has_users: bool) -> RenderableType:
     from rich.text import Text
 
+    from ndif.schema.job_state import JobState, OwnJob
+
+    kind: type[OwnJob] = JobState if has_users else OwnJob
+    jobs = [read(kind, each) for each in found]
     if not jobs:
         return Text("There are no jobs.")
-    length = unique_length(job["id"] for job in jobs)
-    has_users = any("user" in job for job in jobs)
+    length = unique_length(job.id for job in jobs)
     rows = [
         (
-            job["id"][:length],
-            *([job["user"]] if has_users else []),
-            job["model"],
+            job.id[:length],
+            *([job.user] if isinstance(job, JobState) else []),
+            job.model,
             _state(job),
-            f"{elapsed(job['received'])} ago",
-            duration(job["execution_s"]) if job["ended"] else "",
-            format_size(job["result_bytes"]) if job["ended"] else "",
-            job["reason"],
+            f"{elapsed(job.received)} ago",
+            duration(job.execution_s) if job.ended else "",
+            format_size(job.result_bytes) if job.ended else "",
+            job.reason or "",
         )
         for job in jobs
     ]
-    of_user = ["user"] if has_users else []
-    headings = ("job", *of_user, "model", "state", "received", "ran", "result", "")
+    headings = (
+        "job",
+        *(["user"] if has_users else []),
+        "model",
+        "state",
+        "received",
+        "ran",
+        "result",
+        "",
+    )
     return table("Jobs", headings, rows)
 
 
-def _state(job: Mapping[str, Any]) -> str:
-    if job["ended"] or job.get("position") is None:
-        return str(job["status"])
-    return f"{job['status']}, number {job['position']}"
+def _state(job: OwnJob) -> str:
+    status = str(getattr(job.status, "value", job.status))
+    return status if job.ended or job.position is None else f"{status}, number {job.position}"

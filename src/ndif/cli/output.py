@@ -81,13 +81,6 @@ def elapsed(moment: float | None) -> str:
     return duration(None if moment is None else time.time() - moment)
 
 
-def name_of(model: dict[str, Any]) -> str:
-    """Return a model's repo id, with its revision unless that is the main one."""
-    revision = model.get("revision")
-    repo_id = str(model["repo_id"])
-    return f"{repo_id} ({revision})" if revision and revision != "main" else repo_id
-
-
 def variant_name(variant: str) -> str:
     """Return the repo id and the nnsight generation that a variant's key names."""
     from ndif.schema.model_key import Variant

@@ -169,6 +169,21 @@ class ServerClient:
         raise (NotFoundError if answer.status_code == _NOT_FOUND_HTTP else RefusedError)(detail)
 
 
+def read(kind: type[T], content: Any) -> T:
+    """Return a server's answer; raise a CommandError if another version of the server gave it."""
+    from pydantic import ValidationError
+
+    from ndif.schema.answer import from_plain
+
+    try:
+        return from_plain(kind, content)
+    except ValidationError as error:
+        raise CommandError(
+            "The server's answer has a form that this version of ndif does not know. Install the "
+            "server's version here, or print the answer with --json."
+        ) from error
+
+
 def connect(url: str | None, token: str | None) -> ServerClient:
     """Return the server that the options name, or else that of the current session."""
     from ndif.net import local_url

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import click
 
 from ndif.cli.jobs import as_user, whole_id
 from ndif.cli.output import console, show_json
+from ndif.cli.server_client import read
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,26 +38,31 @@ def command(server: ServerClient, as_json: bool, job_id: str) -> None:
     if as_json:
         show_json(trace)
     else:
-        console().print(_rendered(trace))
+        console().print(_rendered(trace, is_own=server.is_user))
 
 
-def _rendered(trace: Mapping[str, Any]) -> RenderableType:
+def _rendered(answer: Any, *, is_own: bool) -> RenderableType:
     from rich.console import Group
     from rich.markup import escape
     from rich.table import Table
     from rich.text import Text
 
-    steps = trace["steps"]
-    received = datetime.fromtimestamp(trace["received"], timezone.utc)
-    of = f" of {trace['user']}" if trace.get("user") else ""
+    from ndif.gateway.answers import OwnTraceAnswer
+    from ndif.schema.job_state import OwnTrace, Trace
+
+    kind: type[OwnTrace] = OwnTraceAnswer if is_own else Trace
+    trace = read(kind, answer)
+    steps = trace.steps
+    received = datetime.fromtimestamp(trace.received, timezone.utc)
+    of = f" of {trace.user}" if isinstance(trace, Trace) else ""
     title = Text(
-        f"{trace['id']}{of}: {trace['model']}, nnsight {trace['generation']}, "
-        f"received {received.isoformat(' ', 'milliseconds')}, {trace['status']}"
+        f"{trace.id}{of}: {trace.model}, nnsight {trace.generation}, "
+        f"received {received.isoformat(' ', 'milliseconds')}, {answer['status']}"
     )
     if not steps:
         return Group(title, Text("No step of it is recorded."))
-    begin = min(step["start"] for step in steps)
-    end = max(step["end"] for step in steps)
+    begin = min(step.start for step in steps)
+    end = max(step.end for step in steps)
     made = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("step", "by"):
         made.add_column(heading)
@@ -66,13 +71,13 @@ def _rendered(trace: Mapping[str, Any]) -> RenderableType:
     made.add_column("")
     for step in steps:
         made.add_row(
-            escape(step["name"]),
-            escape(step["by"]),
-            _milliseconds(step["start"] - begin),
-            _milliseconds(step["end"] - step["start"]),
-            bar(step["start"] - begin, step["end"] - begin, end - begin),
+            escape(step.name),
+            escape(step.by),
+            _milliseconds(step.start - begin),
+            _milliseconds(step.end - step.start),
+            bar(step.start - begin, step.end - begin, end - begin),
         )
-    why = f"; {trace['reason']}" if trace["reason"] else ""
+    why = f"; {trace.reason}" if trace.reason else ""
     total = Text(f"{_milliseconds(end - begin)} in all{why}")
     return Group(title, made, total)
 

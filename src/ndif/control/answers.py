@@ -8,17 +8,14 @@ from pydantic import BaseModel, ConfigDict
 
 from ndif.schema.deployment_file import AsInFile
 from ndif.schema.deployment_settings import SettingDifference
+from ndif.schema.job_state import A_JOB
+from ndif.schema.model_key import A_MODEL
 from ndif.stores.usage import Group
 
-_KEY = (
-    "nnsight.modeling.transformers.TransformersModel:"
-    '{"repo_id": "openai-community/gpt2", "revision": null, "task": "text-generation"}'
-)
-_VARIANT = f"{_KEY}@0.8"
-A_JOB = _REQUEST = "0d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21"
+_VARIANT = f"{A_MODEL}@0.8"
+_REQUEST = A_JOB
 _REPLICA = "5f0c2a7d"
 _SOME_TIME = 1_785_000_000.0
-_GIB = 1024**3
 _REPLICA_KEY: dict[str, Any] = {"model_key": _VARIANT, "replica_id": _REPLICA}
 
 

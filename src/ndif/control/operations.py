@@ -30,8 +30,11 @@ from ndif.config.short_ids import matching_ids
 from ndif.control import answers
 from ndif.control.control_plane import ControlPlane, Evicted, outcome_of
 from ndif.control.state import (
+    current_problems,
+    model_states,
+    node_states,
     queue_states,
-    server_state,
+    sentences,
     trace_of,
     unfinished_jobs,
 )
@@ -132,12 +135,12 @@ class GetStatus(Operation):
 
     async def perform(self, control: ControlPlane) -> ServerState:
         """See `Operation.perform`."""
-        return server_state(
-            control.controller,
-            control.dispatcher,
-            control.reconciler,
-            control.responder,
-            control.histories,
+        disk = control.responder.problem()
+        return ServerState(
+            nodes=node_states(control.controller),
+            models=model_states(control.controller, control.dispatcher, control.histories),
+            problems=[*sentences(current_problems(control.controller)), *([disk] if disk else [])],
+            schedule=control.reconciler.schedule_state(),
         )
 
 

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,11 +15,17 @@ from ndif.cluster.controller import Controller
 from ndif.cluster.replica import Replica
 from ndif.cluster.status import client_status
 from ndif.control.reconciler import Reconciler
-from ndif.control.state import model_states, node_states, problems, sentences, unfinished_jobs
+from ndif.control.state import (
+    current_problems,
+    model_states,
+    node_states,
+    sentences,
+    unfinished_jobs,
+)
 from ndif.probe.history import Histories
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor
-from ndif.schema.answer import to_json
+from ndif.schema.answer import project, to_json
 from ndif.schema.client_status import ModelStatus
 from ndif.schema.job_state import OwnJob
 from ndif.schema.public_state import (
@@ -151,7 +157,7 @@ class Overview:
                 for entry in distinct.values()
             ],
             nodes=self._nodes(),
-            problems=sentences(problems(self.controller)),
+            problems=sentences(current_problems(self.controller)),
             schedule=[
                 ShownWindow(
                     model=window.config.repo_id,
@@ -193,15 +199,13 @@ class Overview:
             if row.generation is not None
         ]
         used = [each.last_used for each in generations if each.last_used is not None]
-        return ShownModel(
+        return project(
+            ShownModel,
+            entry,
             key=entry.model_key,
-            repo_id=entry.repo_id,
-            revision=entry.revision,
-            task=entry.task,
             level=entry.deployment_level,
             state=entry.state.value,
             dedicated=is_dedicated,
-            parameters=entry.parameters,
             size_bytes=max((each for each in sizes if each is not None), default=None),
             protected_until=ends.get(entry.repo_id, protected),
             last_used=max(used, default=None),
@@ -219,26 +223,9 @@ class Overview:
             ShownNode(
                 id=node.id,
                 name=node.name,
-                cpu=ShownMemory(
-                    bytes=node.cpu.bytes,
-                    free_bytes=node.cpu.free_bytes,
-                    held=[
-                        _held(each, each.placed.cpu_bytes)
-                        for each in there[node.id]
-                        if each.placed.cpu_bytes
-                    ],
-                ),
+                cpu=project(ShownMemory, node.cpu, held=_held(there[node.id], None)),
                 gpus=[
-                    ShownGpu(
-                        bytes=gpu.bytes,
-                        free_bytes=gpu.free_bytes,
-                        withdrawn=gpu.withdrawn,
-                        held=[
-                            _held(each, each.placed.gpu_mem_bytes_by_id[index])
-                            for each in there[node.id]
-                            if index in each.placed.gpu_mem_bytes_by_id
-                        ],
-                    )
+                    project(ShownGpu, gpu, held=_held(there[node.id], index))
                     for index, gpu in enumerate(node.gpus)
                 ],
             )
@@ -294,38 +281,33 @@ def _generation(
         wait_s=None if waits_s is None else _rounded(waits_s),
         last_used=None if used is None else round(wall + used, 1),
         replicas=[
-            ShownReplica(
+            project(
+                ShownReplica,
+                replica,
                 id=replica.replica_id,
                 node=replica.node_id,
-                level=replica.level,
-                state=replica.state,
                 busy=replica.request_id is not None,
-                deployed=replica.deployed,
-                done=replica.done,
-                total=replica.total,
             )
             for replica in row.replicas
         ],
     )
 
 
-def _held(replica: Replica, held_bytes: int) -> Held:
-    return Held(
-        model=replica.model.config.repo_id,
-        replica=replica.placed.replica_id,
-        level=replica.placed.level,
-        bytes=held_bytes,
-    )
+def _held(replicas: Iterable[Replica], gpu: int | None) -> list[Held]:
+    """Return the memory of a GPU, or of the CPU for None, that each replica holds."""
+    found = []
+    for replica in replicas:
+        place = replica.placed
+        held = place.cpu_bytes if gpu is None else place.gpu_mem_bytes_by_id.get(gpu, 0)
+        if held:
+            name = replica.model.config.repo_id
+            found.append(Held(model=name, replica=place.replica_id, level=place.level, bytes=held))
+    return found
 
 
 def _interval(interval: Interval) -> ShownInterval:
-    return ShownInterval(
-        start=interval.start,
-        jobs=interval.jobs,
-        errors=interval.errors,
-        total_s=_quartiles(interval.totals),
-        wait_s=_quartiles(interval.waits),
-    )
+    total_s, wait_s = _quartiles(interval.totals), _quartiles(interval.waits)
+    return project(ShownInterval, interval, total_s=total_s, wait_s=wait_s)
 
 
 def _quartiles(classes: Mapping[int, int]) -> list[float] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -117,17 +117,22 @@ class RemoteControlPlane:
             self.stop()
             return STOPPING
         asked = self.leader.ask(operation.event, operation.model_dump(mode="json"))
-        if operation.method != "GET":
-            return _read(operation, await asked)
-        try:
-            return _read(operation, await within(asked, self.status_timeout_s))
-        except asyncio.TimeoutError as error:
+        if operation.method == "GET":
             limit = format_duration(self.status_timeout_s)
-            raise OperationError(
-                504,
+            silent = (
                 f"The leader did not answer within {limit} (STATUS_REQUEST_TIMEOUT_S); "
-                "`ndif logs dispatcher` says what it does.",
-            ) from error
+                "`ndif logs dispatcher` says what it does."
+            )
+            asked = _within(asked, self.status_timeout_s, silent)
+        return _read(operation, await asked)
+
+
+async def _within(asked: Coroutine[Any, Any, Any], limit_s: float, silent: str) -> Any:
+    """Return the leader's answer; raise an OperationError with this sentence if it takes longer."""
+    try:
+        return await within(asked, limit_s)
+    except asyncio.TimeoutError as error:
+        raise OperationError(504, silent) from error
 
 
 def _read(operation: Operation, answer: Any) -> Answer:
@@ -191,12 +196,9 @@ class RemoteDetails:
 
     async def __call__(self, key: ModelKey) -> ModelDetails:
         """Return the leader's `describe_details`; raise OperationError if no process leads."""
-        try:
-            asked = self.leader.ask(DETAILS, {"key": str(key)})
-            return ModelDetails.read(await within(asked, self.timeout_s))
-        except asyncio.TimeoutError as error:
-            limit = format_duration(self.timeout_s)
-            raise OperationError(504, f"The leader did not answer within {limit}.") from error
+        asked = self.leader.ask(DETAILS, {"key": str(key)})
+        silent = f"The leader did not answer within {format_duration(self.timeout_s)}."
+        return ModelDetails.read(await _within(asked, self.timeout_s, silent))
 
 
 @dataclass(frozen=True)
@@ -208,10 +210,7 @@ class RemoteOverview:
     async def next(self, seen: str, users: Sequence[str]) -> NextState:
         """See `Overview.next`; raise an OperationError if the leader does not answer."""
         asked = self.leader.ask(OVERVIEW, {"seen": seen, "users": list(users)})
-        try:
-            return from_plain(NextState, await within(asked, _OVERVIEW_S))
-        except asyncio.TimeoutError as error:
-            raise OperationError(504, _SILENT) from error
+        return from_plain(NextState, await _within(asked, _OVERVIEW_S, _SILENT))
 
 
 async def perform_event(control: ControlPlane, event: str, arguments: Mapping[str, Any]) -> Answer:

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 from ndif.cluster.controller import Controller
 from ndif.cluster.models import Model
 from ndif.cluster.replica import Replica
-from ndif.control.reconciler import Reconciler
 from ndif.placement.node import Node
 from ndif.probe.history import Histories
 from ndif.probe.probe import Target
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor
 from ndif.queue.replicas import ReplicaWorker
+from ndif.schema.answer import project
 from ndif.schema.job_state import (
     JobState,
     Queues,
@@ -36,33 +36,14 @@ from ndif.schema.server_state import (
     ProblemKind,
     QueueWait,
     ReplicaStatus,
-    ServerState,
     subject_of,
 )
 from ndif.schema.states import DeploymentLevel, ProcessorStatus
 from ndif.schema.status import Status
 from ndif.schema.step import Step
-from ndif.stores.responder import Responder
 
 
-def server_state(
-    controller: Controller,
-    dispatcher: Dispatcher,
-    reconciler: Reconciler,
-    responder: Responder,
-    histories: Histories,
-) -> ServerState:
-    """Return every node and model, the problems of the server, and the calendar."""
-    disk = responder.problem()
-    return ServerState(
-        nodes=node_states(controller),
-        models=model_states(controller, dispatcher, histories),
-        problems=[*sentences(problems(controller)), *([] if disk is None else [disk])],
-        schedule=reconciler.schedule_state(),
-    )
-
-
-def problems(controller: Controller) -> Iterator[Problem]:
+def current_problems(controller: Controller) -> Iterator[Problem]:
     """Yield the problems of GPUs and models."""
     yield from controller.device_problems()
     for model in controller.models:
@@ -166,15 +147,11 @@ def _replica(replica: Replica, request_id: str | None) -> ReplicaStatus:
     place = replica.placed
     is_warm = place.level is DeploymentLevel.WARM
     done, total = replica.progress or (None, None)
-    return ReplicaStatus(
-        replica_id=place.replica_id,
-        node_id=place.node_id,
-        level=place.level,
+    return project(
+        ReplicaStatus,
+        place,
         state=place.level.value if is_warm else replica.state.value,
-        deployed=place.deployed,
         gpu_mem_bytes_by_id={str(gpu): held for gpu, held in place.gpu_mem_bytes_by_id.items()},
-        on_cpu=place.on_cpu,
-        dedicated=place.dedicated,
         done=done,
         total=total,
         request_id=request_id,
@@ -252,13 +229,11 @@ def unfinished_jobs(dispatcher: Dispatcher, user: str | None) -> list[JobState]:
             continue
         place = places.get(request.id)
         jobs.append(
-            JobState(
-                id=request.id,
-                user=request.user,
+            project(
+                JobState,
+                request,
                 model=request.model.repo_id,
-                generation=request.generation,
                 status=status,
-                received=request.received,
                 dispatched=dispatched,
                 ended=None,
                 position=None if place is None else place[0],
@@ -270,15 +245,12 @@ def unfinished_jobs(dispatcher: Dispatcher, user: str | None) -> list[JobState]:
 
 def trace_of(request: Request, status: Status, steps: Iterable[Step]) -> Trace:
     """Return the steps of a job that has not ended."""
-    return Trace(
-        id=request.id,
-        user=request.user,
+    return project(
+        Trace,
+        request,
         model=request.model.repo_id,
-        generation=request.generation,
         status=status,
         reason="",
-        received=request.received,
         ended=None,
-        traceparent=request.traceparent,
         steps=TraceStep.of(steps),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -22,6 +22,7 @@ from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.openapi import ApiRoute, Channel, Description, EventsRoute
+from ndif.schema.answer import project
 from ndif.schema.limits import Limits
 from ndif.schema.public_state import State
 from ndif.stores.accounts import AccountsAwayError, NoSuchKeyError, TooManyGuessesError
@@ -70,9 +71,7 @@ class EventRoutes:
     async def state(self, http: Request) -> State:
         """Answer with the state as it is now."""
         await self.access.viewer(http)
-        found = await self.feed.state()
-        parts = {each.name: getattr(found, each.name) for each in fields(found)}
-        return State(server=await self.facts.describe(), **parts)
+        return project(State, await self.feed.state(), server=await self.facts.describe())
 
     async def events(self, http: Request) -> Response:
         """Answer with a stream of what changes."""

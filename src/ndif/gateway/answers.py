@@ -11,7 +11,6 @@ from ndif.schema.model_key import NEWEST_CLASS
 from ndif.schema.states import DeploymentLevel, ReplicaState
 from ndif.schema.wires import JOB_ID
 
-_GPT2 = {"repo_id": "openai-community/gpt2", "revision": None, "task": "text-generation"}
 MODEL_KEY = (
     "nnsight.modeling.transformers.TransformersModel:"
     '{"repo_id": "openai-community/gpt2", "revision": null, "task": "text-generation"}'

@@ -7,7 +7,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -23,7 +23,8 @@ from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.openapi import Answer, ApiRoute, Description, Parameter
 from ndif.gateway.results import job_id_of
-from ndif.schema.job_state import Jobs, OwnTrace, Trace
+from ndif.schema.answer import project
+from ndif.schema.job_state import Jobs, Trace
 from ndif.schema.status import Status
 from ndif.schema.wires import JOB_ID
 from ndif.stores.accounts import Account, Accounts
@@ -140,8 +141,7 @@ class JobRoutes:
         account = await self._known(http)
         found: Trace = await self.perform(GetTrace(job_id=job_id_of(http), user=account.user))
         error, stored = await self._left(found, account)
-        told = {each.name: getattr(found, each.name) for each in fields(OwnTrace)}
-        return OwnTraceAnswer(**told, error=error, stored=stored)
+        return project(OwnTraceAnswer, found, error=error, stored=stored)
 
     async def usage(self, http: Request) -> Response:
         """Answer with the sums of the caller's jobs that have ended, by model or by day."""
@@ -163,7 +163,7 @@ class JobRoutes:
         """
         error, stored = None, False
         if trace.ended is None:
-            return error, stored
+            return None, False
         try:
             kept = await within(last_response(self.store, trace.id), _PATIENCE_S)
         except (ObjectStoreError, asyncio.TimeoutError) as away:

@@ -31,7 +31,6 @@ from ndif.telemetry.exposition import exposition
 
 logger = logging.getLogger(__name__)
 
-"""Returns if a store answers, and raises its error if not."""
 
 _STATE_S = 1.0
 """Seconds for which the server's state is not asked for again."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from ndif.probe.probe import Outcome, Target, Value
+from ndif.schema.answer import project
 from ndif.schema.server_state import Probe, PublicProbe
 from ndif.schema.states import ProbeKind
 
@@ -104,5 +105,4 @@ class Histories:
         if found is None:
             return None
         last = self._of[target].last
-        public = {each.name: getattr(found, each.name) for each in fields(found)}
-        return Probe(**public, reason=(last.reason if last else "") or None)
+        return project(Probe, found, reason=(last.reason if last else "") or None)

@@ -7,13 +7,11 @@ from typing import Any
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from ndif.schema.answer import answer
+from ndif.schema.model_key import A_MODEL
 from ndif.schema.server_state import PublicProbe
 from ndif.schema.states import DeploymentLevel, ReplicaState
 
-_KEY = (
-    "nnsight.modeling.transformers.TransformersModel:"
-    '{"repo_id": "openai-community/gpt2", "revision": null, "task": "text-generation"}'
-)
+_KEY = str(A_MODEL)
 _OPTIONAL = frozenset(("probes", "schedule", "dedicated"))
 
 

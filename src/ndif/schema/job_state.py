@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
 from typing import Any, Literal, cast
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
-from ndif.schema.answer import answer
+from ndif.schema.answer import answer, project
 from ndif.schema.job_record import JobRecord
+from ndif.schema.model_key import A_MODEL
 from ndif.schema.states import ProcessorStatus
 from ndif.schema.status import Status
 from ndif.schema.step import Step, in_order
 
-_KEY = (
-    "nnsight.modeling.transformers.TransformersModel:"
-    '{"repo_id": "openai-community/gpt2", "revision": null, "task": "text-generation"}'
-)
+_KEY = str(A_MODEL)
 A_JOB = "0d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21"
 """The job of the examples."""
 _SOME_TIME = 1_785_000_000.0
@@ -141,24 +138,12 @@ class JobState(OwnJob):
     @classmethod
     def of(cls, record: JobRecord) -> JobState:
         """Return a job that has ended."""
-        return cls(
-            id=record.id,
-            user=record.user,
-            model=record.model,
-            generation=record.generation,
-            status=_status(record),
-            received=record.received,
-            dispatched=record.dispatched,
-            ended=record.ended,
-            execution_s=record.execution_s,
-            reason=record.reason,
-            result_bytes=record.result_bytes,
-        )
+        return project(cls, record, status=_status(record))
 
     @property
     def own(self) -> OwnJob:
         """Return the job as its user is told of it."""
-        return OwnJob(**{each.name: getattr(self, each.name) for each in fields(OwnJob)})
+        return project(OwnJob, self)
 
 
 OWN_JOBS: list[dict[str, Any]] = [
@@ -269,15 +254,4 @@ class Trace(OwnTrace):
     @classmethod
     def of(cls, record: JobRecord) -> Trace:
         """Return the steps of a job that has ended."""
-        return cls(
-            id=record.id,
-            user=record.user,
-            model=record.model,
-            generation=record.generation,
-            status=_status(record),
-            reason=record.reason,
-            received=record.received,
-            ended=record.ended,
-            traceparent=record.traceparent,
-            steps=TraceStep.of(record.steps),
-        )
+        return project(cls, record, status=_status(record), steps=TraceStep.of(record.steps))

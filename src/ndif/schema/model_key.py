@@ -76,6 +76,10 @@ class ModelKey:
         return f"{self.import_path}:{json.dumps(fields)}"
 
 
+A_MODEL = ModelKey(NEWEST_CLASS, "openai-community/gpt2", None, "text-generation")
+"""The model of the examples of answers."""
+
+
 def explain_class(key: ModelKey, generation: str | None = None) -> str | None:
     """Return a sentence that says why this generation's models have no such class; None if they do.
 

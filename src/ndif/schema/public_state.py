@@ -6,7 +6,8 @@ from dataclasses import field
 
 from ndif.schema.answer import answer
 from ndif.schema.job_state import OwnJob
-from ndif.schema.server_state import PublicProbe
+from ndif.schema.model_key import A_MODEL
+from ndif.schema.server_state import Memory, PublicProbe
 from ndif.schema.states import DeploymentLevel
 
 _GIB = 1024**3
@@ -104,11 +105,9 @@ class Held:
 
 
 @answer()
-class ShownMemory:
+class ShownMemory(Memory):
     """Memory of a machine."""
 
-    bytes: int
-    free_bytes: int
     held: list[Held]
 
 
@@ -199,8 +198,7 @@ class NextState:
         },
         "models": [
             {
-                "key": "nnsight.modeling.transformers.TransformersModel:"
-                '{"repo_id": "openai-community/gpt2", "revision": null, "task": "text-generation"}',
+                "key": str(A_MODEL),
                 "repo_id": _REPO,
                 "revision": None,
                 "task": "text-generation",

@@ -7,12 +7,10 @@ from enum import Enum
 from typing import Any
 
 from ndif.schema.answer import answer
+from ndif.schema.model_key import A_MODEL
 from ndif.schema.states import DeploymentLevel, ProbeKind, ProcessorStatus
 
-_KEY = (
-    "nnsight.modeling.transformers.TransformersModel:"
-    '{"repo_id": "openai-community/gpt2", "revision": null, "task": "text-generation"}'
-)
+_KEY = str(A_MODEL)
 _SOME_TIME = 1_785_000_000.0
 _GIB = 1024**3
 

@@ -23,7 +23,7 @@ from ndif.control.operations import Deploy, GetStatus
 from ndif.control.overview import Overview
 from ndif.control.probing import watched
 from ndif.control.reconciler import Reconciler
-from ndif.control.state import problems, queue_waits
+from ndif.control.state import current_problems, queue_waits
 from ndif.host.evaluation import Evaluator, Measured
 from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtimes
@@ -225,7 +225,7 @@ class Coordinator:
     async def _look(self) -> tuple[ServerState, list[Problem], list[QueueWait]]:
         """Return the state that alerts follow from; they measure the disk of results themselves."""
         server = await GetStatus().perform(self.control_plane)
-        found = [*problems(self.controller), *self.reconciler.problems()]
+        found = [*current_problems(self.controller), *self.reconciler.problems()]
         return server, found, queue_waits(self.dispatcher)
 
     def _prober(self, url: str) -> Prober:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from prometheus_client import Metric
@@ -94,52 +95,29 @@ def _models(models: list[ModelState]) -> Iterator[Metric]:
     memory = GaugeMetricFamily(
         "ndif_model_gpu_memory_bytes", "GPU memory that a model's replicas hold.", labels=labels
     )
-    for (name, generation), each in _by_label(models).items():
-        waiting.add_metric([name, generation], each["waiting"])
-        running.add_metric([name, generation], each["running"])
-        desired.add_metric([name, generation], each["desired"])
-        memory.add_metric([name, generation], each["memory"])
-        for state in _STATES:
-            replicas.add_metric([name, generation, state], each[state])
-    yield from (waiting, running, replicas, desired, memory, _probes(models))
-
-
-def _probes(models: list[ModelState]) -> Metric:
-    """Return which models answered their last probe; a model that was not probed is not there."""
-    found = GaugeMetricFamily(
-        "ndif_probe_up",
-        "1 if the last probe of a model succeeded.",
-        labels=["model", "generation"],
+    probed = GaugeMetricFamily(
+        "ndif_probe_up", "1 if the last probe of a model succeeded.", labels=labels
     )
-    up: dict[tuple[str, str], bool] = {}
+    for label, alike in _by_label(models).items():
+        found = [replica for model in alike for replica in model.replicas]
+        waiting.add_metric(label, sum(model.waiting for model in alike))
+        running.add_metric(label, sum(replica.request_id is not None for replica in found))
+        desired.add_metric(label, sum(model.desired_replicas for model in alike))
+        memory.add_metric(label, sum(sum(each.gpu_mem_bytes_by_id.values()) for each in found))
+        states = Counter(replica.state for replica in found)
+        for state in _STATES:
+            replicas.add_metric([*label, state], states[state])
+        up = [each.probe.up for each in alike if each.probe and each.probe.up is not None]
+        if up:  # a model that was not probed is not there
+            probed.add_metric(label, float(all(up)))
+    yield from (waiting, running, replicas, desired, memory, probed)
+
+
+def _by_label(models: Iterable[ModelState]) -> dict[tuple[str, str], list[ModelState]]:
+    """Return the models that share a label; beyond a number of labels, all others share one."""
+    found: dict[tuple[str, str], list[ModelState]] = {}
     for model in models:
-        if (probe := model.probe) is not None and probe.up is not None:
-            label = _label(model)
-            label = label if label in up or len(up) < _MOST_MODELS else (OTHER, "")
-            up[label] = up.get(label, True) and probe.up
-    for label, is_up in up.items():
-        found.add_metric([*label], float(is_up))
-    return found
-
-
-def _label(model: ModelState) -> tuple[str, str]:
-    return model.label, model.generation or ""
-
-
-def _by_label(models: list[ModelState]) -> dict[tuple[str, str], dict[str, float]]:
-    """Return the sums of models that share a label."""
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    for model in models:
-        label = _label(model)
-        if label not in found and len(found) >= _MOST_MODELS:
-            label = OTHER, ""
-        names = ("waiting", "running", "desired", "memory", *_STATES)
-        sums = found.setdefault(label, dict.fromkeys(names, 0.0))
-        sums["waiting"] += model.waiting
-        sums["desired"] += model.desired_replicas
-        for replica in model.replicas:
-            sums["running"] += replica.request_id is not None
-            sums["memory"] += sum(replica.gpu_mem_bytes_by_id.values())
-            if replica.state in sums:
-                sums[replica.state] += 1
+        label = model.label, model.generation or ""
+        is_known = label in found or len(found) < _MOST_MODELS
+        found.setdefault(label if is_known else (OTHER, ""), []).append(model)
     return found
