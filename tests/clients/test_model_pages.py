@@ -13,6 +13,7 @@ from starlette.routing import Mount
 
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from ndif.gateway.model_answers import DescribedModel
+from ndif.schema.answer import adapter
 from tests.clients.harness import Client, StartedServer, scenarios
 from tests.services.redis import RedisServer
 from tests.serving import serving
@@ -97,7 +98,7 @@ def page(server: StartedServer, name: str) -> dict[str, object]:
     if status != 200:
         return {"state": None}
     found: dict[str, object] = json.loads(content)
-    DescribedModel.model_validate(found)
+    adapter(DescribedModel).validate_python(found)
     return found
 
 

@@ -21,7 +21,7 @@ def test_packages_that_only_the_server_needs_are_left_out(
         described = next(file for file in files if file.name == "METADATA").locate().parent
         (tmp_path / Path(described).name).symlink_to(described)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    packages = environment.__wrapped__(None)["packages"]
+    packages = environment.__wrapped__(None).packages
     assert {"nnsight", "torch"} <= packages.keys()
     assert not {"redis", "uvicorn", "ndif"} & packages.keys()
 
@@ -35,4 +35,4 @@ def test_a_name_that_several_packages_share_has_no_version(
         (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         (described / "top_level.txt").write_text(f"{imported}\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert environment.__wrapped__(None)["packages"] == {"alone": "1.0"}
+    assert environment.__wrapped__(None).packages == {"alone": "1.0"}

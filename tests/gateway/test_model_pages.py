@@ -20,11 +20,11 @@ from ndif.gateway.model_answers import DescribedModel
 from ndif.gateway.model_pages import ModelRoutes, _shown_address
 from ndif.host.runtimes import Runtimes
 from ndif.runtime.structure import describe_structure
-from ndif.schema.answer import from_plain
+from ndif.schema.answer import adapter, from_plain
 from ndif.schema.client_status import ServerStatus
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey
-from ndif.schema.structure import ModelStructure, read_structure
+from ndif.schema.structure import ModelDetails, ModelStructure, read_structure
 from tests.on_loop import on_loop
 from tests.tiny_models import make_bert, make_gpt2
 
@@ -38,7 +38,7 @@ class Asked(InProcessCatalogue):
 
     keys: list[ModelKey] = []  # noqa: RUF012 - cleared by each server
 
-    async def details(self, key: ModelKey) -> dict[str, Any]:
+    async def details(self, key: ModelKey) -> ModelDetails:
         self.keys.append(key)
         await asyncio.sleep(0)
         return await super().details(key)
@@ -104,7 +104,7 @@ async def ask(app: Starlette, path: str, status: int = 200) -> dict[str, Any]:
     assert answer.status_code == status, answer.text
     found: dict[str, Any] = answer.json()
     if status == 200:
-        DescribedModel.model_validate(found)
+        adapter(DescribedModel).validate_python(found)
     else:
         assert found.keys() == {"detail"}
     return found
@@ -268,7 +268,8 @@ async def test_any_name_has_an_answer(runtimes: Path) -> None:
 
 
 def test_the_details_of_a_model_that_is_gone_are_empty() -> None:
-    assert describe_details(Models(), ModelKey("A", GPT2)) == {"structures": {}, "load_s": {}}
+    nothing = ModelDetails(structures={}, load_s={})
+    assert describe_details(Models(), ModelKey("A", GPT2)) == nothing
 
 
 def test_a_hubs_address_is_shown_without_its_password() -> None:

@@ -51,7 +51,7 @@ from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.leader import LeaderRpc
 from ndif.stores.objects import FileStore
 from ndif.stores.objects.port import update_key
-from ndif.stores.responder import Responder, last_response
+from ndif.stores.responder import Responder, StoredResponse, last_response
 from ndif.tasks import end, within
 from tests import frames
 from tests.on_loop import on_loop, on_virtual_loop
@@ -184,7 +184,9 @@ class Client:
     async def polls(self) -> dict[str, Any]:
         waiting = self.dispatcher.update_of(self.request.id)
         stored = await last_response(self.store, self.request.id)
-        return {**(stored.fields if stored is not None else {}), **(waiting or {})}
+        return {
+            k: v for kept in (stored, waiting) if kept is not None for k, v in kept.fields.items()
+        }
 
 
 async def complete(replica: Replica, request: Request, respond: Respond) -> Response:
@@ -624,7 +626,7 @@ async def test_one_that_waits_for_longer_than_responses_are_kept_is_still_its_us
     ada = await accounts.account(Caller("a-key-of-ada"))
     async with a_line(tmp_path, gate) as line:
 
-        async def update_of(request_id: str, stored: Status | None) -> Mapping[str, Any] | None:
+        async def update_of(request_id: str, stored: Status | None) -> StoredResponse | None:
             return line.dispatcher.update_of(request_id, is_stored=stored is not None)
 
         app = Starlette(
@@ -941,20 +943,20 @@ async def test_gateways_ask_the_leader_where_a_polled_job_is(
         told = await asks.update_of(second.request.id, Status.RECEIVED)
         assert told == line.dispatcher.update_of(second.request.id)
         assert told is not None
-        assert told["description"] == "Your job is number 2 in the queue for org/name."
+        assert told.fields["description"] == "Your job is number 2 in the queue for org/name."
         assert await asks.update_of(first.request.id, Status.RUNNING) is None
         told = await asks.update_of(first.request.id, None)  # its update has expired
         assert told is not None
-        assert told["status"] == "RUNNING"  # as that wire has it
+        assert told.status is Status.RUNNING  # as that wire has it
         assert await asks.update_of(unknown, None) is None
         # As one that was accepted, and that no leader had claimed before Redis lost it.
         lost = await asks.update_of(unknown, Status.RECEIVED)
         assert lost is not None
-        assert lost["status"] == "ERROR"
+        assert lost.status is Status.ERROR
         redis.command("flushall")
         for client, status in ((first, Status.RUNNING), (second, Status.RECEIVED)):
             told = await asks.update_of(client.request.id, status)
-            assert told is None or told["status"] == "QUEUED", "the leader has it"
+            assert told is None or told.status is Status.QUEUED, "the leader has it"
         gate.let_end(2)
         await ends(second)
         await end([serving])

@@ -104,30 +104,30 @@ def _config(url: str | None, token: str | None, as_json: bool) -> None:
     """Show the settings of the running server, or else of one started now."""
     from dataclasses import asdict
 
-    from ndif.config.reference import as_text, variables
+    from ndif.config.reference import Variable, as_text, variables
+    from ndif.schema.answer import adapter
 
     try:
         server = connect(url, token)
     except NoServerError:
         if url is not None:
             raise
-        settings, owner = (
-            [asdict(each) for each in variables(options())],
-            "a server that is started now",
-        )
+        settings, owner = variables(options()), "a server that is started now"
     else:
-        settings, owner = server.get("/admin/config")["settings"], f"the server at {server.url}"
+        told = server.get("/admin/config")["settings"]
+        settings = adapter(list[Variable]).validate_python(told)
+        owner = f"the server at {server.url}"
     warn_of_unread_variables()
     if as_json:
-        show_json({"settings": settings})
+        show_json({"settings": [asdict(each) for each in settings]})
         return
     rows = (
         (
-            each["name"],
-            as_text(each["value"], each.get("unit")) or None,
-            each["source"],
-            as_text(each["default"], each.get("unit")) or None,
-            each["meaning"],
+            each.name,
+            as_text(each.value, each.unit) or None,
+            each.source,
+            as_text(each.default, each.unit) or None,
+            each.meaning,
         )
         for each in settings
     )

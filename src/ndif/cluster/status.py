@@ -17,6 +17,7 @@ from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey, Variant
 from ndif.schema.repositories import Repositories
 from ndif.schema.states import DeploymentLevel, ReplicaState
+from ndif.schema.structure import ModelDetails
 
 _BEST_FIRST = (ReplicaState.RUNNING, ReplicaState.DEPLOYING, ReplicaState.UNHEALTHY)
 _ALL = (*_BEST_FIRST, ReplicaState.NOT_STARTED)
@@ -137,16 +138,12 @@ def _best(states: Iterable[ReplicaState]) -> ReplicaState:
     return next((state for state in _BEST_FIRST if state in there), ReplicaState.NOT_STARTED)
 
 
-def describe_details(models: Models, key: ModelKey) -> dict[str, Any]:
-    """Return facts of one model that are too large for `client_status`, or asked for too rarely.
-
-    `structures` and `load_s` are empty for a model that is not known any more, or was never measured.
-    """
+def describe_details(models: Models, key: ModelKey) -> ModelDetails:
+    """Return the details of a model; empty ones of a model that is not known any more."""
     model = next((each for each in models if each.key == key), None)
     if model is None:
-        return {"structures": {}, "load_s": {}}
-    structures = {each: structure.dump() for each, structure in model.structures.items()}
-    return {"structures": structures, "load_s": dict(model.load_s)}
+        return ModelDetails(structures={}, load_s={})
+    return ModelDetails(structures=dict(model.structures), load_s=dict(model.load_s))
 
 
 def describe(models: Models) -> list[dict[str, Any]]:

@@ -22,9 +22,13 @@ from ndif.schema.answer import from_plain, to_plain
 from ndif.schema.deployment import OperationError
 from ndif.schema.model_key import ModelKey
 from ndif.schema.public_state import NextState
+from ndif.schema.response import Response
 from ndif.schema.status import Status
+from ndif.schema.structure import ModelDetails
+from ndif.schema.wires import envelope_fields
 from ndif.stores.broker import LOST, BrokerError
 from ndif.stores.events import OperatorsEvent
+from ndif.stores.responder import StoredResponse
 from ndif.tasks import within
 
 if TYPE_CHECKING:
@@ -143,7 +147,7 @@ class RemoteQueue:
     leader: LeaderRpc
     broker: RedisBroker
 
-    async def update_of(self, request_id: str, stored: Status | None) -> dict[str, Any] | None:
+    async def update_of(self, request_id: str, stored: Status | None) -> StoredResponse | None:
         """Return what follows the stored update of a request; None if nothing does.
 
         That is its update if it waits, or runs and nothing is stored, and the end of one that is lost.
@@ -159,8 +163,8 @@ class RemoteQueue:
             return None
         if answer["held"] or is_known:
             update: dict[str, Any] | None = answer["update"]
-            return update
-        return {"status": Status.ERROR.value, "description": LOST}
+            return None if update is None else StoredResponse.read(update)
+        return StoredResponse(envelope_fields(Response(request_id, Status.ERROR, LOST)), "")
 
 
 @dataclass(frozen=True)
@@ -189,12 +193,11 @@ class RemoteDetails:
     leader: LeaderRpc
     timeout_s: float
 
-    async def __call__(self, key: ModelKey) -> dict[str, Any]:
+    async def __call__(self, key: ModelKey) -> ModelDetails:
         """Return the leader's `describe_details`; raise OperationError if no process leads."""
         asked = self.leader.ask(DETAILS, {"key": str(key)})
         silent = f"The leader did not answer within {format_duration(self.timeout_s)}."
-        found: dict[str, Any] = await _within(asked, self.timeout_s, silent)
-        return found
+        return ModelDetails.read(await _within(asked, self.timeout_s, silent))
 
 
 @dataclass(frozen=True)
@@ -215,13 +218,17 @@ async def perform_event(control: ControlPlane, event: str, arguments: Mapping[st
         request_id = str(arguments["request_id"])
         dispatcher = control.dispatcher
         update = dispatcher.update_of(request_id, is_stored=arguments["is_stored"])
-        return {"held": dispatcher.holds(request_id), "update": update}
+        return {
+            "held": dispatcher.holds(request_id),
+            "update": None if update is None else update.record,
+        }
     if event == NOTE:
         for each in arguments["events"]:
             control.events.add(OperatorsEvent(**each))
         return {}
     if event == DETAILS:
-        return describe_details(control.controller.models, ModelKey.parse(str(arguments["key"])))
+        key = ModelKey.parse(str(arguments["key"]))
+        return to_plain(describe_details(control.controller.models, key))
     if event == OVERVIEW:
         return to_plain(await control.overview.next(arguments["seen"], arguments["users"]))
     for kind in OPERATIONS:

@@ -21,8 +21,8 @@ from ndif.dashboard.server_facts import ServerFacts
 from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.open_channels import OpenChannels
-from ndif.gateway.openapi import JSON, ApiRoute, Channel, Description, EventsRoute, answer
-from ndif.schema.answer import project, to_json
+from ndif.gateway.openapi import ApiRoute, Channel, Description, EventsRoute
+from ndif.schema.answer import project
 from ndif.schema.limits import Limits
 from ndif.schema.public_state import State
 from ndif.stores.accounts import AccountsAwayError, NoSuchKeyError, TooManyGuessesError
@@ -34,7 +34,6 @@ _BEAT = b":\n\n"
 _STATE = Description(
     "the server",
     "The state that the dashboard shows",
-    {200: answer(State)},
     f"{name_of('dashboard')} says who may read it: everybody, or users with an API key.",
     refusals={
         401: "The API key is missing or unknown.",
@@ -69,11 +68,10 @@ class EventRoutes:
             EventsRoute("/dashboard/events", self.events, _EVENTS),
         ]
 
-    async def state(self, http: Request) -> Response:
+    async def state(self, http: Request) -> State:
         """Answer with the state as it is now."""
         await self.access.viewer(http)
-        state = project(State, await self.feed.state(), server=await self.facts.describe())
-        return Response(to_json(state), media_type=JSON)
+        return project(State, await self.feed.state(), server=await self.facts.describe())
 
     async def events(self, http: Request) -> Response:
         """Answer with a stream of what changes."""

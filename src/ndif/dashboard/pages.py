@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from ndif.gateway.http_error import HttpError, shown_path
-from ndif.gateway.openapi import Answer, ApiRoute, Content, Description, Parameter, answer
+from ndif.gateway.openapi import Answer, ApiRoute, Description, Parameter
 
 _TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -38,23 +38,20 @@ _BASE = "{{files}}"
 PAGE = Description(
     "the server",
     "The dashboard",
-    {200: answer({"type": "string"}, "A page.", media_type="text/html")},
+    answers={200: Answer({"type": "string"}, "A page.", media_types=("text/html",))},
 )
 _FILE = Description(
     "the server",
     "A file of the dashboard",
-    {
+    "Its address names its version: what is there never changes.",
+    answers={
         200: Answer(
+            {"type": "string"},
             "The file.",
-            {
-                kind.partition(";")[0]: Content({"type": "string"})
-                for end, kind in _TYPES.items()
-                if end != ".html"
-            },
-            {"ETag": "Its name and version."},
+            media_types=[kind.partition(";")[0] for end, kind in _TYPES.items() if end != ".html"],
+            headers={"ETag": "Its name and version."},
         )
     },
-    "Its address names its version: what is there never changes.",
     parameters=(
         Parameter("version", "path", "The version that the page names.", "0123456789abcdef"),
         Parameter("name", "path", "The file's name.", "style.css"),

@@ -19,16 +19,16 @@ from ndif.control.told import events_of
 from ndif.gateway.incoming import read_body
 from ndif.gateway.openapi import (
     JSON,
+    Answer,
     ApiRoute,
     Content,
     Description,
     Parameter,
-    answer,
     example_of,
+    json_response,
 )
 from ndif.gateway.operator import Operator, Operators
-from ndif.schema.answer import answer as typed
-from ndif.schema.answer import to_json
+from ndif.schema.answer import answer
 from ndif.schema.deployment import OperationError
 from ndif.stores.accounts import Registry
 from ndif.stores.events import NoteEvents
@@ -38,7 +38,7 @@ _MAX_BODY_BYTES = 4 * 1024**2
 Handler = Callable[[Request, Operator], Awaitable[Any]]
 
 
-@typed(
+@answer(
     example={
         "settings": [
             {
@@ -79,7 +79,7 @@ _ACCOUNTS_REFUSALS = {
 _CONFIG = Description(
     _TAG,
     "Every variable, its value and the value's source",
-    {200: answer(Configuration, "The settings; secrets are hidden.")},
+    answers={200: Answer(Configuration, "The settings; secrets are hidden.")},
     refusals={401: _REFUSALS[401]},
     needs="token",
 )
@@ -93,7 +93,7 @@ def _describe(
     return Description(
         tag,
         inspect.cleandoc(kind.__doc__ or "").partition("\n")[0].removesuffix("."),
-        {200: answer(kind.answer)},
+        answers={200: Answer(kind.answer)},
         parameters=tuple(_query_of(kind)) if is_query else (),
         body={JSON: Content(kind)} if kind.model_fields and not is_query else {},
         refusals=refusals,
@@ -204,7 +204,7 @@ class AdminRoutes:
     def _for_operators(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         async def answer(http: Request) -> Response:
             operator = self._operators.of(http)
-            return Response(to_json(await handler(http, operator)), media_type=JSON)
+            return json_response(await handler(http, operator))
 
         return answer
 

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
 from ndif.gateway.answers import CallbackSecret
 from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import RETRY_SOON, HttpError
-from ndif.gateway.openapi import ApiRoute, Description, answer
+from ndif.gateway.openapi import ApiRoute, Description
 from ndif.queue.callbacks.guard import CallbackAddressError, Kind, Network, read_address
 from ndif.queue.callbacks.webhook import signing_secret
 from ndif.stores.accounts import Accounts
@@ -25,12 +24,8 @@ _NO_MAIL = (
 _SECRET = Description(
     "jobs",
     "The secret of one's call-backs",
-    {
-        200: answer(
-            CallbackSecret, "The secret, which is the same for as long as the server's own is."
-        )
-    },
     "A receiver checks the header `webhook-signature` of a call-back with it.",
+    "The secret, which is the same for as long as the server's own is.",
     refusals={
         401: "The API key is missing or unknown.",
         429: "Too many wrong keys came from this address.",
@@ -74,8 +69,7 @@ class CallbackRoute:
                 RETRY_SOON,
             )
 
-    async def secret(self, http: Request) -> Response:
+    async def secret(self, http: Request) -> CallbackSecret:
         """Answer with the secret that signs the call-backs of the caller's API key."""
         account = await self.accounts.account(caller_of(http))
-        secret = signing_secret(self.secrets[0], account.key)
-        return JSONResponse({"secret": secret}, headers={"Cache-Control": "no-store"})
+        return CallbackSecret(secret=signing_secret(self.secrets[0], account.key))

@@ -16,6 +16,7 @@ from ndif.schema.answer import from_plain
 from ndif.schema.client_status import ServerStatus
 from ndif.schema.model_key import ModelKey
 from ndif.schema.repositories import Repositories
+from ndif.schema.structure import ModelDetails
 
 if TYPE_CHECKING:
     # A server of one process has no client of Redis.
@@ -37,8 +38,8 @@ class Catalogue(Protocol):
     async def status(self) -> ServerStatus:
         """Return the answer of `GET /status`."""
 
-    async def details(self, key: ModelKey) -> dict[str, Any]:
-        """Return `structures` and `load_s` of a model, by generation."""
+    async def details(self, key: ModelKey) -> ModelDetails:
+        """Return the details of a model."""
 
     async def connected(self) -> bool:
         """Return True if the server can run a request that arrives now."""
@@ -60,7 +61,7 @@ class InProcessCatalogue:
         """See `Catalogue.status`."""
         return self._status()
 
-    async def details(self, key: ModelKey) -> dict[str, Any]:
+    async def details(self, key: ModelKey) -> ModelDetails:
         """See `Catalogue.details`."""
         return describe_details(self._models, key)
 
@@ -78,7 +79,7 @@ class PublishedCatalogue:
         cache: SharedCache,
         status_timeout_s: float,
         repositories: Repositories,
-        details: Callable[[ModelKey], Awaitable[dict[str, Any]]],
+        details: Callable[[ModelKey], Awaitable[ModelDetails]],
     ) -> None:
         """Take what reads Redis, and the seconds to wait for a status that is not there yet.
 
@@ -116,7 +117,7 @@ class PublishedCatalogue:
             self._told, self._status = status, from_plain(ServerStatus, status)
         return self._status
 
-    async def details(self, key: ModelKey) -> dict[str, Any]:
+    async def details(self, key: ModelKey) -> ModelDetails:
         """See `Catalogue.details`."""
         return await self._details(key)
 

@@ -15,19 +15,20 @@ from html import escape
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute
 
 from ndif import __version__
 from ndif.gateway.openapi import (
     JSON,
     REFUSAL,
+    Answer,
     ApiRoute,
     Description,
     Refusal,
-    answer,
     document,
     example_of,
+    json_response,
     reason,
 )
 
@@ -53,12 +54,14 @@ _DESCRIPTIONS = (
     Description(
         "the server",
         "This description, for programs",
-        {200: answer({"type": "object"}, "An OpenAPI 3.1 document.")},
+        answers={200: Answer({"type": "object"}, "An OpenAPI 3.1 document.")},
     ),
     Description(
         "the server",
         "This description, for people",
-        {200: answer({"type": "string"}, "A page without scripts.", media_type="text/html")},
+        answers={
+            200: Answer({"type": "string"}, "A page without scripts.", media_types=("text/html",))
+        },
     ),
 )
 
@@ -89,7 +92,7 @@ class Documents:
 
     async def openapi(self, _: Request) -> Response:
         """Answer with the document."""
-        return JSONResponse(self.document, headers=_CACHED)
+        return json_response(self.document, headers=_CACHED)
 
     async def docs(self, _: Request) -> Response:
         """Answer with the page."""

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib.metadata import Distribution, distributions
 from itertools import chain
-from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from ndif.distribution import NAME
+from ndif.gateway.answers import PythonEnvironment
 from ndif.host.runtimes import Runtime
 
 _FOR_BLOCKS = ("nnsight", "torch", "transformers", "accelerate", "peft")
@@ -23,7 +23,7 @@ _EXTRA = "server"
 
 
 @lru_cache(maxsize=8)
-def environment(runtime: Runtime | None) -> dict[str, Any]:
+def environment(runtime: Runtime | None) -> PythonEnvironment:
     """Return Python's and the packages' versions of a runtime; of this process without one.
 
     Packages that the server alone needs are left out: no client has to have them. So are names that several
@@ -45,7 +45,7 @@ def environment(runtime: Runtime | None) -> dict[str, Any]:
         for imported in names[name]
         if times[imported] == 1
     }
-    return {"python_version": sys.version, "packages": dict(sorted(packages.items()))}
+    return PythonEnvironment(python_version=sys.version, packages=dict(sorted(packages.items())))
 
 
 def _required(names: Iterable[str], found: Mapping[str, Distribution], extra: str = "") -> set[str]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from ndif.gateway.answers import READY, Identity, PythonEnvironment
@@ -16,9 +15,8 @@ from ndif.gateway.caller import caller_of
 from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.environment import environment
 from ndif.gateway.http_error import RETRY_SOON, HttpError
-from ndif.gateway.openapi import JSON, ApiRoute, Description, Parameter, answer
+from ndif.gateway.openapi import Answer, ApiRoute, Description, Parameter, json_response
 from ndif.host.runtimes import Runtime, Runtimes
-from ndif.schema.answer import to_json
 from ndif.schema.client_status import ServerStatus
 from ndif.schema.states import DeploymentLevel
 from ndif.stores.accounts import Accounts, NoSuchKeyError
@@ -34,26 +32,25 @@ _DESCRIPTIONS = {
     "ping": Description(
         "the server",
         "Is the server up?",
-        {200: answer({"const": "pong"}, "It is.", example="pong")},
         "Pages of any site may read this on a public server, and `/status` and `/env`.",
+        answers={200: Answer({"const": "pong"}, "It is.", example="pong")},
     ),
     "connected": Description(
         "the server",
         "Can the server run jobs?",
-        {200: answer({"const": True}, "It can.", example=True)},
+        answers={200: Answer({"const": True}, "It can.", example=True)},
         refusals={503: "It cannot yet."},
     ),
     "status": Description(
         "the server",
         "The models and their state",
-        {200: answer(ServerStatus)},
         refusals={503: _NO_LEADER},
     ),
     "env": Description(
         "the server",
         "Python and the packages that run blocks",
-        {200: answer(PythonEnvironment)},
         "`nnsight.compare()` compares the client's with these.",
+        answers={200: Answer(PythonEnvironment)},
         parameters=(
             Parameter(
                 "generation",
@@ -67,7 +64,6 @@ _DESCRIPTIONS = {
     "whoami": Description(
         "the server",
         "The holder of the API key",
-        {200: answer(Identity)},
         refusals={429: "Too many wrong keys came from this address."},
         needs="key",
     ),
@@ -89,24 +85,24 @@ class HealthRoutes:
             ApiRoute(f"/{each.__name__}", each, _DESCRIPTIONS[each.__name__]) for each in answers
         ]
 
-    async def ping(self, _: Request) -> Response:
+    async def ping(self, _: Request) -> str:
         """Answer that the server is up."""
-        return JSONResponse("pong")
+        return "pong"
 
-    async def connected(self, _: Request) -> Response:
+    async def connected(self, _: Request) -> bool:
         """Answer 200 once the server can run jobs, 503 before."""
         if not await self.catalogue.connected():
             raise HttpError(503, "No model is ready yet; /status shows its progress.", RETRY_SOON)
-        return JSONResponse(True)
+        return True
 
-    async def status(self, http: Request) -> Response:
+    async def status(self, http: Request) -> ServerStatus:
         """Answer with the models and their state."""
         status = await self.catalogue.status()
         listed = status.deployments.values()
         is_idle = all(each.deployment_level is not DeploymentLevel.HOT for each in listed)
         if is_idle and await self._loads_on_request(http):
             status = ServerStatus(deployments={**status.deployments, READY.model_key: READY})
-        return Response(to_json(status), media_type=JSON)
+        return status
 
     async def _loads_on_request(self, http: Request) -> bool:
         """Return True if a request may have a model loaded, with the right key where keys are in use."""
@@ -120,9 +116,9 @@ class HealthRoutes:
     async def env(self, http: Request) -> Response:
         """Answer with the versions of Python and of the packages that run the client's blocks."""
         found = await asyncio.to_thread(self._env, http)
-        return JSONResponse(found, headers={"Vary": "User-Agent"})
+        return json_response(found, headers={"Vary": "User-Agent"})
 
-    def _env(self, http: Request) -> Mapping[str, Any]:
+    def _env(self, http: Request) -> PythonEnvironment:
         return environment(
             _runtime(
                 self.runtimes.installed(),
@@ -131,13 +127,13 @@ class HealthRoutes:
             )
         )
 
-    async def whoami(self, http: Request) -> Response:
+    async def whoami(self, http: Request) -> Identity:
         """Answer with the email and the rights of the API key's holder."""
         try:
             account = await self.accounts.account(caller_of(http))
         except NoSuchKeyError:
-            return JSONResponse({"email": None, "tags": []})
-        return JSONResponse({"email": account.email, "tags": account.tags})
+            return Identity(email=None, tags=[])
+        return Identity(email=account.email, tags=account.tags)
 
 
 def _runtime(

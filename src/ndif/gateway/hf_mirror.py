@@ -15,19 +15,18 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute
 
 from ndif.control.remote import FILES
-from ndif.gateway.answers import HUB_TREE, HUB_TREE_EXAMPLE, HubModel, HubRefusal
+from ndif.gateway.answers import HUB_TREE_EXAMPLE, HubEntry, HubModel, HubRefusal, HubSibling
 from ndif.gateway.openapi import (
     BYTES,
     Answer,
     ApiRoute,
-    Content,
     Description,
     Parameter,
-    answer,
+    json_response,
 )
 from ndif.host.snapshot import Snapshot, scan, unpack
 from ndif.stores.broker import BrokerError
@@ -84,16 +83,22 @@ class _NotFoundError(Exception):
 
 
 _COMMIT_HEADER = {"X-Repo-Commit": "The commit of the files."}
-_INFO = ("A repository", {200: answer(HubModel)})
-_TREE = ("A listing of files", {200: answer(HUB_TREE, example=HUB_TREE_EXAMPLE)})
+_INFO = ("A repository", {200: Answer(HubModel)})
+_TREE = ("A listing of files", {200: Answer(list[HubEntry], example=HUB_TREE_EXAMPLE)})
 _RESOLVE = (
     "A file",
     {
-        200: Answer("The file.", {BYTES: Content({})}, {**_COMMIT_HEADER, "ETag": "Its content."}),
+        200: Answer(
+            {},
+            "The file.",
+            media_types=(BYTES,),
+            headers={**_COMMIT_HEADER, "ETag": "Its content."},
+        ),
         206: Answer(
+            {},
             "The part that was asked for, or several.",
-            {BYTES: Content({}), "multipart/byteranges": Content({})},
-            _COMMIT_HEADER,
+            media_types=(BYTES, "multipart/byteranges"),
+            headers=_COMMIT_HEADER,
         ),
     },
 )
@@ -117,8 +122,11 @@ def _describe(
     return Description(
         "files of the models",
         summary,
-        {**answers, 404: answer(HubRefusal, "There is no such thing.", headers=_ERROR_HEADERS)},
         "As the Hugging Face Hub answers. Clients use it with `HF_ENDPOINT=https://HOST/hub`.",
+        answers={
+            **answers,
+            404: Answer(HubRefusal, "There is no such thing.", headers=_ERROR_HEADERS),
+        },
         parameters=(
             *(each for name, each in _NAMES.items() if f"{{{name}}}" in repository),
             *parameters,
@@ -176,14 +184,15 @@ class HfMirror:
         return routes
 
     def _answering(
-        self, answer: Callable[[_Repository, Request], Response]
+        self, answer: Callable[[_Repository, Request], Any]
     ) -> Callable[[Request], Response]:
         # Starlette runs plain functions in threads: these read files.
         def respond(http: Request) -> Response:
             try:
-                return answer(self._repository(http), http)
+                found = answer(self._repository(http), http)
             except _NotFoundError as error:
-                return JSONResponse({"error": str(error)}, 404, error.headers)
+                return json_response(HubRefusal(error=str(error)), 404, error.headers)
+            return found if isinstance(found, Response) else json_response(found)
 
         return respond
 
@@ -241,31 +250,30 @@ class _Repository:
             f"{self.model.repo_id} is served at revision {self.model.revision or 'main'} alone.",
         )
 
-    def info(self, http: Request) -> Response:
+    def info(self, http: Request) -> HubModel:
         """Answer as `HfApi.model_info` reads it."""
         self.split(http.path_params.get("revision", "main"), whole=True)
         listing, task = self.listing, self.model.task
-        content = {
-            "id": self.model.repo_id,
-            "modelId": self.model.repo_id,
-            "sha": listing.commit,
-            "pipeline_tag": task,
-            "tags": ["transformers", *([task] if task else [])],
-            "library_name": "transformers",
-            "private": False,
-            "gated": False,
-            "disabled": False,
+        return HubModel(
+            id=self.model.repo_id,
+            modelId=self.model.repo_id,
+            sha=listing.commit,
+            pipeline_tag=task,
+            tags=["transformers", *([task] if task else [])],
+            library_name="transformers",
+            private=False,
+            gated=False,
+            disabled=False,
             # Older clients cannot do without these two.
-            "downloads": 0,
-            "likes": 0,
-            "siblings": [
-                {"rfilename": name, "size": file.size, "blobId": file.etag}
+            downloads=0,
+            likes=0,
+            siblings=[
+                HubSibling(rfilename=name, size=file.size, blobId=file.etag)
                 for name, file in listing.files.items()
             ],
-        }
-        return JSONResponse(content)
+        )
 
-    def tree(self, http: Request) -> Response:
+    def tree(self, http: Request) -> list[HubEntry]:
         """Answer as `HfApi.list_repo_tree` reads it."""
         folder, listing = self.split(http.path_params["location"]), self.listing
         recursive = http.query_params.get("recursive", "").lower() in ("true", "1")
@@ -273,20 +281,19 @@ class _Repository:
         below = {name: file for name, file in listing.files.items() if name.startswith(prefix)}
         if folder and not below:
             raise self._not_found(folder)
-        entries: dict[str, dict[str, object]] = {}
+        entries: dict[str, HubEntry] = {}
         for name, file in below.items():
             for parent in PurePosixPath(name).parents:
                 path = str(parent)
                 if path != "." and path.startswith(prefix):
                     oid = _sha1(path.encode(), listing.commit.encode())
-                    entries[path] = {"type": "directory", "path": path, "oid": oid, "size": 0}
-            entries[name] = {"type": "file", "path": name, "oid": file.etag, "size": file.size}
-        shown = [
+                    entries[path] = HubEntry(type="directory", path=path, oid=oid, size=0)
+            entries[name] = HubEntry(type="file", path=name, oid=file.etag, size=file.size)
+        return [
             entry
             for path, entry in sorted(entries.items())
             if recursive or "/" not in path.removeprefix(prefix)
         ]
-        return JSONResponse(shown)
 
     def resolve(self, http: Request) -> Response:
         """Answer with a file."""

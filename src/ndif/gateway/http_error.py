@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ndif.cluster.models import NotServedError
+from ndif.gateway.openapi import JSON, Refusal, json_response
 from ndif.gateway.response_headers import NOT_STORED, SAFE
+from ndif.schema.answer import to_json
 from ndif.schema.deployment import OperationError
 from ndif.stores.accounts import AccountsAwayError, NoSuchKeyError, TooManyGuessesError
 from ndif.stores.broker import BrokerError, QueueFullError, TooManyJobsError
@@ -108,20 +110,24 @@ def no_account(error: NoSuchKeyError | TooManyGuessesError | AccountsAwayError) 
 
 def written(answer: HttpError) -> bytes:
     """Return an answer as it goes over a connection on which no application answers; it closes it."""
-    content = json.dumps({"detail": answer.detail}).encode()
+    content = to_json(Refusal(detail=answer.detail))
     status = HTTPStatus(answer.status_code)
     headers = {
         **SAFE,
         **NOT_STORED,
         **(answer.headers or {}),
         HEADER: current().text,
-        "Content-Type": "application/json",
+        "Content-Type": JSON,
         "Content-Length": str(len(content)),
         **CLOSE,
     }
     lines = (f"{name}: {value}\r\n" for name, value in headers.items())
     head = f"HTTP/1.1 {status.value} {status.phrase}\r\n{''.join(lines)}\r\n"
     return head.encode("latin-1") + content
+
+
+def _response(answer: HttpError) -> Response:
+    return json_response(Refusal(detail=answer.detail), answer.status_code, answer.headers)
 
 
 async def refuse(answer: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
@@ -132,8 +138,7 @@ async def refuse(answer: HttpError, scope: Scope, receive: Receive, send: Send) 
         # A WebSocket that is closed before it is accepted is refused with 403.
         await send({"type": "websocket.close", "code": 1008, "reason": "refused"})
     else:
-        content = {"detail": answer.detail}
-        await JSONResponse(content, answer.status_code, answer.headers)(scope, receive, send)
+        await _response(answer)(scope, receive, send)
 
 
 _HTTP_ERRORS: Mapping[type[Exception], Callable[[Request, Any], HttpError]] = {
@@ -186,17 +191,13 @@ def reason_of(error: BaseException) -> str:
     return next(found, "failure")
 
 
-def _handler(
-    translate: Callable[[Request, Any], HttpError],
-) -> Callable[[Request, Exception], Awaitable[Response]]:
-    async def respond(request: Request, error: Exception) -> Response:
-        answer = translate(request, error)
-        return JSONResponse({"detail": answer.detail}, answer.status_code, answer.headers)
-
-    return respond
+async def _handle(
+    translate: Callable[[Request, Any], HttpError], request: Request, error: Exception
+) -> Response:
+    return _response(translate(request, error))
 
 
 EXCEPTION_HANDLERS: Mapping[Any, Any] = {
-    kind: _handler(translate) for kind, translate in _HTTP_ERRORS.items()
+    kind: partial(_handle, translate) for kind, translate in _HTTP_ERRORS.items()
 }
 """Starlette's handlers of every error that a route may raise."""

@@ -12,20 +12,20 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
 from ndif.control.answers import Usage
 from ndif.control.operations import GetJobs, GetTrace, GetUsage, Kill, Operation, Perform
 from ndif.errors import problems
-from ndif.gateway.answers import JOB_ID, Cancelled, OwnJobs, OwnTraceAnswer
+from ndif.gateway.answers import Cancelled, OwnJobs, OwnTraceAnswer
 from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
-from ndif.gateway.openapi import JSON, ApiRoute, Description, Parameter, answer
+from ndif.gateway.openapi import ApiRoute, Description, Parameter
 from ndif.gateway.results import job_id_of
-from ndif.schema.answer import project, to_json, to_plain
+from ndif.schema.answer import project
 from ndif.schema.job_state import Jobs, Trace
 from ndif.schema.status import Status
+from ndif.schema.wires import JOB_ID
 from ndif.stores.accounts import Account, Accounts
 from ndif.stores.objects import ObjectStore, ObjectStoreError
 from ndif.stores.responder import last_response
@@ -49,7 +49,6 @@ _REFUSALS = {
 _REQUESTS = Description(
     "jobs",
     "One's own jobs",
-    {200: answer(OwnJobs)},
     parameters=(
         Parameter(
             "limit",
@@ -65,7 +64,7 @@ _REQUESTS = Description(
 _USAGE = Description(
     "jobs",
     "The cost of one's own jobs",
-    {200: answer(Usage, "Sums over the jobs that have ended.")},
+    answered="Sums over the jobs that have ended.",
     parameters=(
         Parameter(
             "by",
@@ -88,7 +87,6 @@ _USAGE = Description(
 _TRACE = Description(
     "jobs",
     "The steps of a job of one's own",
-    {200: answer(OwnTraceAnswer)},
     "With a failed job comes its error, and with a completed one whether its result is stored, if it was "
     "sent without a live channel (`blocking=False`).",
     parameters=(Parameter("id", "path", "The job's id.", JOB_ID),),
@@ -98,8 +96,8 @@ _TRACE = Description(
 _CANCEL = Description(
     "jobs",
     "End a job of one's own",
-    {200: answer(Cancelled, "The job is ended.")},
     "Its live client, or whoever polls for it, is told so with ERROR.",
+    "The job is ended.",
     parameters=(Parameter("id", "path", "The job's id.", JOB_ID),),
     refusals={
         **{status: _REFUSALS[status] for status in (401, 429, 503)},
@@ -128,35 +126,35 @@ class JobRoutes:
             ApiRoute("/request/{id}", self.cancel, _CANCEL, "DELETE"),
         ]
 
-    async def requests(self, http: Request) -> Response:
+    async def requests(self, http: Request) -> OwnJobs:
         """Answer with the caller's unfinished jobs, and those that ended last."""
         account, query = await self._known(http), http.query_params
         limit = query.get("limit", "100")
         number = int(limit) if _NUMBER.fullmatch(limit) else limit
         asked = _asked(GetJobs, {"user": account.user, "limit": number})
         answer: Jobs = await self.perform(asked)
-        return JSONResponse({"requests": [to_plain(job.own) for job in answer.jobs]})
+        return OwnJobs(requests=[job.own for job in answer.jobs])
 
-    async def trace(self, http: Request) -> Response:
+    async def trace(self, http: Request) -> OwnTraceAnswer:
         """Answer with the steps of one of the caller's jobs, and with what it left to be polled for."""
         account = await self._known(http)
         found: Trace = await self.perform(GetTrace(job_id=job_id_of(http), user=account.user))
         error, stored = await self._left(found, account)
-        told = project(OwnTraceAnswer, found, error=error, stored=stored)
-        return Response(to_json(told), media_type=JSON)
+        return project(OwnTraceAnswer, found, error=error, stored=stored)
 
-    async def usage(self, http: Request) -> Response:
+    async def usage(self, http: Request) -> Usage:
         """Answer with the sums of the caller's jobs that have ended, by model or by day."""
         account, query = await self._known(http), http.query_params
-        fields = {"by": query.get("by", "model"), "since": query.get("since")}
-        asked = _asked(GetUsage, {**fields, "user": account.user})
-        return JSONResponse(to_plain(await self.perform(asked)))
+        given = {"by": query.get("by", "model"), "since": query.get("since")}
+        asked = _asked(GetUsage, {**given, "user": account.user})
+        found: Usage = await self.perform(asked)
+        return found
 
-    async def cancel(self, http: Request) -> Response:
+    async def cancel(self, http: Request) -> Cancelled:
         """End a job of the caller that waits or runs."""
         account = await self.accounts.account(caller_of(http))
         await self.perform(Kill(request_id=job_id_of(http), user=account.user))
-        return JSONResponse({"cancelled": True, "id": job_id_of(http)})
+        return Cancelled(cancelled=True, id=job_id_of(http))
 
     async def _left(self, trace: Trace, account: Account) -> tuple[str | None, bool | None]:
         """Return the error of the account's job if it failed, and whether its result is stored.

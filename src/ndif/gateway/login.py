@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from ndif.config.reference import name_of
@@ -20,9 +20,10 @@ from ndif.errors import problems
 from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import RETRY_SOON, HttpError
 from ndif.gateway.incoming import read_body
-from ndif.gateway.openapi import JSON, ApiRoute, Content, Description, answer
+from ndif.gateway.openapi import JSON, Answer, ApiRoute, Content, Description, json_response
 from ndif.gateway.operator import CSRF_HEADER, Operators, is_own_page
 from ndif.gateway.sessions import Session
+from ndif.schema.answer import answer
 from ndif.stores.events import Kind, NoteEvents, event
 from ndif.stores.rates import Rates, RatesAwayError
 
@@ -57,23 +58,16 @@ class Login(BaseModel):
     """The password of NDIF_ADMIN_PASSWORD_HASH, or the server's token."""
 
 
-class OwnSession(BaseModel):
+@answer(
+    example={
+        "operator": True,
+        "until": 1_785_000_000.0,
+        "csrf": "Jx0cGk7m2n3o4p5q6r7s8t9u0v1w2x3y4z5A6B7C8D9",
+        "has_password": True,
+    }
+)
+class OwnSession:
     """The login of the browser that asks."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        use_attribute_docstrings=True,
-        json_schema_extra={
-            "examples": [
-                {
-                    "operator": True,
-                    "until": 1_785_000_000.0,
-                    "csrf": "Jx0cGk7m2n3o4p5q6r7s8t9u0v1w2x3y4z5A6B7C8D9",
-                    "has_password": True,
-                }
-            ]
-        },
-    )
 
     operator: bool
     """True if the cookie of the request opens the operator's routes."""
@@ -88,8 +82,8 @@ class OwnSession(BaseModel):
 _LOGIN = Description(
     _TAG,
     "Log an operator in",
-    {
-        200: answer(
+    answers={
+        200: Answer(
             OwnSession,
             "The login; its cookie is in the header `Set-Cookie`.",
             headers={"Set-Cookie": "The session, for this server's own pages alone."},
@@ -111,15 +105,11 @@ _LOGIN = Description(
 _LOGOUT = Description(
     _TAG,
     "End the login of this browser",
-    {200: answer(OwnSession, "No login.")},
     "Needs `X-CSRF-Token`, as everything does that a login changes.",
+    answers={200: Answer(OwnSession, "No login.")},
     refusals={403: "The request comes from another page, or without the session's token."},
 )
-_SESSION = Description(
-    _TAG,
-    "The login of this browser",
-    {200: answer(OwnSession, "The login, if there is one.")},
-)
+_SESSION = Description(_TAG, "The login of this browser", answered="The login, if there is one.")
 
 
 @dataclass
@@ -147,9 +137,9 @@ class LoginRoutes:
             ApiRoute("/session", self.session, _SESSION),
         ]
 
-    async def session(self, http: Request) -> Response:
+    async def session(self, http: Request) -> OwnSession:
         """Answer with the login of the request's cookie."""
-        return self._answer(self.operators.sessions.of(http))
+        return self._own(self.operators.sessions.of(http))
 
     async def login(self, http: Request) -> Response:
         """Set the cookie of a new session for whoever proves to be the operator."""
@@ -169,7 +159,7 @@ class LoginRoutes:
     async def logout(self, http: Request) -> Response:
         """Remove the cookie from the browser; without a session there is nothing to do."""
         found = self.operators.sessions.of(http)
-        answered = self._answer(None)
+        answered = json_response(self._own(None))
         if found is not None:
             if not is_own_page(http) or not self.operators.sessions.is_token_of(
                 found, http.headers.get(CSRF_HEADER, "")
@@ -184,19 +174,18 @@ class LoginRoutes:
 
     async def _begin(self, http: Request, caller: str, way: str) -> Response:
         session, value = self.operators.sessions.begin(way)
-        answered = self._answer(session)
+        answered = json_response(self._own(session))
         self.operators.sessions.set_on(answered, http, value)
         await self._note("login", caller, f"By the {way}.")
         return answered
 
-    def _answer(self, session: Session | None) -> Response:
-        content = OwnSession(
+    def _own(self, session: Session | None) -> OwnSession:
+        return OwnSession(
             operator=session is not None,
             until=session.until if session else None,
             csrf=session.csrf if session else None,
             has_password=bool(self.password_hash),
         )
-        return JSONResponse(content.model_dump())
 
     async def _count(self, caller: str) -> None:
         """Count a password; raise an HttpError if it is not to be looked at."""

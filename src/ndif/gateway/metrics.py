@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute
 from ndif.control.operations import GetStatus, Perform
 from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
-from ndif.gateway.openapi import Answer, ApiRoute, Content, Description
+from ndif.gateway.openapi import Answer, ApiRoute, Description
 from ndif.net import is_loopback
 from ndif.schema.deployment import OperationError
 from ndif.schema.server_state import ServerState
@@ -39,13 +39,15 @@ _TEXT = "text/plain"
 _METRICS = Description(
     "operation",
     "Metrics for Prometheus",
-    {
+    "Answered to this machine, to the networks of NDIF_METRICS_ALLOW, and with the operator's token.",
+    answers={
         200: Answer(
+            {"type": "string"},
             "Prometheus' text, or OpenMetrics where the client accepts that.",
-            {_TEXT: Content({"type": "string"}, "ndif_leader_up 1.0\n")},
+            "ndif_leader_up 1.0\n",
+            (_TEXT,),
         )
     },
-    "Answered to this machine, to the networks of NDIF_METRICS_ALLOW, and with the operator's token.",
     refusals={403: "The client is elsewhere, and has no token."},
 )
 _ELSEWHERE = (

@@ -1,11 +1,13 @@
-"""The answer of `GET /models/{repo_id}`, as a model: what `GET /openapi.json` says of it."""
+"""The answer of `GET /models/{repo_id}`."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from ndif.schema.answer import answer
 from ndif.schema.states import DeploymentLevel, ReplicaState
 from ndif.schema.structure import TensorShape
 
@@ -70,18 +72,17 @@ print(hidden)
 """
 
 
-class DescribedModule(BaseModel):
+@answer()
+class DescribedModule:
     """A module, or several of one container that have the same structure."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, populate_by_name=True)
-
     name: str
-    class_name: str = Field(alias="class")
-    paths: dict[str, str]
+    class_name: Annotated[str, Field(alias="class")]
+    paths: Mapping[str, str]
     """Path as one writes it in a trace, by nnsight generation; of the first of several modules."""
-    renamed: dict[str, dict[str, str]]
+    renamed: Mapping[str, Mapping[str, str]]
     """By generation, values that are read by another name: `nns_output` for `output`."""
-    parameters: list[TensorShape]
+    parameters: Sequence[TensorShape]
     """Parameters of its own."""
     count: int
     """Number of parameters, with those of modules below it; of one module, if there are several."""
@@ -94,46 +95,38 @@ class DescribedModule(BaseModel):
     children: list[DescribedModule]
 
 
-class DescribedModel(BaseModel):
+@answer(
+    example={
+        "repo_id": "openai-community/gpt2",
+        "revision": None,
+        "task": "text-generation",
+        "dedicated": True,
+        "gated": False,
+        "card": "https://huggingface.co/openai-community/gpt2",
+        "license": "mit",
+        "deployment_level": "HOT",
+        "state": "RUNNING",
+        "runtimes": {"0.8": "RUNNING"},
+        "replicas": {"0.8": 1},
+        "generations": ["0.8", "0.7"],
+        "adapters": ["0.8"],
+        "load_s": {"0.8": 3.2},
+        "generation": "0.8",
+        "parameters": 124439808,
+        "dtype": "float32",
+        "bytes": 497759232,
+        "hidden_size": 768,
+        "layers": 12,
+        "heads": 12,
+        "vocabulary": 50257,
+        "context_length": 1024,
+        "tokenizer": True,
+        "snippets": {"0.7": _TRACE},
+        "tree": _TREE,
+    }
+)
+class DescribedModel:
     """A model that the server knows: its tree of modules, and facts about it."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        protected_namespaces=(),
-        use_attribute_docstrings=True,
-        json_schema_extra={
-            "examples": [
-                {
-                    "repo_id": "openai-community/gpt2",
-                    "revision": None,
-                    "task": "text-generation",
-                    "dedicated": True,
-                    "gated": False,
-                    "card": "https://huggingface.co/openai-community/gpt2",
-                    "license": "mit",
-                    "deployment_level": "HOT",
-                    "state": "RUNNING",
-                    "runtimes": {"0.8": "RUNNING"},
-                    "replicas": {"0.8": 1},
-                    "generations": ["0.8", "0.7"],
-                    "adapters": ["0.8"],
-                    "load_s": {"0.8": 3.2},
-                    "generation": "0.8",
-                    "parameters": 124439808,
-                    "dtype": "float32",
-                    "bytes": 497759232,
-                    "hidden_size": 768,
-                    "layers": 12,
-                    "heads": 12,
-                    "vocabulary": 50257,
-                    "context_length": 1024,
-                    "tokenizer": True,
-                    "snippets": {"0.7": _TRACE},
-                    "tree": _TREE,
-                }
-            ]
-        },
-    )
 
     repo_id: str
     revision: str | None
@@ -148,15 +141,15 @@ class DescribedModel(BaseModel):
     """Licence by its card; null while unknown."""
     deployment_level: DeploymentLevel
     state: ReplicaState
-    runtimes: dict[str, ReplicaState]
+    runtimes: Mapping[str, ReplicaState]
     """State by nnsight generation, of those that have one."""
-    replicas: dict[str, int]
+    replicas: Mapping[str, int]
     """Replicas that serve, by nnsight generation."""
-    generations: list[str]
+    generations: Sequence[str]
     """nnsight generations whose clients may use it, the newest first."""
-    adapters: list[str]
+    adapters: Sequence[str]
     """Generations whose requests may name an adapter (PEFT) for it."""
-    load_s: dict[str, float]
+    load_s: Mapping[str, float]
     """Seconds that its last load took, by generation; without those not loaded since this server leads."""
     generation: str | None
     """The generation that the tree and what follows were told by; null while there is no tree."""
@@ -171,7 +164,7 @@ class DescribedModel(BaseModel):
     context_length: int | None
     """Most tokens of one input, by its config."""
     tokenizer: bool | None
-    snippets: dict[str, str]
+    snippets: Mapping[str, str]
     """A trace to paste, by generation; none for a model that takes no text."""
     tree: DescribedModule | None
     """Tree of modules; null until the model was measured or loaded."""

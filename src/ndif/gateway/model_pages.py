@@ -5,27 +5,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from packaging.version import Version
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
 from ndif.cluster.models import Model, is_repo_id
+from ndif.gateway.answers import READY
 from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.http_error import HttpError
-from ndif.gateway.model_answers import DescribedModel
+from ndif.gateway.model_answers import DescribedModel, DescribedModule
 from ndif.gateway.module_paths import ROOT, Place
-from ndif.gateway.openapi import ApiRoute, Description, Parameter, answer
+from ndif.gateway.openapi import ApiRoute, Description, Parameter
 from ndif.gateway.snippets import snippet, suits
 from ndif.host.runtimes import Runtimes
-from ndif.schema.answer import to_plain
-from ndif.schema.client_status import ServerStatus
+from ndif.schema.client_status import ModelStatus, ServerStatus
 from ndif.schema.model_key import ModelKey
-from ndif.schema.structure import ModelStructure, read_structure
+from ndif.schema.states import DeploymentLevel, ReplicaState
+from ndif.schema.structure import ModelDetails, ModelStructure
 
 _HUB = "https://huggingface.co"
 _MAX_QUOTED = 200
@@ -37,7 +37,6 @@ _ADAPTERS = frozenset({"0.8"})
 _DESCRIPTION = Description(
     "the server",
     "A model: its tree of modules, facts, and traces to paste",
-    {200: answer(DescribedModel)},
     "Of the models that `/status` shows, and those that were measured here. Nothing is measured for who "
     "asks. Modules of one container with the same structure stand once. Names are those that the "
     "repository's author chose: show them as text.",
@@ -60,19 +59,7 @@ _DESCRIPTION = Description(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Details:
-    """Facts of one model that are asked for, and not published."""
-
-    structures: Mapping[str, ModelStructure] = field(default_factory=dict)
-    load_s: Mapping[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, described: Mapping[str, Any]) -> _Details:
-        """Return the details that a catalogue describes."""
-        read = {each: read_structure(found) for each, found in described["structures"].items()}
-        structures = {each: found for each, found in read.items() if found is not None}
-        return cls(structures, described["load_s"])
+_NO_DETAILS = ModelDetails(structures={}, load_s={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +68,7 @@ class _Asked:
 
     at: float
     states: Any
-    task: asyncio.Task[_Details]
+    task: asyncio.Task[ModelDetails]
 
 
 @dataclass(eq=False)
@@ -101,21 +88,21 @@ class ModelRoutes:
         """Return the route."""
         return [ApiRoute("/models/{repo_id:path}", self.model, _DESCRIPTION)]
 
-    async def model(self, http: Request) -> Response:
+    async def model(self, http: Request) -> DescribedModel:
         """Answer with one model."""
         repo_id = http.path_params["repo_id"]
         revision = http.query_params.get("revision") or None
         models = await self.catalogue.models()
         found = _find(models, repo_id, revision)
         entry = _entry(await self.catalogue.status(), found, repo_id, revision)
-        details = await self._details(found.key, entry) if found is not None else _Details()
+        details = await self._details(found.key, entry) if found is not None else _NO_DETAILS
         is_known = entry is not None or (details.structures and found and not found.gated)
         if not is_known:
             raise HttpError(404, _unknown(repo_id, revision))
         installed = await self._generations()
         url = self.public_url or str(http.base_url).rstrip("/")
         chosen = http.query_params.get("generation") or None
-        return JSONResponse(self._describe(found, entry, details, installed, url, chosen))
+        return self._describe(found, entry, details, installed, url, chosen)
 
     async def _generations(self) -> Sequence[str]:
         """Return the nnsight generations that are installed, the newest first, at most some seconds old."""
@@ -131,7 +118,7 @@ class ModelRoutes:
     async def _look(self) -> Sequence[str]:
         return [*await asyncio.to_thread(self.runtimes.installed)]
 
-    async def _details(self, key: ModelKey, entry: Mapping[str, Any] | None) -> _Details:
+    async def _details(self, key: ModelKey, entry: ModelStatus | None) -> ModelDetails:
         """Return the details of a model, at most some seconds old; those who ask at once ask once.
 
         A model that has come up since has a tree that it may not have had: it is asked for again.
@@ -142,7 +129,7 @@ class ModelRoutes:
         }
         asked = self._asked.get(key)
         if asked is None or asked.states != _states(entry):
-            task = asyncio.create_task(self._ask(key), name="details of a model")
+            task = asyncio.create_task(self.catalogue.details(key), name="details of a model")
             asked = self._asked[key] = _Asked(now, _states(entry), task)
         try:
             return await asyncio.shield(asked.task)
@@ -151,54 +138,50 @@ class ModelRoutes:
                 del self._asked[key]
             raise
 
-    async def _ask(self, key: ModelKey) -> _Details:
-        return _Details.read(await self.catalogue.details(key))
-
     def _describe(
         self,
         model: Model | None,
-        entry: Mapping[str, Any] | None,
-        details: _Details,
+        entry: ModelStatus | None,
+        details: ModelDetails,
         installed: Iterable[str],
         url: str,
         chosen: str | None,
-    ) -> dict[str, Any]:
+    ) -> DescribedModel:
         """Return the answer; `installed` are the nnsight generations of the server."""
         status = entry or _NOT_LOADED
-        key = model.config.key if model is not None else ModelKey.parse(status["model_key"])
+        key = model.config.key if model is not None else ModelKey.parse(status.model_key)
         only = model.deployment.runtime if model is not None else None
         generations = [each for each in installed if only in (None, each)]
         structures = _by_generation(details.structures, generations)
         if chosen not in structures:
             chosen = next(iter(structures), None)
         structure = structures.get(chosen or "")
-        task = key.task or status["task"]
+        task = key.task or status.task
         snippets = {
             each: snippet(each, url, key.repo_id, key.revision, task, structures[each])
             for each in structures
             if each in generations
         }
-        return {
-            "repo_id": key.repo_id,
-            "revision": key.revision,
-            "task": task,
-            "dedicated": bool(status.get("dedicated")),
-            "gated": model is not None and model.gated,
-            "card": self._card(key, model),
-            "deployment_level": status["deployment_level"],
-            "state": status["state"],
-            "runtimes": status["runtimes"],
-            "replicas": status["replicas"],
-            "generations": generations,
-            "adapters": [each for each in generations if each in _ADAPTERS],
-            "load_s": dict(details.load_s),
-            "generation": chosen,
-            "parameters": status["parameters"] if structure is None else structure.tree.count,
-            "license": _fact(structure, "license"),
-            **{name: _fact(structure, name) for name in _FACTS},
-            "snippets": {each: text for each, text in snippets.items() if text is not None},
-            "tree": None if structure is None else _tree(structure, structures),
-        }
+        return DescribedModel(
+            repo_id=key.repo_id,
+            revision=key.revision,
+            task=task,
+            dedicated=bool(status.dedicated),
+            gated=model is not None and model.gated,
+            card=self._card(key, model),
+            deployment_level=status.deployment_level,
+            state=status.state,
+            runtimes=status.runtimes,
+            replicas=status.replicas,
+            generations=generations,
+            adapters=[each for each in generations if each in _ADAPTERS],
+            load_s=details.load_s,
+            generation=chosen,
+            parameters=status.parameters if structure is None else structure.tree.count,
+            **{name: getattr(structure, name, None) for name in _FACTS},
+            snippets={each: text for each, text in snippets.items() if text is not None},
+            tree=None if structure is None else _tree(structure, structures),
+        )
 
     def _card(self, key: ModelKey, model: Model | None) -> str | None:
         """Return the address of a model's card at the hub that it comes from."""
@@ -209,19 +192,13 @@ class ModelRoutes:
         return f"{_shown_address(self.hub) or _HUB}/{key.repo_id}{revision}"
 
 
-_NOT_LOADED: Mapping[str, Any] = {
-    "deployment_level": "COLD",
-    "state": "NOT DEPLOYED",
-    "runtimes": {},
-    "replicas": {},
-    "parameters": None,
-    "task": None,
-}
+_NOT_LOADED = replace(READY, deployment_level=DeploymentLevel.COLD, state=ReplicaState.NOT_STARTED)
 """Status of a model that is known, and not listed."""
 _FACTS = (
-    *("dtype", "bytes", "hidden_size", "layers", "heads", "vocabulary", "context_length"),
-    "tokenizer",
+    *("license", "dtype", "bytes", "hidden_size", "layers", "heads", "vocabulary"),
+    *("context_length", "tokenizer"),
 )
+"""Facts that the structure of a model has by the same names; None without one."""
 
 
 def _find(models: Iterable[Model], repo_id: str, revision: str | None) -> Model | None:
@@ -241,7 +218,7 @@ def _find(models: Iterable[Model], repo_id: str, revision: str | None) -> Model 
 
 def _entry(
     status: ServerStatus, model: Model | None, repo_id: str, revision: str | None
-) -> Mapping[str, Any] | None:
+) -> ModelStatus | None:
     """Return the entry of a model in the answer of `/status`; None if it has none."""
     # The calendar alone may name it.
     wanted = None if revision == "main" else revision
@@ -251,13 +228,12 @@ def _entry(
         if each.repo_id.lower() == repo_id.lower() and (revision is None or each.revision == wanted)
     )
     key = "" if model is None else str(model.config.key)
-    found = next(named, None) if model is None else status.deployments.get(key)
-    return None if found is None else to_plain(found)
+    return next(named, None) if model is None else status.deployments.get(key)
 
 
-def _states(entry: Mapping[str, Any] | None) -> Any:
+def _states(entry: ModelStatus | None) -> Any:
     """Return how far each generation's replicas of a model have come, by its entry in `/status`."""
-    return entry and entry["runtimes"]
+    return entry and entry.runtimes
 
 
 def _unknown(repo_id: str, revision: str | None) -> str:
@@ -288,32 +264,28 @@ def _by_generation(
     return dict(sorted(found.items(), key=lambda one: Version(one[0]), reverse=True))
 
 
-def _fact(structure: ModelStructure | None, name: str) -> Any:
-    return None if structure is None else getattr(structure, name)
-
-
-def _tree(structure: ModelStructure, of: Mapping[str, ModelStructure]) -> dict[str, Any]:
+def _tree(structure: ModelStructure, of: Mapping[str, ModelStructure]) -> DescribedModule:
     """Return the tree of a structure, with its paths in every generation that has the same."""
     same = [each for each, other in of.items() if other.tree == structure.tree]
     return _module([Place(ROOT, structure.tree, each) for each in same])
 
 
-def _module(places: list[Place]) -> dict[str, Any]:
+def _module(places: list[Place]) -> DescribedModule:
     """Return a module whose places in some generations these are."""
     node = places[0].node
     below = zip(*(place.children() for place in places), strict=True)
-    return {
-        "name": node.name,
-        "class": node.class_name,
-        "paths": {place.generation: place.path for place in places},
-        "renamed": {place.generation: dict(place.renamed) for place in places if place.renamed},
-        "parameters": [each.model_dump(mode="json") for each in node.parameters],
-        "count": node.count,
-        "number": node.number,
-        "indices": node.indices,
-        "omitted": node.omitted,
-        "children": [_module(list(each)) for each in below],
-    }
+    return DescribedModule(
+        name=node.name,
+        class_name=node.class_name,
+        paths={place.generation: place.path for place in places},
+        renamed={place.generation: place.renamed for place in places if place.renamed},
+        parameters=node.parameters,
+        count=node.count,
+        number=node.number,
+        indices=node.indices,
+        omitted=node.omitted,
+        children=[_module(list(each)) for each in below],
+    )
 
 
 def _shown_address(endpoint: str | None) -> str | None:

@@ -6,16 +6,19 @@ channel a `Channel` in prose, because OpenAPI has no form for what goes over a W
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
-from ndif.schema.answer import adapter
+from ndif.schema.answer import adapter, answer, to_json
 from ndif.telemetry.request_id import HEADER
 
 VERSION = "3.1.0"
@@ -36,23 +39,18 @@ later, 500 for a failure of the server. Every answer has an `X-Request-Id`, the 
 has at most 64 letters, digits and any of `_.:-`. HEAD is answered as GET is, without the body."""
 
 
-class Refusal(BaseModel):
+@answer(example={"detail": "There is nothing at /nowhere."})
+class Refusal:
     """A request is refused."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"detail": "There is nothing at /nowhere."}]},
-    )
-
     detail: str
-    """A sentence that says what is wrong, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
     """A body: its schema, as an answer, a model or JSON Schema, and an example."""
 
-    schema: type[Any] | Mapping[str, Any]
+    schema: Any
     example: Any = None
     """None for a type's own."""
     encoding: Mapping[str, Any] = field(default_factory=dict)
@@ -61,12 +59,19 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer: when it is given, and its body by media type."""
+    """An answer: its form, and when it is given."""
 
-    text: str
-    content: Mapping[str, Content]
+    schema: Any
+    text: str = "The answer."
+    example: Any = None
+    media_types: Sequence[str] = (JSON,)
     headers: Mapping[str, str] = field(default_factory=dict)
     """Headers beside the usual ones, each with its meaning."""
+
+    @property
+    def content(self) -> Mapping[str, Content]:
+        """The body by media type."""
+        return dict.fromkeys(self.media_types, Content(self.schema, self.example))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +104,11 @@ class Description:
 
     tag: str
     summary: str
-    answers: Mapping[int, Answer]
     text: str = ""
+    answered: str = "The answer."
+    """Meaning of the status 200, where the handler names its answer."""
+    answers: Mapping[int, Answer] = field(default_factory=dict)
+    """Answers that the handler does not name."""
     parameters: Sequence[Parameter] = ()
     body: Mapping[str, Content] = field(default_factory=dict)
     refusals: Mapping[int, str] = field(default_factory=dict)
@@ -117,12 +125,32 @@ class Channel:
     text: str
 
 
+def json_response(
+    value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return an answer as a response."""
+    return Response(to_json(value), status, headers, media_type=JSON)
+
+
 class ApiRoute(Route):
-    """A route of one method that says of itself what clients need to know."""
+    """A route of one method that says of itself what clients need to know.
+
+    Its handler returns a response, or an answer that its annotation describes and that is sent as JSON.
+    """
 
     def __init__(
-        self, path: str, endpoint: Any, description: Description, method: str = "GET"
+        self,
+        path: str,
+        endpoint: Callable[[Any], Any],
+        description: Description,
+        method: str = "GET",
     ) -> None:
+        kind = get_type_hints(endpoint)["return"]
+        if not (isinstance(kind, type) and issubclass(kind, Response)):
+            endpoint = partial(_respond, endpoint)
+            if not description.answers:
+                answers = {200: Answer(kind, description.answered)}
+                description = replace(description, answers=answers)
         super().__init__(path, endpoint, methods=[method])
         self.method = method
         self.description = description
@@ -152,16 +180,8 @@ class LiveMount(Mount):
         self.channel = channel
 
 
-def answer(
-    schema: type[Any] | Mapping[str, Any],
-    text: str = "The answer.",
-    *,
-    example: Any = None,
-    media_type: str = JSON,
-    headers: Mapping[str, str] | None = None,
-) -> Answer:
-    """Return an answer with one form."""
-    return Answer(text, {media_type: Content(schema, example)}, headers or {})
+async def _respond(handler: Callable[[Request], Awaitable[Any]], http: Request) -> Response:
+    return json_response(await handler(http))
 
 
 def document(routes: Iterable[BaseRoute], version: str) -> dict[str, Any]:
@@ -221,18 +241,18 @@ def _channels(routes: Iterable[BaseRoute]) -> Iterator[Channel]:
     )
 
 
-def _models(route: ApiRoute) -> Iterator[type[Any]]:
+def _models(route: ApiRoute) -> Iterator[Any]:
     """Yield the types of a route's body and answers."""
     described = route.description
     contents = [described.body, *(each.content for each in described.answers.values())]
     for content in (each for by_type in contents for each in by_type.values()):
-        if isinstance(content.schema, type):
+        if not isinstance(content.schema, Mapping):
             yield content.schema
 
 
-def _schemas(types: Iterable[type[Any]]) -> tuple[dict[type[Any], dict[str, Any]], dict[str, Any]]:
+def _schemas(types: Iterable[Any]) -> tuple[dict[Any, dict[str, Any]], dict[str, Any]]:
     """Return a reference to each answer or model, and the definitions that they refer to."""
-    distinct: list[type[Any]] = list(dict.fromkeys((Refusal, *types)))
+    distinct: list[Any] = list(dict.fromkeys((Refusal, *types)))
     references, definitions = TypeAdapter.json_schemas(
         [(at, "validation", adapter(each)) for at, each in enumerate(distinct)], ref_template=_REF
     )
@@ -240,9 +260,7 @@ def _schemas(types: Iterable[type[Any]]) -> tuple[dict[type[Any], dict[str, Any]
     return found, definitions["$defs"]
 
 
-def _operation(
-    path: str, route: ApiRoute, schemas: Mapping[type[Any], dict[str, Any]]
-) -> dict[str, Any]:
+def _operation(path: str, route: ApiRoute, schemas: Mapping[Any, dict[str, Any]]) -> dict[str, Any]:
     described = route.description
 
     def content(by_type: Mapping[str, Content]) -> dict[str, Any]:
@@ -292,9 +310,9 @@ def _operation(
 _UNDERSCORES = str.maketrans({"/": "_", "{": None, "}": None, ".": "_"})
 
 
-def _content(content: Content, schemas: Mapping[type[Any], dict[str, Any]]) -> dict[str, Any]:
+def _content(content: Content, schemas: Mapping[Any, dict[str, Any]]) -> dict[str, Any]:
     schema, example = content.schema, content.example
-    if isinstance(schema, type):
+    if not isinstance(schema, Mapping):
         if example is None:
             example = example_of(schema)
         schema = schemas[schema]

@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import Message, Receive, Scope, Send
 
 from ndif.config.units import format_duration
-from ndif.gateway.answers import JOB_ID, JobUpdate
 from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.openapi import (
     BYTES,
     Answer,
     ApiRoute,
-    Content,
     Description,
     Parameter,
-    answer,
 )
 from ndif.host.request_lifecycle import RUNS
 from ndif.schema import wires
 from ndif.schema.payload import ZSTD_MAGIC
 from ndif.schema.response import Response as Update
 from ndif.schema.status import Status
+from ndif.schema.wires import JOB_ID, JobUpdate
 from ndif.stores.accounts import Accounts
 from ndif.stores.objects import FileStore, ObjectStore
 from ndif.stores.objects.port import file_name, result_key
@@ -55,8 +52,8 @@ def job_id_of(http: Request) -> str:
     return request_id
 
 
-UpdateOf = Callable[[str, "Status | None"], Awaitable["Mapping[str, Any] | None"]]
-"""Returns what follows a request's stored update (None for none), as JSON; None if nothing does."""
+UpdateOf = Callable[[str, "Status | None"], Awaitable["StoredResponse | None"]]
+"""Returns what follows a request's stored update (None for none); None if nothing does."""
 
 
 _ID = Parameter("id", "path", "The job's id.", JOB_ID)
@@ -70,9 +67,9 @@ _COMPLETED = {
 _RESPONSE = Description(
     "jobs",
     "The last update of a job",
-    {200: answer(JobUpdate, "The job's state.", example=_COMPLETED)},
     "Only jobs that were sent without a live channel (`blocking=False`) are kept for this. A job that is "
     "not known has an ERROR that says so: clients of 0.8 take 404 for a job that is not there yet.",
+    answers={200: Answer(JobUpdate, "The job's state.", example=_COMPLETED)},
     parameters=(_ID,),
     refusals={
         401: "The API key is missing or unknown.",
@@ -85,22 +82,24 @@ _RESPONSE = Description(
 _RESULT = Description(
     "jobs",
     "Download a result",
-    {
+    "The whole address comes with COMPLETED. It is signed, and is all that is needed. Where results lie in "
+    "an object store, it is an address of that store instead.",
+    answers={
         200: Answer(
+            {},
             "The result, as `torch.save` wrote it, mostly compressed with zstd.",
-            {BYTES: Content({})},
-            {
+            media_types=(BYTES,),
+            headers={
                 "Content-Disposition": "Name of the file that a browser makes of it: `ID.pt.zst` if it is "
                 "compressed, else `ID.pt`."
             },
         ),
         206: Answer(
+            {},
             "The part that was asked for, or several.",
-            {BYTES: Content({}), "multipart/byteranges": Content({})},
+            media_types=(BYTES, "multipart/byteranges"),
         ),
     },
-    "The whole address comes with COMPLETED. It is signed, and is all that is needed. Where results lie in "
-    "an object store, it is an address of that store instead.",
     parameters=(
         _ID,
         Parameter("expires", "query", "Unix time at which the address ends.", "1785003600"),
@@ -127,7 +126,7 @@ class ResponseRoute:
         """Return the route."""
         return [ApiRoute("/response/{id}", self.response, _RESPONSE)]
 
-    async def response(self, http: Request) -> Response:
+    async def response(self, http: Request) -> JobUpdate:
         """Answer with the job's last response: what the responder stored, or what the queue knows now."""
         request_id: str = http.path_params["id"]
         account = await self.accounts.account(caller_of(http))
@@ -141,10 +140,12 @@ class ResponseRoute:
                 # It may have left the queue, or ended, since the object was read.
                 kept = await last_response(self.store, request_id) or kept
             if update is not None and (kept is None or not kept.status.terminal):
-                now = StoredResponse.read(update)
                 # What is stored expires, as a job waits or runs for longer.
-                fields, user = ({}, now.user) if kept is None else (kept.fields, kept.user)
-                kept = StoredResponse({**fields, **now.fields}, user)
+                kept = (
+                    update
+                    if kept is None
+                    else StoredResponse({**kept.fields, **update.fields}, kept.user)
+                )
         if kept is None:
             # A job is stored before its client has its id: it does not come later.
             return _error(
@@ -163,12 +164,12 @@ class ResponseRoute:
                 f"The result of the job {request_id} was kept until {until:%Y-%m-%d %H:%M} UTC, "
                 f"{format_duration(self.store.ttl_s)} after its end. Send the job again.",
             )
-        return JSONResponse(kept.fields)
+        return kept.fields
 
 
-def _error(request_id: str, reason: str) -> Response:
+def _error(request_id: str, reason: str) -> JobUpdate:
     """Return the end of a job for a client that polls, in a form that both wires read."""
-    return JSONResponse(wires.envelope_fields(Update(request_id, Status.ERROR, reason)))
+    return wires.envelope_fields(Update(request_id, Status.ERROR, reason))
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,10 @@ import uuid
 from dataclasses import dataclass
 
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
 from ndif.config.settings import Settings
-from ndif.gateway.answers import MODEL_KEY, OLDER_MODEL_KEY, JobUpdate
+from ndif.gateway.answers import MODEL_KEY, OLDER_MODEL_KEY
 from ndif.gateway.callbacks import CallbackRoute
 from ndif.gateway.caller import caller_of, subscription_of
 from ndif.gateway.catalogue import Catalogue
@@ -22,7 +21,7 @@ from ndif.gateway.header_wire import read_headers
 from ndif.gateway.http_error import HttpError, reason_of
 from ndif.gateway.incoming import Incoming, IncomingPayload, Unfinished
 from ndif.gateway.open_channels import OpenChannels
-from ndif.gateway.openapi import BYTES, ApiRoute, Content, Description, Parameter, answer
+from ndif.gateway.openapi import BYTES, ApiRoute, Content, Description, Parameter
 from ndif.gateway.quota import Quota
 from ndif.host.runtimes import SUPPORTED, Runtimes, generation_of
 from ndif.net import is_loopback
@@ -33,6 +32,7 @@ from ndif.schema.request import Request, Submission, Wire
 from ndif.schema.response import Response as Update
 from ndif.schema.status import Status
 from ndif.schema.step import GATEWAY
+from ndif.schema.wires import JobUpdate
 from ndif.stores.accounts import Account, Accounts, Caller
 from ndif.stores.broker import Broker
 from ndif.stores.responder import Responder
@@ -56,10 +56,10 @@ _MAX_QUOTED = 100
 _SUBMIT = Description(
     "jobs",
     "Submit a job",
-    {200: answer(JobUpdate, "The job is accepted. It is not lost from here on.")},
     "The body is that of nnsight 0.8 (multipart: `data`, an envelope, and `blob`, the payload) or of 0.6 "
     "and 0.7 (the payload, beside headers). The payload is what the client's nnsight made of the block, "
     "mostly compressed with zstd; nothing here reads it.",
+    "The job is accepted. It is not lost from here on.",
     parameters=(
         Parameter(
             "nnsight-version",
@@ -153,7 +153,7 @@ class SubmitRoute:
         """Return the route."""
         return [ApiRoute("/request", self.submit, _SUBMIT, "POST")]
 
-    async def submit(self, http: HttpRequest) -> Response:
+    async def submit(self, http: HttpRequest) -> JobUpdate:
         """Accept a request and answer RECEIVED."""
         caller, began = caller_of(http), time.time()
         with self.incoming.open(caller.address) as unfinished:
@@ -172,7 +172,7 @@ class SubmitRoute:
         payload: IncomingPayload,
         unfinished: Unfinished,
         began: float,
-    ) -> Response:
+    ) -> JobUpdate:
         account = await self.accounts.account(caller)
         limits = self.quota.limits_of(account)
         version = http.headers.get("nnsight-version", "")
@@ -252,7 +252,7 @@ class SubmitRoute:
         metrics.submitted(request)
         logger.info("job %s is accepted", request.id)
         steps.add("submit", request.received)
-        return JSONResponse(wires.fields(request, received))
+        return wires.fields(request, received)
 
     async def _model(self, text: str, generation: str, account: Account) -> ModelKey:
         """Return the key under which the server keeps the model that a client's key names."""

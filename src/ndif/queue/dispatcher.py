@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import OrphanReplica
@@ -146,8 +145,8 @@ class Dispatcher:
         """Return True if a request is held, or ended not long ago."""
         return self.lifecycle.holds(request_id)
 
-    def update_of(self, request_id: str, *, is_stored: bool = True) -> dict[str, Any] | None:
-        """Return what follows a request's stored update (`StoredResponse.record`); None if nothing does.
+    def update_of(self, request_id: str, *, is_stored: bool = True) -> StoredResponse | None:
+        """Return what follows a request's stored update; None if nothing does.
 
         That is the update of a request that waits, and of one that runs unless one `is_stored`: updates
         expire while a job that runs long, or has waited long, goes on.
@@ -155,7 +154,7 @@ class Dispatcher:
         found = None if is_stored else self.lifecycle.run_of(request_id)
         for processor in self.processors.values():
             found = processor.update_of(request_id) or found
-        return None if found is None else StoredResponse.of(*found).record
+        return None if found is None else StoredResponse.of(*found)
 
     def forget_idle(self) -> None:
         """Drop idle processors that exist only because a user asked for them.

@@ -74,12 +74,12 @@ def adapter(kind: type[T]) -> TypeAdapter[T]:
 
 def to_json(value: Any) -> bytes:
     """Return an answer as JSON."""
-    return adapter(type(value)).dump_json(value)
+    return adapter(type(value)).dump_json(value, by_alias=True)
 
 
 def to_plain(value: Any) -> Any:
     """Return an answer as dicts, lists, numbers and strings, as its JSON has them."""
-    return adapter(type(value)).dump_python(value, mode="json")
+    return adapter(type(value)).dump_python(value, mode="json", by_alias=True)
 
 
 def from_plain(kind: type[T], content: Any) -> T:

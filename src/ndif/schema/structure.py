@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ndif.schema.answer import answer
 
 _MAX_BYTES = 1 << 17
 _MAX_NAME = 128
@@ -75,6 +78,23 @@ class ModelStructure(BaseModel):
     def dump(self) -> dict[str, Any]:
         """Return the structure as a JSON-serialisable dict; `read_structure` is the inverse."""
         return self.model_dump(mode="json", by_alias=True)
+
+
+@answer()
+class ModelDetails:
+    """Facts of one model, by nnsight generation, that are too large for `/status`."""
+
+    structures: Mapping[str, ModelStructure]
+    """Empty for a model that was never measured."""
+    load_s: Mapping[str, float]
+    """Seconds that its last load took."""
+
+    @classmethod
+    def read(cls, told: Mapping[str, Any]) -> ModelDetails:
+        """Return the details of another process, without structures of a form that is not known here."""
+        read = {each: read_structure(found) for each, found in told["structures"].items()}
+        known = {each: found for each, found in read.items() if found is not None}
+        return cls(structures=known, load_s=told["load_s"])
 
 
 def read_structure(content: bytes | str | Any) -> ModelStructure | None:

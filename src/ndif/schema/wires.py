@@ -8,20 +8,53 @@ import pickle
 import pickletools
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, GetPydanticSchema, with_config
+from typing_extensions import NotRequired, TypedDict
 
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response, StoredResult
 from ndif.schema.status import Status
 
+JOB_ID = "0d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21"
+"""The job of the examples."""
 
-def envelope_fields(response: Response) -> dict[str, Any]:
+
+@with_config(
+    ConfigDict(
+        extra="forbid",
+        use_attribute_docstrings=True,
+        json_schema_extra={
+            "examples": [
+                {"id": JOB_ID, "status": "RECEIVED", "description": "Your job has been received."}
+            ]
+        },
+    )
+)
+class JobUpdate(TypedDict):
+    """A job's state."""
+
+    id: str
+    """The job's id."""
+    # Its value, as JSON and pickles have it.
+    status: Annotated[str, GetPydanticSchema(lambda _, handler: handler(Status))]
+    description: str
+    """A sentence on the state: a position in the queue, or the error of a job that failed."""
+    data: NotRequired[str | tuple[str, int] | None]
+    """With COMPLETED, the address of the result, which is signed and expires; for clients of 0.6 and 0.7
+    followed by its size in bytes."""
+    meta: NotRequired[dict[str, Any] | None]
+    """With COMPLETED, what the run cost: `execution_time` in seconds, `peak_memory` in bytes."""
+
+
+def _update(response: Response, status: Status) -> JobUpdate:
+    return {"id": response.id, "status": status.value, "description": response.description}
+
+
+def envelope_fields(response: Response) -> JobUpdate:
     """Return the JSON object that nnsight 0.8 validates."""
-    out: dict[str, Any] = {
-        "id": response.id,
-        "status": response.status.value,
-        "description": response.description,
-    }
+    out = _update(response, response.status)
     if isinstance(response.data, StoredResult):
         out["data"] = response.data.url
     if response.meta is not None:
@@ -38,17 +71,11 @@ def envelope_frame(response: Response) -> str | bytes:
     return json.dumps(envelope_fields(response))
 
 
-def header_fields(response: Response) -> dict[str, Any]:
+def header_fields(response: Response) -> JobUpdate:
     """Return the mapping that nnsight 0.6 and 0.7 validate."""
-    out: dict[str, Any] = {
-        "id": response.id,
-        "status": response.status.on_header_wire.value,
-        "description": response.description,
-    }
+    out = _update(response, response.status.on_header_wire)
     if isinstance(response.data, StoredResult):
         out["data"] = (response.data.url, response.data.size)
-    elif isinstance(response.data, bytes):
-        out["data"] = response.data
     return out
 
 
@@ -58,7 +85,8 @@ def header_frame(response: Response) -> bytes:
         if response.data.compressed:
             raise ValueError("an inline result of this wire must not be compressed")
         return torch_bytes_with(header_fields(response), "data", response.data.content, load=True)
-    return torch_bytes(header_fields(response))
+    streamed = {"data": response.data} if isinstance(response.data, bytes) else {}
+    return torch_bytes({**header_fields(response), **streamed})
 
 
 _MAX_JOINED = 16 << 10
@@ -109,7 +137,7 @@ def frame(request: Request, response: Response) -> str | bytes:
     return header_frame(response)
 
 
-def fields(request: Request, response: Response) -> dict[str, Any]:
+def fields(request: Request, response: Response) -> JobUpdate:
     """Return the JSON object with which `POST /request` and `GET /response/{id}` answer."""
     if request.wire is Wire.ENVELOPE:
         return envelope_fields(response)

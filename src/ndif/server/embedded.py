@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.applications import Starlette
@@ -42,7 +42,7 @@ from ndif.stores.broker.spool import SPOOL, Spool
 from ndif.stores.callbacks import CALLBACKS, SqliteCallbacks
 from ndif.stores.events import EventLog, OperatorsEvent
 from ndif.stores.objects import open_store
-from ndif.stores.responder import DEFERRABLE, Responder
+from ndif.stores.responder import DEFERRABLE, Responder, StoredResponse
 from ndif.stores.saved import ALERTS, EVENTS, StateFile
 from ndif.stores.usage import MemoryUsage, open_usage
 from ndif.telemetry import influxdb
@@ -229,7 +229,7 @@ class Server:
         for each in events:
             self._events.add(each)
 
-    async def _update_of(self, request_id: str, stored: Status | None) -> dict[str, Any] | None:
+    async def _update_of(self, request_id: str, stored: Status | None) -> StoredResponse | None:
         return self._coordinator.dispatcher.update_of(request_id, is_stored=stored is not None)
 
     def _find(self, repo_id: str) -> MirroredModel | None:

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from weakref import WeakValueDictionary
 
 from ndif.schema import wires
@@ -219,7 +219,7 @@ class _Held:
 class StoredResponse:
     """A stored response, and whom it is for."""
 
-    fields: dict[str, Any]
+    fields: wires.JobUpdate
     """The JSON object that clients are sent."""
     user: str
     """The user whose key sent the job; empty if none did."""
@@ -243,13 +243,14 @@ class StoredResponse:
     def record(self) -> dict[str, Any]:
         """Return it as one JSON object."""
         unsent = {_USER: self.user or None, _EXPIRES: self.expires}
-        return self.fields | {name: value for name, value in unsent.items() if value is not None}
+        return {**self.fields, **{k: v for k, v in unsent.items() if v is not None}}
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> StoredResponse:
         """Return what `record` was made of."""
         fields = dict(record)
-        return cls(fields, fields.pop(_USER, ""), fields.pop(_EXPIRES, None))
+        user, expires = fields.pop(_USER, ""), fields.pop(_EXPIRES, None)
+        return cls(cast("wires.JobUpdate", fields), user, expires)
 
     def encode(self) -> bytes:
         """Return it as an object of the store."""
