@@ -24,6 +24,8 @@ from ndif.config.units import format_duration
 from ndif.queue.callbacks.guard import shown
 from ndif.queue.callbacks.mail import Mailer, open_mailer
 from ndif.queue.callbacks.webhook import DeliveryError
+from ndif.schema.alert import Form, TestedAlertDestination
+from ndif.schema.answer import from_plain
 from ndif.tasks import end, within
 
 logger = logging.getLogger(__name__)
@@ -40,7 +42,7 @@ _REFUSES_CONTENT = frozenset(
 """Answers to one message that is not sent again; others may be of an address that the operator corrects."""
 
 Body = Callable[[Message], dict[str, Any]]
-FORMS: Mapping[str, Body] = {
+FORMS: Mapping[Form, Body] = {
     "slack": messages.slack,
     "discord": messages.discord,
     "json": messages.plain_json,
@@ -61,7 +63,7 @@ class Destination(Protocol):
 
     id: str
     """Digest of the address, by which another process knows it."""
-    form: str
+    form: Form
     shown: str
     """The address without what is secret in it."""
 
@@ -110,7 +112,7 @@ class Webhook:
 class Mailbox:
     """A mail address of the operator's."""
 
-    form = "email"
+    form: Form = "email"
 
     def __init__(self, mailer: Mailer, recipient: str, template: str) -> None:
         """Send to `recipient`, through the mailer of call-backs."""
@@ -128,11 +130,12 @@ class Mailbox:
         await self._mailer.send(mail)
 
 
-def form_and_url(address: str) -> tuple[str, str]:
+def form_and_url(address: str) -> tuple[Form, str]:
     """Return the form of a webhook, by its prefix or its host, and its URL."""
     prefix, plus, rest = address.partition("+")
-    if plus and prefix in FORMS:
-        return prefix, rest
+    for form in FORMS:
+        if plus and prefix == form:
+            return form, rest
     parts = urlsplit(address)
     host = parts.hostname or ""
     if host == "hooks.slack.com" and not parts.path.startswith("/triggers/"):
@@ -245,7 +248,7 @@ class Delivery:
         finally:
             await end(tasks)
 
-    async def try_each(self, message: Message) -> list[dict[str, Any]]:
+    async def try_each(self, message: Message) -> list[TestedAlertDestination]:
         """Send a message to every destination now and once, and return what became of it."""
         return await asyncio.gather(*(_tried(each.destination, message) for each in self.couriers))
 
@@ -261,16 +264,16 @@ class Delivery:
         """Take the messages that a predecessor had not brought; those of others' addresses are dropped."""
         for courier in self.couriers:
             for each in saved.get(courier.destination.id, ()):
-                courier.add(Message(**{**each, "lines": tuple(each["lines"])}))
+                courier.add(from_plain(Message, each))
 
 
-async def _tried(destination: Destination, message: Message) -> dict[str, Any]:
+async def _tried(destination: Destination, message: Message) -> TestedAlertDestination:
     problem = None
     try:
         await destination.send(message)
     except DeliveryError as error:
         problem = str(error)
-    return {"to": destination.shown, "form": destination.form, "problem": problem}
+    return TestedAlertDestination(to=destination.shown, form=destination.form, problem=problem)
 
 
 @cache
