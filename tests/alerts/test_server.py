@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 
-from ndif.schema.alert import Alerts as AlertsAnswer
-from ndif.schema.alert import TestedAlerts as AnswerOfTest
-from ndif.schema.answer import from_json, from_plain
+from ndif.control.answers import Alerts as AlertsAnswer
+from ndif.control.answers import TestedAlerts as AnswerOfTest
 from ndif.stores.broker.signing import Signer
 from ndif.stores.leader import SharedCache
 from ndif.stores.redis import connect
@@ -128,7 +127,7 @@ def test_a_server_tells_of_a_model_that_does_not_load_and_sums_up_its_day(
         operator = Operator(receiver, environment, f"slack+{slack.url}", f"discord+{discord.url}")
         try:
             tested = operator.ndif("alerts", "test", "--json")
-            assert len(from_json(AnswerOfTest, tested).destinations) == 4
+            assert len(AnswerOfTest.model_validate_json(tested).destinations) == 4
             said = operator.ndif("alerts", "test")
             assert said.count("delivered") == 4, said
             until(lambda: post.received)
@@ -138,7 +137,7 @@ def test_a_server_tells_of_a_model_that_does_not_load_and_sums_up_its_day(
             (_cause,) = opened["incident"]["causes"]
             listed = json.loads(operator.ndif("alerts", "list", "--json"))
             assert [each["id"] for each in listed["open"]] == [opened["incident"]["id"]]
-            from_plain(AlertsAnswer, listed)
+            AlertsAnswer.model_validate(listed)
             assert "load-failed" in operator.ndif("alerts", "list")
             # It is loaded again and again, which is one incident all the same.
             (files / "tokenizer.json").write_bytes(right)

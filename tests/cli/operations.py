@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 
 from ndif.cluster.models import Models
 from ndif.config.settings import Settings
-from ndif.control.answers import OWN_TRACE
+from ndif.control.answers import OWN_TRACE, Alerts
 from ndif.control.operations import (
     CollectGarbage,
     Deploy,
@@ -41,11 +41,9 @@ from ndif.gateway.header_wire import SocketIoSubscriptions
 from ndif.gateway.health import HealthRoutes
 from ndif.gateway.hf_mirror import HfMirror
 from ndif.gateway.open_channels import OpenChannels
-from ndif.gateway.openapi import example_of
 from ndif.gateway.operator import Operators
 from ndif.gateway.sessions import Sessions
 from ndif.host.runtimes import Runtimes
-from ndif.schema.alert import Alerts
 from ndif.schema.answer import from_plain
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_file import to_entry
@@ -61,7 +59,7 @@ OPERATORS = Operators(TOKEN, Sessions((TOKEN,), "", 3600))
 MAX_REPLICAS = 3
 """Replicas for which there is room."""
 
-ALERTS: dict[str, Any] = example_of(Alerts)
+ALERTS: dict[str, Any] = Alerts.model_json_schema()["examples"][0]
 
 
 @dataclass

@@ -24,8 +24,6 @@ from ndif.config.units import format_duration
 from ndif.queue.callbacks.guard import shown
 from ndif.queue.callbacks.mail import Mailer, open_mailer
 from ndif.queue.callbacks.webhook import DeliveryError
-from ndif.schema.alert import Form, TestedAlertDestination
-from ndif.schema.answer import from_plain
 from ndif.tasks import end, within
 
 logger = logging.getLogger(__name__)
@@ -42,7 +40,7 @@ _REFUSES_CONTENT = frozenset(
 """Answers to one message that is not sent again; others may be of an address that the operator corrects."""
 
 Body = Callable[[Message], dict[str, Any]]
-FORMS: Mapping[Form, Body] = {
+FORMS: Mapping[str, Body] = {
     "slack": messages.slack,
     "discord": messages.discord,
     "json": messages.plain_json,
@@ -63,7 +61,7 @@ class Destination(Protocol):
 
     id: str
     """Digest of the address, by which another process knows it."""
-    form: Form
+    form: str
     shown: str
     """The address without what is secret in it."""
 
@@ -112,7 +110,7 @@ class Webhook:
 class Mailbox:
     """A mail address of the operator's."""
 
-    form: Form = "email"
+    form = "email"
 
     def __init__(self, mailer: Mailer, recipient: str, template: str) -> None:
         """Send to `recipient`, through the mailer of call-backs."""
@@ -130,12 +128,11 @@ class Mailbox:
         await self._mailer.send(mail)
 
 
-def form_and_url(address: str) -> tuple[Form, str]:
+def form_and_url(address: str) -> tuple[str, str]:
     """Return the form of a webhook, by its prefix or its host, and its URL."""
     prefix, plus, rest = address.partition("+")
-    for form in FORMS:
-        if plus and prefix == form:
-            return form, rest
+    if plus and prefix in FORMS:
+        return prefix, rest
     parts = urlsplit(address)
     host = parts.hostname or ""
     if host == "hooks.slack.com" and not parts.path.startswith("/triggers/"):
@@ -248,7 +245,7 @@ class Delivery:
         finally:
             await end(tasks)
 
-    async def try_each(self, message: Message) -> list[TestedAlertDestination]:
+    async def try_each(self, message: Message) -> list[dict[str, Any]]:
         """Send a message to every destination now and once, and return what became of it."""
         return await asyncio.gather(*(_tried(each.destination, message) for each in self.couriers))
 
@@ -264,16 +261,16 @@ class Delivery:
         """Take the messages that a predecessor had not brought; those of others' addresses are dropped."""
         for courier in self.couriers:
             for each in saved.get(courier.destination.id, ()):
-                courier.add(from_plain(Message, each))
+                courier.add(Message(**{**each, "lines": tuple(each["lines"])}))
 
 
-async def _tried(destination: Destination, message: Message) -> TestedAlertDestination:
+async def _tried(destination: Destination, message: Message) -> dict[str, Any]:
     problem = None
     try:
         await destination.send(message)
     except DeliveryError as error:
         problem = str(error)
-    return TestedAlertDestination(to=destination.shown, form=destination.form, problem=problem)
+    return {"to": destination.shown, "form": destination.form, "problem": problem}
 
 
 @cache

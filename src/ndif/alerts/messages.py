@@ -11,17 +11,14 @@ from dataclasses import asdict, dataclass
 from email.message import EmailMessage
 from email.utils import formatdate, parseaddr
 from string import Template
-from typing import Any, Final
+from typing import Any
 
 from ndif.alerts.causes import Kind
 from ndif.alerts.incidents import Event, Incident, Member, Notice
 from ndif.config.mail_template import split_template
 from ndif.config.units import format_duration
-from ndif.schema.alert import AlertCause, AlertIncident, Severity
 
-CRITICAL: Final = "critical"
-WARNING: Final = "warning"
-INFO: Final = "info"
+CRITICAL, WARNING, INFO = "critical", "warning", "info"
 
 _MOST_LISTED = 20
 """Causes that one message lists."""
@@ -61,7 +58,7 @@ class About:
     """A kind of causes, as it is told."""
 
     title: str
-    severity: Severity
+    severity: str
     advice: str
     """Sentence that says what to do first."""
 
@@ -150,8 +147,8 @@ class Message:
     headline: str
     lines: tuple[str, ...]
     advice: str = ""
-    incident: AlertIncident | None = None
-    """The incident, if it is about one."""
+    incident: dict[str, Any] | None = None
+    """The incident as JSON, if it is about one."""
 
     @property
     def text(self) -> str:
@@ -192,25 +189,25 @@ def digest_message(server: str, now: float, lines: Sequence[str]) -> Message:
     return Message("digest", INFO, now, server, "The last day", tuple(lines))
 
 
-def described(incident: Incident) -> AlertIncident:
-    """Return an incident as programs and `ndif alerts list` see it."""
-    return AlertIncident(
-        id=incident.id,
-        kind=incident.kind.value,
-        severity=ABOUT[incident.kind].severity,
-        opened=incident.opened,
-        resolved=incident.resolved,
-        causes=[
-            AlertCause(
-                kind=member.cause.kind.value,
-                subject=member.cause.subject,
-                sentence=member.cause.sentence,
-                since=member.cause.since,
-                over=member.over,
-            )
+def described(incident: Incident) -> dict[str, Any]:
+    """Return an incident as JSON, for programs and `ndif alerts list`."""
+    return {
+        "id": incident.id,
+        "kind": incident.kind.value,
+        "severity": ABOUT[incident.kind].severity,
+        "opened": incident.opened,
+        "resolved": incident.resolved,
+        "causes": [
+            {
+                "kind": member.cause.kind.value,
+                "subject": member.cause.subject,
+                "sentence": member.cause.sentence,
+                "since": member.cause.since,
+                "over": member.over,
+            }
             for member in incident.members
         ],
-    )
+    }
 
 
 def _lines(incident: Incident, now: float) -> list[str]:
@@ -315,7 +312,7 @@ def mail(message: Message, template: str, recipient: str, sender: str, now: floa
     made["Date"] = formatdate(now, usegmt=True)
     made["Auto-Submitted"] = "auto-generated"
     domain = parseaddr(sender)[1].rpartition("@")[2]
-    incident = message.incident.id if message.incident else "none"
+    incident = (message.incident or {}).get("id", "none")
     # The same with every attempt, so that a mailbox recognises a second copy.
     made["Message-ID"] = f"<ndif-{message.event}-{incident}-{message.at:.0f}@{domain}>"
     made.set_content(re.sub(r"\n{3,}", "\n\n", Template(text).substitute(values)).strip() + "\n")

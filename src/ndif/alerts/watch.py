@@ -23,7 +23,6 @@ from ndif.alerts.delivery import Delivery, open_destinations
 from ndif.alerts.incidents import Book, Event, Timing
 from ndif.alerts.messages import about, described, digest_message, test_message
 from ndif.config.settings import Settings
-from ndif.schema import alert
 from ndif.schema.job_record import NO_ERRORS
 from ndif.stores.broker import BrokerError
 from ndif.stores.events import EventLog, Kind
@@ -116,26 +115,26 @@ class Alerts:
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(self._save(), _STOP_S)
 
-    def describe(self) -> alert.Alerts:
+    def describe(self) -> dict[str, Any]:
         """Return the incidents and destinations as operators see them."""
-        return alert.Alerts(
-            open=[described(each) for each in self._book.open],
-            resolved=[described(each) for each in reversed(self._book.over)],
-            destinations=[
-                alert.AlertDestination(
-                    to=each.destination.shown,
-                    form=each.destination.form,
-                    waiting=len(each.waiting),
-                    problem=each.problem,
-                )
+        return {
+            "open": [described(each) for each in self._book.open],
+            "resolved": [described(each) for each in reversed(self._book.over)],
+            "destinations": [
+                {
+                    "to": each.destination.shown,
+                    "form": each.destination.form,
+                    "waiting": len(each.waiting),
+                    "problem": each.problem,
+                }
                 for each in self._delivery.couriers
             ],
-        )
+        }
 
-    async def test(self) -> alert.TestedAlerts:
+    async def test(self) -> dict[str, Any]:
         """Send a test message to every destination, and return what each answered."""
         message = test_message(self._server, self._now())
-        return alert.TestedAlerts(destinations=await self._delivery.try_each(message))
+        return {"destinations": await self._delivery.try_each(message)}
 
     async def _step(self, look: Look) -> None:
         asked = (silence(ping, _PATIENCE_S) for ping in self._stores.values())

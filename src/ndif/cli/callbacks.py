@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,7 +12,6 @@ from ndif.cli.output import duration, elapsed, show, show_answer, table
 from ndif.cli.server_client import ServerClient, read, with_server
 from ndif.config.short_ids import unique_length
 from ndif.control.answers import Retried
-from ndif.schema.callback import Callbacks
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,11 +26,7 @@ def command() -> None:
 @with_server
 def list_callbacks(server: ServerClient, as_json: bool) -> None:
     """Show the call-backs that were given up, and those that wait."""
-
-    def fetch() -> Callbacks:
-        return read(Callbacks, server.get("/admin/callbacks"))
-
-    show(fetch, _rendered, as_json=as_json, interval_s=None)
+    show(lambda: server.get("/admin/callbacks"), _rendered, as_json=as_json, interval_s=None)
 
 
 @command.command("retry")
@@ -51,26 +47,26 @@ def retry(server: ServerClient, as_json: bool, request_id: str | None, every: bo
     show_answer(answer, as_json, [one or f"{count} call-backs are made again."])
 
 
-def _rendered(answer: Callbacks) -> RenderableType:
+def _rendered(answer: Mapping[str, Any]) -> RenderableType:
     from rich.text import Text
 
-    callbacks = answer.callbacks
+    callbacks = answer["callbacks"]
     if not callbacks:
         return Text("No call-back waits, and none was given up.")
-    length = unique_length(each.request_id for each in callbacks)
+    length = unique_length(each["request_id"] for each in callbacks)
     rows = [
         (
-            each.request_id[:length],
-            each.to,
-            each.status,
-            each.state,
-            each.attempts,
-            elapsed(each.created),
-            duration(each.due - time.time()) if each.state == "waiting" else None,
-            each.problem,
+            each["request_id"][:length],
+            each["to"],
+            each["status"],
+            each["state"],
+            each["attempts"],
+            elapsed(each["created"]),
+            duration(each["due"] - time.time()) if each["state"] == "waiting" else None,
+            each["problem"],
         )
         for each in callbacks
     ]
-    title = f"Call-backs: {answer.waiting} waiting, {answer.given_up} given up"
+    title = f"Call-backs: {answer['waiting']} waiting, {answer['given_up']} given up"
     headings = ("request", "to", "job", "state", "failed", "for", "again in", "problem")
     return table(title, headings, rows)

@@ -39,8 +39,6 @@ from ndif.control.status import (
 from ndif.errors import problems
 from ndif.placement.replica import DeploymentLevel
 from ndif.queue.callbacks.delivery import CallbackDelivery
-from ndif.schema import alert
-from ndif.schema.callback import Callbacks
 from ndif.schema.deployment import DeploymentConfig, Generation, OperationError
 from ndif.schema.deployment_file import (
     AsInFile,
@@ -729,8 +727,9 @@ class ListCallbacks(Operation):
     """Call-backs that wait for their delivery, and those that were given up."""
 
     name, event, method = "callbacks", "CALLBACKS", "GET"
+    answer = answers.Callbacks
 
-    async def perform(self, control: ControlPlane) -> Callbacks:
+    async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""
         try:
             return await control.callbacks.describe()
@@ -775,8 +774,9 @@ class ListAlerts(Operation):
     """Open incidents of the server's own alerts, those of the last day, and who is told."""
 
     name, event, method = "alerts", "ALERTS", "GET"
+    answer = answers.Alerts
 
-    async def perform(self, control: ControlPlane) -> alert.Alerts:
+    async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""
         return _alerts_of(control).describe()
 
@@ -785,8 +785,9 @@ class SendTestAlerts(Operation):
     """Send a test message to everybody who gets alerts."""
 
     name, event = "alerts/test", "TEST_ALERTS"
+    answer = answers.TestedAlerts
 
-    async def perform(self, control: ControlPlane) -> alert.TestedAlerts:
+    async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""
         return await _alerts_of(control).test()
 

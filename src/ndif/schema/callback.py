@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
-from ndif.schema.answer import answer
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
@@ -76,50 +75,6 @@ class Callback:
     def decode(cls, content: bytes) -> Callback:
         """Return what `encode` wrote; raise a ValueError or TypeError for anything else."""
         return cls(**json.loads(content))
-
-
-@answer()
-class ListedCallback:
-    """A call-back that was not delivered yet."""
-
-    request_id: str
-    to: str
-    """Address of the call-back, without what may be secret in it."""
-    status: str
-    """Status of the job that it tells of."""
-    state: Literal["waiting", "given up"]
-    attempts: int
-    created: float
-    due: float
-    """Unix time of the next attempt; of the last one if it was given up."""
-    problem: str
-    """Reason for which the last attempt failed; empty if there was none."""
-
-
-@answer(
-    example={
-        "waiting": 0,
-        "given_up": 1,
-        "callbacks": [
-            {
-                "request_id": "0d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21",
-                "to": "https://lab.example.org/…",
-                "status": "COMPLETED",
-                "state": "given up",
-                "attempts": 12,
-                "created": 1_785_000_000.0,
-                "due": 1_785_086_400.0,
-                "problem": "it answered 500",
-            }
-        ],
-    }
-)
-class Callbacks:
-    """The call-backs that wait, and those that were given up; not more than some of many are listed."""
-
-    waiting: int
-    given_up: int
-    callbacks: list[ListedCallback]
 
 
 def is_told(request: Request, status: Status) -> bool:

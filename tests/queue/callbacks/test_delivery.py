@@ -273,11 +273,11 @@ async def test_after_the_last_attempt_an_operator_may_repeat_it(tmp_path: Path) 
         await eventually(server.idle)
         assert len(receiver.asked) == QUICK.max_attempts
         described = await server.delivery.describe()
-        assert (described.waiting, described.given_up) == (0, 1)
-        (row,) = described.callbacks
-        assert row.request_id == request.id
-        assert row.to == f"http://localhost:{receiver.port}/…"
-        assert (row.state, row.attempts, row.problem) == ("given up", 3, "it answered 500")
+        assert (described["waiting"], described["given_up"]) == (0, 1)
+        (row,) = described["callbacks"]
+        assert row["request_id"] == request.id
+        assert row["to"] == f"http://localhost:{receiver.port}/…"
+        assert (row["state"], row["attempts"], row["problem"]) == ("given up", 3, "it answered 500")
         receiver.status = 204
         assert await server.delivery.retry(None) == [request.id]
         await eventually(lambda: len(receiver.asked) == QUICK.max_attempts + 1)
@@ -423,8 +423,8 @@ async def test_a_server_that_sends_no_mail_any_more_gives_up(tmp_path: Path) -> 
         await server.end("ada@example.org")
         await eventually(server.idle)
         described = await server.delivery.describe()
-    (row,) = described.callbacks
-    assert (row.to, row.problem) == ("a…@example.org", "this server sends no mail any more")
+    (row,) = described["callbacks"]
+    assert (row["to"], row["problem"]) == ("a…@example.org", "this server sends no mail any more")
 
 
 @on_loop

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ndif.config.settings import Settings
 from ndif.config.units import format_duration
@@ -22,7 +23,7 @@ from ndif.queue.callbacks.guard import (
 )
 from ndif.queue.callbacks.mail import Mailer, message_for, open_mailer
 from ndif.queue.callbacks.webhook import DeliveryError, Webhooks
-from ndif.schema.callback import Callback, Callbacks, ListedCallback
+from ndif.schema.callback import Callback
 from ndif.stores.broker.port import BrokerError
 from ndif.stores.callbacks import CallbackQueue
 from ndif.stores.objects import ObjectStore, ObjectStoreError
@@ -121,11 +122,11 @@ class CallbackDelivery:
         """Release what attempts share."""
         self._webhooks.close()
 
-    async def describe(self) -> Callbacks:
+    async def describe(self) -> dict[str, Any]:
         """Return the waiting and the given-up call-backs as operators see them."""
         waiting, dead = await self.queue.counts()
-        listed = [_listed(each) for each in await self.queue.all(_SHOWN)]
-        return Callbacks(waiting=waiting, given_up=dead, callbacks=listed)
+        listed = [_described(each) for each in await self.queue.all(_SHOWN)]
+        return {"waiting": waiting, "given_up": dead, "callbacks": listed}
 
     async def retry(self, request_id: str | None) -> list[str]:
         """Make call-backs due now with all of their attempts, and return their requests' ids.
@@ -279,14 +280,14 @@ def open_delivery(
     )
 
 
-def _listed(callback: Callback) -> ListedCallback:
-    return ListedCallback(
-        request_id=callback.request_id,
-        to=shown(callback.address),
-        status=callback.content["status"],
-        state="given up" if callback.dead else "waiting",
-        attempts=callback.attempts,
-        created=callback.created,
-        due=callback.due,
-        problem=callback.problem,
-    )
+def _described(callback: Callback) -> dict[str, Any]:
+    return {
+        "request_id": callback.request_id,
+        "to": shown(callback.address),
+        "status": callback.content["status"],
+        "state": "given up" if callback.dead else "waiting",
+        "attempts": callback.attempts,
+        "created": callback.created,
+        "due": callback.due,
+        "problem": callback.problem,
+    }
