@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
@@ -27,7 +28,6 @@ from ndif.gateway.openapi import (
     example_of,
 )
 from ndif.gateway.operator import Operator, Operators
-from ndif.schema.answer import answer as typed
 from ndif.schema.answer import to_json
 from ndif.schema.deployment import OperationError
 from ndif.stores.accounts import Registry
@@ -38,22 +38,28 @@ _MAX_BODY_BYTES = 4 * 1024**2
 Handler = Callable[[Request, Operator], Awaitable[Any]]
 
 
-@typed(
-    example={
-        "settings": [
-            {
-                "name": name_of("result_ttl_s"),
-                "value": 86400,
-                "default": 86400,
-                "source": "default",
-                "meaning": "Time that a result and its signed URL stay valid.",
-                "unit": "seconds",
-            }
-        ]
-    }
-)
-class Configuration:
+class Configuration(BaseModel):
     """The server's settings."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "settings": [
+                        {
+                            "name": name_of("result_ttl_s"),
+                            "value": 86400,
+                            "default": 86400,
+                            "source": "default",
+                            "meaning": "Time that a result and its signed URL stay valid.",
+                            "unit": "seconds",
+                        }
+                    ]
+                }
+            ]
+        },
+    )
 
     settings: list[Variable]
 
@@ -162,9 +168,9 @@ class AdminRoutes:
             ),
         ]
 
-    async def config(self, _: Request, __: Operator) -> Configuration:
+    async def config(self, _: Request, __: Operator) -> dict[str, Any]:
         """Answer with the server's variables, and the source of each value."""
-        return Configuration(settings=variables(self._settings))
+        return {"settings": [asdict(variable) for variable in variables(self._settings)]}
 
     def _handler(self, kind: type[Operation]) -> Handler:
         async def handle(http: Request, operator: Operator) -> Any:
@@ -204,8 +210,7 @@ class AdminRoutes:
     def _for_operators(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         async def answer(http: Request) -> Response:
             operator = self._operators.of(http)
-            content = to_json(await handler(http, operator))
-            return Response(content, media_type=JSON)
+            return Response(to_json(await handler(http, operator)), media_type=JSON)
 
         return answer
 
