@@ -7,7 +7,7 @@ is to do beside that is an operation of its own (`sequel`).
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import (
@@ -22,6 +22,7 @@ from ndif.control.answers import KilledJobs
 from ndif.control.operations import Body, Command, KillKey, Operation
 from ndif.errors import problems
 from ndif.schema import account as answers
+from ndif.schema.answer import project
 from ndif.schema.deployment import OperationError
 from ndif.schema.limits import Limits
 from ndif.stores.accounts import (
@@ -143,7 +144,7 @@ class RevokeKey(AccountOperation):
 
     async def perform(self, registry: Registry) -> answers.RevokedApiKey:
         """See `AccountOperation.perform`."""
-        return answers.RevokedApiKey(**asdict(await registry.revoke(self.key)), killed=0)
+        return project(answers.RevokedApiKey, await registry.revoke(self.key), killed=0)
 
     def sequel(self, answer: answers.RevokedApiKey) -> Operation:
         """See `AccountOperation.sequel`."""

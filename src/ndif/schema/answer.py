@@ -7,7 +7,7 @@ OpenAPI, writes it as JSON, and validates it where it comes from another process
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, TypeVar
 
@@ -52,6 +52,13 @@ def _inherit(base: type[Any], core: CoreSchema, handler: GetJsonSchemaHandler) -
         if "description" in inherited:
             properties[name].setdefault("description", inherited["description"])
     return found
+
+
+def project(kind: type[T], of: Any, **others: Any) -> T:
+    """Return an answer whose fields are those of another object, except the ones that are given."""
+    names = [each.name for each in fields(kind) if each.name not in others]  # type: ignore[arg-type]
+    same = {name: getattr(of, name) for name in names if hasattr(of, name)}
+    return kind(**same, **others)
 
 
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
