@@ -53,6 +53,10 @@ def test_what_comes_from_outside_is_validated(content: bytes | str) -> None:
         from_json(Machine, content)
 
 
+def test_a_reader_passes_over_what_a_later_version_tells() -> None:
+    assert from_json(Machine, JSON.replace(b'"name"', b'"later":1,"name"')) == MACHINE
+
+
 def test_an_answer_does_not_change() -> None:
     with pytest.raises(FrozenInstanceError):
         MACHINE.name = "two"  # type: ignore[misc]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from textwrap import wrap
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -50,8 +50,6 @@ class VariableError(NdifError):
 @dataclass(frozen=True, slots=True)
 class Variable:
     """One variable of the environment."""
-
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     name: str
     value: Any

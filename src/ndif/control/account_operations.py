@@ -7,12 +7,11 @@ is to do beside that is an operation of its own (`sequel`).
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, replace
-from typing import Annotated, Any, ClassVar, get_type_hints
+from dataclasses import replace
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
     ValidationError,
@@ -20,21 +19,10 @@ from pydantic import (
 )
 
 from ndif.control.answers import KilledJobs
-from ndif.control.operations import KillKey, Operation
+from ndif.control.operations import Body, Command, KillKey, Operation
 from ndif.errors import problems
-from ndif.schema.account import (
-    AccountTier,
-    AccountTiers,
-    AccountUsers,
-    ApiKey,
-    ApiKeys,
-    DeletedTier,
-    ImportedKeys,
-    NewApiKey,
-    RevokedApiKey,
-    Tier,
-    UserWithKeys,
-)
+from ndif.schema import account as answers
+from ndif.schema.answer import project
 from ndif.schema.deployment import OperationError
 from ndif.schema.limits import Limits
 from ndif.stores.accounts import (
@@ -79,23 +67,8 @@ _USER, _KEY, _TIER = "ada@example.org", "9b1f0c62d7aa", "lab"
 """Names of the examples."""
 
 
-class AccountOperation(BaseModel):
-    """One command on users, keys or tiers: its fields, their checks, and the method that performs it."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
-    )
-
-    name: ClassVar[str]
-    """The rest of its route, `/admin/NAME`."""
-    method: ClassVar[str] = "POST"
-    """`GET` for an operation that changes nothing; its fields are in the query."""
-    answer: ClassVar[type[Any]]
-    """Type of the answer: what `perform` returns."""
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        cls.answer = get_type_hints(cls.perform)["return"]
+class AccountOperation(Command):
+    """A command on users, keys or tiers; if it changes nothing, its fields are in the query."""
 
     async def perform(self, registry: Registry) -> Any:
         """Return the operation's answer; raise a RegistryError that says what to do if there is none."""
@@ -119,9 +92,9 @@ class ListKeys(AccountOperation):
     user: _User | None = None
     """The user whose keys they are; None: everybody's."""
 
-    async def perform(self, registry: Registry) -> ApiKeys:
+    async def perform(self, registry: Registry) -> answers.ApiKeys:
         """See `AccountOperation.perform`."""
-        return ApiKeys(keys=await registry.keys(self.user))
+        return answers.ApiKeys(keys=await registry.keys(self.user))
 
 
 class ShowKey(AccountOperation):
@@ -133,7 +106,7 @@ class ShowKey(AccountOperation):
     key: _Text
     """Id of the key, or its beginning."""
 
-    async def perform(self, registry: Registry) -> ApiKey:
+    async def perform(self, registry: Registry) -> answers.ApiKey:
         """See `AccountOperation.perform`."""
         return await registry.key(self.key)
 
@@ -152,9 +125,9 @@ class CreateKey(AccountOperation):
     """Name that tells the key from the user's others."""
     expires_in_s: Annotated[float, Field(gt=0, le=_MAX_EXPIRY_S, allow_inf_nan=False)] | None = None
     """Seconds until it expires; None: it does not."""
-    tiers: list[_TierName] = []
+    tiers: list[_TierName] = Field(default=[])
 
-    async def perform(self, registry: Registry) -> NewApiKey:
+    async def perform(self, registry: Registry) -> answers.NewApiKey:
         """See `AccountOperation.perform`."""
         expires = None if self.expires_in_s is None else time.time() + self.expires_in_s
         return await registry.create_key(self.user, self.label, expires, self.tiers)
@@ -169,25 +142,23 @@ class RevokeKey(AccountOperation):
     key: _Text
     """Id of the key, or its beginning."""
 
-    async def perform(self, registry: Registry) -> RevokedApiKey:
+    async def perform(self, registry: Registry) -> answers.RevokedApiKey:
         """See `AccountOperation.perform`."""
-        return RevokedApiKey(**asdict(await registry.revoke(self.key)), killed=0)
+        return project(answers.RevokedApiKey, await registry.revoke(self.key), killed=0)
 
-    def sequel(self, answer: RevokedApiKey) -> Operation:
+    def sequel(self, answer: answers.RevokedApiKey) -> Operation:
         """See `AccountOperation.sequel`."""
         return KillKey(account=answer.account, revoked=True)
 
-    def after_sequel(self, answer: RevokedApiKey, ended: KilledJobs) -> RevokedApiKey:
+    def after_sequel(
+        self, answer: answers.RevokedApiKey, ended: KilledJobs
+    ) -> answers.RevokedApiKey:
         """See `AccountOperation.after_sequel`."""
         return replace(answer, killed=ended.killed)
 
 
-class TierFields(BaseModel):
+class TierFields(Body):
     """A tier's name and properties."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
-    )
 
     tier: _TierName
     hotswapping: bool = False
@@ -197,17 +168,13 @@ class TierFields(BaseModel):
     weight: _Weight = 1.0
     limits: _Limits | None = None
 
-    def made(self) -> Tier:
+    def made(self) -> answers.Tier:
         """Return the tier."""
-        return Tier(name=self.tier, **self.model_dump(exclude={"tier"}))
+        return answers.Tier(name=self.tier, **self.model_dump(exclude={"tier"}))
 
 
-class KeyFields(BaseModel):
+class KeyFields(Body):
     """A key of elsewhere."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
-    )
 
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     user: _User | None = None
@@ -232,7 +199,7 @@ class ImportKeys(AccountOperation):
 
     keys: list[KeyFields]
 
-    async def perform(self, registry: Registry) -> ImportedKeys:
+    async def perform(self, registry: Registry) -> answers.ImportedKeys:
         """See `AccountOperation.perform`."""
         return await registry.import_keys(
             ImportedKey(key.sha256, key.user, (key.tier.made(),) if key.tier else ())
@@ -245,7 +212,7 @@ class MigrateKeys(AccountOperation):
 
     name = "keys/migrate"
 
-    async def perform(self, registry: Registry) -> ImportedKeys:
+    async def perform(self, registry: Registry) -> answers.ImportedKeys:
         """See `AccountOperation.perform`."""
         return await registry.copy_foreign()
 
@@ -255,9 +222,9 @@ class ListTiers(AccountOperation):
 
     name, method = "tiers", "GET"
 
-    async def perform(self, registry: Registry) -> AccountTiers:
+    async def perform(self, registry: Registry) -> answers.AccountTiers:
         """See `AccountOperation.perform`."""
-        return AccountTiers(tiers=await registry.tiers())
+        return answers.AccountTiers(tiers=await registry.tiers())
 
 
 class CreateTier(TierFields, AccountOperation):
@@ -268,7 +235,7 @@ class CreateTier(TierFields, AccountOperation):
     )
     name = "tiers/create"
 
-    async def perform(self, registry: Registry) -> AccountTier:
+    async def perform(self, registry: Registry) -> answers.AccountTier:
         """See `AccountOperation.perform`."""
         return await registry.create_tier(self.made())
 
@@ -288,7 +255,7 @@ class ChangeTier(AccountOperation):
     limits: _Limits | None = None
     """All of its limits; empty: those of the server."""
 
-    async def perform(self, registry: Registry) -> AccountTier:
+    async def perform(self, registry: Registry) -> answers.AccountTier:
         """See `AccountOperation.perform`."""
         changes = self.model_dump(exclude={"tier"}, exclude_none=True)
         if changes.get("limits") == {}:
@@ -304,10 +271,10 @@ class DeleteTier(AccountOperation):
 
     tier: _TierName
 
-    async def perform(self, registry: Registry) -> DeletedTier:
+    async def perform(self, registry: Registry) -> answers.DeletedTier:
         """See `AccountOperation.perform`."""
         await registry.delete_tier(self.tier)
-        return DeletedTier(deleted=self.tier)
+        return answers.DeletedTier(deleted=self.tier)
 
 
 class AssignTier(AccountOperation):
@@ -320,7 +287,7 @@ class AssignTier(AccountOperation):
     key: _Text
     """Id of the key, or its beginning."""
 
-    async def perform(self, registry: Registry) -> ApiKey:
+    async def perform(self, registry: Registry) -> answers.ApiKey:
         """See `AccountOperation.perform`."""
         return await registry.assign(self.tier, self.key)
 
@@ -335,7 +302,7 @@ class WithdrawTier(AccountOperation):
     key: _Text
     """Id of the key, or its beginning."""
 
-    async def perform(self, registry: Registry) -> ApiKey:
+    async def perform(self, registry: Registry) -> answers.ApiKey:
         """See `AccountOperation.perform`."""
         return await registry.withdraw(self.tier, self.key)
 
@@ -345,9 +312,9 @@ class ListUsers(AccountOperation):
 
     name, method = "users", "GET"
 
-    async def perform(self, registry: Registry) -> AccountUsers:
+    async def perform(self, registry: Registry) -> answers.AccountUsers:
         """See `AccountOperation.perform`."""
-        return AccountUsers(users=await registry.users())
+        return answers.AccountUsers(users=await registry.users())
 
 
 class ShowUser(AccountOperation):
@@ -359,7 +326,7 @@ class ShowUser(AccountOperation):
     user: _User
     """Name of the user."""
 
-    async def perform(self, registry: Registry) -> UserWithKeys:
+    async def perform(self, registry: Registry) -> answers.UserWithKeys:
         """See `AccountOperation.perform`."""
         return await registry.user(self.user)
 

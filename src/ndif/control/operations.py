@@ -102,25 +102,36 @@ def _with(example: dict[str, Any]) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": [example]})
 
 
-class Operation(BaseModel):
-    """One command: its fields, their checks, and the method that performs it."""
+class Body(BaseModel):
+    """The JSON body of a request, or a part of it."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
     )
 
+
+class Command(Body):
+    """One command of an operator: its fields, their checks, and the method that performs it."""
+
     name: ClassVar[str]
-    """The last part of its route, `/admin/NAME`."""
-    event: ClassVar[str]
-    """Name of the operation in the stream of events to the leader."""
+    """The rest of its route, `/admin/NAME`."""
     method: ClassVar[str] = "POST"
+    """`GET` for one that changes nothing."""
+    perform: ClassVar[Callable[..., Awaitable[Any]]]
     answer: ClassVar[type[Any]]
     """Type of the answer: what `perform` returns."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         if "answer" not in vars(cls):
-            cls.answer = get_type_hints(cls.perform)["return"]
+            cls.answer = get_type_hints(cls.perform).get("return", object)
+
+
+class Operation(Command):
+    """A command to the process that leads."""
+
+    event: ClassVar[str]
+    """Name of the operation in the stream of events to the leader."""
 
     async def perform(self, control: ControlPlane) -> Any:
         """Return the operation's answer; raise an OperationError that says what to do if there is none."""

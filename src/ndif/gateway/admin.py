@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import BaseModel
@@ -162,9 +163,9 @@ class AdminRoutes:
             ),
         ]
 
-    async def config(self, _: Request, __: Operator) -> Configuration:
+    async def config(self, _: Request, __: Operator) -> dict[str, Any]:
         """Answer with the server's variables, and the source of each value."""
-        return Configuration(settings=variables(self._settings))
+        return {"settings": [asdict(variable) for variable in variables(self._settings)]}
 
     def _handler(self, kind: type[Operation]) -> Handler:
         async def handle(http: Request, operator: Operator) -> Any:

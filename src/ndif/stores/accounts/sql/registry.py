@@ -24,6 +24,7 @@ from ndif.schema.account import (
     Tier,
     UserWithKeys,
 )
+from ndif.schema.answer import project
 from ndif.stores.accounts.port import (
     ImportedKey,
     NotInRegistryError,
@@ -75,7 +76,7 @@ class SqlRegistry:
             key_id = await _add_key(on, digest_of(key), user, name, expires_at)
             await _assign(on, key_id, added)
             (row,) = await _keys(on, KEYS.c.id == key_id)
-        return NewApiKey(**asdict(row), api_key=key)
+        return project(NewApiKey, row, api_key=key)
 
     async def keys(self, user: str | None = None) -> list[ApiKey]:
         """See `Registry.keys`."""
@@ -184,7 +185,7 @@ class SqlRegistry:
             if not found:
                 raise NotInRegistryError(f"There is no user {name[:_MAX_QUOTED]!r}.")
             keys = await _keys(on, USERS.c.name == name)
-            return UserWithKeys(**{**asdict(found[0]), "keys": keys})
+            return project(UserWithKeys, found[0], keys=keys)
 
     # Transactions
 
