@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from http import HTTPStatus
+from math import inf
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -21,17 +23,27 @@ from ndif.alerts import messages
 from ndif.alerts.messages import Message
 from ndif.config.settings import Settings
 from ndif.config.units import format_duration
+from ndif.delivery.loop import DeliveryError, DeliveryLoop, Policy
+from ndif.delivery.mail import Mailer, open_mailer
 from ndif.queue.callbacks.guard import shown
-from ndif.queue.callbacks.mail import Mailer, open_mailer
-from ndif.queue.callbacks.webhook import DeliveryError
-from ndif.tasks import end, within
+from ndif.schema.alerts import AlertDestination, Form, TestedAlertDestination
+from ndif.schema.answer import adapter, to_plain
+from ndif.tasks import within
 
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 _MOST_WAITING = 100
 """Messages that wait for one destination; the oldest make room."""
-_FIRST_PAUSE_S, _FACTOR, _LONGEST_PAUSE_S = 5.0, 3.0, 600.0
+POLICY = Policy(
+    max_attempts=inf,
+    max_age_s=inf,
+    longest_s=600.0,
+    jitter=0.0,
+    at_once=1000,
+    to_one_host=1,
+)
+"""Rules of alerts: in order, for as long as somebody may want to know."""
 _TOO_OLD_S = 24 * 3600.0
 """Age at which a message is dropped: nobody needs to know any more."""
 _REFUSES_CONTENT = frozenset(
@@ -40,20 +52,11 @@ _REFUSES_CONTENT = frozenset(
 """Answers to one message that is not sent again; others may be of an address that the operator corrects."""
 
 Body = Callable[[Message], dict[str, Any]]
-FORMS: Mapping[str, Body] = {
+FORMS: Mapping[Form, Body] = {
     "slack": messages.slack,
     "discord": messages.discord,
     "json": messages.plain_json,
 }
-
-
-class AskedToWaitError(DeliveryError):
-    """A destination takes no message for a time that it names."""
-
-    def __init__(self, problem: str, seconds: float) -> None:
-        """Say why, and for how long."""
-        super().__init__(problem)
-        self.seconds = seconds
 
 
 class Destination(Protocol):
@@ -61,7 +64,7 @@ class Destination(Protocol):
 
     id: str
     """Digest of the address, by which another process knows it."""
-    form: str
+    form: Form
     shown: str
     """The address without what is secret in it."""
 
@@ -94,7 +97,8 @@ class Webhook:
             return
         problem = f"it answered {answer.status_code}"
         if answer.status_code == HTTPStatus.TOO_MANY_REQUESTS:
-            raise AskedToWaitError(problem, _seconds(answer.headers.get("retry-after", "")))
+            wait_s = _seconds(answer.headers.get("retry-after", ""))
+            raise DeliveryError(problem, wait_s=wait_s)
         raise DeliveryError(problem, final=answer.status_code in _REFUSES_CONTENT)
 
     async def _answer(self, body: dict[str, Any]) -> httpx.Response:
@@ -110,7 +114,7 @@ class Webhook:
 class Mailbox:
     """A mail address of the operator's."""
 
-    form = "email"
+    form: Form = "email"
 
     def __init__(self, mailer: Mailer, recipient: str, template: str) -> None:
         """Send to `recipient`, through the mailer of call-backs."""
@@ -128,11 +132,11 @@ class Mailbox:
         await self._mailer.send(mail)
 
 
-def form_and_url(address: str) -> tuple[str, str]:
+def form_and_url(address: str) -> tuple[Form, str]:
     """Return the form of a webhook, by its prefix or its host, and its URL."""
-    prefix, plus, rest = address.partition("+")
-    if plus and prefix in FORMS:
-        return prefix, rest
+    for form in FORMS:
+        if address.startswith(f"{form}+"):
+            return form, address.removeprefix(f"{form}+")
     parts = urlsplit(address)
     host = parts.hostname or ""
     if host == "hooks.slack.com" and not parts.path.startswith("/triggers/"):
@@ -154,123 +158,158 @@ def open_destinations(settings: Settings) -> list[Destination]:
     return found
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Courier:
-    """Brings one destination its messages in order.
-
-    Owns those that wait. A message that a dead process had not brought is taken from what it saved.
-    """
+    """A destination and the messages that wait for it, of which the first is the one to bring."""
 
     destination: Destination
-    now: Callable[[], float]
-    brought: asyncio.Event
-    """Set when a message no longer waits."""
+    waiting: deque[Message] = field(default_factory=lambda: deque(maxlen=_MOST_WAITING))
+    problem: str | None = None
+    """Reason for which the last attempt failed; None if it did not."""
+    attempts: int = 0
+    """Attempts that failed since one succeeded."""
+    due: float = 0.0
+    bringing: Message | None = None
 
-    def __post_init__(self) -> None:
-        self.waiting: deque[Message] = deque()
-        self.problem: str | None = None
-        """Reason for which the last attempt failed; None if it did not."""
-        self._added = asyncio.Event()
+    @property
+    def id(self) -> str:
+        """See `Item.id`."""
+        return self.destination.id
 
-    def add(self, message: Message) -> None:
-        """Take a message that is to be brought."""
-        if len(self.waiting) >= _MOST_WAITING:
-            self.waiting.popleft()
-        self.waiting.append(message)
-        self._added.set()
+    @property
+    def host(self) -> str:
+        """See `Item.host`."""
+        return self.id
 
-    async def run(self) -> None:
-        """Bring messages until cancelled."""
-        failures = 0
-        while True:
-            if not self.waiting:
-                self._added.clear()
-                await self._added.wait()
-            message = self.waiting[0]
-            try:
-                if self.now() - message.at < _TOO_OLD_S:
-                    await self.destination.send(message)
-            except DeliveryError as error:
-                self._failed(error)
-                failures += 1
-                if not error.final:
-                    await asyncio.sleep(_pause_s(error, failures))
-                    continue
-            except Exception:
-                # A defect of one message must not keep the next ones.
-                logger.exception("an alert could not be sent to %s", self.destination.shown)
-            else:
-                failures = 0
-                if self.problem is not None:
-                    logger.warning("Alerts reach %s again", self.destination.shown)
-                self.problem = None
-            if self.waiting and self.waiting[0] is message:
-                self.waiting.popleft()
-            self.brought.set()
-
-    def _failed(self, error: DeliveryError) -> None:
-        if self.problem is None:  # one line, however often it fails
-            logger.warning("Alerts do not reach %s: %s", self.destination.shown, error)
-        self.problem = str(error)
-
-
-def _pause_s(error: DeliveryError, failures: int) -> float:
-    """Return the seconds until the next attempt, after so many that failed in a row."""
-    asked_s = error.seconds if isinstance(error, AskedToWaitError) else 0.0
-    pause_s = _FIRST_PAUSE_S * _FACTOR ** min(failures - 1, 10)
-    return min(max(pause_s, asked_s), _LONGEST_PAUSE_S)
+    @property
+    def created(self) -> float:
+        """See `Item.created`."""
+        return self.waiting[0].at
 
 
 class Delivery:
-    """Every destination and its courier."""
+    """Every destination, and what waits for it: an `Outbox` whose items are the destinations.
+
+    Each gets its messages in order. A message that a dead process had not brought is taken from what it
+    saved.
+    """
+
+    name = "alerts"
 
     def __init__(
-        self, destinations: Sequence[Destination], now: Callable[[], float] = time.time
+        self,
+        destinations: Sequence[Destination],
+        now: Callable[[], float] = time.time,
+        policy: Policy = POLICY,
     ) -> None:
         """Prepare; `run` delivers."""
         self.brought = asyncio.Event()
         """Set when a message no longer waits."""
-        self.couriers = [Courier(each, now, self.brought) for each in destinations]
+        self.couriers = [Courier(each) for each in destinations]
+        self._now = now
+        self._added = asyncio.Event()
+        self._loop = DeliveryLoop(self, policy, now)
 
     def send(self, message: Message) -> None:
-        """Add a message for every destination."""
+        """Add a message for every destination; the oldest of many make room."""
         for courier in self.couriers:
-            courier.add(message)
+            courier.waiting.append(message)
+        self._added.set()
 
     async def run(self) -> None:
         """Deliver until cancelled; what waits then is in `saved`."""
-        tasks = [asyncio.create_task(each.run(), name="alerts") for each in self.couriers]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            await end(tasks)
+        await self._loop.run()
 
-    async def try_each(self, message: Message) -> list[dict[str, Any]]:
+    async def try_each(self, message: Message) -> list[TestedAlertDestination]:
         """Send a message to every destination now and once, and return what became of it."""
         return await asyncio.gather(*(_tried(each.destination, message) for each in self.couriers))
 
-    def saved(self) -> dict[str, list[dict[str, Any]]]:
+    def describe(self) -> list[AlertDestination]:
+        """Return the destinations as operators see them."""
+        return [
+            AlertDestination(
+                to=each.destination.shown,
+                form=each.destination.form,
+                waiting=len(each.waiting),
+                problem=each.problem,
+            )
+            for each in self.couriers
+        ]
+
+    def saved(self) -> dict[str, Any]:
         """Return the messages that wait as JSON, by the id of their destination."""
         return {
-            each.destination.id: [asdict(message) for message in each.waiting]
+            each.id: [to_plain(message) for message in each.waiting]
             for each in self.couriers
             if each.waiting
         }
 
-    def take(self, saved: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    def take(self, saved: Mapping[str, Any]) -> None:
         """Take the messages that a predecessor had not brought; those of others' addresses are dropped."""
         for courier in self.couriers:
-            for each in saved.get(courier.destination.id, ()):
-                courier.add(Message(**{**each, "lines": tuple(each["lines"])}))
+            found = saved.get(courier.id, ())
+            courier.waiting += adapter(list[Message]).validate_python(found)
+        self._added.set()
+
+    # The outbox of the loop
+
+    def title(self, item: Courier) -> str:
+        """See `Outbox.title`."""
+        return f"an alert to {item.destination.shown}"
+
+    async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Courier]:
+        """See `Outbox.due`."""
+        self._added.clear()
+        found = (c for c in self.couriers if c.waiting and c.due <= now and c.id not in busy)
+        return sorted(found, key=lambda each: each.due)[:limit]
+
+    async def wait(self, seconds: float) -> None:
+        """See `Outbox.wait`."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await within(self._added.wait(), seconds)
+
+    async def attempt(self, item: Courier) -> bool:
+        """See `Outbox.attempt`."""
+        item.bringing = item.waiting[0]
+        if self._now() - item.bringing.at < _TOO_OLD_S:
+            await item.destination.send(item.bringing)
+            return True
+        self._leave(item)
+        item.attempts = 0
+        return False
+
+    async def delivered(self, item: Courier) -> None:
+        """See `Outbox.delivered`."""
+        if item.problem is not None:
+            logger.warning("Alerts reach %s again", item.destination.shown)
+        item.problem, item.attempts = None, 0
+        self._leave(item)
+
+    async def failed(self, item: Courier, error: DeliveryError, pause_s: float | None) -> None:
+        """See `Outbox.failed`. The log has one line, however often it fails."""
+        if item.problem is None:
+            logger.warning("Alerts do not reach %s: %s", item.destination.shown, error)
+        item.problem = str(error)
+        item.attempts += 1
+        if pause_s is None:
+            self._leave(item)
+        else:
+            item.due = self._now() + pause_s
+
+    def _leave(self, courier: Courier) -> None:
+        """Go on to the next message, unless many have come and this one has made room already."""
+        if courier.waiting and courier.waiting[0] is courier.bringing:
+            courier.waiting.popleft()
+        self.brought.set()
 
 
-async def _tried(destination: Destination, message: Message) -> dict[str, Any]:
+async def _tried(destination: Destination, message: Message) -> TestedAlertDestination:
     problem = None
     try:
         await destination.send(message)
     except DeliveryError as error:
         problem = str(error)
-    return {"to": destination.shown, "form": destination.form, "problem": problem}
+    return TestedAlertDestination(to=destination.shown, form=destination.form, problem=problem)
 
 
 @cache

@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict
 from ndif.placement.replica import DeploymentLevel
 from ndif.probe.probe import Kind
 from ndif.queue.replicas import ProcessorStatus
+from ndif.schema.alerts import Alerts as Alerts
+from ndif.schema.alerts import TestedAlerts as TestedAlerts
+from ndif.schema.callback import Callbacks as Callbacks
 from ndif.schema.deployment_file import AsInFile
 from ndif.schema.deployment_settings import SettingDifference
 from ndif.schema.status import Status
@@ -622,52 +625,6 @@ class Collected(BaseModel):
     """True if they were only counted."""
 
 
-class ListedCallback(BaseModel):
-    """A call-back that was not delivered yet."""
-
-    model_config = _with()
-
-    request_id: str
-    to: str
-    """Address of the call-back, without what may be secret in it."""
-    status: str
-    """Status of the job that it tells of."""
-    state: Literal["waiting", "given up"]
-    attempts: int
-    created: float
-    due: float
-    """Unix time of the next attempt; of the last one if it was given up."""
-    problem: str
-    """Reason for which the last attempt failed; empty if there was none."""
-
-
-class Callbacks(BaseModel):
-    """The call-backs that wait, and those that were given up; not more than some of many are listed."""
-
-    model_config = _with(
-        {
-            "waiting": 0,
-            "given_up": 1,
-            "callbacks": [
-                {
-                    "request_id": _REQUEST,
-                    "to": "https://lab.example.org/…",
-                    "status": "COMPLETED",
-                    "state": "given up",
-                    "attempts": 12,
-                    "created": _SOME_TIME,
-                    "due": _SOME_TIME + 86_400,
-                    "problem": "it answered 500",
-                }
-            ],
-        }
-    )
-
-    waiting: int
-    given_up: int
-    callbacks: list[ListedCallback]
-
-
 class Retried(BaseModel):
     """Requests whose call-backs are made again."""
 
@@ -675,49 +632,6 @@ class Retried(BaseModel):
 
     retried: list[str]
     """Ids of the requests."""
-
-
-class AlertCause(BaseModel):
-    """One thing that is or was wrong."""
-
-    model_config = _with()
-
-    kind: str
-    """Kind of the cause, as `no-replica`."""
-    subject: str
-    """The model, machine, GPU or store that it is about."""
-    sentence: str
-    since: float
-    over: float | None
-    """Unix time from which it is no longer so; null while it is."""
-
-
-class AlertIncident(BaseModel):
-    """Causes that are told together, from the first message to the one that says they are over."""
-
-    model_config = _with()
-
-    id: str
-    kind: str
-    severity: Literal["critical", "warning"]
-    opened: float
-    resolved: float | None
-    """Null while a cause of it holds."""
-    causes: list[AlertCause]
-
-
-class AlertDestination(BaseModel):
-    """A webhook or mailbox that gets alerts."""
-
-    model_config = _with()
-
-    to: str
-    """Address without what is secret in it."""
-    form: Literal["slack", "discord", "json", "email"]
-    waiting: int
-    """Number of messages that it was not brought yet."""
-    problem: str | None
-    """Reason for which the last attempt failed; null if it did not."""
 
 
 class OperatorsEvent(BaseModel):
@@ -767,78 +681,6 @@ class KeptRepositories(BaseModel):
 
     kept: dict[str, Literal["deployed", "booked"]]
     """Reason by name."""
-
-
-class Alerts(BaseModel):
-    """Incidents that are open, those of the last day that are over, and who is told."""
-
-    model_config = _with(
-        {
-            "open": [
-                {
-                    "id": "1f3a09c2",
-                    "kind": "store-away",
-                    "severity": "critical",
-                    "opened": _SOME_TIME,
-                    "resolved": None,
-                    "causes": [
-                        {
-                            "kind": "store-away",
-                            "subject": "broker",
-                            "sentence": "The broker does not answer: jobs are refused, and those "
-                            "that run go on.",
-                            "since": _SOME_TIME - 60,
-                            "over": None,
-                        }
-                    ],
-                }
-            ],
-            "resolved": [],
-            "destinations": [
-                {
-                    "to": "https://hooks.slack.com/…",
-                    "form": "slack",
-                    "waiting": 0,
-                    "problem": None,
-                }
-            ],
-        }
-    )
-
-    open: list[AlertIncident]
-    resolved: list[AlertIncident]
-    """The last first."""
-    destinations: list[AlertDestination]
-
-
-class TestedAlertDestination(BaseModel):
-    """The outcome of a test message to one destination."""
-
-    model_config = _with()
-
-    to: str
-    form: Literal["slack", "discord", "json", "email"]
-    problem: str | None
-    """Null if it took the message."""
-
-
-class TestedAlerts(BaseModel):
-    """The outcome of a test message to each destination."""
-
-    model_config = _with(
-        {
-            "destinations": [
-                {"to": "https://hooks.slack.com/…", "form": "slack", "problem": None},
-                {
-                    "to": "o…@example.org",
-                    "form": "email",
-                    "problem": "the mail server answered 451",
-                },
-            ]
-        }
-    )
-
-    destinations: list[TestedAlertDestination]
 
 
 class Stopping(BaseModel):

@@ -39,6 +39,7 @@ from ndif.control.status import (
 from ndif.errors import problems
 from ndif.placement.replica import DeploymentLevel
 from ndif.queue.callbacks.delivery import CallbackDelivery
+from ndif.schema.answer import to_plain
 from ndif.schema.deployment import DeploymentConfig, Generation, OperationError
 from ndif.schema.deployment_file import (
     AsInFile,
@@ -116,7 +117,7 @@ class Operation(BaseModel):
     event: ClassVar[str]
     """Name of the operation in the stream of events to the leader."""
     method: ClassVar[str] = "POST"
-    answer: ClassVar[type[BaseModel]]
+    answer: ClassVar[type[Any]]
     """Model of the answer."""
 
     async def perform(self, control: ControlPlane) -> Answer:
@@ -722,9 +723,10 @@ class ListCallbacks(Operation):
     async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""
         try:
-            return await control.callbacks.describe()
+            plain: Answer = to_plain(await control.callbacks.describe())
         except BrokerError as error:
             raise OperationError(503, f"The call-backs cannot be read: {error}.") from error
+        return plain
 
 
 class RetryCallbacks(Operation):
@@ -769,7 +771,8 @@ class ListAlerts(Operation):
 
     async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""
-        return _alerts_of(control).describe()
+        plain: Answer = to_plain(_alerts_of(control).describe())
+        return plain
 
 
 class SendTestAlerts(Operation):
@@ -780,7 +783,8 @@ class SendTestAlerts(Operation):
 
     async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""
-        return await _alerts_of(control).test()
+        plain: Answer = to_plain(await _alerts_of(control).test())
+        return plain
 
 
 def _alerts_of(control: ControlPlane) -> Alerts:

@@ -1,0 +1,219 @@
+"""The loop that delivers messages: again and later after a failure, and given up at last."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Generic, Protocol, TypeVar
+
+from ndif.stores.broker.port import BrokerError
+from ndif.tasks import end, start
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 5.0
+"""Longest pause between looks at the outbox."""
+_RETRY_S = 2.0
+_FIRST_WAIT_S = 0.2
+_MOST_STEPS = 10
+"""Failures after which pauses no longer grow, whatever their longest is."""
+_DEFECT = "the server failed; its log says why"
+
+
+class DeliveryError(Exception):
+    """A message was not delivered; the text is a clause that repeats nothing of an answer."""
+
+    def __init__(self, problem: str, *, final: bool = False, wait_s: float = 0.0) -> None:
+        """Say why: `final` if another attempt would end alike, or the pause that the receiver asks for."""
+        super().__init__(problem)
+        self.final = final
+        self.wait_s = wait_s
+
+
+class Item(Protocol):
+    """A message of an outbox, as the loop sees it."""
+
+    @property
+    def id(self) -> str:
+        """Return the message's id; of one id no two attempts are under way."""
+
+    @property
+    def host(self) -> str:
+        """Return the receiver, which gets few messages at once."""
+
+    @property
+    def created(self) -> float:
+        """Return the Unix time from which the age counts."""
+
+    @property
+    def due(self) -> float:
+        """Return the Unix time of the next attempt."""
+
+    @property
+    def attempts(self) -> int:
+        """Return the number of attempts that failed."""
+
+
+T = TypeVar("T", bound=Item)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Rules of a delivery. Each pause is `factor` times the one before, give or take the jitter."""
+
+    max_attempts: float = 10
+    """Attempts until a message is given up; without a limit, a defect of this server ends it too."""
+    max_age_s: float = 24 * 3600.0
+    first_s: float = 5.0
+    factor: float = 3.0
+    longest_s: float = 4 * 3600.0
+    jitter: float = 0.25
+    at_once: int = 16
+    to_one_host: int = 2
+    """Attempts to one receiver at once; with one, a receiver gets its messages in the outbox's order."""
+
+    def pause_s(self, item: Item, now: float, chance: float, wait_s: float = 0.0) -> float | None:
+        """Return the seconds from an attempt that failed to the next one; None to give up.
+
+        `chance` is a random number from 0 to 1, and `wait_s` the pause that the receiver asks for.
+        """
+        if item.attempts + 1 >= self.max_attempts:
+            return None
+        pause_s = self.first_s * self.factor ** min(item.attempts, _MOST_STEPS)
+        pause_s = min(max(pause_s, wait_s), self.longest_s)
+        pause_s *= 1 + self.jitter * (2 * chance - 1)
+        return pause_s if now + pause_s <= item.created + self.max_age_s else None
+
+
+class Outbox(Protocol[T]):
+    """The messages that wait, and how one is sent. Methods raise a `BrokerError` if their store fails."""
+
+    name: str
+    """Plural of the messages, for the log."""
+
+    def title(self, item: T) -> str:
+        """Return the message's name for the log, without what may be secret."""
+
+    async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[T]:
+        """Return messages that are due, the longest first, and none to a host of `busy`."""
+
+    async def wait(self, seconds: float) -> None:
+        """Return after so long, or earlier if a message may have come."""
+
+    async def attempt(self, item: T) -> bool:
+        """Send a message, or raise a `DeliveryError`.
+
+        Return False if nothing was sent, and the outbox has noted by itself what becomes of the message.
+        """
+
+    async def delivered(self, item: T) -> None:
+        """Forget a message that has arrived."""
+
+    async def failed(self, item: T, error: DeliveryError, pause_s: float | None) -> None:
+        """Count a failed attempt; the next is due after the pause, and None gives the message up."""
+
+
+class DeliveryLoop(Generic[T]):
+    """Deliver the messages of an outbox, each at least once.
+
+    Owns the attempts under way, of which one host gets few at once. What the outbox says is the truth: an
+    attempt that ends with the process is made again by the next one.
+    """
+
+    def __init__(
+        self, outbox: Outbox[T], policy: Policy, now: Callable[[], float] = time.time
+    ) -> None:
+        """Prepare; `run` delivers."""
+        self._outbox = outbox
+        self._policy = policy
+        self._now = now
+        self._attempts: set[asyncio.Task[None]] = set()
+        self._under_way: dict[str, str] = {}
+        """Hosts of the attempts under way, by the id of the message."""
+        self._over: set[str] = set()
+        """Ids of the messages whose attempts ended since the outbox was last asked."""
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Deliver until cancelled."""
+        try:
+            while True:
+                try:
+                    await self._start_due()
+                    await self._pause()
+                except BrokerError as error:
+                    logger.warning("%s wait: %s", self._outbox.name, error)
+                    await asyncio.sleep(_RETRY_S)
+        finally:
+            await end(list(self._attempts))
+
+    async def _start_due(self) -> None:
+        free = self._policy.at_once - len(self._attempts)
+        if free <= 0:
+            return
+        counts = Counter(self._under_way.values())
+        busy = [host for host, count in counts.items() if count >= self._policy.to_one_host]
+        self._over.clear()
+        for item in await self._outbox.due(self._now(), free + len(self._under_way), busy):
+            has_room = len(self._attempts) < self._policy.at_once
+            is_free = has_room and counts[item.host] < self._policy.to_one_host
+            # An attempt may have ended after the outbox was read, and before it is looked at here.
+            is_taken = item.id in self._under_way or item.id in self._over
+            if is_free and not is_taken:
+                counts[item.host] += 1
+                self._under_way[item.id] = item.host
+                start(self._attempt(item), self._attempts, self._outbox.title(item))
+
+    async def _pause(self) -> None:
+        """Wait until a message may be due, or an attempt has ended."""
+        waits = [
+            asyncio.create_task(self._outbox.wait(await self._pause_s())),
+            asyncio.create_task(self._changed.wait()),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await end(waits)
+        self._changed.clear()
+
+    async def _pause_s(self) -> float:
+        """Return the seconds until the next message is due, of those that are not under way."""
+        horizon = self._now() + _LOOK_S
+        found = await self._outbox.due(horizon, 1 + len(self._under_way))
+        dues = [each.due for each in found if each.id not in self._under_way]
+        # One that is due now waits for its host.
+        return min((max(due - self._now(), _FIRST_WAIT_S) for due in dues), default=_LOOK_S)
+
+    async def _attempt(self, item: T) -> None:
+        title = self._outbox.title(item)
+        try:
+            try:
+                if await self._outbox.attempt(item):
+                    await self._outbox.delivered(item)
+            except DeliveryError as error:
+                await self._failed(item, error)
+        except BrokerError as error:
+            logger.warning("%s may be made twice: %s", title, error)
+            await asyncio.sleep(_RETRY_S)
+        except Exception:
+            logger.exception("%s failed", title)
+            # Without a limit of attempts it would fail for ever, and keep those behind it.
+            is_final = self._policy.max_attempts == inf
+            with contextlib.suppress(BrokerError):
+                await self._failed(item, DeliveryError(_DEFECT, final=is_final))
+        finally:
+            del self._under_way[item.id]
+            self._over.add(item.id)
+            self._changed.set()
+
+    async def _failed(self, item: T, error: DeliveryError) -> None:
+        chance = random.random()  # noqa: S311 - no secret
+        pause_s = self._policy.pause_s(item, self._now(), chance, error.wait_s)
+        await self._outbox.failed(item, error, None if error.final else pause_s)
