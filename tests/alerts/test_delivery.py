@@ -14,7 +14,7 @@ import pytest
 
 from ndif.alerts import delivery
 from ndif.alerts.causes import Kind
-from ndif.alerts.delivery import POLICY, Delivery, form_and_url, open_destinations
+from ndif.alerts.delivery import POLICY, AlertDelivery, form_and_url, open_destinations
 from ndif.alerts.incidents import Event
 from ndif.alerts.messages import Message, digest_message
 from ndif.alerts.messages import test_message as a_test
@@ -40,9 +40,9 @@ def fresh(*sentences: str, **said: Any) -> Message:
     return replace(message(*sentences, **said), at=time.time())
 
 
-def opened(*webhooks: str, policy: Policy = POLICY, **values: Any) -> Delivery:
+def opened(*webhooks: str, policy: Policy = POLICY, **values: Any) -> AlertDelivery:
     settings = Settings(alert_webhooks=",".join(webhooks), **values)
-    return Delivery(open_destinations(settings), policy=policy)
+    return AlertDelivery(open_destinations(settings), policy=policy)
 
 
 @pytest.mark.parametrize(

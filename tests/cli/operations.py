@@ -45,6 +45,7 @@ from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.operator import Operators
 from ndif.gateway.sessions import Sessions
 from ndif.host.runtimes import Runtimes
+from ndif.schema.answer import adapter
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_file import to_entry
 from ndif.schema.deployment_settings import DeploymentChange, differences
@@ -59,7 +60,7 @@ OPERATORS = Operators(TOKEN, Sessions((TOKEN,), "", 3600))
 MAX_REPLICAS = 3
 """Replicas for which there is room."""
 
-ALERTS: dict[str, Any] = Alerts.model_json_schema()["examples"][0]
+ALERTS: dict[str, Any] = adapter(Alerts).json_schema()["examples"][0]
 
 
 @dataclass

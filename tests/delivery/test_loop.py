@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 
 import pytest
 
-from ndif.delivery.loop import DeliveryError, DeliveryLoop, Policy
+from ndif.delivery.loop import Delivery, DeliveryError, Policy
 from ndif.stores.broker import BrokerError
 from ndif.tasks import end
 from tests.on_loop import on_loop
 from tests.waiting import eventually
+
+POLICY = Policy()
 
 
 @dataclass(frozen=True)
@@ -22,25 +24,27 @@ class Letter:
 
     id: str
     host: str = "host"
-    created: float = 0.0
     due: float = 0.0
     attempts: int = 0
 
 
-@dataclass
-class Letters:
-    """An outbox in memory, whose receivers answer as they are told."""
+class Letters(Delivery[Letter]):
+    """Letters in memory, whose receivers answer as they are told."""
 
-    waiting: dict[str, Letter]
-    answers: dict[str, list[Exception]] = field(default_factory=dict)
-    """Errors of the next attempts, by the message."""
     name = "letters"
-    tried: list[str] = field(default_factory=list)
-    dead: dict[str, str] = field(default_factory=dict)
-    pauses: list[float] = field(default_factory=list)
-    at_once: int = 0
-    most_at_once: int = 0
-    gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __init__(
+        self, items: Sequence[Letter], policy: Policy, answers: dict[str, list[Exception]]
+    ) -> None:
+        super().__init__(policy, lambda: 100.0)
+        self.waiting = {each.id: each for each in items}
+        self.answers = answers
+        """Errors of the next attempts, by the message."""
+        self.tried: list[str] = []
+        self.dead: dict[str, str] = {}
+        self.pauses: list[float] = []
+        self.at_once = self.most_at_once = 0
+        self.gate = asyncio.Event()
 
     def title(self, item: Letter) -> str:
         return f"letter {item.id}"
@@ -52,7 +56,7 @@ class Letters:
     async def wait(self, seconds: float) -> None:
         await asyncio.sleep(min(seconds, 0.01))
 
-    async def attempt(self, item: Letter) -> bool:
+    async def attempt(self, item: Letter) -> None:
         self.tried.append(item.id)
         self.at_once += 1
         self.most_at_once = max(self.at_once, self.most_at_once)
@@ -62,128 +66,128 @@ class Letters:
             self.at_once -= 1
         if errors := self.answers.get(item.id):
             raise errors.pop(0)
-        return True
-
-    async def delivered(self, item: Letter) -> None:
         del self.waiting[item.id]
 
-    async def failed(self, item: Letter, error: DeliveryError, pause_s: float | None) -> None:
+    async def failed(self, item: Letter, error: DeliveryError) -> None:
+        attempts = item.attempts + 1
+        pause_s = self.pause_s(attempts, 0.0, error)
         if pause_s is None:
             self.dead[item.id] = str(error)
             del self.waiting[item.id]
         else:
             self.pauses.append(pause_s)
-            self.waiting[item.id] = replace(item, attempts=item.attempts + 1)
+            self.waiting[item.id] = replace(item, attempts=attempts)
 
 
-def letters(*items: Letter, **answers: list[Exception]) -> Letters:
-    return Letters({each.id: each for each in items}, answers)
+def letters(*items: Letter, policy: Policy = POLICY, **answers: list[Exception]) -> Letters:
+    return Letters(items, policy, answers)
 
 
-async def until_done(outbox: Letters, policy: Policy) -> None:
-    outbox.gate.set()
-    running = asyncio.create_task(DeliveryLoop(outbox, policy, lambda: 100.0).run())
+async def until_done(made: Letters) -> None:
+    made.gate.set()
+    running = asyncio.create_task(made.run())
     try:
-        await eventually(lambda: not outbox.waiting)
+        await eventually(lambda: not made.waiting)
     finally:
         await end([running])
 
 
 def test_the_pauses_between_attempts_grow_and_end() -> None:
-    policy = Policy()
-    now, pauses = 0.0, []
-    for attempts in range(20):
-        pause_s = policy.pause_s(Letter("a", attempts=attempts), now, 0.5)
+    age_s, pauses = 0.0, []
+    for attempts in range(1, 20):
+        pause_s = POLICY.pause_s(attempts, age_s, 0.5)
         if pause_s is None:
             break
         pauses.append(pause_s)
-        now += pause_s
+        age_s += pause_s
     assert pauses == [5, 15, 45, 135, 405, 1215, 3645, 10935, 14400]
-    assert now < policy.max_age_s
+    assert age_s < POLICY.max_age_s
 
 
 def test_the_pauses_have_a_jitter() -> None:
-    pauses = [Policy().pause_s(Letter("a"), 100.0, chance) for chance in (0.0, 0.5, 1.0)]
+    pauses = [POLICY.pause_s(1, 100.0, chance) for chance in (0.0, 0.5, 1.0)]
     assert pauses == [3.75, 5.0, 6.25]
 
 
 def test_one_that_would_be_too_old_is_given_up() -> None:
     policy = Policy(max_age_s=60.0)
-    assert policy.pause_s(Letter("a"), 50.0, 0.5) == 5.0
-    assert policy.pause_s(Letter("a"), 56.0, 0.5) is None
+    assert policy.pause_s(1, 50.0, 0.5) == 5.0
+    assert policy.pause_s(1, 56.0, 0.5) is None
 
 
 def test_a_receiver_may_ask_for_a_longer_pause_within_limits() -> None:
     policy = Policy(max_attempts=inf, max_age_s=inf, longest_s=600.0, jitter=0.0)
-    letter = Letter("a", attempts=1)
-    assert [policy.pause_s(letter, 0.0, 0.5, wait_s) for wait_s in (1, 60, 9e9)] == [15, 60, 600]
+    assert [policy.pause_s(2, 0.0, 0.5, wait_s) for wait_s in (1, 60, 9e9)] == [15, 60, 600]
     # Without a limit of attempts the pauses stay the longest.
-    assert policy.pause_s(Letter("a", attempts=5000), 0.0, 0.5) == 600
+    assert policy.pause_s(5000, 9e9, 0.5) == 600
 
 
 @on_loop
 async def test_what_fails_is_repeated_given_up_or_final() -> None:
     busy = [DeliveryError("busy", wait_s=0.7), DeliveryError("busy")]
-    outbox = letters(
+    made = letters(
         *(Letter("again", "1"), Letter("often", "2"), Letter("gone", "3"), Letter("well", "4")),
         again=[*busy],
         often=[*busy, DeliveryError("still busy")],
         gone=[DeliveryError("gone", final=True)],
+        policy=Policy(max_attempts=3, first_s=0.1, factor=2.0, jitter=0.0),
     )
-    await until_done(outbox, Policy(max_attempts=3, first_s=0.1, factor=2.0, jitter=0.0))
-    assert outbox.dead == {"often": "still busy", "gone": "gone"}
-    assert sorted(outbox.tried) == sorted(["again", "often"] * 3 + ["gone", "well"])
-    assert sorted(outbox.pauses) == [0.2, 0.2, 0.7, 0.7]
+    await until_done(made)
+    assert made.dead == {"often": "still busy", "gone": "gone"}
+    assert sorted(made.tried) == sorted(["again", "often"] * 3 + ["gone", "well"])
+    assert sorted(made.pauses) == [0.2, 0.2, 0.7, 0.7]
 
 
 @pytest.mark.parametrize(("most", "tried"), [(3, 3), (inf, 1)])
 @on_loop
 async def test_a_defect_costs_an_attempt_or_the_message(most: float, tried: int) -> None:
-    outbox = letters(Letter("a"), a=[ZeroDivisionError() for _ in range(9)])
-    await until_done(outbox, Policy(max_attempts=most, first_s=0.01))
-    assert outbox.dead == {"a": "the server failed; its log says why"}
-    assert len(outbox.tried) == tried
+    policy = Policy(max_attempts=most, first_s=0.01)
+    made = letters(Letter("a"), a=[ZeroDivisionError() for _ in range(9)], policy=policy)
+    await until_done(made)
+    assert made.dead == {"a": "the server failed; its log says why"}
+    assert len(made.tried) == tried
 
 
 @on_loop
 async def test_one_receiver_gets_few_at_once_and_delays_no_other() -> None:
-    outbox = letters(*(Letter(f"{n}") for n in range(9)), Letter("other", "elsewhere"))
-    running = asyncio.create_task(DeliveryLoop(outbox, Policy(to_one_host=2)).run())
-    await eventually(lambda: "other" in outbox.tried)
-    assert outbox.at_once == 3
-    outbox.gate.set()
-    await eventually(lambda: not outbox.waiting)
+    made = letters(*(Letter(f"{n}") for n in range(9)), Letter("other", "elsewhere"))
+    running = asyncio.create_task(made.run())
+    await eventually(lambda: "other" in made.tried)
+    assert made.at_once == 3
+    made.gate.set()
+    await eventually(lambda: not made.waiting)
     await end([running])
-    assert len(outbox.tried) == 10
+    assert len(made.tried) == 10
 
 
 @on_loop
 async def test_the_whole_delivery_has_a_limit_of_its_own() -> None:
-    outbox = letters(*(Letter(f"{n}", f"host {n}") for n in range(9)))
-    running = asyncio.create_task(DeliveryLoop(outbox, Policy(at_once=4)).run())
-    await eventually(lambda: outbox.at_once == 4)
-    outbox.gate.set()
-    await eventually(lambda: not outbox.waiting)
+    made = letters(*(Letter(f"{n}", f"host {n}") for n in range(9)), policy=Policy(at_once=4))
+    running = asyncio.create_task(made.run())
+    await eventually(lambda: made.at_once == 4)
+    made.gate.set()
+    await eventually(lambda: not made.waiting)
     await end([running])
-    assert outbox.most_at_once == 4
+    assert made.most_at_once == 4
 
 
 @on_loop
 async def test_with_one_at_once_a_receiver_gets_its_messages_in_order() -> None:
-    outbox = letters(*(Letter(f"{n}") for n in range(5)), **{"0": [DeliveryError("busy")]})
-    await until_done(outbox, Policy(first_s=0.0, to_one_host=1))
-    assert outbox.tried == [*"001234"]
+    policy = Policy(first_s=0.0, to_one_host=1)
+    made = letters(*(Letter(each) for each in "abcde"), a=[DeliveryError("busy")], policy=policy)
+    await until_done(made)
+    assert made.tried == [*"aabcde"]
 
 
 @on_loop
 async def test_an_attempt_under_way_is_made_again_by_the_next_loop() -> None:
-    outbox = letters(Letter("a"))
-    running = asyncio.create_task(DeliveryLoop(outbox, Policy()).run())
-    await eventually(lambda: outbox.at_once)
+    made = letters(Letter("a"))
+    running = asyncio.create_task(made.run())
+    await eventually(lambda: made.at_once)
     await end([running])
-    assert outbox.at_once == 0
-    await until_done(outbox, Policy())
-    assert outbox.tried == ["a", "a"]
+    assert made.at_once == 0
+    await until_done(made)
+    assert made.tried == ["a", "a"]
 
 
 @on_loop
@@ -191,7 +195,7 @@ async def test_a_store_that_is_unavailable_costs_no_attempt(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("ndif.delivery.loop._RETRY_S", 0.01)
-    outbox = letters(Letter("a"), a=[BrokerError("it is away")])
-    await until_done(outbox, Policy(max_attempts=1))
-    assert outbox.tried == ["a", "a"]
+    made = letters(Letter("a"), a=[BrokerError("it is away")], policy=Policy(max_attempts=1))
+    await until_done(made)
+    assert made.tried == ["a", "a"]
     assert "letter a may be made twice: it is away" in caplog.text

@@ -8,13 +8,13 @@ import hashlib
 import logging
 import ssl
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from http import HTTPStatus
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -23,7 +23,7 @@ from ndif.alerts import messages
 from ndif.alerts.messages import Message
 from ndif.config.settings import Settings
 from ndif.config.units import format_duration
-from ndif.delivery.loop import DeliveryError, DeliveryLoop, Policy
+from ndif.delivery.loop import Delivery, DeliveryError, Policy
 from ndif.delivery.mail import Mailer, open_mailer
 from ndif.queue.callbacks.guard import shown
 from ndif.schema.alerts import AlertDestination, Form, TestedAlertDestination
@@ -36,12 +36,7 @@ _TIMEOUT_S = 10.0
 _MOST_WAITING = 100
 """Messages that wait for one destination; the oldest make room."""
 POLICY = Policy(
-    max_attempts=inf,
-    max_age_s=inf,
-    longest_s=600.0,
-    jitter=0.0,
-    at_once=1000,
-    to_one_host=1,
+    max_attempts=inf, max_age_s=inf, longest_s=600.0, jitter=0.0, at_once=1000, to_one_host=1
 )
 """Rules of alerts: in order, for as long as somebody may want to know."""
 _TOO_OLD_S = 24 * 3600.0
@@ -59,29 +54,42 @@ FORMS: Mapping[Form, Body] = {
 }
 
 
-class Destination(Protocol):
-    """One webhook or mailbox of the operator's."""
+class Destination(ABC):
+    """One webhook or mailbox of the operator's, and the messages that wait for it, the next one first."""
 
-    id: str
-    """Digest of the address, by which another process knows it."""
-    form: Form
-    shown: str
-    """The address without what is secret in it."""
+    def __init__(self, address: str, form: Form, shown: str) -> None:
+        """Take an address, and what of it is no secret."""
+        self.id = self.host = hashlib.sha256(address.encode()).hexdigest()[:16]
+        """Digest of the address, by which another process knows it."""
+        self.form = form
+        self.shown = shown
+        self.waiting: deque[Message] = deque(maxlen=_MOST_WAITING)
+        self.bringing: Message | None = None
+        self.problem: str | None = None
+        """Reason for which the last attempt failed; None if it did not."""
+        self.attempts = 0
+        """Attempts that failed since one succeeded."""
+        self.due = 0.0
 
+    @abstractmethod
     async def send(self, message: Message) -> None:
         """Deliver a message, or raise a `DeliveryError`."""
 
+    def leave(self) -> None:
+        """Go on to the next message, unless many have come and this one has made room already."""
+        if self.waiting and self.waiting[0] is self.bringing:
+            self.waiting.popleft()
 
-class Webhook:
+
+class Webhook(Destination):
     """An address that messages are posted to. It is the operator's own, so that no network is refused."""
 
     def __init__(self, address: str) -> None:
         """Take an address as the settings have it, perhaps with a prefix that names its form."""
-        self.form, self._url = form_and_url(address)
-        self.id = _digest(address)
+        form, self._url = form_and_url(address)
         parts = urlsplit(self._url)
         port = "" if parts.port is None else f":{parts.port}"
-        self.shown = f"{parts.scheme}://{parts.hostname}{port}/…"
+        super().__init__(address, form, f"{parts.scheme}://{parts.hostname}{port}/…")
 
     async def send(self, message: Message) -> None:
         """See `Destination.send`. No redirect is followed."""
@@ -111,18 +119,15 @@ class Webhook:
             return answer
 
 
-class Mailbox:
+class Mailbox(Destination):
     """A mail address of the operator's."""
-
-    form: Form = "email"
 
     def __init__(self, mailer: Mailer, recipient: str, template: str) -> None:
         """Send to `recipient`, through the mailer of call-backs."""
+        super().__init__(recipient, "email", shown(recipient))
         self._mailer = mailer
         self._recipient = recipient
         self._template = template
-        self.id = _digest(recipient)
-        self.shown = shown(recipient)
 
     async def send(self, message: Message) -> None:
         """See `Destination.send`."""
@@ -158,37 +163,8 @@ def open_destinations(settings: Settings) -> list[Destination]:
     return found
 
 
-@dataclass(eq=False, slots=True)
-class Courier:
-    """A destination and the messages that wait for it, of which the first is the one to bring."""
-
-    destination: Destination
-    waiting: deque[Message] = field(default_factory=lambda: deque(maxlen=_MOST_WAITING))
-    problem: str | None = None
-    """Reason for which the last attempt failed; None if it did not."""
-    attempts: int = 0
-    """Attempts that failed since one succeeded."""
-    due: float = 0.0
-    bringing: Message | None = None
-
-    @property
-    def id(self) -> str:
-        """See `Item.id`."""
-        return self.destination.id
-
-    @property
-    def host(self) -> str:
-        """See `Item.host`."""
-        return self.id
-
-    @property
-    def created(self) -> float:
-        """See `Item.created`."""
-        return self.waiting[0].at
-
-
-class Delivery:
-    """Every destination, and what waits for it: an `Outbox` whose items are the destinations.
+class AlertDelivery(Delivery[Destination]):
+    """Deliver alerts: what waits are the destinations that have messages.
 
     Each gets its messages in order. A message that a dead process had not brought is taken from what it
     saved.
@@ -203,104 +179,88 @@ class Delivery:
         policy: Policy = POLICY,
     ) -> None:
         """Prepare; `run` delivers."""
+        super().__init__(policy, now)
         self.brought = asyncio.Event()
         """Set when a message no longer waits."""
-        self.couriers = [Courier(each) for each in destinations]
-        self._now = now
+        self.destinations = destinations
         self._added = asyncio.Event()
-        self._loop = DeliveryLoop(self, policy, now)
 
     def send(self, message: Message) -> None:
         """Add a message for every destination; the oldest of many make room."""
-        for courier in self.couriers:
-            courier.waiting.append(message)
+        for each in self.destinations:
+            each.waiting.append(message)
         self._added.set()
-
-    async def run(self) -> None:
-        """Deliver until cancelled; what waits then is in `saved`."""
-        await self._loop.run()
 
     async def try_each(self, message: Message) -> list[TestedAlertDestination]:
         """Send a message to every destination now and once, and return what became of it."""
-        return await asyncio.gather(*(_tried(each.destination, message) for each in self.couriers))
+        return await asyncio.gather(*(_tried(each, message) for each in self.destinations))
 
     def describe(self) -> list[AlertDestination]:
         """Return the destinations as operators see them."""
         return [
             AlertDestination(
-                to=each.destination.shown,
-                form=each.destination.form,
-                waiting=len(each.waiting),
-                problem=each.problem,
+                to=each.shown, form=each.form, waiting=len(each.waiting), problem=each.problem
             )
-            for each in self.couriers
+            for each in self.destinations
         ]
 
     def saved(self) -> dict[str, Any]:
         """Return the messages that wait as JSON, by the id of their destination."""
         return {
             each.id: [to_plain(message) for message in each.waiting]
-            for each in self.couriers
+            for each in self.destinations
             if each.waiting
         }
 
     def take(self, saved: Mapping[str, Any]) -> None:
         """Take the messages that a predecessor had not brought; those of others' addresses are dropped."""
-        for courier in self.couriers:
-            found = saved.get(courier.id, ())
-            courier.waiting += adapter(list[Message]).validate_python(found)
+        for each in self.destinations:
+            each.waiting += adapter(list[Message]).validate_python(saved.get(each.id, []))
         self._added.set()
 
-    # The outbox of the loop
+    def title(self, item: Destination) -> str:
+        """See `Delivery.title`."""
+        return f"an alert to {item.shown}"
 
-    def title(self, item: Courier) -> str:
-        """See `Outbox.title`."""
-        return f"an alert to {item.destination.shown}"
-
-    async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Courier]:
-        """See `Outbox.due`."""
+    async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Destination]:
+        """See `Delivery.due`."""
         self._added.clear()
-        found = (c for c in self.couriers if c.waiting and c.due <= now and c.id not in busy)
+        found = (
+            each
+            for each in self.destinations
+            if each.waiting and each.due <= now and each.id not in busy
+        )
         return sorted(found, key=lambda each: each.due)[:limit]
 
     async def wait(self, seconds: float) -> None:
-        """See `Outbox.wait`."""
+        """See `Delivery.wait`."""
         with contextlib.suppress(asyncio.TimeoutError):
             await within(self._added.wait(), seconds)
 
-    async def attempt(self, item: Courier) -> bool:
-        """See `Outbox.attempt`."""
-        item.bringing = item.waiting[0]
-        if self._now() - item.bringing.at < _TOO_OLD_S:
-            await item.destination.send(item.bringing)
-            return True
-        self._leave(item)
+    async def attempt(self, item: Destination) -> None:
+        """See `Delivery.attempt`. A message that is too old is dropped."""
+        message = item.bringing = item.waiting[0]
+        if self._now() - message.at < _TOO_OLD_S:
+            await item.send(message)
+            if item.problem is not None:
+                logger.warning("Alerts reach %s again", item.shown)
+            item.problem = None
         item.attempts = 0
-        return False
+        item.leave()
+        self.brought.set()
 
-    async def delivered(self, item: Courier) -> None:
-        """See `Outbox.delivered`."""
-        if item.problem is not None:
-            logger.warning("Alerts reach %s again", item.destination.shown)
-        item.problem, item.attempts = None, 0
-        self._leave(item)
-
-    async def failed(self, item: Courier, error: DeliveryError, pause_s: float | None) -> None:
-        """See `Outbox.failed`. The log has one line, however often it fails."""
+    async def failed(self, item: Destination, error: DeliveryError) -> None:
+        """See `Delivery.failed`. The log has one line, however often it fails."""
         if item.problem is None:
-            logger.warning("Alerts do not reach %s: %s", item.destination.shown, error)
+            logger.warning("Alerts do not reach %s: %s", item.shown, error)
         item.problem = str(error)
         item.attempts += 1
+        pause_s = self.pause_s(item.attempts, 0.0, error)
         if pause_s is None:
-            self._leave(item)
+            item.leave()
+            self.brought.set()
         else:
             item.due = self._now() + pause_s
-
-    def _leave(self, courier: Courier) -> None:
-        """Go on to the next message, unless many have come and this one has made room already."""
-        if courier.waiting and courier.waiting[0] is courier.bringing:
-            courier.waiting.popleft()
-        self.brought.set()
 
 
 async def _tried(destination: Destination, message: Message) -> TestedAlertDestination:
@@ -316,10 +276,6 @@ async def _tried(destination: Destination, message: Message) -> TestedAlertDesti
 def _authorities() -> ssl.SSLContext:
     """Return the context of TLS; reading the authorities takes a while, in which no job should wait."""
     return httpx.create_ssl_context()
-
-
-def _digest(address: str) -> str:
-    return hashlib.sha256(address.encode()).hexdigest()[:16]
 
 
 def _seconds(text: str) -> float:

@@ -226,7 +226,7 @@ def _lines(incident: Incident, now: float) -> list[str]:
         left = len(lines) - _MOST_LISTED
         lines[_MOST_LISTED:] = [f"… and {left} more: `ndif alerts list` shows all."]
     if incident.resolved is not None:
-        lines.append(f"It took {_lasted(incident.resolved - incident.opened)}.")
+        lines.append(f"It took {lasted(incident.resolved - incident.opened)}.")
     return lines
 
 
@@ -234,12 +234,13 @@ def _line(member: Member, now: float, *, is_resolved: bool) -> str:
     cause = member.cause
     sentence = _plain(cause.sentence).replace("\n", " ")
     if member.over is None:
-        return f"• {sentence} (for {_lasted(now - cause.since)})"
+        return f"• {sentence} (for {lasted(now - cause.since)})"
     was = "" if is_resolved else "over: "
-    return f"• {was}{sentence} (for {_lasted(member.over - cause.since)})"
+    return f"• {was}{sentence} (for {lasted(member.over - cause.since)})"
 
 
-def _lasted(seconds: float) -> str:
+def lasted(seconds: float) -> str:
+    """Return a time in words, to the second."""
     return format_duration(max(0, round(seconds)))
 
 

@@ -19,7 +19,7 @@ from prometheus_client import Counter
 
 from ndif.alerts import digest, incidents
 from ndif.alerts.causes import Counts, Increases, Limits, Observation, find, nodes_seen
-from ndif.alerts.delivery import Delivery, open_destinations
+from ndif.alerts.delivery import AlertDelivery, open_destinations
 from ndif.alerts.incidents import Book, Event, Timing
 from ndif.alerts.messages import about, described, digest_message, test_message
 from ndif.config.settings import Settings
@@ -62,7 +62,7 @@ class Alerts:
     def __init__(
         self,
         settings: Settings,
-        delivery: Delivery,
+        delivery: AlertDelivery,
         saved: SavedState,
         stores: Mapping[str, Ping],
         folder: Path,
@@ -228,7 +228,7 @@ def open_alerts(
     settings: Settings, saved: SavedState, stores: Mapping[str, Ping], folder: Path
 ) -> Alerts:
     """Return the alerts that the settings describe."""
-    return Alerts(settings, Delivery(open_destinations(settings)), saved, stores, folder)
+    return Alerts(settings, AlertDelivery(open_destinations(settings)), saved, stores, folder)
 
 
 def counted() -> Counts:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import random
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from ndif.tasks import end, start
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 5.0
-"""Longest pause between looks at the outbox."""
+"""Longest pause between looks at what waits."""
 _RETRY_S = 2.0
 _FIRST_WAIT_S = 0.2
 _MOST_STEPS = 10
@@ -38,7 +39,7 @@ class DeliveryError(Exception):
 
 
 class Item(Protocol):
-    """A message of an outbox, as the loop sees it."""
+    """A message that waits, as the loop sees it."""
 
     @property
     def id(self) -> str:
@@ -49,16 +50,8 @@ class Item(Protocol):
         """Return the receiver, which gets few messages at once."""
 
     @property
-    def created(self) -> float:
-        """Return the Unix time from which the age counts."""
-
-    @property
     def due(self) -> float:
         """Return the Unix time of the next attempt."""
-
-    @property
-    def attempts(self) -> int:
-        """Return the number of attempts that failed."""
 
 
 T = TypeVar("T", bound=Item)
@@ -77,69 +70,63 @@ class Policy:
     jitter: float = 0.25
     at_once: int = 16
     to_one_host: int = 2
-    """Attempts to one receiver at once; with one, a receiver gets its messages in the outbox's order."""
+    """Attempts to one receiver at once; with one, a receiver gets its messages in order."""
 
-    def pause_s(self, item: Item, now: float, chance: float, wait_s: float = 0.0) -> float | None:
-        """Return the seconds from an attempt that failed to the next one; None to give up.
+    def pause_s(
+        self, attempts: int, age_s: float, chance: float, wait_s: float = 0.0
+    ) -> float | None:
+        """Return the seconds until the next attempt, after so many that failed; None to give up.
 
         `chance` is a random number from 0 to 1, and `wait_s` the pause that the receiver asks for.
         """
-        if item.attempts + 1 >= self.max_attempts:
-            return None
-        pause_s = self.first_s * self.factor ** min(item.attempts, _MOST_STEPS)
+        pause_s = self.first_s * self.factor ** min(attempts - 1, _MOST_STEPS)
         pause_s = min(max(pause_s, wait_s), self.longest_s)
         pause_s *= 1 + self.jitter * (2 * chance - 1)
-        return pause_s if now + pause_s <= item.created + self.max_age_s else None
+        is_over = attempts >= self.max_attempts or age_s + pause_s > self.max_age_s
+        return None if is_over else pause_s
 
 
-class Outbox(Protocol[T]):
-    """The messages that wait, and how one is sent. Methods raise a `BrokerError` if their store fails."""
+class Delivery(ABC, Generic[T]):
+    """Deliver messages, each at least once; a subclass says what waits, and how one is sent.
+
+    Owns the attempts under way, of which one host gets few at once. What `due` says is the truth: an
+    attempt that ends with the process is made again by the next one. The methods of a subclass raise a
+    `BrokerError` if their store fails.
+    """
 
     name: str
     """Plural of the messages, for the log."""
 
-    def title(self, item: T) -> str:
-        """Return the message's name for the log, without what may be secret."""
-
-    async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[T]:
-        """Return messages that are due, the longest first, and none to a host of `busy`."""
-
-    async def wait(self, seconds: float) -> None:
-        """Return after so long, or earlier if a message may have come."""
-
-    async def attempt(self, item: T) -> bool:
-        """Send a message, or raise a `DeliveryError`.
-
-        Return False if nothing was sent, and the outbox has noted by itself what becomes of the message.
-        """
-
-    async def delivered(self, item: T) -> None:
-        """Forget a message that has arrived."""
-
-    async def failed(self, item: T, error: DeliveryError, pause_s: float | None) -> None:
-        """Count a failed attempt; the next is due after the pause, and None gives the message up."""
-
-
-class DeliveryLoop(Generic[T]):
-    """Deliver the messages of an outbox, each at least once.
-
-    Owns the attempts under way, of which one host gets few at once. What the outbox says is the truth: an
-    attempt that ends with the process is made again by the next one.
-    """
-
-    def __init__(
-        self, outbox: Outbox[T], policy: Policy, now: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, policy: Policy, now: Callable[[], float] = time.time) -> None:
         """Prepare; `run` delivers."""
-        self._outbox = outbox
         self._policy = policy
         self._now = now
         self._attempts: set[asyncio.Task[None]] = set()
         self._under_way: dict[str, str] = {}
         """Hosts of the attempts under way, by the id of the message."""
         self._over: set[str] = set()
-        """Ids of the messages whose attempts ended since the outbox was last asked."""
+        """Ids of the messages whose attempts ended since `due` was last asked."""
         self._changed = asyncio.Event()
+
+    @abstractmethod
+    def title(self, item: T) -> str:
+        """Return the message's name for the log, without what may be secret."""
+
+    @abstractmethod
+    async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[T]:
+        """Return messages that are due, the longest first, and none to a host of `busy`."""
+
+    @abstractmethod
+    async def wait(self, seconds: float) -> None:
+        """Return after so long, or earlier if a message may have come."""
+
+    @abstractmethod
+    async def attempt(self, item: T) -> None:
+        """Send a message and forget it, or raise a `DeliveryError`."""
+
+    @abstractmethod
+    async def failed(self, item: T, error: DeliveryError) -> None:
+        """Count a failed attempt; `pause_s` says when the next is due."""
 
     async def run(self) -> None:
         """Deliver until cancelled."""
@@ -149,10 +136,17 @@ class DeliveryLoop(Generic[T]):
                     await self._start_due()
                     await self._pause()
                 except BrokerError as error:
-                    logger.warning("%s wait: %s", self._outbox.name, error)
+                    logger.warning("%s wait: %s", self.name, error)
                     await asyncio.sleep(_RETRY_S)
         finally:
             await end(list(self._attempts))
+
+    def pause_s(self, attempts: int, created: float, error: DeliveryError) -> float | None:
+        """Return the pause after so many attempts, of which the last failed now; None to give up."""
+        chance = random.random()  # noqa: S311 - no secret
+        age_s = self._now() - created
+        pause_s = self._policy.pause_s(attempts, age_s, chance, error.wait_s)
+        return None if error.final else pause_s
 
     async def _start_due(self) -> None:
         free = self._policy.at_once - len(self._attempts)
@@ -161,20 +155,20 @@ class DeliveryLoop(Generic[T]):
         counts = Counter(self._under_way.values())
         busy = [host for host, count in counts.items() if count >= self._policy.to_one_host]
         self._over.clear()
-        for item in await self._outbox.due(self._now(), free + len(self._under_way), busy):
+        for item in await self.due(self._now(), free + len(self._under_way), busy):
             has_room = len(self._attempts) < self._policy.at_once
             is_free = has_room and counts[item.host] < self._policy.to_one_host
-            # An attempt may have ended after the outbox was read, and before it is looked at here.
+            # An attempt may have ended after `due` has read, and before it is looked at here.
             is_taken = item.id in self._under_way or item.id in self._over
             if is_free and not is_taken:
                 counts[item.host] += 1
                 self._under_way[item.id] = item.host
-                start(self._attempt(item), self._attempts, self._outbox.title(item))
+                start(self._attempt(item), self._attempts, self.title(item))
 
     async def _pause(self) -> None:
         """Wait until a message may be due, or an attempt has ended."""
         waits = [
-            asyncio.create_task(self._outbox.wait(await self._pause_s())),
+            asyncio.create_task(self.wait(await self._pause_s())),
             asyncio.create_task(self._changed.wait()),
         ]
         try:
@@ -186,19 +180,18 @@ class DeliveryLoop(Generic[T]):
     async def _pause_s(self) -> float:
         """Return the seconds until the next message is due, of those that are not under way."""
         horizon = self._now() + _LOOK_S
-        found = await self._outbox.due(horizon, 1 + len(self._under_way))
+        found = await self.due(horizon, 1 + len(self._under_way))
         dues = [each.due for each in found if each.id not in self._under_way]
         # One that is due now waits for its host.
         return min((max(due - self._now(), _FIRST_WAIT_S) for due in dues), default=_LOOK_S)
 
     async def _attempt(self, item: T) -> None:
-        title = self._outbox.title(item)
+        title = self.title(item)
         try:
             try:
-                if await self._outbox.attempt(item):
-                    await self._outbox.delivered(item)
+                await self.attempt(item)
             except DeliveryError as error:
-                await self._failed(item, error)
+                await self.failed(item, error)
         except BrokerError as error:
             logger.warning("%s may be made twice: %s", title, error)
             await asyncio.sleep(_RETRY_S)
@@ -207,13 +200,8 @@ class DeliveryLoop(Generic[T]):
             # Without a limit of attempts it would fail for ever, and keep those behind it.
             is_final = self._policy.max_attempts == inf
             with contextlib.suppress(BrokerError):
-                await self._failed(item, DeliveryError(_DEFECT, final=is_final))
+                await self.failed(item, DeliveryError(_DEFECT, final=is_final))
         finally:
             del self._under_way[item.id]
             self._over.add(item.id)
             self._changed.set()
-
-    async def _failed(self, item: T, error: DeliveryError) -> None:
-        chance = random.random()  # noqa: S311 - no secret
-        pause_s = self._policy.pause_s(item, self._now(), chance, error.wait_s)
-        await self._outbox.failed(item, error, None if error.final else pause_s)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from ndif.schema.answer import answer
+from ndif.schema.answer import adapter, answer
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
@@ -100,11 +100,8 @@ class Callback:
 
     @classmethod
     def decode(cls, content: bytes) -> Callback:
-        """Return what `encode` wrote; raise a ValueError or TypeError for anything else."""
-        fields = json.loads(content)
-        news = fields.pop("content")
-        times = Times(**news.pop("times"))
-        return cls(**fields, content=News(**news, times=times))
+        """Return what `encode` wrote; raise a ValueError for anything else."""
+        return adapter(cls).validate_python(json.loads(content))
 
 
 def _given(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from email.utils import formatdate
 
 from ndif.config.settings import Settings
 from ndif.config.units import format_duration
-from ndif.delivery.loop import DeliveryError, DeliveryLoop, Policy
+from ndif.delivery.loop import Delivery, DeliveryError, Policy
 from ndif.delivery.mail import Mailer, new_mail, open_mailer
 from ndif.queue.callbacks.guard import (
     CallbackAddressError,
@@ -37,8 +37,8 @@ _SHOWN = 1000
 _NO_MAIL = "this server sends no mail any more"
 
 
-class CallbackDelivery:
-    """Deliver the call-backs of a queue, in the process that leads: an `Outbox` and its loop.
+class CallbackDelivery(Delivery[Callback]):
+    """Deliver the call-backs of a queue, in the process that leads.
 
     No order is kept: a receiver that fails delays its own call-backs and no others.
     """
@@ -56,19 +56,13 @@ class CallbackDelivery:
         now: Callable[[], float] = time.time,
     ) -> None:
         """Prepare; `run` delivers. `objects` has the ends of the jobs that are polled."""
+        super().__init__(policy, now)
         self.queue = queue
         self._objects = objects
         self._webhooks = webhooks
         self._mailer = mailer
         self._allowed = allowed
-        self._policy = policy
-        self._now = now
         self._swept = 0.0
-        self._loop = DeliveryLoop(self, policy, now)
-
-    async def run(self) -> None:
-        """Deliver until cancelled; attempts under way are then made again by the next process."""
-        await self._loop.run()
 
     def close(self) -> None:
         """Release what attempts share."""
@@ -95,53 +89,38 @@ class CallbackDelivery:
             await self.queue.update(again)
         return [*dict.fromkeys(each.request_id for each in found)]
 
-    # The outbox of the loop
-
     def title(self, item: Callback) -> str:
-        """See `Outbox.title`."""
+        """See `Delivery.title`."""
         return f"request {item.request_id}: its call-back"
 
     async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Callback]:
-        """See `Outbox.due`. Forget those that were given up long ago, too."""
+        """See `Delivery.due`. Forget those that were given up long ago, too."""
         if self._now() - self._swept > _SWEEP_S:
             await self.queue.forget_dead(self._now() - self._policy.max_age_s * 7)
             self._swept = self._now()
         return await self.queue.due(now, limit, busy)
 
     async def wait(self, seconds: float) -> None:
-        """See `Outbox.wait`."""
+        """See `Delivery.wait`."""
         await self.queue.wait(seconds)
 
-    async def attempt(self, item: Callback) -> bool:
-        """See `Outbox.attempt`. Nothing is sent before the end of a polled job is stored."""
+    async def attempt(self, item: Callback) -> None:
+        """See `Delivery.attempt`. Nothing is sent before the end of a polled job is stored."""
         if item.polled and not await self._has_end(item):
             await self._wait_for_end(item)
-            return False
-        try:
-            address = read_address(item.address, self._allowed)
-        except CallbackAddressError as error:
-            raise DeliveryError("its address is not one that is called", final=True) from error
-        if address.kind is not Kind.MAIL:
-            await self._webhooks.send(item, address)
-        elif self._mailer is None:
-            raise DeliveryError(_NO_MAIL)
-        else:
-            mail = message_for(item, address.mail, self._mailer.sender, self._now())
-            await self._mailer.send(mail)
-        return True
-
-    async def delivered(self, item: Callback) -> None:
-        """See `Outbox.delivered`."""
+            return
+        await self._send(item)
         metrics.CALLBACKS.labels("delivered").inc()
         logger.info("%s is delivered", self.title(item))
         await self.queue.remove(item.id)
 
-    async def failed(self, item: Callback, error: DeliveryError, pause_s: float | None) -> None:
-        """See `Outbox.failed`."""
+    async def failed(self, item: Callback, error: DeliveryError) -> None:
+        """See `Delivery.failed`."""
+        attempts, problem = item.attempts + 1, str(error)
+        pause_s = self.pause_s(attempts, item.created, error)
         is_over = pause_s is None
         metrics.CALLBACKS.labels("given_up" if is_over else "failed").inc()
-        attempts, due = item.attempts + 1, self._now() + (pause_s or 0.0)
-        problem = str(error)
+        due = self._now() + (pause_s or 0.0)
         await self.queue.update(
             replace(item, attempts=attempts, problem=problem, due=due, dead=is_over)
         )
@@ -151,6 +130,19 @@ class CallbackDelivery:
             *(item.request_id, attempts, problem),
             then if is_over else f"again in {format_duration(pause_s)}",
         )
+
+    async def _send(self, callback: Callback) -> None:
+        try:
+            address = read_address(callback.address, self._allowed)
+        except CallbackAddressError as error:
+            raise DeliveryError("its address is not one that is called", final=True) from error
+        if address.kind is not Kind.MAIL:
+            await self._webhooks.send(callback, address)
+        elif self._mailer is None:
+            raise DeliveryError(_NO_MAIL)
+        else:
+            sender = self._mailer.sender
+            await self._mailer.send(message_for(callback, address.mail, sender, self._now()))
 
     async def _has_end(self, callback: Callback) -> bool:
         """Return True if a client that is called back finds the end of its job."""
