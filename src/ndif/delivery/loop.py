@@ -104,8 +104,6 @@ class Delivery(ABC, Generic[T]):
         self._attempts: set[asyncio.Task[None]] = set()
         self._under_way: dict[str, str] = {}
         """Hosts of the attempts under way, by the id of the message."""
-        self._over: set[str] = set()
-        """Ids of the messages whose attempts ended since `due` was last asked."""
         self._changed = asyncio.Event()
 
     @abstractmethod
@@ -133,8 +131,7 @@ class Delivery(ABC, Generic[T]):
         try:
             while True:
                 try:
-                    await self._start_due()
-                    await self._pause()
+                    await self._pause(await self._start_due())
                 except BrokerError as error:
                     logger.warning("%s wait: %s", self.name, error)
                     await asyncio.sleep(_RETRY_S)
@@ -148,27 +145,30 @@ class Delivery(ABC, Generic[T]):
         pause_s = self._policy.pause_s(attempts, age_s, chance, error.wait_s)
         return None if error.final else pause_s
 
-    async def _start_due(self) -> None:
-        free = self._policy.at_once - len(self._attempts)
-        if free <= 0:
-            return
+    async def _start_due(self) -> float:
+        """Start the attempts that are due, and return the seconds until the next one is."""
+        now, wait_s = self._now(), _LOOK_S
+        # One whose attempt ends while `due` reads is not due any more, whatever was read of it.
+        taken = frozenset(self._under_way)
         counts = Counter(self._under_way.values())
         busy = [host for host, count in counts.items() if count >= self._policy.to_one_host]
-        self._over.clear()
-        for item in await self.due(self._now(), free + len(self._under_way), busy):
-            has_room = len(self._attempts) < self._policy.at_once
-            is_free = has_room and counts[item.host] < self._policy.to_one_host
-            # An attempt may have ended after `due` has read, and before it is looked at here.
-            is_taken = item.id in self._under_way or item.id in self._over
-            if is_free and not is_taken:
+        free = self._policy.at_once - len(taken)
+        for item in await self.due(now + _LOOK_S, 1 + free + len(taken), busy):
+            if item.id in taken:
+                continue
+            if item.due <= now and free and counts[item.host] < self._policy.to_one_host:
+                free -= 1
                 counts[item.host] += 1
                 self._under_way[item.id] = item.host
                 start(self._attempt(item), self._attempts, self.title(item))
+            else:
+                wait_s = min(wait_s, max(item.due - now, _FIRST_WAIT_S))
+        return wait_s
 
-    async def _pause(self) -> None:
-        """Wait until a message may be due, or an attempt has ended."""
+    async def _pause(self, seconds: float) -> None:
+        """Wait so long, or until a message has come or an attempt has ended."""
         waits = [
-            asyncio.create_task(self.wait(await self._pause_s())),
+            asyncio.create_task(self.wait(seconds)),
             asyncio.create_task(self._changed.wait()),
         ]
         try:
@@ -176,14 +176,6 @@ class Delivery(ABC, Generic[T]):
         finally:
             await end(waits)
         self._changed.clear()
-
-    async def _pause_s(self) -> float:
-        """Return the seconds until the next message is due, of those that are not under way."""
-        horizon = self._now() + _LOOK_S
-        found = await self.due(horizon, 1 + len(self._under_way))
-        dues = [each.due for each in found if each.id not in self._under_way]
-        # One that is due now waits for its host.
-        return min((max(due - self._now(), _FIRST_WAIT_S) for due in dues), default=_LOOK_S)
 
     async def _attempt(self, item: T) -> None:
         title = self.title(item)
@@ -203,5 +195,4 @@ class Delivery(ABC, Generic[T]):
                 await self.failed(item, DeliveryError(_DEFECT, final=is_final))
         finally:
             del self._under_way[item.id]
-            self._over.add(item.id)
             self._changed.set()
