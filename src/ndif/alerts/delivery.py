@@ -27,7 +27,7 @@ from ndif.delivery.loop import Delivery, DeliveryError, Policy
 from ndif.delivery.mail import Mailer, open_mailer
 from ndif.queue.callbacks.guard import shown
 from ndif.schema.alerts import AlertDestination, Form, TestedAlertDestination
-from ndif.schema.answer import adapter, to_plain
+from ndif.schema.answer import from_plain, to_plain
 from ndif.tasks import within
 
 logger = logging.getLogger(__name__)
@@ -41,9 +41,7 @@ POLICY = Policy(
 """Rules of alerts: in order, for as long as somebody may want to know."""
 _TOO_OLD_S = 24 * 3600.0
 """Age at which a message is dropped: nobody needs to know any more."""
-_REFUSES_CONTENT = frozenset(
-    (HTTPStatus.BAD_REQUEST, HTTPStatus.GONE, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-) | {HTTPStatus.UNPROCESSABLE_ENTITY}
+_REFUSES_CONTENT = (400, 410, 413, 422)
 """Answers to one message that is not sent again; others may be of an address that the operator corrects."""
 
 Body = Callable[[Message], dict[str, Any]]
@@ -215,7 +213,7 @@ class AlertDelivery(Delivery[Destination]):
     def take(self, saved: Mapping[str, Any]) -> None:
         """Take the messages that a predecessor had not brought; those of others' addresses are dropped."""
         for each in self.destinations:
-            each.waiting += adapter(list[Message]).validate_python(saved.get(each.id, []))
+            each.waiting += from_plain(list[Message], saved.get(each.id, []))
         self._added.set()
 
     def title(self, item: Destination) -> str:

@@ -11,7 +11,7 @@ import click
 
 from ndif import __version__
 from ndif.distribution import COMMAND_LINE
-from ndif.errors import NdifError
+from ndif.errors import NdifError, problems
 from ndif.launch.run_folder import RunFolders
 from ndif.launch.waiting import waiting_for
 
@@ -167,6 +167,21 @@ class ServerClient:
         if answer.is_server_error:
             raise CommandError(detail)
         raise (NotFoundError if answer.status_code == _NOT_FOUND_HTTP else RefusedError)(detail)
+
+
+def read(kind: type[T], content: Any) -> T:
+    """Return the JSON of an answer as its type; raise a CommandError if it has another form."""
+    from pydantic import ValidationError
+
+    from ndif.schema.answer import from_plain
+
+    try:
+        return from_plain(kind, content)
+    except ValidationError as error:
+        raise CommandError(
+            f"The server's answer cannot be read, perhaps because this command is of another version "
+            f"({__version__}): {problems(error)[0].sentence}"
+        ) from error
 
 
 def connect(url: str | None, token: str | None) -> ServerClient:

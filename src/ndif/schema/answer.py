@@ -56,6 +56,15 @@ def to_plain(value: Any) -> Any:
     return adapter(type(value)).dump_python(value, mode="json")
 
 
+def from_plain(kind: type[T], content: Any) -> T:
+    """Read an answer from dicts, lists, numbers and strings.
+
+    Raises:
+        pydantic.ValidationError: If it is no answer of this kind.
+    """
+    return adapter(kind).validate_python(content)
+
+
 def from_json(kind: type[T], content: bytes | str) -> T:
     """Read an answer from JSON.
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from ndif.schema.answer import adapter, answer
+from ndif.schema.answer import answer, from_plain
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
@@ -101,7 +101,7 @@ class Callback:
     @classmethod
     def decode(cls, content: bytes) -> Callback:
         """Return what `encode` wrote; raise a ValueError for anything else."""
-        return adapter(cls).validate_python(json.loads(content))
+        return from_plain(cls, json.loads(content))
 
 
 def _given(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
