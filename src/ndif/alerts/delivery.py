@@ -170,14 +170,9 @@ class AlertDelivery(Delivery[Destination]):
 
     name = "alerts"
 
-    def __init__(
-        self,
-        destinations: Sequence[Destination],
-        now: Callable[[], float] = time.time,
-        policy: Policy = POLICY,
-    ) -> None:
+    def __init__(self, destinations: Sequence[Destination], policy: Policy = POLICY) -> None:
         """Prepare; `run` delivers."""
-        super().__init__(policy, now)
+        super().__init__(policy)
         self.brought = asyncio.Event()
         """Set when a message no longer waits."""
         self.destinations = destinations
@@ -223,12 +218,8 @@ class AlertDelivery(Delivery[Destination]):
     async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Destination]:
         """See `Delivery.due`."""
         self._added.clear()
-        found = (
-            each
-            for each in self.destinations
-            if each.waiting and each.due <= now and each.id not in busy
-        )
-        return sorted(found, key=lambda each: each.due)[:limit]
+        ready = [each for each in self.destinations if each.waiting and each.due <= now]
+        return [each for each in ready if each.host not in busy]
 
     async def wait(self, seconds: float) -> None:
         """See `Delivery.wait`."""
