@@ -199,3 +199,23 @@ async def test_a_store_that_is_unavailable_costs_no_attempt(
     await until_done(made)
     assert made.tried == ["a", "a"]
     assert "letter a may be made twice: it is away" in caplog.text
+
+
+class SlowLetters(Letters):
+    """Letters in a store that takes a while to say what is due."""
+
+    async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Letter]:
+        found = await super().due(now, limit, busy)
+        await asyncio.sleep(0.01)
+        return found
+
+    async def attempt(self, item: Letter) -> None:
+        await asyncio.sleep(int(item.id) % 7 * 0.002)
+        await super().attempt(item)
+
+
+@on_loop
+async def test_a_message_that_arrives_while_the_store_reads_is_not_sent_again() -> None:
+    made = SlowLetters([Letter(f"{n}", f"host {n % 5}") for n in range(30)], POLICY, {})
+    await until_done(made)
+    assert sorted(made.tried, key=int) == [f"{n}" for n in range(30)]
