@@ -8,7 +8,7 @@ import json
 import math
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -19,7 +19,6 @@ from ndif.config.units import format_duration
 from ndif.host.environment import environment, for_untrusted
 from ndif.host.runtimes import Runtime
 from ndif.net import is_loopback
-from ndif.schema.answer import from_plain
 from ndif.schema.model_key import ModelKey
 from ndif.sizes import format_size
 from ndif.tasks import end, reap, within
@@ -238,4 +237,16 @@ def _outcome(line: bytes, errors: str) -> Outcome:
 
 
 def _value(answer: Mapping[str, Any]) -> Value | None:
-    return from_plain(Value, answer) if "numbers" in answer else None
+    if "numbers" not in answer:
+        return None
+    return Value(
+        _tuple(answer["shape"]),
+        str(answer["dtype"]),
+        float(answer["tolerance"]),
+        tuple(map(float, answer["numbers"])),
+        _tuple(answer["tokens"]),
+    )
+
+
+def _tuple(numbers: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(map(int, numbers))

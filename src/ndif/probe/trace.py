@@ -59,6 +59,7 @@ def main() -> None:
 
 
 def _probe(question: Mapping[str, Any]) -> dict[str, Any]:
+    began = time.perf_counter()
     import nnsight
     from nnsight import CONFIG
 
@@ -71,12 +72,12 @@ def _probe(question: Mapping[str, Any]) -> dict[str, Any]:
         model = nnsight.LanguageModel(name, revision=revision or "main")
     if getattr(model, "tokenizer", None) is None:
         return {"outcome": "unsupported", "reason": "The model takes no text."}
+    prepared = time.perf_counter()
     predicts = task in _GENERATES and hasattr(model, "lm_head")
-    began = time.perf_counter()
     saved = _predict(model) if predicts else _output(model)
     ended = time.perf_counter()
     finding = _judge(saved) if predicts else _summary(saved)
-    return {**finding, "seconds": ended - began}
+    return {**finding, "seconds": ended - prepared, "prepared_s": prepared - began}
 
 
 def _predict(model: Any) -> dict[str, Any]:
