@@ -57,6 +57,7 @@ ROOMS = (
     "placement",
     "probe",
     "host",
+    "delivery",
     "stores",
     "runtime",
     "sandbox",

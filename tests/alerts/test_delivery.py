@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import replace
 from email import message_from_bytes
-from email.policy import default as policy
+from email.policy import default as by_default
 from typing import Any
 
 import pytest
 
 from ndif.alerts import delivery
-from ndif.alerts.delivery import Delivery, form_and_url, open_destinations
+from ndif.alerts.delivery import POLICY, AlertDelivery, form_and_url, open_destinations
 from ndif.alerts.incidents import Event
 from ndif.alerts.messages import Message, digest_message
 from ndif.alerts.messages import test_message as a_test
 from ndif.config.reference import variables
 from ndif.config.settings import Settings
+from ndif.delivery.loop import Policy
 from ndif.schema.server_state import ProblemKind as Kind
 from ndif.tasks import end
 from tests.alerts.receivers import HANGS, Receiver, receiving
@@ -27,21 +29,20 @@ from tests.alerts.test_messages import (
     within_the_limits_of_discord,
     within_the_limits_of_slack,
 )
+from tests.delivery.test_mail import Post, mail_server
 from tests.on_loop import on_loop
-from tests.queue.callbacks.test_mail import Post, mail_server
 from tests.services.process import free_port
 from tests.waiting import eventually
 
 
 def fresh(*sentences: str, **said: Any) -> Message:
     """A message of now."""
-    from dataclasses import replace
-
     return replace(message(*sentences, **said), at=time.time())
 
 
-def opened(*webhooks: str, **values: Any) -> Delivery:
-    return Delivery(open_destinations(Settings(alert_webhooks=",".join(webhooks), **values)))
+def opened(*webhooks: str, policy: Policy = POLICY, **values: Any) -> AlertDelivery:
+    settings = Settings(alert_webhooks=",".join(webhooks), **values)
+    return AlertDelivery(open_destinations(settings), policy=policy)
 
 
 @pytest.mark.parametrize(
@@ -88,11 +89,11 @@ async def test_each_form_arrives_within_its_limits() -> None:
 
 
 @on_loop
-async def test_mail_arrives_with_a_digest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "_FIRST_PAUSE_S", 0.1)  # a machine that stalls is tried again
+async def test_mail_arrives_with_a_digest() -> None:
     post = Post()
     with mail_server(post) as port:
         made = opened(
+            policy=replace(POLICY, first_s=0.1),  # a machine that stalls is tried again
             smtp_url=f"smtp://127.0.0.1:{port}",
             mail_from="ndif@example.org",
             alert_email="ada@example.org, ops@example.org",
@@ -105,7 +106,7 @@ async def test_mail_arrives_with_a_digest(monkeypatch: pytest.MonkeyPatch) -> No
     assert {to for envelope in post.received for to in envelope.rcpt_tos} == {
         *("ada@example.org", "ops@example.org")
     }
-    mails = [message_from_bytes(each.content, policy=policy) for each in post.received]  # type: ignore[arg-type]
+    mails = [message_from_bytes(each.content, policy=by_default) for each in post.received]  # type: ignore[arg-type]
     subjects = sorted({str(each["Subject"]) for each in mails})
     assert subjects == ["A model is not there: org/a", "The last day"]
     texts = "\n".join(each.get_content() for each in mails)
@@ -119,12 +120,11 @@ async def test_one_that_hangs_or_refuses_costs_the_others_nothing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "_TIMEOUT_S", 5)
-    monkeypatch.setattr(delivery, "_FIRST_PAUSE_S", 0.1)
-    monkeypatch.setattr(delivery, "_FACTOR", 1.0)
     away = Receiver(port=free_port())
     with receiving() as hangs, receiving() as fails, receiving() as well:
         hangs.status, fails.status = HANGS, 500
-        made = opened(hangs.url, fails.url, away.url, well.url)
+        quick = replace(POLICY, first_s=0.1, factor=1.0)
+        made = opened(hangs.url, fails.url, away.url, well.url, policy=quick)
         running = asyncio.create_task(made.run())
         began = time.monotonic()
         for number in range(5):
@@ -167,12 +167,11 @@ async def test_a_message_that_is_refused_does_not_keep_the_next() -> None:
 
 
 @on_loop
-async def test_one_that_asks_for_time_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "_FIRST_PAUSE_S", 0.01)
+async def test_one_that_asks_for_time_gets_it() -> None:
     with receiving() as receiver:
         receiver.status, receiver.headers = 429, {"Retry-After": "0.7"}
         receiver.later_status = 200
-        made = opened(receiver.url)
+        made = opened(receiver.url, policy=replace(POLICY, first_s=0.01))
         running = asyncio.create_task(made.run())
         began = time.monotonic()
         made.send(fresh("a"))
@@ -208,8 +207,6 @@ async def test_what_waits_is_bounded_and_outlives_its_process() -> None:
 
 @on_loop
 async def test_what_is_a_day_old_is_dropped() -> None:
-    from dataclasses import replace
-
     with receiving() as receiver:
         made = opened(receiver.url)
         made.send(replace(fresh("old"), at=time.time() - 25 * 3600))
@@ -226,12 +223,12 @@ async def test_a_test_says_what_each_answered() -> None:
         fails.status = 403
         made = opened(f"slack+{well.url}", fails.url, Receiver(port=free_port()).url)
         answers = await made.try_each(a_test("here", time.time()))
-    assert [(each["form"], each["problem"]) for each in answers] == [
+    assert [(each.form, each.problem) for each in answers] == [
         ("slack", None),
         ("json", "it answered 403"),
         ("json", "it cannot be reached"),
     ]
-    assert "secret" not in json.dumps(answers)
+    assert "secret" not in str(answers)
     assert "Test" in well.taken[0]["text"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -16,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from ndif.control.answers import Alerts as AlertsAnswer
-from ndif.control.answers import TestedAlerts as AnswerOfTest
+from ndif.schema.alerts import Alerts as AlertsAnswer
+from ndif.schema.alerts import TestedAlerts as AnswerOfTest
+from ndif.schema.answer import from_json
 from ndif.stores.broker.signing import Signer
 from ndif.stores.leader import SharedCache
 from ndif.stores.redis import connect
@@ -30,7 +30,7 @@ from tests.alerts.test_messages import (
 )
 from tests.clients.harness import StartedServer
 from tests.commands import NDIF, ndif
-from tests.queue.callbacks.test_mail import Post, mail_server
+from tests.delivery.test_mail import Post, mail_server
 from tests.server.test_callbacks import processes_of
 from tests.services.redis import RedisServer
 from tests.tiny_models import make_gpt2
@@ -127,7 +127,7 @@ def test_a_server_tells_of_a_model_that_does_not_load_and_sums_up_its_day(
         operator = Operator(receiver, environment, f"slack+{slack.url}", f"discord+{discord.url}")
         try:
             tested = operator.ndif("alerts", "test", "--json")
-            assert len(AnswerOfTest.model_validate_json(tested).destinations) == 4
+            assert len(from_json(AnswerOfTest, tested).destinations) == 4
             said = operator.ndif("alerts", "test")
             assert said.count("delivered") == 4, said
             until(lambda: post.received)
@@ -135,9 +135,8 @@ def test_a_server_tells_of_a_model_that_does_not_load_and_sums_up_its_day(
             opened = operator.told("opened", "load-failed")
             assert "tests/broken" in opened["headline"]
             (_cause,) = opened["incident"]["causes"]
-            listed = json.loads(operator.ndif("alerts", "list", "--json"))
-            assert [each["id"] for each in listed["open"]] == [opened["incident"]["id"]]
-            AlertsAnswer.model_validate(listed)
+            listed = from_json(AlertsAnswer, operator.ndif("alerts", "list", "--json"))
+            assert [each.id for each in listed.open] == [opened["incident"]["id"]]
             assert "load-failed" in operator.ndif("alerts", "list")
             # It is loaded again and again, which is one incident all the same.
             (files / "tokenizer.json").write_bytes(right)
@@ -156,8 +155,8 @@ def test_a_server_tells_of_a_model_that_does_not_load_and_sums_up_its_day(
             for text in ("Jobs: none ended.", "Incidents: ", "Disk of results: "):
                 assert text in digest["text"]
             until(lambda: len(post.received) >= len(receiver.taken))
-            listed = json.loads(operator.ndif("alerts", "list", "--json"))
-            assert opened["incident"]["id"] in [each["id"] for each in listed["resolved"]]
+            listed = from_json(AlertsAnswer, operator.ndif("alerts", "list", "--json"))
+            assert opened["incident"]["id"] in [each.id for each in listed.resolved]
             said = operator.ndif("info", "--config") + operator.ndif("logs", "api")
             assert not [secret for secret in SECRETS if secret in said]
         finally:

@@ -99,7 +99,7 @@ async def test_a_restart_keeps_what_is_open_and_what_was_not_brought(tmp_path: P
         site.is_away = True
         async with site.watching() as alerts:
             await eventually(lambda: events(receiver) == ["opened"])
-            assert len(alerts.describe()["open"]) == 1
+            assert len(alerts.describe().open) == 1
             receiver.status = 503
             site.is_away = False
             await eventually(lambda: receiver.asked > 1)  # "resolved" is refused for now
@@ -110,7 +110,7 @@ async def test_a_restart_keeps_what_is_open_and_what_was_not_brought(tmp_path: P
         async with site.watching() as alerts:
             await eventually(lambda: len(receiver.taken) == 2)
             await eventually(lambda: not json.loads(site.file.read_text())["messages"])
-            assert [each["kind"] for each in alerts.describe()["resolved"]] == ["store-away"]
+            assert [each.kind for each in alerts.describe().resolved] == ["store-away"]
     opened, resolved = receiver.taken
     assert resolved["event"] == "resolved"
     assert resolved["incident"]["id"] == opened["incident"]["id"]

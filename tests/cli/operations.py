@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -45,7 +45,7 @@ from ndif.gateway.openapi import example_of
 from ndif.gateway.operator import Operators
 from ndif.gateway.sessions import Sessions
 from ndif.host.runtimes import Runtimes
-from ndif.schema.answer import from_plain
+from ndif.schema.answer import adapter, from_plain
 from ndif.schema.client_status import ServerStatus
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_file import to_entry
@@ -63,7 +63,7 @@ OPERATORS = Operators(TOKEN, Sessions((TOKEN,), "", 3600))
 MAX_REPLICAS = 3
 """Replicas for which there is room."""
 
-ALERTS: dict[str, Any] = Alerts.model_json_schema()["examples"][0]
+ALERTS: dict[str, Any] = adapter(Alerts).json_schema()["examples"][0]
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Table:
 
     async def perform(self, operation: Operation) -> Any:
         answer, kind = await self._perform(operation), operation.answer
-        return from_plain(kind, answer) if is_dataclass(kind) else answer
+        return from_plain(kind, answer)
 
     async def _perform(self, operation: Operation) -> dict[str, Any]:
         match operation:

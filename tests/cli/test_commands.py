@@ -22,9 +22,9 @@ from ndif.cli.deploy import SETTINGS
 from ndif.cli.main import cli
 from ndif.launch.run_folder import RunFolders, RunRecord
 from ndif.schema.deployment import DeploymentConfig
-from ndif.schema.deployment_file import read
 from ndif.schema.deployment_settings import SETTING_NAMES
 from tests.cli.operations import TOKEN, Table, application
+from tests.schema.configs import read
 from tests.serving import serving
 
 Result = click.testing.Result

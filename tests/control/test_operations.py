@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import is_dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -92,7 +91,7 @@ class EventStream:
 def answer_of(kind: type[Operation]) -> Any:
     """The answer that the document has as its example."""
     example = example_of(kind.answer)
-    return from_plain(kind.answer, example) if is_dataclass(kind.answer) else example
+    return from_plain(kind.answer, example)
 
 
 @pytest.fixture

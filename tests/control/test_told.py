@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import is_dataclass
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ READ |= {"keys", "keys/show", "tiers", "users", "users/show"}
 
 
 def answer_of(kind: type[Operation | AccountOperation], plain: Any) -> Any:
-    return from_plain(kind.answer, plain) if is_dataclass(kind.answer) else plain
+    return from_plain(kind.answer, plain)
 
 
 def told(kind: type[Operation | AccountOperation], **fields: Any) -> list[tuple[str, str, str]]:

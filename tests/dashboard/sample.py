@@ -7,7 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -393,7 +393,7 @@ class Laboratory:
 
     async def perform(self, operation: Operation) -> Any:
         answer, kind = await self._perform(operation), operation.answer
-        return from_plain(kind, answer) if is_dataclass(kind) else answer
+        return from_plain(kind, answer)
 
     async def _perform(self, operation: Operation) -> Answer:
         """Perform what users ask for."""

@@ -53,7 +53,6 @@ from ndif.schedule.expansion import Expansion, expand
 from ndif.schedule.source import ScheduleSource
 from ndif.schema.answer import to_plain
 from ndif.schema.deployment import DeploymentConfig, OperationError
-from ndif.schema.deployment_file import from_value
 from ndif.schema.deployment_settings import DeploymentChange
 from ndif.schema.model_key import ModelKey, Variant
 from ndif.schema.repositories import Repositories
@@ -67,6 +66,7 @@ from ndif.stores.objects import FileStore
 from ndif.stores.responder import Responder
 from ndif.stores.usage import MemoryUsage
 from tests import frames
+from tests.schema.configs import from_value
 from tests.waiting import eventually
 from tests.waiting import virtual_time_passes as elapse
 

@@ -14,14 +14,13 @@ from jsonschema import Draft202012Validator
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.deployment_file import (
     DeploymentFileError,
-    from_value,
     from_variable,
-    read,
     read_file,
     schema,
 )
 from ndif.schema.deployment_settings import SETTING_NAMES, DeploymentSettings
 from tests.fuzzing import examples
+from tests.schema.configs import from_value, read
 
 KEY = 'nnsight.modeling.transformers.TransformersModel:{"repo_id": "a/b", "revision": "v2"}'
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from ndif.errors import NdifError
 from ndif.schema.deployment import DeploymentConfig
-from ndif.schema.deployment_file import from_value, to_entry
+from ndif.schema.deployment_file import to_entry
 from ndif.schema.deployment_settings import parse_checkpoint
+from tests.schema.configs import from_value
 
 REST = '{"repo_id": "org/name", "revision": "v2", "task": "fill-mask"}'
 KEY = f"nnsight.modeling.transformers.TransformersModel:{REST}"

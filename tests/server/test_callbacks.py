@@ -30,10 +30,10 @@ from tests.clients.harness import (
 )
 from tests.commands import NDIF
 from tests.conftest import NAME
+from tests.delivery.test_mail import Post, Users, mail_server
 from tests.gateway.test_bad_input import send_old
 from tests.on_loop import on_loop
 from tests.processes import children
-from tests.queue.callbacks.test_mail import Post, Users, mail_server
 from tests.services.process import free_port
 from tests.services.redis import RedisServer
 from tests.stores.broker.signers import SECRET

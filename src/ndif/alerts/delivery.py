@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import ssl
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from http import HTTPStatus
-from typing import Any, Protocol
+from math import inf
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -21,64 +23,71 @@ from ndif.alerts import messages
 from ndif.alerts.messages import Message
 from ndif.config.settings import Settings
 from ndif.config.units import format_duration
+from ndif.delivery.loop import Delivery, DeliveryError, Policy
+from ndif.delivery.mail import Mailer, open_mailer
 from ndif.queue.callbacks.guard import shown
-from ndif.queue.callbacks.mail import Mailer, open_mailer
-from ndif.queue.callbacks.webhook import DeliveryError
-from ndif.tasks import end, within
+from ndif.schema.alerts import AlertDestination, Form, TestedAlertDestination
+from ndif.schema.answer import from_plain, to_plain
+from ndif.tasks import within
 
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 _MOST_WAITING = 100
 """Messages that wait for one destination; the oldest make room."""
-_FIRST_PAUSE_S, _FACTOR, _LONGEST_PAUSE_S = 5.0, 3.0, 600.0
+POLICY = Policy(
+    max_attempts=inf, max_age_s=inf, longest_s=600.0, jitter=0.0, at_once=1000, to_one_host=1
+)
+"""Rules of alerts: in order, for as long as somebody may want to know."""
 _TOO_OLD_S = 24 * 3600.0
 """Age at which a message is dropped: nobody needs to know any more."""
-_REFUSES_CONTENT = frozenset(
-    (HTTPStatus.BAD_REQUEST, HTTPStatus.GONE, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-) | {HTTPStatus.UNPROCESSABLE_ENTITY}
+_REFUSES_CONTENT = (400, 410, 413, 422)
 """Answers to one message that is not sent again; others may be of an address that the operator corrects."""
 
 Body = Callable[[Message], dict[str, Any]]
-FORMS: Mapping[str, Body] = {
+FORMS: Mapping[Form, Body] = {
     "slack": messages.slack,
     "discord": messages.discord,
     "json": messages.plain_json,
 }
 
 
-class AskedToWaitError(DeliveryError):
-    """A destination takes no message for a time that it names."""
+class Destination(ABC):
+    """One webhook or mailbox of the operator's, and the messages that wait for it, the next one first."""
 
-    def __init__(self, problem: str, seconds: float) -> None:
-        """Say why, and for how long."""
-        super().__init__(problem)
-        self.seconds = seconds
+    def __init__(self, address: str, form: Form, shown: str) -> None:
+        """Take an address, and what of it is no secret."""
+        self.id = self.host = hashlib.sha256(address.encode()).hexdigest()[:16]
+        """Digest of the address, by which another process knows it."""
+        self.form = form
+        self.shown = shown
+        self.waiting: deque[Message] = deque(maxlen=_MOST_WAITING)
+        self.bringing: Message | None = None
+        self.problem: str | None = None
+        """Reason for which the last attempt failed; None if it did not."""
+        self.attempts = 0
+        """Attempts that failed since one succeeded."""
+        self.due = 0.0
 
-
-class Destination(Protocol):
-    """One webhook or mailbox of the operator's."""
-
-    id: str
-    """Digest of the address, by which another process knows it."""
-    form: str
-    shown: str
-    """The address without what is secret in it."""
-
+    @abstractmethod
     async def send(self, message: Message) -> None:
         """Deliver a message, or raise a `DeliveryError`."""
 
+    def leave(self) -> None:
+        """Go on to the next message, unless many have come and this one has made room already."""
+        if self.waiting and self.waiting[0] is self.bringing:
+            self.waiting.popleft()
 
-class Webhook:
+
+class Webhook(Destination):
     """An address that messages are posted to. It is the operator's own, so that no network is refused."""
 
     def __init__(self, address: str) -> None:
         """Take an address as the settings have it, perhaps with a prefix that names its form."""
-        self.form, self._url = form_and_url(address)
-        self.id = _digest(address)
+        form, self._url = form_and_url(address)
         parts = urlsplit(self._url)
         port = "" if parts.port is None else f":{parts.port}"
-        self.shown = f"{parts.scheme}://{parts.hostname}{port}/…"
+        super().__init__(address, form, f"{parts.scheme}://{parts.hostname}{port}/…")
 
     async def send(self, message: Message) -> None:
         """See `Destination.send`. No redirect is followed."""
@@ -94,7 +103,8 @@ class Webhook:
             return
         problem = f"it answered {answer.status_code}"
         if answer.status_code == HTTPStatus.TOO_MANY_REQUESTS:
-            raise AskedToWaitError(problem, _seconds(answer.headers.get("retry-after", "")))
+            wait_s = _seconds(answer.headers.get("retry-after", ""))
+            raise DeliveryError(problem, wait_s=wait_s)
         raise DeliveryError(problem, final=answer.status_code in _REFUSES_CONTENT)
 
     async def _answer(self, body: dict[str, Any]) -> httpx.Response:
@@ -107,18 +117,15 @@ class Webhook:
             return answer
 
 
-class Mailbox:
+class Mailbox(Destination):
     """A mail address of the operator's."""
-
-    form = "email"
 
     def __init__(self, mailer: Mailer, recipient: str, template: str) -> None:
         """Send to `recipient`, through the mailer of call-backs."""
+        super().__init__(recipient, "email", shown(recipient))
         self._mailer = mailer
         self._recipient = recipient
         self._template = template
-        self.id = _digest(recipient)
-        self.shown = shown(recipient)
 
     async def send(self, message: Message) -> None:
         """See `Destination.send`."""
@@ -128,11 +135,11 @@ class Mailbox:
         await self._mailer.send(mail)
 
 
-def form_and_url(address: str) -> tuple[str, str]:
+def form_and_url(address: str) -> tuple[Form, str]:
     """Return the form of a webhook, by its prefix or its host, and its URL."""
-    prefix, plus, rest = address.partition("+")
-    if plus and prefix in FORMS:
-        return prefix, rest
+    for form in FORMS:
+        if address.startswith(f"{form}+"):
+            return form, address.removeprefix(f"{form}+")
     parts = urlsplit(address)
     host = parts.hostname or ""
     if host == "hooks.slack.com" and not parts.path.startswith("/triggers/"):
@@ -154,133 +161,110 @@ def open_destinations(settings: Settings) -> list[Destination]:
     return found
 
 
-@dataclass(eq=False)
-class Courier:
-    """Brings one destination its messages in order.
+class AlertDelivery(Delivery[Destination]):
+    """Deliver alerts: what waits are the destinations that have messages.
 
-    Owns those that wait. A message that a dead process had not brought is taken from what it saved.
+    Each gets its messages in order. A message that a dead process had not brought is taken from what it
+    saved.
     """
 
-    destination: Destination
-    now: Callable[[], float]
-    brought: asyncio.Event
-    """Set when a message no longer waits."""
+    name = "alerts"
 
-    def __post_init__(self) -> None:
-        self.waiting: deque[Message] = deque()
-        self.problem: str | None = None
-        """Reason for which the last attempt failed; None if it did not."""
-        self._added = asyncio.Event()
-
-    def add(self, message: Message) -> None:
-        """Take a message that is to be brought."""
-        if len(self.waiting) >= _MOST_WAITING:
-            self.waiting.popleft()
-        self.waiting.append(message)
-        self._added.set()
-
-    async def run(self) -> None:
-        """Bring messages until cancelled."""
-        failures = 0
-        while True:
-            if not self.waiting:
-                self._added.clear()
-                await self._added.wait()
-            message = self.waiting[0]
-            try:
-                if self.now() - message.at < _TOO_OLD_S:
-                    await self.destination.send(message)
-            except DeliveryError as error:
-                self._failed(error)
-                failures += 1
-                if not error.final:
-                    await asyncio.sleep(_pause_s(error, failures))
-                    continue
-            except Exception:
-                # A defect of one message must not keep the next ones.
-                logger.exception("an alert could not be sent to %s", self.destination.shown)
-            else:
-                failures = 0
-                if self.problem is not None:
-                    logger.warning("Alerts reach %s again", self.destination.shown)
-                self.problem = None
-            if self.waiting and self.waiting[0] is message:
-                self.waiting.popleft()
-            self.brought.set()
-
-    def _failed(self, error: DeliveryError) -> None:
-        if self.problem is None:  # one line, however often it fails
-            logger.warning("Alerts do not reach %s: %s", self.destination.shown, error)
-        self.problem = str(error)
-
-
-def _pause_s(error: DeliveryError, failures: int) -> float:
-    """Return the seconds until the next attempt, after so many that failed in a row."""
-    asked_s = error.seconds if isinstance(error, AskedToWaitError) else 0.0
-    pause_s = _FIRST_PAUSE_S * _FACTOR ** min(failures - 1, 10)
-    return min(max(pause_s, asked_s), _LONGEST_PAUSE_S)
-
-
-class Delivery:
-    """Every destination and its courier."""
-
-    def __init__(
-        self, destinations: Sequence[Destination], now: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, destinations: Sequence[Destination], policy: Policy = POLICY) -> None:
         """Prepare; `run` delivers."""
+        super().__init__(policy)
         self.brought = asyncio.Event()
         """Set when a message no longer waits."""
-        self.couriers = [Courier(each, now, self.brought) for each in destinations]
+        self.destinations = destinations
+        self._added = asyncio.Event()
 
     def send(self, message: Message) -> None:
-        """Add a message for every destination."""
-        for courier in self.couriers:
-            courier.add(message)
+        """Add a message for every destination; the oldest of many make room."""
+        for each in self.destinations:
+            each.waiting.append(message)
+        self._added.set()
 
-    async def run(self) -> None:
-        """Deliver until cancelled; what waits then is in `saved`."""
-        tasks = [asyncio.create_task(each.run(), name="alerts") for each in self.couriers]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            await end(tasks)
-
-    async def try_each(self, message: Message) -> list[dict[str, Any]]:
+    async def try_each(self, message: Message) -> list[TestedAlertDestination]:
         """Send a message to every destination now and once, and return what became of it."""
-        return await asyncio.gather(*(_tried(each.destination, message) for each in self.couriers))
+        return await asyncio.gather(*(_tried(each, message) for each in self.destinations))
 
-    def saved(self) -> dict[str, list[dict[str, Any]]]:
+    def describe(self) -> list[AlertDestination]:
+        """Return the destinations as operators see them."""
+        return [
+            AlertDestination(
+                to=each.shown, form=each.form, waiting=len(each.waiting), problem=each.problem
+            )
+            for each in self.destinations
+        ]
+
+    def saved(self) -> dict[str, Any]:
         """Return the messages that wait as JSON, by the id of their destination."""
         return {
-            each.destination.id: [asdict(message) for message in each.waiting]
-            for each in self.couriers
+            each.id: [to_plain(message) for message in each.waiting]
+            for each in self.destinations
             if each.waiting
         }
 
-    def take(self, saved: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    def take(self, saved: Mapping[str, Any]) -> None:
         """Take the messages that a predecessor had not brought; those of others' addresses are dropped."""
-        for courier in self.couriers:
-            for each in saved.get(courier.destination.id, ()):
-                courier.add(Message(**{**each, "lines": tuple(each["lines"])}))
+        for each in self.destinations:
+            each.waiting += from_plain(list[Message], saved.get(each.id, []))
+        self._added.set()
+
+    def title(self, item: Destination) -> str:
+        """See `Delivery.title`."""
+        return f"an alert to {item.shown}"
+
+    async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Destination]:
+        """See `Delivery.due`."""
+        self._added.clear()
+        ready = [each for each in self.destinations if each.waiting and each.due <= now]
+        return [each for each in ready if each.host not in busy]
+
+    async def wait(self, seconds: float) -> None:
+        """See `Delivery.wait`."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await within(self._added.wait(), seconds)
+
+    async def attempt(self, item: Destination) -> None:
+        """See `Delivery.attempt`. A message that is too old is dropped."""
+        message = item.bringing = item.waiting[0]
+        if self._now() - message.at < _TOO_OLD_S:
+            await item.send(message)
+            if item.problem is not None:
+                logger.warning("Alerts reach %s again", item.shown)
+            item.problem = None
+        item.attempts = 0
+        item.leave()
+        self.brought.set()
+
+    async def failed(self, item: Destination, error: DeliveryError) -> None:
+        """See `Delivery.failed`. The log has one line, however often it fails."""
+        if item.problem is None:
+            logger.warning("Alerts do not reach %s: %s", item.shown, error)
+        item.problem = str(error)
+        item.attempts += 1
+        pause_s = self.pause_s(item.attempts, 0.0, error)
+        if pause_s is None:
+            item.leave()
+            self.brought.set()
+        else:
+            item.due = self._now() + pause_s
 
 
-async def _tried(destination: Destination, message: Message) -> dict[str, Any]:
+async def _tried(destination: Destination, message: Message) -> TestedAlertDestination:
     problem = None
     try:
         await destination.send(message)
     except DeliveryError as error:
         problem = str(error)
-    return {"to": destination.shown, "form": destination.form, "problem": problem}
+    return TestedAlertDestination(to=destination.shown, form=destination.form, problem=problem)
 
 
 @cache
 def _authorities() -> ssl.SSLContext:
     """Return the context of TLS; reading the authorities takes a while, in which no job should wait."""
     return httpx.create_ssl_context()
-
-
-def _digest(address: str) -> str:
-    return hashlib.sha256(address.encode()).hexdigest()[:16]
 
 
 def _seconds(text: str) -> float:

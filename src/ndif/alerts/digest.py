@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, time
 
 from ndif.alerts.incidents import Incident
-from ndif.alerts.messages import ABOUT
+from ndif.alerts.messages import ABOUT, lasted
 from ndif.config.units import format_duration
 from ndif.schema.job_record import JobRecord
 from ndif.sizes import format_size
@@ -80,7 +80,7 @@ def _jobs(day: Day) -> list[str]:
             waits.get(job.model, 0.0), (job.dispatched or job.ended) - job.received
         )
     longest = sorted(waits.items(), key=lambda one: (-one[1], one[0]))[:_TOP]
-    said = ", ".join(f"{_duration(wait)} ({model})" for model, wait in longest)
+    said = ", ".join(f"{lasted(wait)} ({model})" for model, wait in longest)
     return [*found, f"Longest waits: {said}."]
 
 
@@ -90,20 +90,16 @@ def _incidents(day: Day) -> list[str]:
         return ["Incidents: none."]
     found = [f"Incidents: {len(lately)}."]
     for each in sorted(lately, key=lambda one: one.opened)[-_TOP * 2 :]:
-        lasted = _duration((each.resolved or day.at) - each.opened)
-        state = f"over after {lasted}" if each.resolved else f"open for {lasted}"
+        took = lasted((each.resolved or day.at) - each.opened)
+        state = f"over after {took}" if each.resolved else f"open for {took}"
         subject = each.members[0].cause.sentence
         found.append(f"• {ABOUT[each.kind].title}, {state}: {subject}")
     return found
 
 
 def _machine(day: Day) -> list[str]:
-    found = [f"This process leads for {_duration(day.at - day.leads_since)}."]
+    found = [f"This process leads for {lasted(day.at - day.leads_since)}."]
     if day.disk is not None:
         free, total = day.disk
         found.append(f"Disk of results: {format_size(free)} of {format_size(total)} free.")
     return found
-
-
-def _duration(seconds: float) -> str:
-    return format_duration(max(0, round(seconds)))

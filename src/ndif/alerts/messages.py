@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from email.message import EmailMessage
-from email.utils import formatdate, parseaddr
+from email.utils import formatdate
 from string import Template
-from typing import Any
+from typing import Any, Final
 
 from ndif.alerts.incidents import Event, Incident, Member, Notice
 from ndif.config.mail_template import split_template
 from ndif.config.units import format_duration
+from ndif.delivery.mail import new_mail
+from ndif.schema.alerts import AlertCause, AlertIncident, Severity
+from ndif.schema.answer import to_plain
 from ndif.schema.server_state import ProblemKind as Kind
 
-CRITICAL, WARNING, INFO = "critical", "warning", "info"
+CRITICAL: Final = "critical"
+WARNING: Final = "warning"
+INFO: Final = "info"
 
 _MOST_LISTED = 20
 """Causes that one message lists."""
@@ -58,7 +63,7 @@ class About:
     """A kind of causes, as it is told."""
 
     title: str
-    severity: str
+    severity: Severity
     advice: str
     """Sentence that says what to do first."""
 
@@ -147,8 +152,7 @@ class Message:
     headline: str
     lines: tuple[str, ...]
     advice: str = ""
-    incident: dict[str, Any] | None = None
-    """The incident as JSON, if it is about one."""
+    incident: AlertIncident | None = None
 
     @property
     def text(self) -> str:
@@ -189,25 +193,26 @@ def digest_message(server: str, now: float, lines: Sequence[str]) -> Message:
     return Message("digest", INFO, now, server, "The last day", tuple(lines))
 
 
-def described(incident: Incident) -> dict[str, Any]:
-    """Return an incident as JSON, for programs and `ndif alerts list`."""
-    return {
-        "id": incident.id,
-        "kind": incident.kind.value,
-        "severity": ABOUT[incident.kind].severity,
-        "opened": incident.opened,
-        "resolved": incident.resolved,
-        "causes": [
-            {
-                "kind": member.cause.kind.value,
-                "subject": member.cause.subject,
-                "sentence": member.cause.sentence,
-                "since": member.cause.since,
-                "over": member.over,
-            }
-            for member in incident.members
-        ],
-    }
+def described(incident: Incident) -> AlertIncident:
+    """Return an incident as programs and `ndif alerts list` see it."""
+    causes = [
+        AlertCause(
+            kind=member.cause.kind.value,
+            subject=member.cause.subject,
+            sentence=member.cause.sentence,
+            since=member.cause.since,
+            over=member.over,
+        )
+        for member in incident.members
+    ]
+    return AlertIncident(
+        id=incident.id,
+        kind=incident.kind.value,
+        severity=ABOUT[incident.kind].severity,
+        opened=incident.opened,
+        resolved=incident.resolved,
+        causes=causes,
+    )
 
 
 def _lines(incident: Incident, now: float) -> list[str]:
@@ -221,7 +226,7 @@ def _lines(incident: Incident, now: float) -> list[str]:
         left = len(lines) - _MOST_LISTED
         lines[_MOST_LISTED:] = [f"… and {left} more: `ndif alerts list` shows all."]
     if incident.resolved is not None:
-        lines.append(f"It took {_lasted(incident.resolved - incident.opened)}.")
+        lines.append(f"It took {lasted(incident.resolved - incident.opened)}.")
     return lines
 
 
@@ -229,12 +234,13 @@ def _line(member: Member, now: float, *, is_resolved: bool) -> str:
     cause = member.cause
     sentence = _plain(cause.sentence).replace("\n", " ")
     if member.over is None:
-        return f"• {sentence} (for {_lasted(now - cause.since)})"
+        return f"• {sentence} (for {lasted(now - cause.since)})"
     was = "" if is_resolved else "over: "
-    return f"• {was}{sentence} (for {_lasted(member.over - cause.since)})"
+    return f"• {was}{sentence} (for {lasted(member.over - cause.since)})"
 
 
-def _lasted(seconds: float) -> str:
+def lasted(seconds: float) -> str:
+    """Return a time in words, to the second."""
     return format_duration(max(0, round(seconds)))
 
 
@@ -287,9 +293,9 @@ def discord(message: Message) -> dict[str, Any]:
 
 def plain_json(message: Message) -> dict[str, Any]:
     """Return the body for any other webhook; docs/monitoring.md has its fields."""
-    fields = {"event", "severity", "at", "server", "headline", "incident"}
-    said = {name: value for name, value in asdict(message).items() if name in fields}
-    return {**said, "text": message.text}
+    body: dict[str, Any] = to_plain(message)
+    del body["lines"], body["advice"]
+    return {**body, "text": message.text}
 
 
 def mail(message: Message, template: str, recipient: str, sender: str, now: float) -> EmailMessage:
@@ -305,18 +311,11 @@ def mail(message: Message, template: str, recipient: str, sender: str, now: floa
     }
     # Split first: no value becomes a header.
     subject, text = split_template(template)
-    made = EmailMessage()
-    made["From"], made["To"] = sender, recipient
     filled = " ".join(Template(subject).substitute(values).split())
-    made["Subject"] = _cut(_plain(filled), _SUBJECT)
-    made["Date"] = formatdate(now, usegmt=True)
-    made["Auto-Submitted"] = "auto-generated"
-    domain = parseaddr(sender)[1].rpartition("@")[2]
-    incident = (message.incident or {}).get("id", "none")
-    # The same with every attempt, so that a mailbox recognises a second copy.
-    made["Message-ID"] = f"<ndif-{message.event}-{incident}-{message.at:.0f}@{domain}>"
-    made.set_content(re.sub(r"\n{3,}", "\n\n", Template(text).substitute(values)).strip() + "\n")
-    return made
+    incident = message.incident.id if message.incident else "none"
+    name = f"ndif-{message.event}-{incident}-{message.at:.0f}"
+    text = re.sub(r"\n{3,}", "\n\n", Template(text).substitute(values)).strip() + "\n"
+    return new_mail(sender, recipient, _cut(_plain(filled), _SUBJECT), name, text, now)
 
 
 def _cut(text: str, most: int) -> str:

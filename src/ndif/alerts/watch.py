@@ -12,17 +12,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from datetime import time as time_of_day
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from prometheus_client import Counter
 
 from ndif.alerts import digest, incidents
 from ndif.alerts.causes import Counts, Increases, Limits, Observation, find, nodes_seen
-from ndif.alerts.delivery import Delivery, open_destinations
+from ndif.alerts.delivery import AlertDelivery, open_destinations
 from ndif.alerts.incidents import Book, Event, Timing
 from ndif.alerts.messages import about, described, digest_message, test_message
 from ndif.config.settings import Settings
+from ndif.schema.alerts import Alerts as AlertsAnswer
+from ndif.schema.alerts import TestedAlerts
 from ndif.schema.job_record import NO_ERRORS
 from ndif.schema.server_state import Problem, QueueWait, ServerState
 from ndif.stores.broker import BrokerError
@@ -60,7 +61,7 @@ class Alerts:
     def __init__(
         self,
         settings: Settings,
-        delivery: Delivery,
+        delivery: AlertDelivery,
         saved: SavedState,
         stores: Mapping[str, Ping],
         folder: Path,
@@ -115,26 +116,18 @@ class Alerts:
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(self._save(), _STOP_S)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> AlertsAnswer:
         """Return the incidents and destinations as operators see them."""
-        return {
-            "open": [described(each) for each in self._book.open],
-            "resolved": [described(each) for each in reversed(self._book.over)],
-            "destinations": [
-                {
-                    "to": each.destination.shown,
-                    "form": each.destination.form,
-                    "waiting": len(each.waiting),
-                    "problem": each.problem,
-                }
-                for each in self._delivery.couriers
-            ],
-        }
+        return AlertsAnswer(
+            open=[described(each) for each in self._book.open],
+            resolved=[described(each) for each in reversed(self._book.over)],
+            destinations=self._delivery.describe(),
+        )
 
-    async def test(self) -> dict[str, Any]:
+    async def test(self) -> TestedAlerts:
         """Send a test message to every destination, and return what each answered."""
         message = test_message(self._server, self._now())
-        return {"destinations": await self._delivery.try_each(message)}
+        return TestedAlerts(destinations=await self._delivery.try_each(message))
 
     async def _step(self, look: Look) -> None:
         asked = (silence(ping, _PATIENCE_S) for ping in self._stores.values())
@@ -235,7 +228,7 @@ def open_alerts(
     settings: Settings, saved: SavedState, stores: Mapping[str, Ping], folder: Path
 ) -> Alerts:
     """Return the alerts that the settings describe."""
-    return Alerts(settings, Delivery(open_destinations(settings)), saved, stores, folder)
+    return Alerts(settings, AlertDelivery(open_destinations(settings)), saved, stores, folder)
 
 
 def counted() -> Counts:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ndif.cli.output import duration, elapsed, show, show_answer, table
-from ndif.cli.server_client import ServerClient, with_server
+from ndif.cli.server_client import ServerClient, read, with_server
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,43 +34,41 @@ def test(server: ServerClient, as_json: bool) -> None:
 
     The exit code is 1 if one of them did not take it.
     """
+    from ndif.schema.alerts import TestedAlerts
+
     answer = server.post("/admin/alerts/test", {})
-    lines = [
-        f"{each['to']} ({each['form']}): {each['problem'] or 'delivered'}"
-        for each in answer["destinations"]
-    ]
+    tested = read(TestedAlerts, answer).destinations
+    lines = [f"{each.to} ({each.form}): {each.problem or 'delivered'}" for each in tested]
     show_answer(answer, as_json, lines)
-    if any(each["problem"] for each in answer["destinations"]):
+    if any(each.problem for each in tested):
         click.get_current_context().exit(_FAILED)
 
 
-def _rendered(answer: Mapping[str, Any]) -> RenderableType:
+def _rendered(answer: Any) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
+    from ndif.schema.alerts import Alerts
+
+    alerts = read(Alerts, answer)
     parts: list[RenderableType] = []
-    for title, incidents in (("Open", answer["open"]), ("Resolved", answer["resolved"])):
+    for title, incidents in (("Open", alerts.open), ("Resolved", alerts.resolved)):
         if not incidents:
             parts.append(Text(f"{title}: none."))
             continue
         rows: list[tuple[object, ...]] = [
             (
-                each["id"] if number == 0 else "",
-                each["severity"] if number == 0 else "",
-                cause["kind"],
-                cause["sentence"],
-                elapsed(cause["since"])
-                if cause["over"] is None
-                else duration(cause["over"] - cause["since"]),
-                "holds" if cause["over"] is None else "over",
+                each.id if number == 0 else "",
+                each.severity if number == 0 else "",
+                cause.kind,
+                cause.sentence,
+                elapsed(cause.since) if cause.over is None else duration(cause.over - cause.since),
+                "holds" if cause.over is None else "over",
             )
             for each in incidents
-            for number, cause in enumerate(each["causes"])
+            for number, cause in enumerate(each.causes)
         ]
         parts.append(table(title, ("incident", "severity", "kind", "cause", "for", "state"), rows))
-    rows = [
-        (each["to"], each["form"], each["waiting"], each["problem"])
-        for each in answer["destinations"]
-    ]
+    rows = [(each.to, each.form, each.waiting, each.problem) for each in alerts.destinations]
     parts.append(table("Told", ("to", "form", "waiting", "problem"), rows))
     return Group(*parts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -47,26 +46,28 @@ def retry(server: ServerClient, as_json: bool, request_id: str | None, every: bo
     show_answer(answer, as_json, [one or f"{count} call-backs are made again."])
 
 
-def _rendered(answer: Mapping[str, Any]) -> RenderableType:
+def _rendered(answer: Any) -> RenderableType:
     from rich.text import Text
 
-    callbacks = answer["callbacks"]
-    if not callbacks:
+    from ndif.schema.callback import Callbacks
+
+    found = read(Callbacks, answer)
+    if not found.callbacks:
         return Text("No call-back waits, and none was given up.")
-    length = unique_length(each["request_id"] for each in callbacks)
+    length = unique_length(each.request_id for each in found.callbacks)
     rows = [
         (
-            each["request_id"][:length],
-            each["to"],
-            each["status"],
-            each["state"],
-            each["attempts"],
-            elapsed(each["created"]),
-            duration(each["due"] - time.time()) if each["state"] == "waiting" else None,
-            each["problem"],
+            each.request_id[:length],
+            each.to,
+            each.status,
+            each.state,
+            each.attempts,
+            elapsed(each.created),
+            duration(each.due - time.time()) if each.state == "waiting" else None,
+            each.problem,
         )
-        for each in callbacks
+        for each in found.callbacks
     ]
-    title = f"Call-backs: {answer['waiting']} waiting, {answer['given_up']} given up"
+    title = f"Call-backs: {found.waiting} waiting, {found.given_up} given up"
     headings = ("request", "to", "job", "state", "failed", "for", "again in", "problem")
     return table(title, headings, rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from ndif.schema.answer import answer
 from ndif.schema.deployment_file import AsInFile
@@ -196,101 +196,12 @@ class Collected:
     """True if they were only counted."""
 
 
-class ListedCallback(BaseModel):
-    """A call-back that was not delivered yet."""
-
-    model_config = _with()
-
-    request_id: str
-    to: str
-    """Address of the call-back, without what may be secret in it."""
-    status: str
-    """Status of the job that it tells of."""
-    state: Literal["waiting", "given up"]
-    attempts: int
-    created: float
-    due: float
-    """Unix time of the next attempt; of the last one if it was given up."""
-    problem: str
-    """Reason for which the last attempt failed; empty if there was none."""
-
-
-class Callbacks(BaseModel):
-    """The call-backs that wait, and those that were given up; not more than some of many are listed."""
-
-    model_config = _with(
-        {
-            "waiting": 0,
-            "given_up": 1,
-            "callbacks": [
-                {
-                    "request_id": _REQUEST,
-                    "to": "https://lab.example.org/…",
-                    "status": "COMPLETED",
-                    "state": "given up",
-                    "attempts": 12,
-                    "created": _SOME_TIME,
-                    "due": _SOME_TIME + 86_400,
-                    "problem": "it answered 500",
-                }
-            ],
-        }
-    )
-
-    waiting: int
-    given_up: int
-    callbacks: list[ListedCallback]
-
-
 @answer(example={"retried": [_REQUEST]})
 class Retried:
     """Requests whose call-backs are made again."""
 
     retried: list[str]
     """Ids of the requests."""
-
-
-class AlertCause(BaseModel):
-    """One thing that is or was wrong."""
-
-    model_config = _with()
-
-    kind: str
-    """Kind of the cause, as `no-replica`."""
-    subject: str
-    """The model, machine, GPU or store that it is about."""
-    sentence: str
-    since: float
-    over: float | None
-    """Unix time from which it is no longer so; null while it is."""
-
-
-class AlertIncident(BaseModel):
-    """Causes that are told together, from the first message to the one that says they are over."""
-
-    model_config = _with()
-
-    id: str
-    kind: str
-    severity: Literal["critical", "warning"]
-    opened: float
-    resolved: float | None
-    """Null while a cause of it holds."""
-    causes: list[AlertCause]
-
-
-class AlertDestination(BaseModel):
-    """A webhook or mailbox that gets alerts."""
-
-    model_config = _with()
-
-    to: str
-    """Address without what is secret in it."""
-    form: Literal["slack", "discord", "json", "email"]
-    waiting: int
-    """Number of messages that it was not brought yet."""
-    problem: str | None
-    """Reason for which the last attempt failed; null if it did not."""
 
 
 @answer(
@@ -319,78 +230,6 @@ class KeptRepositories:
 
     kept: dict[str, Literal["deployed", "booked"]]
     """Reason by name."""
-
-
-class Alerts(BaseModel):
-    """Incidents that are open, those of the last day that are over, and who is told."""
-
-    model_config = _with(
-        {
-            "open": [
-                {
-                    "id": "1f3a09c2",
-                    "kind": "store-away",
-                    "severity": "critical",
-                    "opened": _SOME_TIME,
-                    "resolved": None,
-                    "causes": [
-                        {
-                            "kind": "store-away",
-                            "subject": "broker",
-                            "sentence": "The broker does not answer: jobs are refused, and those "
-                            "that run go on.",
-                            "since": _SOME_TIME - 60,
-                            "over": None,
-                        }
-                    ],
-                }
-            ],
-            "resolved": [],
-            "destinations": [
-                {
-                    "to": "https://hooks.slack.com/…",
-                    "form": "slack",
-                    "waiting": 0,
-                    "problem": None,
-                }
-            ],
-        }
-    )
-
-    open: list[AlertIncident]
-    resolved: list[AlertIncident]
-    """The last first."""
-    destinations: list[AlertDestination]
-
-
-class TestedAlertDestination(BaseModel):
-    """The outcome of a test message to one destination."""
-
-    model_config = _with()
-
-    to: str
-    form: Literal["slack", "discord", "json", "email"]
-    problem: str | None
-    """Null if it took the message."""
-
-
-class TestedAlerts(BaseModel):
-    """The outcome of a test message to each destination."""
-
-    model_config = _with(
-        {
-            "destinations": [
-                {"to": "https://hooks.slack.com/…", "form": "slack", "problem": None},
-                {
-                    "to": "o…@example.org",
-                    "form": "email",
-                    "problem": "the mail server answered 451",
-                },
-            ]
-        }
-    )
-
-    destinations: list[TestedAlertDestination]
 
 
 @answer(example={"stopping": True})

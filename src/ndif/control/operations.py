@@ -40,6 +40,9 @@ from ndif.control.state import (
 )
 from ndif.errors import problems
 from ndif.queue.callbacks.delivery import CallbackDelivery
+from ndif.schema.alerts import Alerts as AlertsState
+from ndif.schema.alerts import TestedAlerts
+from ndif.schema.callback import Callbacks
 from ndif.schema.deployment import DeploymentConfig, Generation, OperationError
 from ndif.schema.deployment_file import (
     AsInFile,
@@ -723,9 +726,8 @@ class ListCallbacks(Operation):
     """Call-backs that wait for their delivery, and those that were given up."""
 
     name, event, method = "callbacks", "CALLBACKS", "GET"
-    answer = answers.Callbacks
 
-    async def perform(self, control: ControlPlane) -> Any:
+    async def perform(self, control: ControlPlane) -> Callbacks:
         """See `Operation.perform`."""
         try:
             return await control.callbacks.describe()
@@ -770,9 +772,8 @@ class ListAlerts(Operation):
     """Open incidents of the server's own alerts, those of the last day, and who is told."""
 
     name, event, method = "alerts", "ALERTS", "GET"
-    answer = answers.Alerts
 
-    async def perform(self, control: ControlPlane) -> Any:
+    async def perform(self, control: ControlPlane) -> AlertsState:
         """See `Operation.perform`."""
         return _alerts_of(control).describe()
 
@@ -781,9 +782,8 @@ class SendTestAlerts(Operation):
     """Send a test message to everybody who gets alerts."""
 
     name, event = "alerts/test", "TEST_ALERTS"
-    answer = answers.TestedAlerts
 
-    async def perform(self, control: ControlPlane) -> Any:
+    async def perform(self, control: ControlPlane) -> TestedAlerts:
         """See `Operation.perform`."""
         return await _alerts_of(control).test()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ndif.cluster.controller import Controller
@@ -123,7 +123,7 @@ class RemoteControlPlane:
                 "`ndif logs dispatcher` says what it does."
             )
             asked = _within(asked, self.status_timeout_s, silent)
-        return _read(operation, await asked)
+        return from_plain(operation.answer, await asked)
 
 
 async def _within(asked: Coroutine[Any, Any, Any], limit_s: float, silent: str) -> Any:
@@ -132,12 +132,6 @@ async def _within(asked: Coroutine[Any, Any, Any], limit_s: float, silent: str) 
         return await within(asked, limit_s)
     except asyncio.TimeoutError as error:
         raise OperationError(504, silent) from error
-
-
-def _read(operation: Operation, answer: Any) -> Any:
-    """Return the answer that the leader sent as JSON."""
-    kind = operation.answer
-    return from_plain(kind, answer) if is_dataclass(kind) else answer
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from ndif.control.operations import (
     Stop,
 )
 from ndif.schema.account import ApiKey, ImportedKeys, RevokedApiKey
-from ndif.schema.answer import to_plain
+from ndif.schema.alerts import TestedAlerts
 from ndif.schema.model_key import Variant
 from ndif.stores.events import Kind, OperatorsEvent, event
 
@@ -85,8 +85,8 @@ def _told_of(operation: Operation, answer: Any) -> _Told:
             yield "call-backs retried", f"{len(retried)} call-backs", ""
         case CollectGarbage(dry_run=False), Collected(expired=expired):
             yield "expired deleted", f"{sum(expired.values())} entries", ""
-        case SendTestAlerts(), _:
-            yield "alerts tested", f"{len(to_plain(answer)['destinations'])} destinations", ""
+        case SendTestAlerts(), TestedAlerts(destinations=destinations):
+            yield "alerts tested", f"{len(destinations)} destinations", ""
         case Stop(), _:
             yield "stopped", "the server", ""
 

@@ -89,12 +89,3 @@ def from_plain(kind: type[T], content: Any) -> T:
         pydantic.ValidationError: If it is no answer of this kind.
     """
     return adapter(kind).validate_python(content)
-
-
-def from_json(kind: type[T], content: bytes | str) -> T:
-    """Read an answer from JSON.
-
-    Raises:
-        pydantic.ValidationError: If it is no answer of this kind.
-    """
-    return adapter(kind).validate_json(content)

@@ -104,22 +104,13 @@ def read_changes(path: Path) -> tuple[DeploymentChange, ...]:
         text = read_text(path, _MAX_MIB)
     except TextFileError as error:
         raise DeploymentFileError([str(error)]) from error
-    return _read(text, str(path))
+    return read(text, str(path))
 
 
-def read(text: str, source: str) -> tuple[DeploymentConfig, ...]:
-    """Return the deployments in YAML or JSON text; errors call it `source`."""
-    return _configs(_read(text, source))
-
-
-def _read(text: str, source: str) -> tuple[DeploymentChange, ...]:
+def read(text: str, source: str) -> tuple[DeploymentChange, ...]:
+    """Return the models in YAML or JSON text; errors call it `source`."""
     entries = _from_json(text, source) if source.endswith(".json") else _from_yaml(text, source)
     return _checked(entries, source)
-
-
-def from_value(value: object, source: str) -> tuple[DeploymentConfig, ...]:
-    """Return the deployments in a list or mapping from a JSON body; errors call it `source`."""
-    return _configs(changes_from_value(value, source))
 
 
 def changes_from_value(value: object, source: str) -> tuple[DeploymentChange, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from shutil import copyfile
 from tempfile import mkstemp
@@ -13,7 +12,6 @@ ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 """First bytes of what is compressed, a payload or a result."""
 MAX_IN_MEMORY = 1 << 20
 """Largest payload, in bytes, that is kept in memory."""
-_CHUNK = 1 << 20
 _HEAD = 16
 
 
@@ -61,12 +59,6 @@ class PayloadFile:
     def read(self) -> bytes:
         """Return the whole content."""
         return self.path.read_bytes()
-
-    def chunks(self) -> Iterator[bytes]:
-        """Yield the content in pieces of at most 1 MiB."""
-        with self.path.open("rb", buffering=0) as file:
-            while chunk := file.read(_CHUNK):
-                yield chunk
 
     def open(self) -> int:
         """Return a descriptor that reads the file."""

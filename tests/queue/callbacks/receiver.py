@@ -29,6 +29,8 @@ class Receiver:
     port: int = 0
     scheme: str = "http"
     status: int = 204
+    first: list[int] = field(default_factory=list)
+    """Statuses of the first answers, in place of `status`."""
     headers: str = ""
     asked: list[Asked] = field(default_factory=list)
     at_once: int = 0
@@ -61,17 +63,18 @@ class Receiver:
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         self.asked.append(Asked(method, target, headers, body))
         await self.release.wait()
-        if self.status == 0:
+        status = self.first.pop(0) if self.first else self.status
+        if status == 0:
             await reader.read()
             return
-        if self.status == -2:
+        if status == -2:
             writer.write(b"HTTP/1.1 200 OK\r\n")
             while True:
                 writer.write(b"X-More: of this\r\n")
                 await writer.drain()
                 await asyncio.sleep(0.05)
-        answer = f"HTTP/1.1 {self.status} Said\r\n{self.headers}Content-Length: 9\r\n\r\nsecretive"
-        writer.write(b"220 smtp.example.org\r\n\r\n" if self.status < 0 else answer.encode())
+        answer = f"HTTP/1.1 {status} Said\r\n{self.headers}Content-Length: 9\r\n\r\nsecretive"
+        writer.write(b"220 smtp.example.org\r\n\r\n" if status < 0 else answer.encode())
         await writer.drain()
 
 

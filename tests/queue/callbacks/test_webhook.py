@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from ndif.delivery.loop import DeliveryError
 from ndif.queue.callbacks.guard import EVERYWHERE, Network, read_address
-from ndif.queue.callbacks.webhook import DeliveryError, Webhooks, signature, signing_secret
-from ndif.schema.callback import Callback
+from ndif.queue.callbacks.webhook import Webhooks, signature, signing_secret
+from ndif.schema.callback import Callback, News, Times
 from tests.on_loop import on_loop
 from tests.queue.callbacks.receiver import receiving
 from tests.waiting import PATIENCE_S
@@ -27,11 +28,18 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "callbacks.md"
 NOW = 1_700_000_000.0
 REQUEST = "8f14e45f-ceea-467f-a8f5-0d1c9c6b2f10"
 SECRETS = ("the secret of the server",)
-CONTENT = {"id": REQUEST, "status": "COMPLETED", "model": "org/name", "description": "Döne."}
+NEWS = News(REQUEST, "COMPLETED", "org/name", Times(NOW), "Döne.")
+CONTENT = {
+    "id": REQUEST,
+    "status": "COMPLETED",
+    "model": "org/name",
+    "times": {"received": NOW},
+    "description": "Döne.",
+}
 
 
 def a_callback(address: str, key: str = "ada") -> Callback:
-    return Callback(REQUEST, address, CONTENT, NOW, NOW, key=key)
+    return Callback(REQUEST, address, NEWS, NOW, NOW, key=key)
 
 
 async def to_loopback(host: str, port: int) -> Sequence[str]:

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import hashlib
 import hmac
-import json
 import ssl
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
@@ -15,6 +14,7 @@ import httpcore
 import httpx
 
 from ndif.config.units import format_duration
+from ndif.delivery.loop import DeliveryError
 from ndif.queue.callbacks.guard import (
     Address,
     ForbiddenAddressError,
@@ -34,15 +34,6 @@ _USE = "callbacks"
 _AGENT = "ndif"
 _SUCCESS = range(200, 300)
 _REDIRECTS = range(300, 400)
-
-
-class DeliveryError(Exception):
-    """A call-back was not delivered; the message is a clause that repeats nothing of an answer."""
-
-    def __init__(self, problem: str, *, final: bool = False) -> None:
-        """Say why; `final` if another attempt would end alike."""
-        super().__init__(problem)
-        self.final = final
 
 
 def signing_secret(server_secret: str, key: str) -> str:
@@ -121,11 +112,10 @@ class Webhooks:
         body = b""
         target = address.target
         if address.kind is Kind.POST:
-            body = json.dumps(callback.content).encode()
+            body = callback.content.encode()
             headers |= {"Content-Type": "application/json", **self._signed(callback, body)}
         else:
-            status = str(callback.content["status"])
-            target = address.target_with(status=status, id=callback.request_id)
+            target = address.target_with(status=callback.content.status, id=callback.request_id)
         url = httpcore.URL(
             scheme=address.scheme, host=address.host, port=address.port, target=target
         )

@@ -18,10 +18,11 @@ from aiosmtpd.smtp import AuthResult, Envelope, LoginPassword
 from pydantic import ValidationError
 
 from ndif.config.settings import Settings
+from ndif.delivery.loop import DeliveryError
+from ndif.delivery.mail import Mailer, MailgunMailer, open_mailer
 from ndif.errors import problems
-from ndif.queue.callbacks.mail import Mailer, MailgunMailer, message_for, open_mailer
-from ndif.queue.callbacks.webhook import DeliveryError
-from ndif.schema.callback import Callback
+from ndif.queue.callbacks.delivery import message_for
+from ndif.schema.callback import Callback, News, Times
 from tests.on_loop import on_loop
 from tests.queue.callbacks.receiver import receiving
 from tests.services.process import free_port
@@ -30,12 +31,10 @@ from tests.waiting import PATIENCE_S
 pytestmark = pytest.mark.process
 
 REQUEST = "8f14e45f-ceea-467f-a8f5-0d1c9c6b2f10"
-CONTENT = {
-    "status": "COMPLETED",
-    "model": "org/name",
-    "times": {"received": 1000.0, "ended": 1001.0},
-    "url": "https://ndif.example.org/response/x",
-}
+CONTENT = News(
+    *(REQUEST, "COMPLETED", "org/name", Times(1000.0, 1001.0), ""),
+    url="https://ndif.example.org/response/x",
+)
 CALLBACK = Callback(REQUEST, "ada@example.org", CONTENT, 0.0, 0.0)
 
 
@@ -176,7 +175,7 @@ async def test_no_password_travels_in_the_clear(monkeypatch: pytest.MonkeyPatch)
     post, users = Post(), Users()
     options = {"authenticator": users, "auth_require_tls": False}
     with mail_server(post, **options) as port:
-        monkeypatch.setattr("ndif.queue.callbacks.mail.is_loopback", lambda host: False)
+        monkeypatch.setattr("ndif.delivery.mail.is_loopback", lambda host: False)
         elsewhere = mailer(f"smtp://ndif%40example.org:p%40ss%2Fword@127.0.0.1:{port}")
         assert str(await problem(elsewhere)) == "the mail server cannot be reached"
         assert users.asked == []

@@ -1,4 +1,4 @@
-"""E-mail about ended jobs, through the operator's SMTP server or Mailgun's HTTP API."""
+"""E-mail, through the operator's SMTP server or Mailgun's HTTP API."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import aiosmtplib
 import httpx
 
 from ndif.config.settings import Settings
+from ndif.delivery.loop import DeliveryError
 from ndif.net import is_loopback
-from ndif.queue.callbacks.webhook import DeliveryError
-from ndif.schema.callback import Callback
 from ndif.tasks import apart, within
 
 _PERMANENT = 500
@@ -50,33 +49,19 @@ def open_mailer(settings: Settings) -> Mailer | None:
     return None
 
 
-def message_for(callback: Callback, recipient: str, sender: str, now: float) -> EmailMessage:
-    """Return the mail about a job's end.
-
-    The text holds nothing that the user's code wrote: else a server would send what anybody writes, to
-    whomever they like.
-    """
-    content = callback.content
-    request_id, status = callback.request_id, content["status"]
+def new_mail(
+    sender: str, recipient: str, subject: str, name: str, text: str, now: float
+) -> EmailMessage:
+    """Return a mail of the server's; `name` is the same with every attempt, and no other mail has it."""
     message = EmailMessage()
     message["From"], message["To"] = sender, recipient
-    message["Subject"] = f"NDIF job {request_id[:8]}: {status}"
+    message["Subject"] = subject
     message["Date"] = formatdate(now, usegmt=True)
-    domain = parseaddr(sender)[1].rpartition("@")[2]
-    # The same with every attempt, so that a mailbox recognises a second copy.
-    message["Message-ID"] = f"<{request_id}@{domain}>"
     message["Auto-Submitted"] = "auto-generated"
-    lines = [
-        f"Your job {request_id} has ended: {status}.",
-        "",
-        f"Model:    {content['model']}",
-        f"Received: {formatdate(content['times']['received'], usegmt=True)}",
-        f"Ended:    {formatdate(content['times']['ended'], usegmt=True)}",
-    ]
-    if "url" in content:
-        lines += ["", f"Its answer, for your API key: {content['url']}"]
-    lines += ["", "You get this mail because the job named your address as its callback."]
-    message.set_content("\n".join(lines) + "\n")
+    domain = parseaddr(sender)[1].rpartition("@")[2]
+    # By it a mailbox recognises a second copy.
+    message["Message-ID"] = f"<{name}@{domain}>"
+    message.set_content(text)
     return message
 
 

@@ -1,0 +1,198 @@
+"""The loop that delivers messages: again and later after a failure, and given up at last."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Generic, Protocol, TypeVar
+
+from ndif.stores.broker.port import BrokerError
+from ndif.tasks import end, start
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 5.0
+"""Longest pause between looks at what waits."""
+_RETRY_S = 2.0
+_FIRST_WAIT_S = 0.2
+_MOST_STEPS = 10
+"""Failures after which pauses no longer grow, whatever their longest is."""
+_DEFECT = "the server failed; its log says why"
+
+
+class DeliveryError(Exception):
+    """A message was not delivered; the text is a clause that repeats nothing of an answer."""
+
+    def __init__(self, problem: str, *, final: bool = False, wait_s: float = 0.0) -> None:
+        """Say why: `final` if another attempt would end alike, or the pause that the receiver asks for."""
+        super().__init__(problem)
+        self.final = final
+        self.wait_s = wait_s
+
+
+class Item(Protocol):
+    """A message that waits, as the loop sees it."""
+
+    @property
+    def id(self) -> str:
+        """Return the message's id; of one id no two attempts are under way."""
+
+    @property
+    def host(self) -> str:
+        """Return the receiver, which gets few messages at once."""
+
+    @property
+    def due(self) -> float:
+        """Return the Unix time of the next attempt."""
+
+
+T = TypeVar("T", bound=Item)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Rules of a delivery. Each pause is `factor` times the one before, give or take the jitter."""
+
+    max_attempts: float = 10
+    """Attempts until a message is given up; without a limit, a defect of this server ends it too."""
+    max_age_s: float = 24 * 3600.0
+    first_s: float = 5.0
+    factor: float = 3.0
+    longest_s: float = 4 * 3600.0
+    jitter: float = 0.25
+    at_once: int = 16
+    to_one_host: int = 2
+    """Attempts to one receiver at once; with one, a receiver gets its messages in order."""
+
+    def pause_s(
+        self, attempts: int, age_s: float, chance: float, wait_s: float = 0.0
+    ) -> float | None:
+        """Return the seconds until the next attempt, after so many that failed; None to give up.
+
+        `chance` is a random number from 0 to 1, and `wait_s` the pause that the receiver asks for.
+        """
+        pause_s = self.first_s * self.factor ** min(attempts - 1, _MOST_STEPS)
+        pause_s = min(max(pause_s, wait_s), self.longest_s)
+        pause_s *= 1 + self.jitter * (2 * chance - 1)
+        is_over = attempts >= self.max_attempts or age_s + pause_s > self.max_age_s
+        return None if is_over else pause_s
+
+
+class Delivery(ABC, Generic[T]):
+    """Deliver messages, each at least once; a subclass says what waits, and how one is sent.
+
+    Owns the attempts under way, of which one host gets few at once. What `due` says is the truth: an
+    attempt that ends with the process is made again by the next one. The methods of a subclass raise a
+    `BrokerError` if their store fails.
+    """
+
+    name: str
+    """Plural of the messages, for the log."""
+
+    def __init__(self, policy: Policy, now: Callable[[], float] = time.time) -> None:
+        """Prepare; `run` delivers."""
+        self._policy = policy
+        self._now = now
+        self._attempts: set[asyncio.Task[None]] = set()
+        self._under_way: dict[str, str] = {}
+        """Hosts of the attempts under way, by the id of the message."""
+        self._changed = asyncio.Event()
+
+    @abstractmethod
+    def title(self, item: T) -> str:
+        """Return the message's name for the log, without what may be secret."""
+
+    @abstractmethod
+    async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[T]:
+        """Return messages that are due, the longest first, and none to a host of `busy`."""
+
+    @abstractmethod
+    async def wait(self, seconds: float) -> None:
+        """Return after so long, or earlier if a message may have come."""
+
+    @abstractmethod
+    async def attempt(self, item: T) -> None:
+        """Send a message and forget it, or raise a `DeliveryError`."""
+
+    @abstractmethod
+    async def failed(self, item: T, error: DeliveryError) -> None:
+        """Count a failed attempt; `pause_s` says when the next is due."""
+
+    async def run(self) -> None:
+        """Deliver until cancelled."""
+        try:
+            while True:
+                try:
+                    await self._pause(await self._start_due())
+                except BrokerError as error:
+                    logger.warning("%s wait: %s", self.name, error)
+                    await asyncio.sleep(_RETRY_S)
+        finally:
+            await end(list(self._attempts))
+
+    def pause_s(self, attempts: int, created: float, error: DeliveryError) -> float | None:
+        """Return the pause after so many attempts, of which the last failed now; None to give up."""
+        chance = random.random()  # noqa: S311 - no secret
+        age_s = self._now() - created
+        pause_s = self._policy.pause_s(attempts, age_s, chance, error.wait_s)
+        return None if error.final else pause_s
+
+    async def _start_due(self) -> float:
+        """Start the attempts that are due, and return the seconds until the next one is."""
+        now, wait_s = self._now(), _LOOK_S
+        # One whose attempt ends while `due` reads is not due any more, whatever was read of it.
+        taken = frozenset(self._under_way)
+        counts = Counter(self._under_way.values())
+        busy = [host for host, count in counts.items() if count >= self._policy.to_one_host]
+        free = self._policy.at_once - len(taken)
+        for item in await self.due(now + _LOOK_S, 1 + free + len(taken), busy):
+            if item.id in taken:
+                continue
+            if item.due <= now and free and counts[item.host] < self._policy.to_one_host:
+                free -= 1
+                counts[item.host] += 1
+                self._under_way[item.id] = item.host
+                start(self._attempt(item), self._attempts, self.title(item))
+            else:
+                wait_s = min(wait_s, max(item.due - now, _FIRST_WAIT_S))
+        return wait_s
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait so long, or until a message has come or an attempt has ended."""
+        waits = [
+            asyncio.create_task(self.wait(seconds)),
+            asyncio.create_task(self._changed.wait()),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await end(waits)
+        self._changed.clear()
+
+    async def _attempt(self, item: T) -> None:
+        title = self.title(item)
+        try:
+            try:
+                await self.attempt(item)
+            except DeliveryError as error:
+                await self.failed(item, error)
+        except BrokerError as error:
+            logger.warning("%s may be made twice: %s", title, error)
+            await asyncio.sleep(_RETRY_S)
+        except Exception:
+            logger.exception("%s failed", title)
+            # Without a limit of attempts it would fail for ever, and keep those behind it.
+            is_final = self._policy.max_attempts == inf
+            with contextlib.suppress(BrokerError):
+                await self.failed(item, DeliveryError(_DEFECT, final=is_final))
+        finally:
+            del self._under_way[item.id]
+            self._changed.set()

@@ -1,0 +1,221 @@
+"""The rules of a delivery: pauses and their end, order, how many at once, and the server's own errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+import pytest
+
+from ndif.delivery.loop import Delivery, DeliveryError, Policy
+from ndif.stores.broker import BrokerError
+from ndif.tasks import end
+from tests.on_loop import on_loop
+from tests.waiting import eventually
+
+POLICY = Policy()
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A message of tests."""
+
+    id: str
+    host: str = "host"
+    due: float = 0.0
+    attempts: int = 0
+
+
+class Letters(Delivery[Letter]):
+    """Letters in memory, whose receivers answer as they are told."""
+
+    name = "letters"
+
+    def __init__(
+        self, items: Sequence[Letter], policy: Policy, answers: dict[str, list[Exception]]
+    ) -> None:
+        super().__init__(policy, lambda: 100.0)
+        self.waiting = {each.id: each for each in items}
+        self.answers = answers
+        """Errors of the next attempts, by the message."""
+        self.tried: list[str] = []
+        self.dead: dict[str, str] = {}
+        self.pauses: list[float] = []
+        self.at_once = self.most_at_once = 0
+        self.gate = asyncio.Event()
+
+    def title(self, item: Letter) -> str:
+        return f"letter {item.id}"
+
+    async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Letter]:
+        found = (each for each in self.waiting.values() if each.due <= now)
+        return [each for each in found if each.host not in busy][:limit]
+
+    async def wait(self, seconds: float) -> None:
+        await asyncio.sleep(min(seconds, 0.01))
+
+    async def attempt(self, item: Letter) -> None:
+        self.tried.append(item.id)
+        self.at_once += 1
+        self.most_at_once = max(self.at_once, self.most_at_once)
+        try:
+            await self.gate.wait()
+        finally:
+            self.at_once -= 1
+        if errors := self.answers.get(item.id):
+            raise errors.pop(0)
+        del self.waiting[item.id]
+
+    async def failed(self, item: Letter, error: DeliveryError) -> None:
+        attempts = item.attempts + 1
+        pause_s = self.pause_s(attempts, 0.0, error)
+        if pause_s is None:
+            self.dead[item.id] = str(error)
+            del self.waiting[item.id]
+        else:
+            self.pauses.append(pause_s)
+            self.waiting[item.id] = replace(item, attempts=attempts)
+
+
+def letters(*items: Letter, policy: Policy = POLICY, **answers: list[Exception]) -> Letters:
+    return Letters(items, policy, answers)
+
+
+async def until_done(made: Letters) -> None:
+    made.gate.set()
+    running = asyncio.create_task(made.run())
+    try:
+        await eventually(lambda: not made.waiting)
+    finally:
+        await end([running])
+
+
+def test_the_pauses_between_attempts_grow_and_end() -> None:
+    age_s, pauses = 0.0, []
+    for attempts in range(1, 20):
+        pause_s = POLICY.pause_s(attempts, age_s, 0.5)
+        if pause_s is None:
+            break
+        pauses.append(pause_s)
+        age_s += pause_s
+    assert pauses == [5, 15, 45, 135, 405, 1215, 3645, 10935, 14400]
+    assert age_s < POLICY.max_age_s
+
+
+def test_the_pauses_have_a_jitter() -> None:
+    pauses = [POLICY.pause_s(1, 100.0, chance) for chance in (0.0, 0.5, 1.0)]
+    assert pauses == [3.75, 5.0, 6.25]
+
+
+def test_one_that_would_be_too_old_is_given_up() -> None:
+    policy = Policy(max_age_s=60.0)
+    assert policy.pause_s(1, 50.0, 0.5) == 5.0
+    assert policy.pause_s(1, 56.0, 0.5) is None
+
+
+def test_a_receiver_may_ask_for_a_longer_pause_within_limits() -> None:
+    policy = Policy(max_attempts=inf, max_age_s=inf, longest_s=600.0, jitter=0.0)
+    assert [policy.pause_s(2, 0.0, 0.5, wait_s) for wait_s in (1, 60, 9e9)] == [15, 60, 600]
+    # Without a limit of attempts the pauses stay the longest.
+    assert policy.pause_s(5000, 9e9, 0.5) == 600
+
+
+@on_loop
+async def test_what_fails_is_repeated_given_up_or_final() -> None:
+    busy = [DeliveryError("busy", wait_s=0.7), DeliveryError("busy")]
+    made = letters(
+        *(Letter("again", "1"), Letter("often", "2"), Letter("gone", "3"), Letter("well", "4")),
+        again=[*busy],
+        often=[*busy, DeliveryError("still busy")],
+        gone=[DeliveryError("gone", final=True)],
+        policy=Policy(max_attempts=3, first_s=0.1, factor=2.0, jitter=0.0),
+    )
+    await until_done(made)
+    assert made.dead == {"often": "still busy", "gone": "gone"}
+    assert sorted(made.tried) == sorted(["again", "often"] * 3 + ["gone", "well"])
+    assert sorted(made.pauses) == [0.2, 0.2, 0.7, 0.7]
+
+
+@pytest.mark.parametrize(("most", "tried"), [(3, 3), (inf, 1)])
+@on_loop
+async def test_a_defect_costs_an_attempt_or_the_message(most: float, tried: int) -> None:
+    policy = Policy(max_attempts=most, first_s=0.01)
+    made = letters(Letter("a"), a=[ZeroDivisionError() for _ in range(9)], policy=policy)
+    await until_done(made)
+    assert made.dead == {"a": "the server failed; its log says why"}
+    assert len(made.tried) == tried
+
+
+@on_loop
+async def test_one_receiver_gets_few_at_once_and_delays_no_other() -> None:
+    made = letters(*(Letter(f"{n}") for n in range(9)), Letter("other", "elsewhere"))
+    running = asyncio.create_task(made.run())
+    await eventually(lambda: "other" in made.tried)
+    assert made.at_once == 3
+    made.gate.set()
+    await eventually(lambda: not made.waiting)
+    await end([running])
+    assert len(made.tried) == 10
+
+
+@on_loop
+async def test_the_whole_delivery_has_a_limit_of_its_own() -> None:
+    made = letters(*(Letter(f"{n}", f"host {n}") for n in range(9)), policy=Policy(at_once=4))
+    running = asyncio.create_task(made.run())
+    await eventually(lambda: made.at_once == 4)
+    made.gate.set()
+    await eventually(lambda: not made.waiting)
+    await end([running])
+    assert made.most_at_once == 4
+
+
+@on_loop
+async def test_with_one_at_once_a_receiver_gets_its_messages_in_order() -> None:
+    policy = Policy(first_s=0.0, to_one_host=1)
+    made = letters(*(Letter(each) for each in "abcde"), a=[DeliveryError("busy")], policy=policy)
+    await until_done(made)
+    assert made.tried == [*"aabcde"]
+
+
+@on_loop
+async def test_an_attempt_under_way_is_made_again_by_the_next_loop() -> None:
+    made = letters(Letter("a"))
+    running = asyncio.create_task(made.run())
+    await eventually(lambda: made.at_once)
+    await end([running])
+    assert made.at_once == 0
+    await until_done(made)
+    assert made.tried == ["a", "a"]
+
+
+@on_loop
+async def test_a_store_that_is_unavailable_costs_no_attempt(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ndif.delivery.loop._RETRY_S", 0.01)
+    made = letters(Letter("a"), a=[BrokerError("it is away")], policy=Policy(max_attempts=1))
+    await until_done(made)
+    assert made.tried == ["a", "a"]
+    assert "letter a may be made twice: it is away" in caplog.text
+
+
+class SlowLetters(Letters):
+    """Letters in a store that takes a while to say what is due."""
+
+    async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Letter]:
+        found = await super().due(now, limit, busy)
+        await asyncio.sleep(0.01)
+        return found
+
+    async def attempt(self, item: Letter) -> None:
+        await asyncio.sleep(int(item.id) % 7 * 0.002)
+        await super().attempt(item)
+
+
+@on_loop
+async def test_a_message_that_arrives_while_the_store_reads_is_not_sent_again() -> None:
+    made = SlowLetters([Letter(f"{n}", f"host {n % 5}") for n in range(30)], POLICY, {})
+    await until_done(made)
+    assert sorted(made.tried, key=int) == [f"{n}" for n in range(30)]

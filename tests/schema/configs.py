@@ -1,0 +1,16 @@
+"""Deployments in a text or a value, with all of their settings."""
+
+from __future__ import annotations
+
+from ndif.schema import deployment_file
+from ndif.schema.deployment import DeploymentConfig
+
+
+def read(text: str, source: str) -> tuple[DeploymentConfig, ...]:
+    """The deployments in YAML or JSON text."""
+    return tuple(change.config for change in deployment_file.read(text, source))
+
+
+def from_value(value: object, source: str) -> tuple[DeploymentConfig, ...]:
+    """The deployments in a list or mapping."""
+    return tuple(change.config for change in deployment_file.changes_from_value(value, source))
