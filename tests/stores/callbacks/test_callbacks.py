@@ -248,7 +248,7 @@ async def test_a_damaged_entry_is_forgotten(tmp_path: Path) -> None:
     for each in (whole, damaged):
         await queue.add(each)
     values = (b"{", damaged.request_id)
-    await queue._in_thread(queue._execute, "UPDATE callback SET content = ? WHERE id = ?", values)
+    await queue._file.write(("UPDATE callback SET content = ? WHERE id = ?", values))
     assert await queue.due(1000.0, 10) == [whole]
     assert await queue.counts() == (1, 0)
     await queue.stop()
