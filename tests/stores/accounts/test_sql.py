@@ -29,7 +29,7 @@ from ndif.stores.accounts import (
     RegistryError,
     Tier,
 )
-from ndif.stores.accounts.sql.accounts import SqlAccounts, _put
+from ndif.stores.accounts.sql.accounts import SqlAccounts
 from ndif.stores.accounts.sql.database import Database
 from ndif.stores.accounts.sql.registry import SqlRegistry
 from ndif.stores.accounts.sql.tables import METADATA, VERSION_TABLE
@@ -178,7 +178,7 @@ async def test_what_is_remembered_is_bounded(tmp_path: Path) -> None:
         assert len(accounts._unknown) == 400
         most = 16_384
         for number in range(most + 10):
-            _put(accounts._unknown, str(number), accounts._known[next(iter(accounts._known))])
+            accounts._unknown[str(number)] = None
         assert len(accounts._unknown) == most
         assert len(accounts._known) == 1  # guesses displace no key
 
