@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,8 +24,9 @@ from ndif.alerts.messages import about, described, digest_message, test_message
 from ndif.config.settings import Settings
 from ndif.schema.job_record import NO_ERRORS
 from ndif.stores.broker import BrokerError
+from ndif.stores.disk import disk_usage
 from ndif.stores.events import EventLog, Kind
-from ndif.stores.ping import Ping, silence
+from ndif.stores.ping import Ping, ask
 from ndif.stores.saved import SavedState, State
 from ndif.stores.usage import UsageAwayError, UsageStore
 from ndif.tasks import end, within
@@ -44,8 +44,6 @@ _NOTED: Mapping[Event, Kind] = {
     Event.OPENED: "alert opened",
     Event.RESOLVED: "alert resolved",
 }
-
-"""Returns if a store answers, and raises its error if not."""
 Look = Callable[[], Awaitable[tuple[dict[str, Any], list[dict[str, Any]]]]]
 """Returns the answer of `GET /admin/status`, and for how long queues wait."""
 
@@ -137,8 +135,7 @@ class Alerts:
         return {"destinations": await self._delivery.try_each(message)}
 
     async def _step(self, look: Look) -> None:
-        asked = (silence(ping, _PATIENCE_S) for ping in self._stores.values())
-        answers = [error is None for error in await asyncio.gather(*asked)]
+        silences = await ask(self._stores, _PATIENCE_S)
         status, waits = await look()
         now = self._now()
         self._counts.note(now, counted())
@@ -146,8 +143,8 @@ class Alerts:
             now,
             status,
             waits,
-            dict(zip(self._stores, answers, strict=True)),
-            _disk(self._folder),
+            {store: error is None for store, error in silences.items()},
+            disk_usage(self._folder),
             self._nodes,
             self._counts,
         )
@@ -178,7 +175,7 @@ class Alerts:
             logger.warning("the digest has no jobs: %s", error)
             jobs = None
         past = (*self._book.over, *self._book.open)
-        day = digest.Day(now, jobs, past, self._leads_since, _disk(self._folder))
+        day = digest.Day(now, jobs, past, self._leads_since, disk_usage(self._folder))
         self._delivery.send(digest_message(self._server, now, digest.lines(day)))
 
     # Beyond this process
@@ -256,12 +253,3 @@ def counted() -> Counts:
 def _samples(counter: Counter) -> list[tuple[dict[str, str], float]]:
     samples = [sample for metric in counter.collect() for sample in metric.samples]
     return [(each.labels, each.value) for each in samples if each.name.endswith("_total")]
-
-
-def _disk(folder: Path) -> tuple[int, int] | None:
-    """Return the free and all bytes of the disk of a folder; None while it does not tell."""
-    try:
-        usage = shutil.disk_usage(folder)
-    except OSError:
-        return None
-    return usage.free, usage.total

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ndif.cli.output import console, elapsed, show_answer, show_json, table
+from ndif.cli.output import elapsed, show, show_answer, table
 from ndif.cli.server_client import (
     CommandError,
     NoServerHereError,
@@ -66,12 +66,13 @@ def list_cached(kept: Kept, as_json: bool) -> None:
     """Show the models in the cache, the last used first, and the room for more."""
     state = _look(kept, options().cache_bytes)
     found = sorted(state.repositories, key=lambda one: -one.last_used)
-    if as_json:
-        rows = [{**asdict(one), "state": _state_of(one, kept)} for one in found]
-        totals = {"folder": str(state.folder), "total_bytes": state.total_bytes}
-        room = {"limit_bytes": state.limit_bytes, "free_bytes": state.free_bytes}
-        show_json({"repositories": rows, **totals, **room})
-        return
+    answer = {
+        "repositories": [{**asdict(one), "state": _state_of(one, kept)} for one in found],
+        "folder": str(state.folder),
+        "total_bytes": state.total_bytes,
+        "limit_bytes": state.limit_bytes,
+        "free_bytes": state.free_bytes,
+    }
     limit = "no limit" if state.limit_bytes is None else f"limit {format_size(state.limit_bytes)}"
     title = (
         f"{state.folder}: {format_size(state.total_bytes)}, {limit}, "
@@ -88,7 +89,7 @@ def list_cached(kept: Kept, as_json: bool) -> None:
         for one in found
     )
     headings = ("model", "revisions", "size", "not used for", "state")
-    console().print(table(title, headings, cells))
+    show(answer, as_json, lambda _: table(title, headings, cells))
 
 
 @command.command("prune")

@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 import click
 
-from ndif.cli.output import console, show_json, table
+from ndif.cli.output import show, table
 from ndif.cli.server_client import ServerClient, with_server
 
 
@@ -20,8 +20,5 @@ from ndif.cli.server_client import ServerClient, with_server
 def command(server: ServerClient, as_json: bool, generation: str | None) -> None:
     """Show the Python version and the packages with which the server runs blocks."""
     answer = server.get(f"/env?{urlencode({'generation': generation or ''})}")
-    if as_json:
-        show_json(answer)
-        return
-    title = f"Python {answer['python_version'].split()[0]}"
-    console().print(table(title, ["package", "version"], sorted(answer["packages"].items())))
+    title, packages = f"Python {answer['python_version'].split()[0]}", answer["packages"]
+    show(answer, as_json, lambda _: table(title, ["package", "version"], sorted(packages.items())))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,16 +23,12 @@ def command(server: ServerClient, as_json: bool, kind: str | None, limit: int) -
 
     The server keeps the last thousand events, logins and failed logins among them.
     """
-
-    def fetch() -> dict[str, Any]:
-        events = server.get("/admin/events")["events"]
-        chosen = [each for each in events if kind in (None, each["kind"])]
-        return {"events": chosen[:limit]}
-
-    show(fetch, lambda answer: _rendered(answer["events"]), as_json=as_json, interval_s=None)
+    events = server.get("/admin/events")["events"]
+    chosen = [each for each in events if kind in (None, each["kind"])]
+    show({"events": chosen[:limit]}, as_json, _rendered)
 
 
-def _rendered(events: Sequence[Mapping[str, Any]]) -> RenderableType:
+def _rendered(answer: Mapping[str, Any]) -> RenderableType:
     from datetime import datetime
 
     rows = [
@@ -43,6 +39,6 @@ def _rendered(events: Sequence[Mapping[str, Any]]) -> RenderableType:
             each["by"],
             each["text"],
         )
-        for each in events
+        for each in answer["events"]
     ]
     return table("Events", ("time", "kind", "subject", "by", ""), rows)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ndif.cli.output import console, show_json, table, warn_of_unread_variables
+from ndif.cli.output import show, table, warn_of_unread_variables
 from ndif.cli.server_client import (
     NoServerError,
     connect,
@@ -85,10 +85,7 @@ def _session(as_json: bool) -> None:
         for name, service in services.items()
     ]
     rows += content.get("settings", {}).items()
-    if as_json:
-        show_json({**content, "services": services})
-    else:
-        console().print(table(title, ["", ""], rows))
+    show({**content, "services": services}, as_json, lambda _: table(title, ["", ""], rows))
 
 
 def _admin_address(record: RunRecord) -> list[tuple[str, Any]]:
@@ -111,16 +108,11 @@ def _config(url: str | None, token: str | None, as_json: bool) -> None:
     except NoServerError:
         if url is not None:
             raise
-        settings, owner = (
-            [asdict(each) for each in variables(options())],
-            "a server that is started now",
-        )
+        settings = [asdict(each) for each in variables(options())]
+        owner = "a server that is started now"
     else:
         settings, owner = server.get("/admin/config")["settings"], f"the server at {server.url}"
     warn_of_unread_variables()
-    if as_json:
-        show_json({"settings": settings})
-        return
     rows = (
         (
             each["name"],
@@ -132,4 +124,5 @@ def _config(url: str | None, token: str | None, as_json: bool) -> None:
         for each in settings
     )
     headings = ("variable", "value", "source", "default", "meaning")
-    console().print(table(f"Configuration of {owner}", headings, rows))
+    title = f"Configuration of {owner}"
+    show({"settings": settings}, as_json, lambda _: table(title, headings, rows))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
-from ndif.cli.output import console, duration, elapsed, show_answer, table
+from ndif.cli.output import duration, elapsed, show, show_answer, table
 from ndif.cli.server_client import (
     CommandError,
     NoServerError,
@@ -63,11 +63,7 @@ def command() -> None:
 @as_user
 def list_(server: ServerClient, as_json: bool, limit: int) -> None:
     """List the jobs that wait or run, and those that ended last."""
-    jobs = _jobs(server, limit)
-    if as_json:
-        show_answer({"jobs": jobs}, as_json, [])
-    else:
-        console().print(_rendered(jobs))
+    show({"jobs": _jobs(server, limit)}, as_json, _rendered)
 
 
 @command.command()
@@ -189,9 +185,10 @@ def _decompressed(chunks: Iterable[bytes]) -> Iterator[bytes]:
         )
 
 
-def _rendered(jobs: list[dict[str, Any]]) -> RenderableType:
+def _rendered(answer: Mapping[str, Any]) -> RenderableType:
     from rich.text import Text
 
+    jobs = answer["jobs"]
     if not jobs:
         return Text("There are no jobs.")
     length = unique_length(job["id"] for job in jobs)

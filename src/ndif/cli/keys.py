@@ -10,9 +10,11 @@ import click
 
 from ndif.cli.accounts_client import AccountsClient, with_accounts
 from ndif.cli.durations import DurationParam
-from ndif.cli.output import console, duration, elapsed, show_answer, show_json, table
+from ndif.cli.output import duration, elapsed, show, show_answer, table
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ndif.stores.accounts.file import KeyEntry
 
 _AT_ONCE = 5000
@@ -62,23 +64,15 @@ def create(
 @with_accounts
 def list_keys(accounts: AccountsClient, as_json: bool, user: str | None) -> None:
     """Show all keys, without what they are."""
-    answer = accounts.get("keys", user=user)
-    if as_json:
-        show_json(answer)
-    else:
-        console().print(keys_table(answer["keys"]))
+    show(accounts.get("keys", user=user), as_json, keys_table)
 
 
 @command.command("show")
 @click.argument("key")
 @with_accounts
-def show(accounts: AccountsClient, as_json: bool, key: str) -> None:
+def show_one(accounts: AccountsClient, as_json: bool, key: str) -> None:
     """Show one key."""
-    answer = accounts.get("keys/show", key=key)
-    if as_json:
-        show_json(answer)
-    else:
-        console().print(keys_table([answer]))
+    show(accounts.get("keys/show", key=key), as_json, lambda found: keys_table({"keys": [found]}))
 
 
 @command.command("revoke")
@@ -130,10 +124,10 @@ def migrate(accounts: AccountsClient, as_json: bool) -> None:
     show_answer(answer, as_json, [_imported(answer)])
 
 
-def keys_table(keys: Iterable[Mapping[str, Any]]) -> Any:
-    """Return the table of keys."""
+def keys_table(answer: Mapping[str, Any]) -> Table:
+    """Return the table of an answer's keys."""
     headings = ("id", "user", "name", "tiers", "state", "expires in", "last used", "age")
-    return table("Keys", headings, _rows(keys))
+    return table("Keys", headings, _rows(answer["keys"]))
 
 
 def _rows(keys: Iterable[Mapping[str, Any]]) -> Iterator[tuple[object, ...]]:

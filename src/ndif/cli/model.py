@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 import click
 
 from ndif.cli.main import complete_models
-from ndif.cli.output import console, duration, show_json
+from ndif.cli.output import duration, show
 from ndif.cli.server_client import ServerClient, with_server
 from ndif.sizes import format_size
 
@@ -50,13 +50,10 @@ def command(
     given = {"revision": revision, "generation": generation}
     query = urlencode({each: value for each, value in given.items() if value is not None})
     model = server.get(f"/models/{quote(name)}?{query}")
-    if as_json:
-        show_json(model)
-        return
-    if as_trace:
+    if as_trace and not as_json:
         click.echo(_trace(model, generation), nl=False)
-        return
-    console().print(_rendered(model, generation))
+    else:
+        show(model, as_json, lambda found: _rendered(found, generation))
 
 
 def _trace(model: Mapping[str, Any], generation: str | None) -> str:

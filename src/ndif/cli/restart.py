@@ -15,7 +15,7 @@ import click
 
 from ndif.cli import stop
 from ndif.cli.main import complete_models
-from ndif.cli.output import show_answer, show_json, variant_name
+from ndif.cli.output import show_answer, variant_name
 from ndif.cli.server_client import (
     CommandError,
     RefusedError,
@@ -120,10 +120,8 @@ def _restart_service(name: str, url: str | None, token: str | None, as_json: boo
     found: list[int | None] = [*processes()]
     for process in found or [None]:
         _restart_process(name, process, processes, is_up, log)
-    if as_json:
-        show_json({"restarted": name, "processes": processes()})
-    else:
-        click.echo(f"The {name} has restarted.")
+    answer = {"restarted": name, "processes": processes()}
+    show_answer(answer, as_json, [f"The {name} has restarted."])
 
 
 def _restart_process(

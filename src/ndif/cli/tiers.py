@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import click
 
 from ndif.cli.accounts_client import AccountsClient, with_accounts
-from ndif.cli.output import console, show_answer, show_json, table
+from ndif.cli.output import show, show_answer, table
 
 _RIGHTS = ("hotswapping", "priority", "trusted", "gated")
 
@@ -93,12 +93,12 @@ def delete(accounts: AccountsClient, as_json: bool, tier: str) -> None:
 @with_accounts
 def list_tiers(accounts: AccountsClient, as_json: bool) -> None:
     """Show all tiers."""
-    answer = accounts.get("tiers")
-    if as_json:
-        show_json(answer)
-    else:
-        headings = ("tier", "rights", "weight", "limits", "keys")
-        console().print(table("Tiers", headings, map(_row, answer["tiers"])))
+    headings = ("tier", "rights", "weight", "limits", "keys")
+    show(
+        accounts.get("tiers"),
+        as_json,
+        lambda answer: table("Tiers", headings, map(_row, answer["tiers"])),
+    )
 
 
 @command.command("assign")
@@ -107,8 +107,7 @@ def list_tiers(accounts: AccountsClient, as_json: bool) -> None:
 @with_accounts
 def assign(accounts: AccountsClient, as_json: bool, tier: str, keys: tuple[str, ...]) -> None:
     """Give keys a tier."""
-    answer = {"keys": [accounts.post("tiers/assign", tier=tier, key=key) for key in keys]}
-    show_answer(answer, as_json, _tiers_of(answer["keys"]))
+    _change(accounts, as_json, "tiers/assign", tier, keys)
 
 
 @command.command("withdraw")
@@ -117,8 +116,15 @@ def assign(accounts: AccountsClient, as_json: bool, tier: str, keys: tuple[str, 
 @with_accounts
 def withdraw(accounts: AccountsClient, as_json: bool, tier: str, keys: tuple[str, ...]) -> None:
     """Take a tier from keys."""
-    answer = {"keys": [accounts.post("tiers/withdraw", tier=tier, key=key) for key in keys]}
-    show_answer(answer, as_json, _tiers_of(answer["keys"]))
+    _change(accounts, as_json, "tiers/withdraw", tier, keys)
+
+
+def _change(
+    accounts: AccountsClient, as_json: bool, name: str, tier: str, keys: Iterable[str]
+) -> None:
+    changed = [accounts.post(name, tier=tier, key=key) for key in keys]
+    lines = [f"Key {key['id']} has {', '.join(key['tiers']) or 'no tier'}." for key in changed]
+    show_answer({"keys": changed}, as_json, lines)
 
 
 def _given(properties: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,8 +135,3 @@ def _row(tier: Mapping[str, Any]) -> tuple[object, ...]:
     rights = ", ".join(right for right in _RIGHTS if tier[right])
     limits = json.dumps(tier["limits"]) if tier["limits"] else None
     return tier["name"], rights or None, f"{tier['weight']:g}", limits, tier["keys"]
-
-
-def _tiers_of(keys: list[Mapping[str, Any]]) -> Iterator[str]:
-    for key in keys:
-        yield f"Key {key['id']} has {', '.join(key['tiers']) or 'no tier'}."

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ndif.cli.jobs import as_user, whole_id
-from ndif.cli.output import console, show_json
+from ndif.cli.output import show
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,10 +35,7 @@ def command(server: ServerClient, as_json: bool, job_id: str) -> None:
         trace = server.get(f"/requests/{found}")
     else:
         trace = server.post("/admin/trace", {"job_id": found})
-    if as_json:
-        show_json(trace)
-    else:
-        console().print(_rendered(trace))
+    show(trace, as_json, _rendered)
 
 
 def _rendered(trace: Mapping[str, Any]) -> RenderableType:

@@ -10,7 +10,7 @@ import click
 
 from ndif.cli.durations import DurationParam
 from ndif.cli.jobs import as_user
-from ndif.cli.output import console, duration, show_answer, table
+from ndif.cli.output import console, duration, show_json, table
 from ndif.cli.server_client import ServerClient
 from ndif.sizes import format_size
 
@@ -50,7 +50,7 @@ def command(
         writer.writerow((by, *_COLUMNS[1:]))
         writer.writerows([total[name] for name in _COLUMNS] for total in totals)
     elif as_json:
-        show_answer(answer, as_json, [])
+        show_json(answer)
     else:
         rows = [
             (

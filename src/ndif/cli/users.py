@@ -6,7 +6,7 @@ import click
 
 from ndif.cli.accounts_client import AccountsClient, with_accounts
 from ndif.cli.keys import keys_table
-from ndif.cli.output import console, elapsed, show_json, table
+from ndif.cli.output import elapsed, show, table
 
 
 @click.group("users")
@@ -19,26 +19,20 @@ def command() -> None:
 def list_users(accounts: AccountsClient, as_json: bool) -> None:
     """Show all users."""
     answer = accounts.get("users")
-    if as_json:
-        show_json(answer)
-        return
     rows = (
         (user["name"], user["keys"], _ago(user["last_used"]), elapsed(user["created"]))
         for user in answer["users"]
     )
-    console().print(table("Users", ("user", "keys", "last used", "known for"), rows))
+    headings = ("user", "keys", "last used", "known for")
+    show(answer, as_json, lambda _: table("Users", headings, rows))
 
 
 @command.command("show")
 @click.argument("user")
 @with_accounts
-def show(accounts: AccountsClient, as_json: bool, user: str) -> None:
+def show_one(accounts: AccountsClient, as_json: bool, user: str) -> None:
     """Show one user's keys."""
-    answer = accounts.get("users/show", user=user)
-    if as_json:
-        show_json(answer)
-    else:
-        console().print(keys_table(answer["keys"]))
+    show(accounts.get("users/show", user=user), as_json, keys_table)
 
 
 def _ago(moment: float | None) -> str:

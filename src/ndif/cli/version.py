@@ -7,7 +7,7 @@ import platform
 
 import click
 
-from ndif.cli.output import show_json
+from ndif.cli.output import show_answer
 from ndif.cli.server_client import json_option, options
 
 _PACKAGES = ("torch", "transformers", "accelerate", "peft", "redis", "obstore", "ray")
@@ -27,11 +27,8 @@ def command(everything: bool, as_json: bool) -> None:
     from ndif.distribution import NAME
 
     found = {NAME: __version__, "Python": platform.python_version(), **_packages()}
-    if as_json:
-        show_json({"version": __version__, "versions": found})
-    else:
-        for name, version in found.items():
-            click.echo(f"{name} {version or 'not installed'}")
+    lines = (f"{name} {version or 'not installed'}" for name, version in found.items())
+    show_answer({"version": __version__, "versions": found}, as_json, lines)
 
 
 def _packages() -> dict[str, str | None]:

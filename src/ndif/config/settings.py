@@ -8,7 +8,7 @@ from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from packaging.version import InvalidVersion, Version
 from pydantic import (
@@ -35,6 +35,12 @@ from ndif.config.units import Unit, parse_gpus, parse_limit, read_duration, read
 _HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*", re.ASCII)
 _MAIL = re.compile(r"[^\s@<>,]+@[\w-]+(\.[\w-]+)*", re.ASCII)
 _TIME = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]", re.ASCII)
+_FORMS = {
+    "alert_digest_at": (_TIME, "a time like 08:00"),
+    "mail_from": (_MAIL, "an address like ndif@example.org"),
+    "mailgun_domain": (_HOST, "a domain like mg.example.org"),
+}
+"""The form of each setting that has one, and an example of it."""
 _FORM = re.compile(r"(slack|discord|json)\+")
 _PASSWORD_HASH = re.compile(
     r"\$argon2id\$v=\d+\$m=\d+,t=\d+,p=\d+\$[\w+/]+\$[\w+/]+|\$2[aby]\$\d\d\$[./0-9A-Za-z]{53}",
@@ -508,13 +514,8 @@ class Settings(BaseSettings):
     @classmethod
     def _names_a_mail_server(cls, secret: SecretStr) -> SecretStr:
         text = secret.get_secret_value()
-        try:
-            parts = urlsplit(text)
-            is_whole = parts.scheme in ("smtp", "smtps") and parts.hostname and parts.port != 0
-            is_whole = is_whole and not parts.path.strip("/") and not parts.query
-        except ValueError:  # of the port
-            is_whole = False
-        if text and not is_whole:
+        parts = _parts(text, "smtp", "smtps")
+        if text and (parts is None or parts.path.strip("/") or parts.query):
             raise ValueError("is not like smtp://user:password@host:587; escape special characters")
         return secret
 
@@ -547,11 +548,12 @@ class Settings(BaseSettings):
                 raise ValueError(f"{file} cannot be read ({error.strerror})") from error
         return file
 
-    @field_validator("alert_digest_at")
+    @field_validator("alert_digest_at", "mail_from", "mailgun_domain")
     @classmethod
-    def _is_a_time_of_day(cls, text: str) -> str:
-        if text and not _TIME.fullmatch(text):
-            raise ValueError(f"{text!r} is not a time like 08:00")
+    def _has_its_form(cls, text: str, info: ValidationInfo) -> str:
+        form, example = _FORMS[str(info.field_name)]
+        if text and not form.fullmatch(text):
+            raise ValueError(f"{text!r} is not {example}")
         return text
 
     @field_validator("influxdb_url")
@@ -571,20 +573,6 @@ class Settings(BaseSettings):
             raise ValueError(f"is not like https://user:password@host:{port}")
         return secret
 
-    @field_validator("mail_from")
-    @classmethod
-    def _is_a_mail_address(cls, text: str) -> str:
-        if text and not _MAIL.fullmatch(text):
-            raise ValueError(f"{text!r} is not an address like ndif@example.org")
-        return text
-
-    @field_validator("mailgun_domain")
-    @classmethod
-    def _is_a_domain(cls, text: str) -> str:
-        if text and not _HOST.fullmatch(text):
-            raise ValueError(f"{text!r} is not a domain like mg.example.org")
-        return text
-
     @field_validator("cors_origins")
     @classmethod
     def _names_origins(cls, text: str) -> str:
@@ -598,12 +586,10 @@ class Settings(BaseSettings):
     @field_validator("public_url", "object_store_url", "object_store_public_url", "mailgun_url")
     @classmethod
     def _names_a_server(cls, text: str) -> str:
-        parts = urlsplit(text)
-        try:
-            is_whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        except ValueError:  # of the port
-            is_whole = False
-        if text and not is_whole:
+        if not text:
+            return text
+        parts = _parts(text, "http", "https")
+        if parts is None:
             raise ValueError(f"{text!r} is not like http://host:port or https://host")
         if parts.username or parts.query:
             raise ValueError("an address must not contain keys")
@@ -738,36 +724,34 @@ def split_secrets(text: str) -> tuple[str, ...]:
     return found
 
 
-def _is_http(text: str) -> bool:
-    """Return True if a text is an HTTP address without query and fragment."""
+def _parts(text: str, *schemes: str) -> SplitResult | None:
+    """Return the parts of an address with one of these schemes and a host; None if it is none."""
     try:
         parts = urlsplit(text)
-        is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_whole = parts.scheme in schemes and parts.hostname and parts.port != 0
     except ValueError:  # of the port
-        return False
-    return is_whole and not parts.query and not parts.fragment
+        return None
+    return parts if is_whole else None
+
+
+def _is_http(text: str) -> bool:
+    """Return True if a text is an HTTP address without query and fragment."""
+    parts = _parts(text, "http", "https")
+    return parts is not None and not parts.query and not parts.fragment
 
 
 def _is_webhook(text: str) -> bool:
     """Return True if a text is an HTTP address, perhaps with a query, behind a form's prefix or none."""
     url = text[found.end() :] if (found := _FORM.match(text)) else text
-    try:
-        parts = urlsplit(url)
-        is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of the port
-        return False
-    return is_whole and not re.search(r"[\s\x00-\x1f\x7f]", url)
+    return _parts(url, "http", "https") is not None and not re.search(r"[\s\x00-\x1f\x7f]", url)
 
 
 def _is_origin(text: str) -> bool:
     """Return True if a text is a scheme and a host, and at most a port."""
-    try:
-        parts = urlsplit(text)
-        is_whole = parts.scheme in ("http", "https") and parts.port != 0 and "@" not in text
-    except ValueError:  # of the port
+    parts = _parts(text, "http", "https")
+    if parts is None or "@" in text or not _ORIGIN_HOST.fullmatch(parts.hostname or ""):
         return False
-    is_host = parts.hostname is not None and _ORIGIN_HOST.fullmatch(parts.hostname) is not None
-    return is_whole and is_host and text.partition("://")[2].lower() == parts.netloc.lower()
+    return text.partition("://")[2].lower() == parts.netloc.lower()
 
 
 def _as_browsers_write(origin: str) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ndif.config.reference import name_of
 from ndif.config.settings import Settings
-from ndif.launch.run_folder import open_private
 from ndif.net import StartError, reachable_as
 from ndif.stores.accounts import (
     AccountsAwayError,
@@ -29,6 +28,7 @@ from ndif.stores.accounts import (
     open_accounts,
     open_database,
 )
+from ndif.stores.disk import open_private
 
 _CLIENT_LINES = "client.env"
 _KEY_LINE = re.compile(r"^export NDIF_API_KEY=(\S+)$", re.MULTILINE)

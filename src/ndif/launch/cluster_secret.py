@@ -15,6 +15,7 @@ from pathlib import Path
 from ndif.config.reference import name_of
 from ndif.config.settings import Settings, split_secrets
 from ndif.launch.services.service import ServiceError
+from ndif.stores.disk import open_private
 
 VARIABLE = name_of("cluster_secret")
 FILE = "cluster_secret"
@@ -38,14 +39,13 @@ def ensure_cluster_secrets(options: Settings) -> tuple[str, ...]:
     file = secret_file(options)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = file.with_name(f".{FILE}-{os.getpid()}")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        with os.fdopen(descriptor, "w") as written:
+        with open_private(part) as written:
             written.write(f"{secrets.token_urlsafe(32)}\n")
         with contextlib.suppress(FileExistsError):  # another service of this root was faster
             os.link(part, file)
     finally:
-        part.unlink()
+        part.unlink(missing_ok=True)
     return _read(file)
 
 

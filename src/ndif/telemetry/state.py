@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from prometheus_client import Metric
@@ -40,19 +38,18 @@ def stores(answers: Mapping[str, bool]) -> Iterator[Metric]:
     yield up
 
 
-def disk(folder: Path) -> Iterator[Metric]:
-    """Yield the size of the disk that a folder is on; nothing while the disk does not tell."""
-    try:
-        usage = shutil.disk_usage(folder)
-    except OSError:
+def disk(usage: tuple[int, int] | None) -> Iterator[Metric]:
+    """Yield the free and all bytes of the disk of results; nothing while it does not tell."""
+    if usage is None:
         return
+    free, total = usage
     found = GaugeMetricFamily(
         "ndif_disk_bytes",
         "Disk of results and large requests: in all, and free.",
         labels=["kind"],
     )
-    found.add_metric(["total"], usage.total)
-    found.add_metric(["free"], usage.free)
+    found.add_metric(["total"], total)
+    found.add_metric(["free"], free)
     yield found
 
 

@@ -304,7 +304,7 @@ def test_processes_that_create_at_once_lose_nothing(database: TestDatabase) -> N
 
 
 @on_loop
-async def test_migrations_go_back_and_forth_with_data_in_them(database: TestDatabase) -> None:
+async def test_a_database_that_is_migrated_again_keeps_its_data(database: TestDatabase) -> None:
     async with opened(database.url) as (registry, _):
         await registry.create_tier(Tier("fast"))
         await registry.create_key("ada", tiers=["fast"])
@@ -312,11 +312,6 @@ async def test_migrations_go_back_and_forth_with_data_in_them(database: TestData
         assert await there.check() == "ours"
         await there.migrate()  # again: nothing to do
         assert len(await registry.keys()) == 1
-        await there.migrate("base", back=True)
-        assert await there.shape() == "empty"
-        await there.migrate()
-        assert await there.check() == "ours"
-        assert await registry.keys() == []
         await there.close()
 
 

@@ -10,13 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ndif.schema.callback import Callback
-from ndif.stores.callbacks.port import (
-    MAX_DEAD,
-    MAX_OF_USER,
-    MAX_WAITING,
-    CallbackQueueError,
-    require_room,
-)
+from ndif.stores.callbacks.port import CallbackLimits, CallbackQueueError, require_room
 from ndif.stores.sqlite import SqliteFile
 from ndif.tasks import within
 
@@ -60,15 +54,10 @@ class SqliteCallbacks:
     def __init__(
         self,
         folder: Path,
-        *,
-        max_waiting: int = MAX_WAITING,
-        max_of_user: int = MAX_OF_USER,
-        max_dead: int = MAX_DEAD,
+        limits: CallbackLimits = CallbackLimits(),  # noqa: B008 - it is immutable
     ) -> None:
         """Open the queue in `folder`, or raise a `CallbackQueueError`."""
-        self._max_waiting = max_waiting
-        self._max_of_user = max_of_user
-        self._max_dead = max_dead
+        self._limits = limits
         self._came = asyncio.Event()
         self.left = 0
         """Call-backs that waited when the queue was stopped."""
@@ -84,13 +73,13 @@ class SqliteCallbacks:
 
     async def add(self, callback: Callback) -> None:
         """See `CallbackQueue.add`."""
-        await require_room(self, callback.user, self._max_waiting, self._max_of_user)
+        await require_room(self, callback.user, self._limits)
         await self.update(callback)
 
     async def update(self, callback: Callback) -> None:
         """See `CallbackQueue.update`."""
         values = (callback.user, callback.due, callback.dead, callback.encode())
-        trim = [(_TRIM, (self._max_dead,))] if callback.dead else []
+        trim = [(_TRIM, (self._limits.dead,))] if callback.dead else []
         await self._file.write((_PUT, (callback.id, callback.host, *values)), *trim)
         self._came.set()
 
