@@ -19,9 +19,8 @@ import time
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from cachetools import TTLCache
 from redis.commands.core import AsyncScript
 from redis.exceptions import ResponseError
 
@@ -154,8 +153,8 @@ class RedisBroker:
         """The script that sends a job to a replica."""
         self._consumer = uuid.uuid4().hex
         self._led_since = math.inf
-        self._known: TTLCache[str, str] = TTLCache(math.inf, _KNOWN_S, time.time)
-        """Receipts of the trusted requests that were claimed here not long ago."""
+        self._known: dict[str, _Known] = {}
+        """Trusted requests that were claimed here not long ago."""
         self._confirmations = _Confirmations(self.channels, f"confirmations:{self._consumer}")
         self._listening = asyncio.Lock()
         self._confirming = asyncio.Semaphore(_BATCH)
@@ -428,15 +427,18 @@ class RedisBroker:
         if not request.trusted:
             await self._claimed.put(request)
             return
-        if (receipt := self._known.get(request.id)) is not None:
-            if receipt != request.receipt:
+        if (known := self._known.get(request.id)) is not None:
+            if known.receipt != request.receipt:
                 logger.warning("request %s is in the queue twice; the copy is refused", request.id)
                 self._discard_soon(request.receipt)
             else:
                 await self._claimed.put(request)
             return
-        self._known[request.id] = request.receipt
-        if request.received >= max(self._led_since + _SETTLE_S, time.time() - _KNOWN_S):
+        now = time.time()
+        while self._known and next(iter(self._known.values())).received < now - _KNOWN_S:
+            del self._known[next(iter(self._known))]
+        self._known[request.id] = _Known(request.receipt, request.received)
+        if request.received >= max(self._led_since + _SETTLE_S, now - _KNOWN_S):
             await self._claimed.put(request)
         else:
             start(self._confirm(request), self._releases, f"confirmation of {request.id}")
@@ -645,6 +647,11 @@ class RedisBroker:
         channel = channel_of(request.subscription_id)
         end_ = Response(request.id, Status.ERROR, LOST)
         return channel, self.signer.sign(channel, encode_submission(request, end_))
+
+
+class _Known(NamedTuple):
+    receipt: str
+    received: float
 
 
 class _Confirmations(Channel):
