@@ -81,11 +81,12 @@ def _session(as_json: bool) -> None:
         ]
     state = {True: "runs", False: "does not answer", None: "found by Ray"}
     rows += [
-        (name, f"{service['address']}: {state[service['answers']]}, {service['whose']}")
+        (name, f"{service.address}: {state[service.answers]}, {service.whose}")
         for name, service in services.items()
     ]
     rows += content.get("settings", {}).items()
-    show({**content, "services": services}, as_json, lambda _: table(title, ["", ""], rows))
+    described = {name: asdict(service) for name, service in services.items()}
+    show({**content, "services": described}, as_json, lambda _: table(title, ["", ""], rows))
 
 
 def _admin_address(record: RunRecord) -> list[tuple[str, Any]]:
