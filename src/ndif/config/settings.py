@@ -706,9 +706,14 @@ class Settings(BaseSettings):
         return self.forwarded_allow_ips or ("127.0.0.1,::1" if is_behind_one else "")
 
     @property
+    def root(self) -> Path:
+        """Folder in `session_root`, as an absolute path."""
+        return self.session_root.expanduser().absolute()
+
+    @property
     def adapters(self) -> Path:
         """Folder of the adapters that untrusted requests name."""
-        return (self.session_root / "adapters").expanduser().absolute()
+        return self.root / "adapters"
 
     @property
     def runtimes(self) -> Path:

@@ -104,7 +104,7 @@ def prepare_access(options: Settings, url: str) -> ClientLines | None:
         first_key = asyncio.run(_prepare(options))
     except (AccountsAwayError, KeysError, RegistryError) as error:
         raise StartError(f"The database of API keys cannot be used: {error}") from error
-    file = options.session_root.expanduser().absolute() / _CLIENT_LINES
+    file = options.root / _CLIENT_LINES
     try:
         is_there = not named(options) and _write_lines(file, url, first_key)
     except OSError as error:

@@ -65,7 +65,7 @@ def _read(file: Path) -> tuple[str, ...]:
 
 def secret_file(options: Settings) -> Path:
     """Return the file of the session root."""
-    return options.session_root.expanduser().absolute() / FILE
+    return options.root / FILE
 
 
 def assignment(secret: str) -> str:

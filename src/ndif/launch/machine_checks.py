@@ -187,9 +187,8 @@ def _disks(options: Settings) -> Iterator[Check]:
     # Imported here: only this command asks.
     from huggingface_hub import constants
 
-    root = options.session_root.expanduser().absolute()
     for name, folder, content, variable in (
-        ("disk: sessions", root, "Sessions and results", name_of("session_root")),
+        ("disk: sessions", options.root, "Sessions and results", name_of("session_root")),
         ("disk: models", Path(constants.HF_HUB_CACHE).absolute(), "Models", "HF_HOME"),
     ):
         problem = disk_space_problem(folder, content, variable)
