@@ -228,7 +228,7 @@ async def test_operations_on_call_backs_that_are_not_there(tmp_path: Path) -> No
     for wrong in (RetryCallbacks(), RetryCallbacks(request_id="abc", all=True)):
         with pytest.raises(OperationError, match="either one request, or all"):
             await wrong.perform(control)
-    await server._callbacks._in_thread(server._callbacks._connection.close)
+    await server._callbacks._file._in_thread(server._callbacks._file._connection.close)
     with pytest.raises(OperationError, match="The call-backs cannot be read"):
         await ListCallbacks().perform(control)
 

@@ -64,4 +64,4 @@ def test_names_that_send_no_more_are_forgotten() -> None:
     windows.take("long", 2, 600, 1000.0)
     windows.take("now", 2, 60, 1050.0)
     windows.take("now", 2, 60, 1061.0)
-    assert windows.names() == ["long", "now"]
+    assert [*windows._windows] == ["long", "now"]

@@ -28,6 +28,7 @@ from ndif.schema.answer import from_plain
 from ndif.schema.job_record import JobRecord
 from ndif.schema.server_state import Gpu, Memory, ModelState, ServerState
 from ndif.schema.step import RUNNER, Step
+from ndif.stores.disk import disk_usage
 from ndif.telemetry import metrics, state
 from ndif.telemetry.exposition import _Families, _lines, exposition
 from ndif.telemetry.metrics_folder import VARIABLE, prepare
@@ -159,10 +160,10 @@ def test_stores_and_a_disk(tmp_path: Path) -> None:
         ("broker", 1),
         ("objects", 0),
     ]
-    (disk,) = state.disk(tmp_path)
+    (disk,) = state.disk(disk_usage(tmp_path))
     total, free = (one.value for one in disk.samples)
     assert total > free >= 0
-    assert not list(state.disk(tmp_path / "gone"))
+    assert not list(state.disk(disk_usage(tmp_path / "gone")))
 
 
 def test_the_state_of_many_models_is_bounded() -> None:

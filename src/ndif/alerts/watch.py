@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -27,8 +26,9 @@ from ndif.schema.alerts import TestedAlerts
 from ndif.schema.job_record import NO_ERRORS
 from ndif.schema.server_state import Problem, QueueWait, ServerState
 from ndif.stores.broker import BrokerError
+from ndif.stores.disk import disk_usage
 from ndif.stores.events import EventLog, Kind
-from ndif.stores.ping import Ping, silence
+from ndif.stores.ping import Ping, ask
 from ndif.stores.saved import SavedState, State
 from ndif.stores.usage import UsageAwayError, UsageStore
 from ndif.tasks import end, within
@@ -130,8 +130,7 @@ class Alerts:
         return TestedAlerts(destinations=await self._delivery.try_each(message))
 
     async def _step(self, look: Look) -> None:
-        asked = (silence(ping, _PATIENCE_S) for ping in self._stores.values())
-        answers = [error is None for error in await asyncio.gather(*asked)]
+        silences = await ask(self._stores, _PATIENCE_S)
         server, problems, waits = await look()
         now = self._now()
         self._counts.note(now, counted())
@@ -140,8 +139,8 @@ class Alerts:
             server,
             problems,
             waits,
-            dict(zip(self._stores, answers, strict=True)),
-            _disk(self._folder),
+            {store: error is None for store, error in silences.items()},
+            disk_usage(self._folder),
             self._nodes,
             self._counts,
         )
@@ -172,7 +171,7 @@ class Alerts:
             logger.warning("the digest has no jobs: %s", error)
             jobs = None
         past = (*self._book.over, *self._book.open)
-        day = digest.Day(now, jobs, past, self._leads_since, _disk(self._folder))
+        day = digest.Day(now, jobs, past, self._leads_since, disk_usage(self._folder))
         self._delivery.send(digest_message(self._server, now, digest.lines(day)))
 
     # Beyond this process
@@ -250,12 +249,3 @@ def counted() -> Counts:
 def _samples(counter: Counter) -> list[tuple[dict[str, str], float]]:
     samples = [sample for metric in counter.collect() for sample in metric.samples]
     return [(each.labels, each.value) for each in samples if each.name.endswith("_total")]
-
-
-def _disk(folder: Path) -> tuple[int, int] | None:
-    """Return the free and all bytes of the disk of a folder; None while it does not tell."""
-    try:
-        usage = shutil.disk_usage(folder)
-    except OSError:
-        return None
-    return usage.free, usage.total

@@ -81,12 +81,13 @@ def _session(as_json: bool) -> None:
         ]
     state = {True: "runs", False: "does not answer", None: "found by Ray"}
     rows += [
-        (name, f"{service['address']}: {state[service['answers']]}, {service['whose']}")
+        (name, f"{service.address}: {state[service.answers]}, {service.whose}")
         for name, service in services.items()
     ]
     rows += content.get("settings", {}).items()
     if as_json:
-        show_json({**content, "services": services})
+        described = {name: asdict(service) for name, service in services.items()}
+        show_json({**content, "services": described})
     else:
         console().print(table(title, ["", ""], rows))
 

@@ -116,7 +116,7 @@ def _restart_service(name: str, url: str | None, token: str | None, as_json: boo
 
     def is_up(process: int, since: float) -> bool:
         if name in STANDALONE:
-            return service_status(folders)[name]["answers"] is not False
+            return service_status(folders)[name].answers is not False
         return came_up(run_folder.service_data("processes"), process, since)
 
     log = run_folder.log(name)

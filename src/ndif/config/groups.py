@@ -76,9 +76,14 @@ class FolderSettings(Group):
     """Folder of installed nnsight generations. Default: runtimes in NDIF_SESSION_ROOT."""
 
     @property
+    def root(self) -> Path:
+        """Folder in `session_root`, as an absolute path."""
+        return self.session_root.expanduser().absolute()
+
+    @property
     def adapters(self) -> Path:
         """Folder of the adapters that untrusted requests name."""
-        return (self.session_root / "adapters").expanduser().absolute()
+        return self.root / "adapters"
 
     @property
     def runtimes(self) -> Path:

@@ -49,6 +49,7 @@ from ndif.stores.broker import Broker
 from ndif.stores.callbacks import CallbackQueue
 from ndif.stores.events import NoteEvents
 from ndif.stores.objects import FileStore, ObjectStore
+from ndif.stores.ping import pings
 from ndif.stores.rates import Rates
 from ndif.stores.responder import Responder
 
@@ -159,7 +160,7 @@ def create_gateway(
         catalogue, runtimes, settings.public_url, os.environ.get("HF_ENDPOINT")
     ).routes()
     health = [*HealthRoutes(catalogue, accounts, runtimes).routes(), *models, *pages.routes()]
-    stores = {"broker": broker.ping, "objects": objects.ping, "accounts": accounts.ping}
+    stores = pings(broker, objects, accounts)
     networks = settings.allowed_metrics_networks
     measured = MetricsRoute(perform, stores, objects.folder, networks, token).routes()
     operators = [*measured]

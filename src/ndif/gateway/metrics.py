@@ -24,13 +24,13 @@ from ndif.gateway.openapi import Answer, ApiRoute, Description
 from ndif.net import is_loopback
 from ndif.schema.deployment import OperationError
 from ndif.schema.server_state import ServerState
-from ndif.stores.ping import Ping, silence
+from ndif.stores.disk import disk_usage
+from ndif.stores.ping import Ping, ask
 from ndif.tasks import within
 from ndif.telemetry import state
 from ndif.telemetry.exposition import exposition
 
 logger = logging.getLogger(__name__)
-
 
 _STATE_S = 1.0
 """Seconds for which the server's state is not asked for again."""
@@ -81,7 +81,9 @@ class MetricsRoute:
             raise HttpError(403, _ELSEWHERE)
         await self._ask()
         families = chain(
-            state.families(self._server), state.stores(self._answers), state.disk(self.folder)
+            state.families(self._server),
+            state.stores(self._answers),
+            state.disk(disk_usage(self.folder)),
         )
         # Encoding takes milliseconds, in which no job should wait.
         content, content_type = await asyncio.to_thread(
@@ -110,11 +112,13 @@ class MetricsRoute:
         async with self._asking:
             if time.monotonic() - self._asked_at < _STATE_S:
                 return
-            asked = map(_does_answer, self.stores, self.stores.values())
-            self._server, answers = await asyncio.gather(
-                self._current_state(), asyncio.gather(*asked)
+            self._server, silences = await asyncio.gather(
+                self._current_state(), ask(self.stores, _PATIENCE_S)
             )
-            self._answers = dict(zip(self.stores, answers, strict=True))
+            for store, error in silences.items():
+                if error is not None:
+                    logger.warning("the store of %s does not answer: %s", store, error)
+            self._answers = {store: error is None for store, error in silences.items()}
             self._asked_at = time.monotonic()
 
     async def _current_state(self) -> ServerState | None:
@@ -125,9 +129,3 @@ class MetricsRoute:
             logger.warning("metrics have no state of the server: %s", error)
             return None
         return found
-
-
-async def _does_answer(store: str, ping: Ping) -> bool:
-    if error := await silence(ping, _PATIENCE_S):
-        logger.warning("the store of %s does not answer: %s", store, error)
-    return error is None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-import time
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
+
+from cachetools import LRUCache, TTLCache
 
 from ndif.config.settings import Settings
 from ndif.config.units import format_duration
@@ -41,10 +41,10 @@ class Quota:
     settings: Settings
     perform: Perform
     rates: Rates
-    _ran: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
-    """Until when it is believed, and the seconds that each user's blocks ran today."""
-    _limits: OrderedDict[str, tuple[Mapping[str, Any] | None, Limits]] = field(
-        default_factory=OrderedDict
+    _ran: TTLCache[str, float] = field(default_factory=lambda: TTLCache(_MOST, _KNOWN_S))
+    """The seconds that each user's blocks ran today."""
+    _limits: LRUCache[str, tuple[Mapping[str, Any] | None, Limits]] = field(
+        default_factory=lambda: LRUCache(_MOST)
     )
     """The limits that each key has of its own, and all that hold for it."""
 
@@ -59,8 +59,6 @@ class Quota:
         if own != account.limits:
             limits = Limits.of(self.settings, account.limits)
             self._limits[account.key] = account.limits, limits
-            if len(self._limits) > _MOST:
-                self._limits.popitem(last=False)
         return limits
 
     async def admit(self, account: Account, limits: Limits) -> None:
@@ -99,9 +97,9 @@ class Quota:
             )
 
     async def _ran_today(self, user: str, now: datetime) -> float:
-        until, ran_s = self._ran.get(user, (0.0, 0.0))
-        if time.monotonic() < until:
-            return ran_s
+        known = self._ran.get(user)
+        if known is not None:
+            return known
         asked = GetUsage(by="day", since=now.date().isoformat(), user=user)
         try:
             days = (await self.perform(asked)).usage
@@ -109,10 +107,7 @@ class Quota:
             logger.warning("the execution time of a day is not known: %s", error)
             days = []
         ran_s = float(sum(day.execution_s for day in days))
-        self._ran.pop(user, None)
-        self._ran[user] = time.monotonic() + _KNOWN_S, ran_s
-        if len(self._ran) > _MOST:
-            self._ran.popitem(last=False)
+        self._ran[user] = ran_s
         return ran_s
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ndif.config.reference import name_of
 from ndif.config.settings import Settings
-from ndif.launch.run_folder import open_private
 from ndif.net import StartError, reachable_as
 from ndif.stores.accounts import (
     AccountsAwayError,
@@ -29,6 +28,7 @@ from ndif.stores.accounts import (
     open_database,
     tier_with,
 )
+from ndif.stores.disk import open_private
 
 _CLIENT_LINES = "client.env"
 _KEY_LINE = re.compile(r"^export NDIF_API_KEY=(\S+)$", re.MULTILINE)
@@ -104,7 +104,7 @@ def prepare_access(options: Settings, url: str) -> ClientLines | None:
         first_key = asyncio.run(_prepare(options))
     except (AccountsAwayError, KeysError, RegistryError) as error:
         raise StartError(f"The database of API keys cannot be used: {error}") from error
-    file = options.session_root.expanduser().absolute() / _CLIENT_LINES
+    file = options.root / _CLIENT_LINES
     try:
         is_there = not named(options) and _write_lines(file, url, first_key)
     except OSError as error:

@@ -16,6 +16,7 @@ from ndif.config.reference import name_of
 from ndif.config.settings import Settings
 from ndif.config.variable_types import split_secrets
 from ndif.launch.services.service import ServiceError
+from ndif.stores.disk import open_private
 
 VARIABLE = name_of("cluster_secret")
 FILE = "cluster_secret"
@@ -39,14 +40,13 @@ def ensure_cluster_secrets(options: Settings) -> tuple[str, ...]:
     file = secret_file(options)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = file.with_name(f".{FILE}-{os.getpid()}")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        with os.fdopen(descriptor, "w") as written:
+        with open_private(part) as written:
             written.write(f"{secrets.token_urlsafe(32)}\n")
         with contextlib.suppress(FileExistsError):  # another service of this root was faster
             os.link(part, file)
     finally:
-        part.unlink()
+        part.unlink(missing_ok=True)
     return _read(file)
 
 
@@ -66,7 +66,7 @@ def _read(file: Path) -> tuple[str, ...]:
 
 def secret_file(options: Settings) -> Path:
     """Return the file of the session root."""
-    return options.session_root.expanduser().absolute() / FILE
+    return options.root / FILE
 
 
 def assignment(secret: str) -> str:

@@ -25,10 +25,11 @@ from ndif.host.runtimes import SUPPORTED, Runtimes
 from ndif.launch.access import access_problems, access_warning, described_form
 from ndif.launch.run_folder import RunFolders
 from ndif.launch.services.plan import SERVICES, addresses, contradictions, secret_problems
-from ndif.launch.services.service import ServiceError, disk_space_problem, free_bytes
+from ndif.launch.services.service import ServiceError, disk_space_problem
 from ndif.net import StartError, listen
 from ndif.sandbox.confinement.confinement import holds_packages
 from ndif.sizes import format_size
+from ndif.stores.disk import free_bytes
 
 _CUDA = re.compile(r"^cuda\b[^=]*= *'(\d+)\.(\d+)'", re.MULTILINE)
 _TOLD_BY_DRIVER_S = 20.0
@@ -186,9 +187,8 @@ def _disks(options: Settings) -> Iterator[Check]:
     # Imported here: only this command asks.
     from huggingface_hub import constants
 
-    root = options.session_root.expanduser().absolute()
     for name, folder, content, variable in (
-        ("disk: sessions", root, "Sessions and results", name_of("session_root")),
+        ("disk: sessions", options.root, "Sessions and results", name_of("session_root")),
         ("disk: models", Path(constants.HF_HUB_CACHE).absolute(), "Models", "HF_HOME"),
     ):
         problem = disk_space_problem(folder, content, variable)

@@ -106,8 +106,7 @@ def _listen_for_operators(options: Settings, port: int) -> socket.socket | None:
 
 def _machine_problems(options: Settings, server: ServerOptions) -> Iterator[str]:
     """Check the disk, and what a machine that runs models, and untrusted code next to them, must have."""
-    root = options.session_root.expanduser().absolute()
-    problem = disk_space_problem(root, "Sessions and results", name_of("session_root"))
+    problem = disk_space_problem(options.root, "Sessions and results", name_of("session_root"))
     if problem is not None:
         yield problem
     if server.role in ("broker", "object-store"):

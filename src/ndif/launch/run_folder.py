@@ -27,9 +27,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from shutil import rmtree
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from ndif.errors import NdifError
+from ndif.stores.disk import open_private
 
 LOG_NAMES = ("api", "dispatcher", "broker", "object-store", "ray")
 """Programs with a log of their own; the first two are the server."""
@@ -295,11 +296,6 @@ class ActiveRunFolder(RunFolder):
             self.results.rename(RunFolder(max(others)).results)
         rmtree(self.folder, ignore_errors=True)
         os.close(self.lock)
-
-
-def open_private(path: Path) -> IO[str]:
-    """Return a file to be written that only this user can read."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w")
 
 
 def no_start(subject: str, log: Path) -> str:

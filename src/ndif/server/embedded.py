@@ -39,9 +39,10 @@ from ndif.stores.accounts import (
 )
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.broker.spool import SPOOL, Spool
-from ndif.stores.callbacks import CALLBACKS, SqliteCallbacks
+from ndif.stores.callbacks import CALLBACKS, CallbackLimits, SqliteCallbacks
 from ndif.stores.events import EventLog, OperatorsEvent
 from ndif.stores.objects import open_store
+from ndif.stores.ping import pings
 from ndif.stores.responder import DEFERRABLE, Responder, StoredResponse
 from ndif.stores.saved import ALERTS, EVENTS, StateFile
 from ndif.stores.usage import MemoryUsage, open_usage
@@ -94,7 +95,9 @@ class Server:
         self._files = ModelFinder()
         self._hub = HfMirror(share_weights=share_weights, find=self._find)
         runtimes = runtimes or Runtimes(settings.runtimes)
-        self._callbacks = SqliteCallbacks(results / CALLBACKS, max_of_user=settings.max_callbacks)
+        self._callbacks = SqliteCallbacks(
+            results / CALLBACKS, CallbackLimits(of_user=settings.max_callbacks)
+        )
         self._responder = responder = Responder(
             self._broker, self._objects, self._callbacks, deferred=DEFERRABLE
         )
@@ -217,11 +220,7 @@ class Server:
             return None
         from ndif.alerts.watch import open_alerts
 
-        stores = {
-            "broker": self._broker.ping,
-            "objects": self._objects.ping,
-            "accounts": self._accounts.ping,
-        }
+        stores = pings(self._broker, self._objects, self._accounts)
         saved = StateFile(self._results, ALERTS)
         return open_alerts(self._settings, saved, stores, self._objects.folder)
 

@@ -40,6 +40,7 @@ from ndif.server.process_config import (
 from ndif.stores.accounts import AccountsWithProber, open_accounts
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.signing import Signer
+from ndif.stores.callbacks import CallbackLimits
 from ndif.stores.callbacks.redis import RedisCallbacks
 from ndif.stores.leader import LeaderRpc, SharedCache
 from ndif.stores.objects import open_store
@@ -69,7 +70,9 @@ def create(
     mirror = HfMirror(share_weights=False)
     accounts = AccountsWithProber(open_accounts(settings), config.probe_keys)
     runtimes = Runtimes(settings.runtimes)
-    callbacks = RedisCallbacks(broker.client, broker.signer, max_of_user=settings.max_callbacks)
+    callbacks = RedisCallbacks(
+        broker.client, broker.signer, CallbackLimits(of_user=settings.max_callbacks)
+    )
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

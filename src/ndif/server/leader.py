@@ -43,11 +43,12 @@ from ndif.stores.broker import BrokerError
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.signing import Signer
 from ndif.stores.broker.spool import SPOOL, Spool
-from ndif.stores.callbacks import CALLBACKS, SqliteCallbacks
+from ndif.stores.callbacks import CALLBACKS, CallbackLimits, SqliteCallbacks
 from ndif.stores.callbacks.redis import RedisCallbacks
 from ndif.stores.events import EventLog
 from ndif.stores.leader import LeaderLock, LeaderRpc, SharedCache
 from ndif.stores.objects import ObjectStoreError, open_store
+from ndif.stores.ping import pings
 from ndif.stores.responder import DEFERRABLE, Responder
 from ndif.stores.saved import ALERTS, EVENTS, SharedState
 from ndif.stores.usage import open_usage
@@ -91,7 +92,7 @@ class Leader:
             counts_attempts=not settings.ray_address,
         )
         self._callbacks = RedisCallbacks(
-            self._broker.client, self._broker.signer, max_of_user=settings.max_callbacks
+            self._broker.client, self._broker.signer, CallbackLimits(of_user=settings.max_callbacks)
         )
         # Replicas on other machines tell their clients what follows a dispatch, and of its end.
         deferred = (Status.QUEUED,) if settings.ray_address else DEFERRABLE
@@ -230,11 +231,7 @@ class Leader:
 
         # Only asked whether they answer. A thread imports SQLAlchemy, which takes a while.
         accounts = await asyncio.to_thread(open_accounts, self.settings)
-        stores = {
-            "broker": self._broker.ping,
-            "objects": self._objects.ping,
-            "accounts": accounts.ping,
-        }
+        stores = pings(self._broker, self._objects, accounts)
         saved = SharedState(SharedCache(self._broker.client, self._broker.signer), ALERTS)
         try:
             yield open_alerts(self.settings, saved, stores, self._objects.folder)

@@ -125,7 +125,7 @@ class Local:
     def _results_folder(self, options: Settings, listening: socket.socket) -> Path:
         """Return the user's folder, or else the port's: whoever polls comes back to the same address."""
         port = listening.getsockname()[1]
-        folder = self.results or options.session_root.expanduser().absolute() / "local" / str(port)
+        folder = self.results or options.root / "local" / str(port)
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             TemporaryFile(dir=folder).close()

@@ -23,6 +23,7 @@ from ndif.schema.status import Status
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.redis.job_channels import JobReceiver
 from ndif.stores.broker.signing import PROTOCOL, Signer
+from ndif.stores.callbacks import CallbackLimits
 from ndif.stores.callbacks.redis import RedisCallbacks
 from ndif.stores.objects import open_store
 from ndif.stores.redis import retry
@@ -92,7 +93,9 @@ class NodeActor(RemoteActor):
         place = PlacedReplica(**said["place"], level=DeploymentLevel.HOT)
         actor = fleet.make_actor(DeploymentConfig(**said["config"]), generation, place)
         channel = await retry(lambda: JobReceiver.open(broker, place.name, leader), math.inf)
-        callbacks = RedisCallbacks(broker.client, broker.signer, max_of_user=settings.max_callbacks)
+        callbacks = RedisCallbacks(
+            broker.client, broker.signer, CallbackLimits(of_user=settings.max_callbacks)
+        )
         # The leader tells of what is before that.
         responder = Responder(broker, objects, callbacks, deferred=(Status.RUNNING,))
         return NodeServices(actor, broker, responder, channel)

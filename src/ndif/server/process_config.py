@@ -15,6 +15,7 @@ from ndif.net import local_url
 from ndif.schema.deployment import DeploymentConfig
 from ndif.server.supervised import ProcessSpec
 from ndif.stores.accounts import probe_key_of
+from ndif.stores.disk import open_private
 from ndif.telemetry import metrics_folder
 
 GATEWAY_MODULE, LEADER_MODULE = "ndif.server.gateway_process", "ndif.server.leader"
@@ -51,8 +52,7 @@ class ProcessConfig:
     def write(self, path: Path) -> None:
         """Write the configuration for `read`, with mode 0600."""
         content = {**asdict(self), "results": str(self.results)}
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
+        with open_private(path) as file:
             json.dump(content, file)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The server's own disk: why it does not take something, in words that a user may read."""
+"""The server's own disk: its room, its files, and why it does not take something, in words for users."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import fcntl
 import os
 import shutil
 from pathlib import Path
+from typing import IO
 
 from ndif.sizes import format_size
 
@@ -47,10 +48,23 @@ def space_problem(folder: Path) -> str | None:
     )
 
 
-def half_of_free(folder: Path) -> int:
-    """Return half of the bytes that are free on the disk of a folder, which need not be there yet."""
-    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    return shutil.disk_usage(there).free // 2
+def nearest(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists."""
+    return next(each for each in (folder, *folder.absolute().parents) if each.exists())
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the free bytes of the disk of a folder, which need not be there yet."""
+    return shutil.disk_usage(nearest(folder)).free
+
+
+def disk_usage(folder: Path) -> tuple[int, int] | None:
+    """Return the free and all bytes of the disk of a folder; None while it does not tell."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    return usage.free, usage.total
 
 
 def has_no_writer(descriptor: int) -> bool:
@@ -65,6 +79,11 @@ def has_no_writer(descriptor: int) -> bool:
         return False
     fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     return True
+
+
+def open_private(path: Path) -> IO[str]:
+    """Return a file to be written that only this user can read."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w")
 
 
 def sync(*paths: Path) -> None:

@@ -1,21 +1,31 @@
-"""The question whether a store answers."""
+"""The question whether the stores of a server answer."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
-from ndif.stores.accounts import AccountsAwayError
-from ndif.stores.broker.port import BrokerError
-from ndif.stores.objects.port import ObjectStoreError
+from ndif.stores.accounts import Accounts, AccountsAwayError
+from ndif.stores.broker.port import Broker, BrokerError
+from ndif.stores.objects.port import ObjectStore, ObjectStoreError
 from ndif.tasks import within
 
 Ping = Callable[[], Awaitable[None]]
 """Asks a store for an answer; raises its port's error if there is none."""
 
 
-async def silence(ping: Ping, patience_s: float) -> Exception | None:
-    """Return the error of a store that does not answer in that time; None if it does."""
+def pings(broker: Broker, objects: ObjectStore, accounts: Accounts) -> Mapping[str, Ping]:
+    """Return the question of each store, by the name that metrics and alerts have for it."""
+    return {"broker": broker.ping, "objects": objects.ping, "accounts": accounts.ping}
+
+
+async def ask(stores: Mapping[str, Ping], patience_s: float) -> dict[str, Exception | None]:
+    """Return the error of each store that does not answer in that time; None for one that does."""
+    found = await asyncio.gather(*(_silence(ping, patience_s) for ping in stores.values()))
+    return dict(zip(stores, found, strict=True))
+
+
+async def _silence(ping: Ping, patience_s: float) -> Exception | None:
     try:
         await within(ping(), patience_s)
     except (BrokerError, ObjectStoreError, AccountsAwayError, asyncio.TimeoutError) as error:

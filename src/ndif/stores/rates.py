@@ -101,10 +101,6 @@ class Windows:
         taken.append(now)
         return 0.0
 
-    def names(self) -> list[str]:
-        """Return the names that are remembered."""
-        return [*self._windows]
-
     def _sweep(self, now: float) -> None:
         if now - self._swept < _MINUTE_S:
             return

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
+from cachetools import LRUCache
+
 from ndif.schema import wires
 from ndif.schema.callback import callback_for, is_told
 from ndif.schema.request import Request
@@ -63,7 +65,7 @@ class Responder:
         self._held: dict[str, _Held] = {}
         """The status of each job that waits to be delivered, by its id."""
         self._delivering: set[asyncio.Task[None]] = set()
-        self._told: dict[str, Status] = {}
+        self._told: LRUCache[str, Status] = LRUCache(_MAX_TOLD)
         """The last status that each job's call-back told of, where every status is wanted."""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -181,13 +183,12 @@ class Responder:
         status = response.status
         if self._callbacks is None or not is_told(request, status):
             return
-        if self._told.pop(request.id, None) is status:
-            self._told[request.id] = status
+        if self._told.get(request.id) is status:
             return
-        if not status.terminal:
+        if status.terminal:
+            self._told.pop(request.id, None)
+        else:
             self._told[request.id] = status
-            if len(self._told) > _MAX_TOLD:
-                del self._told[next(iter(self._told))]
         try:
             await self._callbacks.add(callback_for(request, response, time.time()))
         except BrokerError as error:  # the job's end matters more

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ndif.stores.broker import BrokerError
 from ndif.stores.broker.signing import SignatureError
+from ndif.stores.disk import open_private
 
 if TYPE_CHECKING:
     # A server of one process has no client of Redis.
@@ -57,12 +57,11 @@ class StateFile:
 
     async def save(self, state: State) -> None:
         """See `SavedState.save`."""
-        await asyncio.to_thread(self._write, json.dumps(state).encode())
+        await asyncio.to_thread(self._write, json.dumps(state))
 
-    def _write(self, content: bytes) -> None:
+    def _write(self, content: str) -> None:
         part = self._file.with_name(f"{self._file.name}.part")
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
+        with open_private(part) as file:
             file.write(content)
         part.replace(self._file)
 

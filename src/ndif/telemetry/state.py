@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
@@ -41,17 +39,16 @@ def stores(answers: Mapping[str, bool]) -> Iterator[Metric]:
     yield up
 
 
-def disk(folder: Path) -> Iterator[Metric]:
-    """Yield the size of the disk that a folder is on; nothing while the disk does not tell."""
-    try:
-        usage = shutil.disk_usage(folder)
-    except OSError:
+def disk(usage: tuple[int, int] | None) -> Iterator[Metric]:
+    """Yield the free and all bytes of the disk of results; nothing while it does not tell."""
+    if usage is None:
         return
+    free, total = usage
     found = GaugeMetricFamily(
         "ndif_disk_bytes", "Disk of results and large requests: in all, and free.", labels=["kind"]
     )
-    found.add_metric(["total"], usage.total)
-    found.add_metric(["free"], usage.free)
+    found.add_metric(["total"], total)
+    found.add_metric(["free"], free)
     yield found
 
 

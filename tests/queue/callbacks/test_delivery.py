@@ -24,7 +24,7 @@ from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker import MemoryBroker
-from ndif.stores.callbacks import SqliteCallbacks
+from ndif.stores.callbacks import CallbackLimits, SqliteCallbacks
 from ndif.stores.objects import FileStore, ObjectStoreError
 from ndif.stores.objects.port import end_key
 from ndif.stores.responder import Responder
@@ -233,7 +233,7 @@ async def test_an_end_that_cannot_be_queued_is_an_end_all_the_same(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server(tmp_path)
-    server.queue._max_waiting = 0
+    server.queue._limits = CallbackLimits(waiting=0)
     request = await server.end("https://example.org/private")
     assert await server.objects.get(end_key(request.id)) is not None
     assert "its call-back is not made: 0 call-backs wait already" in caplog.text

@@ -109,8 +109,8 @@ async def test_a_killed_process_leaves_what_it_accepted(tmp_path: Path, objects:
 async def test_many_at_once_are_few_writes(tmp_path: Path, objects: FileStore) -> None:
     async with opened(tmp_path / "spool", objects) as spool:
         groups = []
-        commit = spool._commit
-        spool._commit = lambda group: (groups.append(len(group)), commit(group))[1]  # type: ignore[method-assign]
+        commit = spool._file._commit
+        spool._file._commit = lambda group: (groups.append(len(group)), commit(group))[1]  # type: ignore[method-assign]
         await asyncio.gather(*(spool.add(a_request()) for _ in range(100)))
     assert sum(groups) == 100
     assert len(groups) <= 3
@@ -125,7 +125,7 @@ async def test_what_was_given_up_while_it_was_written_does_not_run(
     """A server that stops cancels what it is busy with, and says so to the client."""
     spool = Spool(tmp_path / "spool", objects)
     broker = MemoryBroker(max_bytes=len(LARGE), spool=spool)
-    commit, writing, may_end = spool._commit, threading.Event(), threading.Event()
+    commit, writing, may_end = spool._file._commit, threading.Event(), threading.Event()
 
     def slowly(group: list[Any]) -> None:
         if is_written:
@@ -135,7 +135,7 @@ async def test_what_was_given_up_while_it_was_written_does_not_run(
         if not is_written:
             commit(group)
 
-    spool._commit = slowly  # type: ignore[method-assign]
+    spool._file._commit = slowly  # type: ignore[method-assign]
     submitting = asyncio.create_task(broker.submit(a_request(payload)))
     await asyncio.to_thread(writing.wait, PATIENCE_S)
     submitting.cancel()

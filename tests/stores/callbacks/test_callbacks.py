@@ -19,7 +19,7 @@ from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker.signing import Signer
-from ndif.stores.callbacks import CallbackQueue, CallbackQueueError, SqliteCallbacks
+from ndif.stores.callbacks import CallbackLimits, CallbackQueue, CallbackQueueError, SqliteCallbacks
 from ndif.stores.callbacks.redis import RedisCallbacks
 from ndif.stores.redis import connect
 from ndif.tasks import within
@@ -36,7 +36,7 @@ Opening = Callable[..., AbstractAsyncContextManager[CallbackQueue]]
 def in_a_file(folder: Path) -> Opening:
     @contextlib.asynccontextmanager
     async def opening(**limits: int) -> AsyncIterator[CallbackQueue]:
-        queue = SqliteCallbacks(folder, **limits)
+        queue = SqliteCallbacks(folder, CallbackLimits(**limits))
         yield queue
         await queue.stop()
 
@@ -47,7 +47,7 @@ def on_redis(url: str) -> Opening:
     @contextlib.asynccontextmanager
     async def opening(**limits: int) -> AsyncIterator[CallbackQueue]:
         client = connect(url)
-        queue = RedisCallbacks(client, SIGNER, **limits)
+        queue = RedisCallbacks(client, SIGNER, CallbackLimits(**limits))
         yield queue
         await queue.stop()
         await client.aclose()
@@ -156,7 +156,7 @@ async def test_one_that_is_given_up_is_no_longer_due_and_is_listed_first(opening
 
 @on_loop
 async def test_given_up_call_backs_are_forgotten_by_number_and_by_age(opening: Opening) -> None:
-    async with opening(max_dead=3) as queue:
+    async with opening(dead=3) as queue:
         for due in range(5):
             await queue.update(replace(a_callback(float(due)), dead=True))
         assert [each.due for each in await queue.all(10)] == [2.0, 3.0, 4.0]
@@ -169,7 +169,7 @@ async def test_given_up_call_backs_are_forgotten_by_number_and_by_age(opening: O
 
 @on_loop
 async def test_a_full_queue_takes_no_more(opening: Opening) -> None:
-    async with opening(max_waiting=2) as queue:
+    async with opening(waiting=2) as queue:
         callbacks = [a_callback() for _ in range(3)]
         for each in callbacks[:2]:
             await queue.add(each)
@@ -197,7 +197,7 @@ async def test_the_call_backs_of_a_user_that_wait_are_counted(opening: Opening) 
 
 @on_loop
 async def test_a_user_of_many_call_backs_leaves_room_for_others(opening: Opening) -> None:
-    async with opening(max_of_user=2) as queue:
+    async with opening(of_user=2) as queue:
         for _ in range(2):
             await queue.add(replace(a_callback(), user="ada"))
         with pytest.raises(CallbackQueueError, match="2 call-backs of its user wait already"):
@@ -249,7 +249,7 @@ async def test_a_damaged_entry_is_forgotten(tmp_path: Path) -> None:
     for each in (whole, damaged):
         await queue.add(each)
     values = (b"{", damaged.request_id)
-    await queue._in_thread(queue._execute, "UPDATE callback SET content = ? WHERE id = ?", values)
+    await queue._file.write(("UPDATE callback SET content = ? WHERE id = ?", values))
     assert await queue.due(1000.0, 10) == [whole]
     assert await queue.counts() == (1, 0)
     await queue.stop()

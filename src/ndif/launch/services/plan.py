@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from ndif.config.reference import name_of, without_secrets
@@ -119,27 +119,37 @@ def contradictions(options: Settings, role: Role) -> Iterator[str]:
 _DEFAULT_PORTS = {"redis": 6379, "rediss": 6379, "http": 80, "https": 443, "ray": 10001, "": 6379}
 
 
-def service_status(run_folders: RunFolders) -> dict[str, dict[str, Any]]:
-    """Return for each service its address, who started it, and whether it answers."""
-    found: dict[str, dict[str, Any]] = {}
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """A service that runs, as this machine knows it."""
+
+    address: str
+    whose: str
+    """Words for the run that started it."""
+    answers: bool | None
+    """True if something listens there; None if only the service's own clients can tell."""
+
+
+def service_status(run_folders: RunFolders) -> dict[str, ServiceStatus]:
+    """Return the services that run, by name."""
+    found: dict[str, tuple[str, str]] = {}
     running = run_folders.running()
     if running is not None:
         for name, service in running[1].services.items():
-            owner = "of this session" if service["ours"] else "not of this session"
-            found[name] = {"address": service["address"], "whose": owner}
+            whose = "of this session" if service["ours"] else "not of this session"
+            found[name] = service["address"], whose
     for name in STANDALONE:
         alone = run_folders.of_service(name).running()
         if alone is not None:
-            owner = f"started alone (process {alone[1].pid})"
-            found[name] = {"address": alone[1].url, "whose": owner}
+            whose = f"started alone (process {alone[1].pid})"
+            found[name] = alone[1].url, whose
     return {
-        name: {**service, "answers": _answers(service["address"])}
-        for name, service in found.items()
+        name: ServiceStatus(address, whose, _answers(address))
+        for name, (address, whose) in found.items()
     }
 
 
 def _answers(address: str) -> bool | None:
-    """Return True if something listens there; None if only the service's own clients can tell."""
     parts = urlsplit(address if "://" in address else f"//{address}")
     if not parts.hostname or address == "auto":
         return None

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 from ndif.config.groups import OLDEST_REDIS
 from ndif.config.reference import name_of, without_secrets
 from ndif.config.settings import Settings
-from ndif.launch.run_folder import RunFolder, RunFolders, open_private
+from ndif.launch.run_folder import RunFolder, RunFolders
 from ndif.launch.services.service import (
     Program,
     Service,
@@ -21,6 +21,7 @@ from ndif.launch.services.service import (
     require_program,
 )
 from ndif.net import is_loopback, with_password
+from ndif.stores.disk import open_private
 
 NAME = "broker"
 _VARIABLE = name_of("broker_url")
@@ -111,8 +112,6 @@ def _password_file(data: Path, port: int) -> Path:
 
 def _is_open(url: str, host: str) -> bool:
     """Return True if other machines may reach the server, and it obeys whoever gives no password."""
-    from redis.exceptions import RedisError
-
     try:
         addresses = {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
     except OSError:
@@ -123,11 +122,7 @@ def _is_open(url: str, host: str) -> bool:
     _, _, bare = parts.netloc.rpartition("@")
     # No certificate is a secret of the server's: the question is who else may come in.
     query = "ssl_cert_reqs=none" if parts.scheme == "rediss" else ""
-    try:
-        with _connect(parts._replace(netloc=bare, query=query).geturl()) as client:
-            return bool(client.ping())
-    except (RedisError, OSError):
-        return False
+    return _answers(parts._replace(netloc=bare, query=query).geturl())
 
 
 def _check(url: str, shown: str, *, needs_password: bool) -> None:

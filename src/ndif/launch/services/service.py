@@ -19,7 +19,7 @@ from ndif.launch.run_folder import RunFolder, no_start
 from ndif.net import is_loopback
 from ndif.server.supervised import ProcessSpec, Supervisor
 from ndif.sizes import format_size
-from ndif.stores.disk import least_free
+from ndif.stores.disk import least_free, nearest
 
 _CONNECT_TIMEOUT_S = 1.0
 _INSTALL = {
@@ -155,26 +155,16 @@ def require_package(name: str, variable: str) -> None:
         )
 
 
-def free_bytes(folder: Path) -> int:
-    """Return the free bytes of the disk on which a folder is, or is to be made."""
-    return shutil.disk_usage(_nearest(folder)).free
-
-
-def _nearest(folder: Path) -> Path:
-    """Return the folder, or the nearest one above it that exists."""
-    return next(parent for parent in (folder, *folder.parents) if parent.exists())
-
-
 def disk_space_problem(folder: Path, content: str, variable: str) -> str | None:
     """Return why `content` cannot be kept in `folder`, which need not exist; None if it can.
 
     `variable` is the setting that names the folder.
     """
     another = f"another folder with the variable {variable}."
-    nearest = _nearest(folder)
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        return f"{content} cannot be kept in {folder}: {nearest} is not writable. Choose {another}"
-    disk = shutil.disk_usage(nearest)
+    there = nearest(folder)
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return f"{content} cannot be kept in {folder}: {there} is not writable. Choose {another}"
+    disk = shutil.disk_usage(there)
     if disk.free < (least := least_free(disk.total)):
         return (
             f"The disk of {folder} has {format_size(disk.free)} free, less than {format_size(least)}: "

@@ -38,7 +38,7 @@ def database_url(settings: Settings) -> str | None:
 
 def default_file(settings: Settings) -> Path:
     """Return the file of the database that is used where nothing is named."""
-    return settings.session_root.expanduser().absolute() / _DEFAULT
+    return settings.root / _DEFAULT
 
 
 def named(settings: Settings) -> list[str]:

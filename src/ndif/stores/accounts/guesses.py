@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import TypeVar
+from cachetools import LRUCache
 
 _AT_ONCE = 10
 """Wrong keys that a caller may send at once."""
@@ -11,9 +10,6 @@ _EACH_S = 10.0
 """Seconds after which it may send another."""
 _MOST = 4096
 """Callers, and proven keys, that are remembered: the last ones."""
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 class TooManyGuessesError(Exception):
@@ -36,10 +32,10 @@ class Guesses:
     """
 
     def __init__(self) -> None:
-        self._forgotten_at: OrderedDict[str, float] = OrderedDict()
+        self._forgotten_at: LRUCache[str, float] = LRUCache(_MOST)
         """Time at which the last wrong key of each caller counts no more."""
-        self._proven: OrderedDict[tuple[str, str], None] = OrderedDict()
-        self._last_wrong: OrderedDict[str, str] = OrderedDict()
+        self._proven: LRUCache[tuple[str, str], None] = LRUCache(_MOST)
+        self._last_wrong: LRUCache[str, str] = LRUCache(_MOST)
         """Digest of the last wrong key of each caller."""
 
     def is_proven(self, caller: str, digest: str) -> bool:
@@ -55,16 +51,8 @@ class Guesses:
     def note(self, caller: str, digest: str, now: float, *, is_right: bool) -> None:
         """Note that a key was looked at."""
         if is_right:
-            _put(self._proven, (caller, digest), None)
+            self._proven[caller, digest] = None
         elif self._last_wrong.get(caller) != digest:
-            _put(self._last_wrong, caller, digest)
+            self._last_wrong[caller] = digest
             start = max(self._forgotten_at.get(caller, now), now)
-            _put(self._forgotten_at, caller, start + _EACH_S)
-
-
-def _put(entries: OrderedDict[K, V], key: K, value: V) -> None:
-    """Put an entry last, and drop the first beyond the limit."""
-    entries.pop(key, None)
-    entries[key] = value
-    if len(entries) > _MOST:
-        entries.popitem(last=False)
+            self._forgotten_at[caller] = start + _EACH_S

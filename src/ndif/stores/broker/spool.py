@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +19,7 @@ from ndif.stores.broker.encoding import decode_request, encode_request
 from ndif.stores.broker.port import BrokerError
 from ndif.stores.disk import disk_problem, sync
 from ndif.stores.objects.port import ObjectStore, ObjectStoreError, end_key, result_key
-from ndif.stores.sqlite import disk_reason, open_database
+from ndif.stores.sqlite import SqliteFile
 from ndif.tasks import end, start
 
 logger = logging.getLogger(__name__)
@@ -62,17 +60,10 @@ class Unfinished(NamedTuple):
     size: int
 
 
-class _Write(NamedTuple):
-    statement: str
-    rows: tuple[tuple[Any, ...], ...]
-    done: asyncio.Future[None]
-
-
 class Spool:
     """The polled requests of one server that have no stored end yet.
 
-    Owns the file and the one thread that uses it. Writes that come while the disk is busy are one
-    transaction, which the disk has before any of them returns. No second process can open the spool.
+    What `add` has returned for is on the disk. No second process can open the spool.
     """
 
     def __init__(
@@ -86,25 +77,14 @@ class Spool:
         self.folder = folder
         self._objects = objects
         self._present = present or {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
-        self._waiting: list[_Write] = []
-        self._writing: asyncio.Task[None] | None = None
+        self._file = SqliteFile(folder / _FILE, _SCHEMA, "job", "jobs", SpoolError)
         self._ended: list[str] = []
         self._removing: asyncio.Task[None] | None = None
         self._notes: set[asyncio.Task[None]] = set()
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._connection = open_database(folder / _FILE, _SCHEMA, "job")
-        except OSError as error:
-            raise SpoolError(f"{disk_problem(error)}: {folder}") from error
-        except sqlite3.Error as error:
-            if "locked" in str(error):
-                raise SpoolError(f"another server has the jobs in {folder}") from error
-            raise SpoolError(f"{disk_reason(error)}: {folder}") from error
 
     async def unfinished(self) -> list[Unfinished]:
         """Return the requests that earlier processes accepted and that have no end, the oldest first."""
-        found, damaged = await self._in_thread(self._read)
+        found, damaged = await asyncio.to_thread(self._decoded, await self._file.read(_ALL))
         for request_id in damaged:
             self.remove(request_id)
         unfinished = []
@@ -113,7 +93,7 @@ class Spool:
                 self.remove(each.request.id)  # the process ended between the two
             else:
                 unfinished.append(each)
-        await self._in_thread(self._delete_strays, {each.request.id for each in unfinished})
+        await asyncio.to_thread(self._delete_strays, {each.request.id for each in unfinished})
         return unfinished
 
     async def add(self, request: Request) -> None:
@@ -127,7 +107,7 @@ class Spool:
                 await asyncio.to_thread(self._write_payload, request)
                 payload = None
             values = (request.id, encode_request(request), len(request.payload), payload)
-            await self._write(_ADD, values)
+            await self._file.write((_ADD, values))
         except SpoolError:
             self._path(request.id).unlink(missing_ok=True)
             raise
@@ -137,11 +117,11 @@ class Spool:
 
     async def payload(self, request_id: str) -> bytes | PayloadFile:
         """Return the payload of a request that has not been removed."""
-        row = await self._in_thread(self._fetch, request_id)
-        if row is None:
+        rows = await self._file.read(_PAYLOAD, (request_id,))
+        if not rows:
             raise SpoolError("what was sent with this request is there no longer; send it again")
-        if row[0] is not None:
-            return bytes(row[0])
+        if rows[0][0] is not None:
+            return bytes(rows[0][0])
         try:
             file = PayloadFile(self._path(request_id))
             return file if len(file) > MAX_IN_MEMORY else await asyncio.to_thread(file.read)
@@ -164,46 +144,11 @@ class Spool:
         if tasks:
             await asyncio.wait(tasks, timeout=_CLOSE_S)
         await end(tasks)
-        if self._writing is not None:
-            await self._writing
-        await self._in_thread(self._connection.close)
-        self._thread.shutdown()
-
-    # Writes, of which many are one transaction
-
-    async def _write(self, statement: str, *rows: tuple[Any, ...]) -> None:
-        write = _Write(statement, rows, asyncio.get_running_loop().create_future())
-        self._waiting.append(write)
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write_all(), name="spool")
-        await write.done
-
-    async def _write_all(self) -> None:
-        while self._waiting:
-            group, self._waiting = self._waiting, []
-            failure: Exception | None = None
-            try:
-                await self._in_thread(self._commit, group)
-            except Exception as error:
-                failure = error
-            for write in group:
-                if write.done.cancelled():
-                    continue
-                if failure is None:
-                    write.done.set_result(None)
-                else:
-                    write.done.set_exception(failure)
-
-    async def _in_thread(self, work: Any, *arguments: Any) -> Any:
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._thread, work, *arguments)
-        except sqlite3.Error as error:
-            raise SpoolError(disk_reason(error)) from error
+        await self._file.close()
 
     async def _note(self, request_id: str, attempts: int) -> None:
         try:
-            await self._write(_ATTEMPTS, (attempts, request_id))
+            await self._file.write((_ATTEMPTS, (attempts, request_id)))
         except SpoolError as error:
             logger.warning("request %s: that it runs is not noted: %s", request_id, error)
 
@@ -212,7 +157,7 @@ class Spool:
             ids, self._ended = self._ended, []
             try:
                 await self._objects.settle(*map(end_key, ids), *map(result_key, ids))
-                await self._write(_REMOVE, *((each,) for each in ids))
+                await self._file.write(*((_REMOVE, (each,)) for each in ids))
             except (SpoolError, ObjectStoreError) as error:
                 # Should this process end first, the next one finds their ends and removes them.
                 logger.warning("%d requests cannot be forgotten yet: %s", len(ids), error)
@@ -222,20 +167,12 @@ class Spool:
             for each in ids:
                 self._path(each).unlink(missing_ok=True)
 
-    # In the thread
+    # In threads
 
-    def _commit(self, group: list[_Write]) -> None:
-        with self._connection:
-            for write in group:
-                self._connection.executemany(write.statement, write.rows)
-
-    def _fetch(self, request_id: str) -> Any:
-        return self._connection.execute(_PAYLOAD, (request_id,)).fetchone()
-
-    def _read(self) -> tuple[list[Unfinished], list[str]]:
+    def _decoded(self, rows: Iterable[Any]) -> tuple[list[Unfinished], list[str]]:
         """Return the stored requests, and the ids of those that cannot be read."""
         found, damaged = [], []
-        for request_id, content, size, attempts in self._connection.execute(_ALL):
+        for request_id, content, size, attempts in rows:
             try:
                 request = decode_request(content, attempts=attempts, **self._present)
             except (ValueError, KeyError, TypeError):

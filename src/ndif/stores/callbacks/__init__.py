@@ -1,5 +1,6 @@
 """Call-backs that wait for their delivery: a durable queue in a file, or in Redis."""
 
+from ndif.stores.callbacks.port import CallbackLimits as CallbackLimits
 from ndif.stores.callbacks.port import CallbackQueue as CallbackQueue
 from ndif.stores.callbacks.port import CallbackQueueError as CallbackQueueError
 from ndif.stores.callbacks.sqlite import CALLBACKS as CALLBACKS

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ndif.schema.callback import Callback
 from ndif.stores.broker.port import BrokerError
 
-MAX_WAITING = 100_000
-"""Call-backs that wait at once; further ones are not taken."""
-MAX_OF_USER = 1000
-"""Call-backs of one user that may wait."""
-MAX_DEAD = 1000
-"""Given-up call-backs that are kept; the oldest leave first."""
+
+class CallbackLimits(NamedTuple):
+    """Maximum numbers of call-backs in a queue."""
+
+    waiting: int = 100_000
+    """Call-backs that wait at once; further ones are not taken."""
+    of_user: int = 1000
+    """Call-backs of one user that may wait."""
+    dead: int = 1000
+    """Given-up call-backs that are kept; the oldest leave first."""
 
 
 class CallbackQueueError(BrokerError):
@@ -61,10 +65,10 @@ class CallbackQueue(Protocol):
         """Forget the call-backs that were given up before that Unix time."""
 
 
-async def require_room(queue: CallbackQueue, user: str, most: int, most_of_user: int) -> None:
+async def require_room(queue: CallbackQueue, user: str, limits: CallbackLimits) -> None:
     """Raise a `CallbackQueueError` if as many call-backs wait, of all users or of one, as may."""
     waiting, _ = await queue.counts()
-    if waiting >= most:
+    if waiting >= limits.waiting:
         raise CallbackQueueError(f"{waiting} call-backs wait already")
-    if (own := await queue.waiting_of(user)) >= most_of_user:
+    if (own := await queue.waiting_of(user)) >= limits.of_user:
         raise CallbackQueueError(f"{own} call-backs of its user wait already")

@@ -9,12 +9,7 @@ from typing import Any
 
 from ndif.schema.callback import Callback
 from ndif.stores.broker.signing import SignatureError, Signer
-from ndif.stores.callbacks.port import (
-    MAX_DEAD,
-    MAX_OF_USER,
-    MAX_WAITING,
-    require_room,
-)
+from ndif.stores.callbacks.port import CallbackLimits, require_room
 from ndif.stores.redis import ANSWER_S, Redis, broker_errors
 from ndif.tasks import within
 
@@ -39,24 +34,19 @@ class RedisCallbacks:
         self,
         client: Redis,
         signer: Signer,
-        *,
-        max_waiting: int = MAX_WAITING,
-        max_of_user: int = MAX_OF_USER,
-        max_dead: int = MAX_DEAD,
+        limits: CallbackLimits = CallbackLimits(),  # noqa: B008 - it is immutable
     ) -> None:
         # Its types say of every answer that it may be text.
         self._client: Any = client
         self._signer = signer
-        self._max_waiting = max_waiting
-        self._max_of_user = max_of_user
-        self._max_dead = max_dead
+        self._limits = limits
 
     async def stop(self) -> None:
         """See `CallbackQueue.stop`."""
 
     async def add(self, callback: Callback) -> None:
         """See `CallbackQueue.add`."""
-        await require_room(self, callback.user, self._max_waiting, self._max_of_user)
+        await require_room(self, callback.user, self._limits)
         await self.update(callback)
 
     async def update(self, callback: Callback) -> None:
@@ -71,7 +61,7 @@ class RedisCallbacks:
             ("SREM" if callback.dead else "SADD", _of(callback.user), callback_id),
         )
         if callback.dead:
-            oldest = await self._client.zrange(_DEAD, 0, -self._max_dead - 1)
+            oldest = await self._client.zrange(_DEAD, 0, -self._limits.dead - 1)
             await self._forget(oldest)
 
     async def remove(self, callback_id: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ndif.config.settings import Settings
 from ndif.distribution import install_command
-from ndif.stores.disk import half_of_free
+from ndif.stores.disk import free_bytes
 from ndif.stores.objects.files import FileStore as FileStore
 from ndif.stores.objects.port import DiskError as DiskError
 from ndif.stores.objects.port import MemoryFullError as MemoryFullError
@@ -24,7 +24,7 @@ def open_store(settings: Settings, folder: Path, secret: str | None = None) -> O
     response_ttl_s = max(settings.response_ttl_s, settings.result_ttl_s)
     share, most = settings.max_stored_share, settings.max_stored_bytes
     if not settings.object_store_url:
-        limits = RoomLimits(half_of_free(folder) if most is None else most, share)
+        limits = RoomLimits(free_bytes(folder) // 2 if most is None else most, share)
         return FileStore(folder, settings.result_ttl_s, secret, limits, response_ttl_s)
     try:
         # One machine needs no obstore.

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import mkstemp
 
 from ndif.schema.payload import Payload, PayloadFile
-from ndif.stores.disk import disk_problem, has_no_writer, space_problem, sync
+from ndif.stores.disk import disk_problem, has_no_writer, open_private, space_problem, sync
 from ndif.stores.objects.port import SWEPT, DiskError, check, is_key, is_ours, lifetime_s
 from ndif.stores.objects.room import Room, RoomLimits, StoredObject
 from ndif.tasks import end
@@ -265,7 +265,7 @@ def signing_key(root: Path) -> str:
         if found := path.read_text():
             return found
     key = secrets.token_hex(_SIGNING_BYTES)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+    with open_private(path) as file:
         file.write(key)
     return key
 

@@ -17,10 +17,9 @@ from ndif.stores.usage.port import UsageTotal as UsageTotal
 
 def open_usage(settings: Settings) -> UsageStore:
     """Return the record of jobs beside the API keys, else in the SQLite file of this machine."""
-    root = settings.session_root.expanduser().absolute()
     urls = dict.fromkeys(
         filter(None, (database_url(settings), f"sqlite:///{default_file(settings)}"))
     )
     return JournaledUsage(
-        [*urls], root / "usage", max(settings.response_ttl_s, settings.result_ttl_s)
+        [*urls], settings.root / "usage", max(settings.response_ttl_s, settings.result_ttl_s)
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import itertools
 import json
 import logging
 import os
@@ -13,6 +12,7 @@ import time
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
+from tempfile import mkstemp
 from typing import TYPE_CHECKING
 
 from ndif.schema.job_record import JobRecord
@@ -192,8 +192,6 @@ class JournaledUsage:
 class _File:
     """A file of records, locked as long as this process has it."""
 
-    _numbers = itertools.count()
-
     def __init__(self, path: Path, descriptor: int) -> None:
         """Lock an open file; raise an OSError if another process has it."""
         self._path = path
@@ -207,11 +205,8 @@ class _File:
     @classmethod
     def begun(cls, folder: Path) -> _File:
         """Return a new file."""
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        while True:
-            path = folder / f"{os.getpid()}-{next(cls._numbers)}{_SUFFIX}"
-            with contextlib.suppress(FileExistsError):  # of an earlier process of this number
-                return cls(path, os.open(path, flags, 0o600))
+        descriptor, path = mkstemp(_SUFFIX, dir=folder)
+        return cls(Path(path), descriptor)
 
     @classmethod
     def locked(cls, path: Path) -> _File:

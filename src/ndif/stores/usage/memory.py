@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from datetime import date
+
+from cachetools import FIFOCache
 
 from ndif.schema.job_record import JobRecord
 from ndif.stores.usage.history import Interval, intervals_of
@@ -16,8 +17,8 @@ class MemoryUsage:
     """The form of `UsageStore` that ends with its process."""
 
     def __init__(self) -> None:
-        self._records: OrderedDict[str, JobRecord] = OrderedDict()
-        self._sums: OrderedDict[tuple[str, str, date], UsageTotal] = OrderedDict()
+        self._records: FIFOCache[str, JobRecord] = FIFOCache(_MOST_RECORDS)
+        self._sums: FIFOCache[tuple[str, str, date], UsageTotal] = FIFOCache(_MOST_SUMS)
 
     async def start(self) -> None:
         """See `UsageStore.start`."""
@@ -30,17 +31,14 @@ class MemoryUsage:
         if record.id in self._records:
             return
         self._records[record.id] = record
-        if len(self._records) > _MOST_RECORDS:
-            self._records.popitem(last=False)
         place = record.user, record.model, day_of(record.ended)
-        before = [self._sums.pop(place)] if place in self._sums else []
+        before = [self._sums[place]] if place in self._sums else []
         self._sums[place] = added([*before, total_of(record)], "")
-        if len(self._sums) > _MOST_SUMS:
-            self._sums.popitem(last=False)
 
     async def recent(self, user: str | None, limit: int) -> list[JobRecord]:
         """See `UsageStore.recent`."""
-        found = (each for each in reversed(self._records.values()) if user in (None, each.user))
+        newest_first = reversed([*self._records.values()])
+        found = (each for each in newest_first if user in (None, each.user))
         return [record for record, _ in zip(found, range(limit), strict=False)]
 
     async def find(self, job_id: str) -> JobRecord | None:

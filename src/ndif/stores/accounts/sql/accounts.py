@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
+from cachetools import TTLCache
 from sqlalchemy import bindparam, select, update
 
 from ndif.schema.account import RIGHTS, Tier
@@ -38,8 +37,6 @@ _AWAY_S = 1.0
 _FLUSH_S = 10.0
 """Seconds between two times that the last uses of keys are stored."""
 
-V = TypeVar("V")
-
 
 @dataclass(frozen=True, slots=True)
 class _Key:
@@ -50,13 +47,6 @@ class _Key:
     """None in a database that is not written."""
     expires_at: float | None = None
     revoked_at: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Remembered:
-    key: _Key | None
-    """None: there is no such key."""
-    until: float
 
 
 class SqlAccounts(KeyedAccounts):
@@ -84,9 +74,9 @@ class SqlAccounts(KeyedAccounts):
         self._cache_s = cache_s
         self._clock = clock
         self._wall = wall
-        self._known: OrderedDict[str, _Remembered] = OrderedDict()
-        self._unknown: OrderedDict[str, _Remembered] = OrderedDict()
-        self._asking: dict[str, asyncio.Task[_Remembered]] = {}
+        self._known: TTLCache[str, _Key] = TTLCache(_MOST, cache_s, clock)
+        self._unknown: TTLCache[str, None] = TTLCache(_MOST, cache_s, clock)
+        self._asking: dict[str, asyncio.Task[_Key | None]] = {}
         self._foreign: dict[str, _Key] | None = None
         """Every key of another server's tables; None if the tables are this server's."""
         self._foreign_until = clock()
@@ -118,21 +108,21 @@ class SqlAccounts(KeyedAccounts):
 
     async def _find(self, digest: str) -> Account | None:
         blinded = self._blinded(digest)
-        found = self._known.get(blinded) or self._unknown.get(blinded)
-        if found is None or found.until <= self._clock():
-            found = await self._ask(digest, blinded)
-        if found.key is None:
+        key = self._known.get(blinded)
+        if key is None and blinded not in self._unknown:
+            key = await self._ask(digest, blinded)
+        if key is None:
             return None
         now = self._wall()
-        if found.key.revoked_at is not None:
+        if key.revoked_at is not None:
             raise NoSuchKeyError("This API key was revoked. Ask the server's operator for another.")
-        if found.key.expires_at is not None and found.key.expires_at <= now:
+        if key.expires_at is not None and key.expires_at <= now:
             raise NoSuchKeyError("This API key has expired. Ask the server's operator for another.")
-        if found.key.id is not None:
-            self._used[found.key.id] = now
-        return found.key.account
+        if key.id is not None:
+            self._used[key.id] = now
+        return key.account
 
-    async def _ask(self, digest: str, blinded: str) -> _Remembered:
+    async def _ask(self, digest: str, blinded: str) -> _Key | None:
         """Ask the database for a key, once for all who wait for the same."""
         task = self._asking.get(blinded)
         if task is None:
@@ -140,13 +130,13 @@ class SqlAccounts(KeyedAccounts):
             task.add_done_callback(partial(self._asked, blinded))
         return await asyncio.shield(task)
 
-    def _asked(self, blinded: str, task: asyncio.Task[_Remembered]) -> None:
+    def _asked(self, blinded: str, task: asyncio.Task[_Key | None]) -> None:
         del self._asking[blinded]
         # Whoever waited for it may have left.
         if not task.cancelled():
             task.exception()
 
-    async def _look_up(self, digest: str, blinded: str) -> _Remembered:
+    async def _look_up(self, digest: str, blinded: str) -> _Key | None:
         now = self._clock()
         until, reason = self._away
         if now < until:
@@ -159,11 +149,11 @@ class SqlAccounts(KeyedAccounts):
             raise
         except KeysError as error:
             raise AccountsAwayError(str(error)) from error
-        found = _Remembered(key, now + self._cache_s)
-        first, other = (self._known, self._unknown) if key else (self._unknown, self._known)
-        other.pop(blinded, None)
-        _put(first, blinded, found)
-        return found
+        if key is None:
+            self._unknown[blinded] = None
+        else:
+            self._known[blinded] = key
+        return key
 
     async def _read(self, digest: str, blinded: str) -> _Key | None:
         async with self._refreshing:
@@ -234,11 +224,3 @@ _ONE_KEY = (
 _LAST_USE = (
     update(KEYS).where(KEYS.c.id == bindparam("key")).values(last_used_at=bindparam("moment"))
 )
-
-
-def _put(entries: OrderedDict[str, V], key: str, value: V) -> None:
-    """Put an entry last, and drop the first beyond the limit."""
-    entries.pop(key, None)
-    entries[key] = value
-    if len(entries) > _MOST:
-        entries.popitem(last=False)

@@ -86,18 +86,17 @@ class Database:
         async with _translated(), engine.begin() as connection:
             yield connection
 
-    async def migrate(self, revision: str = "head", *, back: bool = False) -> None:
-        """Bring the schema to a revision; with `back`, to an earlier one. Others wait, and find it done."""
+    async def migrate(self) -> None:
+        """Bring the schema to this version. Others wait, and find it done."""
         # Half of a start's imports, for what is done already most of the time.
         from alembic import command
         from alembic.util import CommandError
 
-        change = command.downgrade if back else command.upgrade
         async with self.writing() as connection:
             if not self.is_sqlite:  # where no second process writes anyway
                 await connection.execute(text(f"SELECT pg_advisory_xact_lock({_MIGRATING})"))
             try:
-                await connection.run_sync(lambda on: change(_alembic(on), revision))
+                await connection.run_sync(lambda on: command.upgrade(_alembic(on), "head"))
             except CommandError as error:
                 raise KeysError(
                     f"The database of API keys ({self.name}) was made by another version of ndif: {error}."

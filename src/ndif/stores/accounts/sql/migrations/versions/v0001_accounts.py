@@ -61,9 +61,3 @@ def upgrade() -> None:
         ),
     )
     op.create_index("ix_ndif_assignments_tier_id", "ndif_assignments", ["tier_id"])
-
-
-def downgrade() -> None:
-    """Drop the tables."""
-    for table in ("ndif_assignments", "ndif_tiers", "ndif_keys", "ndif_users"):
-        op.drop_table(table)

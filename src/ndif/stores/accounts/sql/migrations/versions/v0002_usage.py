@@ -42,9 +42,3 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("user", "model", "day", name="pk_ndif_usage"),
     )
     op.create_index("ix_ndif_usage_day", "ndif_usage", ["day"])
-
-
-def downgrade() -> None:
-    """Drop the tables."""
-    op.drop_table("ndif_usage")
-    op.drop_table("ndif_jobs")

@@ -15,8 +15,3 @@ def upgrade() -> None:
     """Add the column; no tier has the right."""
     column = sa.Column("gated", sa.Boolean, nullable=False, server_default=sa.false())
     op.add_column("ndif_tiers", column)
-
-
-def downgrade() -> None:
-    """Drop the column."""
-    op.drop_column("ndif_tiers", "gated")

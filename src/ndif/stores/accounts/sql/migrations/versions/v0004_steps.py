@@ -16,9 +16,3 @@ def upgrade() -> None:
     op.add_column("ndif_jobs", sa.Column("steps", sa.JSON))
     traceparent = sa.Column("traceparent", sa.String(55), nullable=False, server_default="")
     op.add_column("ndif_jobs", traceparent)
-
-
-def downgrade() -> None:
-    """Drop the columns."""
-    op.drop_column("ndif_jobs", "traceparent")
-    op.drop_column("ndif_jobs", "steps")

@@ -14,8 +14,3 @@ depends_on = None
 def upgrade() -> None:
     """Add the column; of earlier jobs no reason is known."""
     op.add_column("ndif_jobs", sa.Column("reason", sa.Text, nullable=False, server_default=""))
-
-
-def downgrade() -> None:
-    """Drop the column."""
-    op.drop_column("ndif_jobs", "reason")
