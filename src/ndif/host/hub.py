@@ -12,14 +12,16 @@ import shutil
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ndif.config.units import format_duration
 from ndif.host.environment import environment, without_credentials
 from ndif.host.runtimes import Runtime
+from ndif.runtime.sizing import RepositoryFacts
 from ndif.runtime.spec import ModelSpec
+from ndif.runtime.typed_json import from_json, to_json
 from ndif.runtime.weights.cache import CacheRules, folder_of, in_use, note_coming, note_use
 from ndif.schema.deployment import read_task
 from ndif.schema.repositories import Repositories
@@ -113,10 +115,10 @@ async def _download(
 ) -> Found:
     found: Found | None = None
     why = "the download ended without a reason"
-    module, said = "ndif.runtime.weights.fetch", (spec.header(), asdict(rules))
+    module, said = "ndif.runtime.weights.fetch", (to_json(spec).decode(), to_json(rules).decode())
     variables = environment(runtime)
     async with _fetching(
-        runtime, module, *map(json.dumps, said), variables=variables, stderr=subprocess.DEVNULL
+        runtime, module, *said, variables=variables, stderr=subprocess.DEVNULL
     ) as process:
         assert process.stdout is not None  # noqa: S101 - it is a pipe
         async for line in process.stdout:
@@ -129,14 +131,10 @@ async def _download(
                     case {"deleted": [*names]}:
                         told = ", ".join(map(str, names))
                         logger.info("deleted to make room for %s: %s", spec.checkpoint, told)
-                    case {
-                        "repo_id": str() | None as repo_id,
-                        "card": str() | None as card,
-                        "gated": bool(gated),
-                        "folder": str(folder),
-                    }:
-                        task = task_to_load(spec, Path(folder), card)
-                        found = Found(repo_id, task, gated, folder)
+                    case {"folder": _}:
+                        facts = from_json(RepositoryFacts, line)
+                        task = task_to_load(spec, Path(facts.folder), facts.card)
+                        found = Found(facts.repo_id, task, facts.gated, facts.folder)
         await process.wait()
     if found is None:
         raise DownloadError(why)
