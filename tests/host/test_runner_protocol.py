@@ -360,7 +360,7 @@ def test_no_cost(fields: dict[str, Any]) -> None:
     ids=lambda value: repr(value)[:20],
 )
 def test_a_cost_that_is_no_number(value: object) -> None:
-    with pytest.raises(ValueError, match="peak_memory: it has another type, or is out of range"):
+    with pytest.raises(ValueError, match="peak_memory: it is no number, or out of range"):
         message_of({"kind": "error", "report": {"peak_memory": value, "steps": []}})
 
 

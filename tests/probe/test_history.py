@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ndif.probe.history import Histories, History
-from ndif.probe.probe import Kind, Outcome, Target, Value
+from ndif.probe.outcome import Kind, Outcome, Value
+from ndif.probe.probe import Target
 from ndif.probe.prober import Prober, Watched
 from ndif.stores.accounts import (
     PROBER,

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ndif.host.runtimes import Runtime
-from ndif.probe.probe import Kind, Outcome, Target, probe, variables_of_client
+from ndif.probe.outcome import Kind, Outcome
+from ndif.probe.probe import Target, probe, variables_of_client
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.process

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from ndif.placement.replica import DeploymentLevel
-from ndif.probe.probe import Kind
+from ndif.probe.outcome import Kind
 from ndif.queue.replicas import ProcessorStatus
 from ndif.schema.deployment_file import AsInFile
 from ndif.schema.deployment_settings import SettingDifference

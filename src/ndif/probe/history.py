@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from ndif.probe.probe import Kind, Outcome, Target, Value
+from ndif.probe.outcome import Kind, Outcome, Value
+from ndif.probe.probe import Target
 
 _KEPT_S = 24 * 3600.0
 _MOST = 1440

@@ -12,7 +12,8 @@ from tempfile import TemporaryDirectory
 from ndif.config.units import format_duration
 from ndif.host.runtimes import Runtime
 from ndif.probe.history import Histories
-from ndif.probe.probe import Kind, Outcome, Target, probe
+from ndif.probe.outcome import Kind, Outcome
+from ndif.probe.probe import Target, probe
 from ndif.telemetry import metrics
 
 logger = logging.getLogger(__name__)

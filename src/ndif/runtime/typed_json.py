@@ -10,6 +10,7 @@ import collections.abc
 import contextlib
 import functools
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
@@ -22,7 +23,7 @@ Reader = Callable[[Any], Any]
 """Makes a value of its type of parsed JSON, or raises ValueError."""
 
 _LARGEST = 1 << 63
-"""Bound of numbers: JSON has integers that no float holds."""
+"""Bound of integers: JSON has some that no float holds."""
 
 
 def to_json(value: Any) -> bytes:
@@ -32,10 +33,11 @@ def to_json(value: Any) -> bytes:
 
 def to_fields(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass, or of a model of pydantic, by name."""
-    if hasattr(value, "model_dump"):
-        fields_of_model: dict[str, Any] = value.model_dump(mode="json", by_alias=True)
-        return fields_of_model
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+    names = getattr(value, "__dataclass_fields__", None)
+    if names is None:
+        found: dict[str, Any] = value.model_dump(mode="json", by_alias=True)
+        return found
+    return {name: getattr(value, name) for name in names}
 
 
 def from_json(kind: type[T], text: bytes | str) -> T:
@@ -75,30 +77,39 @@ def _reader(kind: Any) -> Reader:
         }
     if kind is Any:
         return lambda value: value
-    types = (int, float) if kind is float else (kind,)
     if kind in (int, float):
-        return lambda value: _require(value, type(value) in types and -_LARGEST < value < _LARGEST)
+        return _integer if kind is int else _finite
     return lambda value: _require(value, type(value) is kind)
 
 
 def _object_reader(kind: Any) -> Reader:
     hints = get_type_hints(kind)
-    known = {each.name: reader(hints[each.name]) for each in fields(kind)}
-    required = [
+    # A value of the second needs no further check.
+    known = [
+        (each.name, hints[each.name] if hints[each.name] in (bool, str) else None)
+        for each in fields(kind)
+    ]
+    readers = {each.name: reader(hints[each.name]) for each in fields(kind)}
+    required = {
         each.name
         for each in fields(kind)
         if each.default is MISSING and each.default_factory is MISSING
-    ]
+    }
 
     def read(value: Any) -> Any:
-        if type(value) is not dict or not all(name in value for name in required):
+        if type(value) is not dict or not required <= value.keys():
             raise ValueError(f"it is no {kind.__name__}, or lacks a part of one")
         found = {}
-        for name in known.keys() & value.keys():
-            try:
-                found[name] = known[name](value[name])
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from None
+        for name, simple in known:
+            if name not in value:
+                continue
+            each = value[name]
+            if type(each) is not simple:
+                try:
+                    each = readers[name](each)
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from None
+            found[name] = each
         return kind(**found)
 
     return read
@@ -127,6 +138,16 @@ def _named_tuple_reader(kind: Any) -> Reader:
         return kind(*(read(each) for read, each in zip(known, value, strict=True)))
 
     return read
+
+
+def _integer(value: Any) -> int:
+    if type(value) is int and -_LARGEST < value < _LARGEST:
+        return value
+    raise ValueError("it is no number, or out of range")
+
+
+def _finite(value: Any) -> float:
+    return value if type(value) is float and math.isfinite(value) else _integer(value)
 
 
 def _require(value: Any, is_valid: bool) -> Any:
