@@ -83,25 +83,12 @@ class DownloadError(Exception):
     """The files cannot be downloaded; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Facts about a model that its hub and its files tell."""
-
-    repo_id: str | None
-    task: str | None
-    """The task under which it is loaded; None in a generation of nnsight that knows no tasks."""
-    gated: bool = False
-    """The hub gives the files only to those who were permitted."""
-    folder: str | None = field(default=None, compare=False)
-    """The folder of the files; None for a checkpoint that is a folder itself."""
-
-
 async def download(
     spec: ModelSpec,
     runtime: Runtime,
     progress: Callable[[int, int], None],
     rules: CacheRules = _NO_RULES,
-) -> Found:
+) -> RepositoryFacts:
     """Download the files of a repository to the cache, or raise a `DownloadError`."""
     with contextlib.ExitStack() as held:
         # It waits while another process deletes the repository.
@@ -112,8 +99,8 @@ async def download(
 
 async def _download(
     spec: ModelSpec, runtime: Runtime, progress: Callable[[int, int], None], rules: CacheRules
-) -> Found:
-    found: Found | None = None
+) -> RepositoryFacts:
+    found: RepositoryFacts | None = None
     why = "the download ended without a reason"
     module, said = "ndif.runtime.weights.fetch", (to_json(spec).decode(), to_json(rules).decode())
     variables = environment(runtime)
@@ -132,23 +119,18 @@ async def _download(
                         told = ", ".join(map(str, names))
                         logger.info("deleted to make room for %s: %s", spec.checkpoint, told)
                     case {"folder": _}:
-                        facts = from_json(RepositoryFacts, line)
-                        task = task_to_load(spec, Path(facts.folder), facts.card)
-                        found = Found(facts.repo_id, task, facts.gated, facts.folder)
+                        found = from_json(RepositoryFacts, line)
         await process.wait()
     if found is None:
         raise DownloadError(why)
     return found
 
 
-def task_to_load(spec: ModelSpec, folder: Path, card: str | None = None) -> str | None:
-    """Return the task under which a model is loaded: the one that `spec` names, or its architecture's.
-
-    `card` is the task that the repository's card names.
-    """
+def task_to_load(spec: ModelSpec, facts: RepositoryFacts) -> str | None:
+    """Return the task under which a model is loaded: the one that `spec` names, or its architecture's."""
     if spec.task is not None or spec.generation in _WITHOUT_TASKS:
         return spec.task
-    return read_task(folder / "config.json", card)
+    return read_task(Path(facts.folder, "config.json"), facts.card)
 
 
 class AdapterError(Exception):

@@ -19,7 +19,7 @@ from ndif.host.device_errors import DeviceFailure, device_failure
 from ndif.host.environment import bind
 from ndif.host.fork_server import ForkServers, Process
 from ndif.host.heartbeat import FROZEN_S, parent, sign_of_family, sign_of_life, until_frozen
-from ndif.host.hub import DownloadError, Found, download, task_to_load
+from ndif.host.hub import DownloadError, download, task_to_load
 from ndif.host.port import ActorError, Progress, ServedModel
 from ndif.host.runner_handle import RunnerHandle, describe_exit
 from ndif.host.runtimes import Runtime
@@ -40,6 +40,7 @@ from ndif.runtime.messages import (
     Verified,
 )
 from ndif.runtime.messages import Progress as ProgressMessage
+from ndif.runtime.sizing import RepositoryFacts
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.typed_json import to_fields
 from ndif.runtime.weights.cache import CacheRules, in_use
@@ -130,17 +131,19 @@ class ModelProcess:
         """
         if max_memory is not None:
             self.spec = replace(self.spec, max_memory=max_memory)
-        found = Found(None, task_to_load(self.spec, self.spec.files))
+        facts = RepositoryFacts(str(self.spec.files))
         try:
             started = asyncio.create_task(self._start_process(cpus), name="model process start")
             try:
                 # Meanwhile the process imports what it needs, if no fork server has. It reaches no hub.
                 if not self.spec.is_folder:
-                    found = await self._download(timeout_s, progress)
+                    facts = await self._download(timeout_s, progress)
                 control = await within(started, timeout_s)
             finally:
                 await end([started])
-            self.spec = spec = replace(self.spec, task=found.task, folder=found.folder)
+            fetched = None if self.spec.is_folder else facts.folder
+            task = task_to_load(self.spec, facts)
+            self.spec = spec = replace(self.spec, task=task, folder=fetched)
             await control.send(Load(spec))
             self._tasks.append(asyncio.create_task(self._end_if_frozen(), name="sign of life"))
             model = await within(self._loaded(control, progress), timeout_s)
@@ -156,8 +159,8 @@ class ModelProcess:
                 raise
             raise ModelProcessError(why) from error
         # What a repository's files make of its process, they do not say whose model it is.
-        folder = found.folder or self.spec.checkpoint
-        self.model = replace(model, repo_id=found.repo_id, gated=found.gated, folder=folder)
+        folder = spec.folder or spec.checkpoint
+        self.model = replace(model, repo_id=facts.repo_id, gated=facts.gated, folder=folder)
         self._is_loaded = True
         self._tasks.append(asyncio.create_task(self._listen(control), name="model process control"))
         self._tasks.append(asyncio.create_task(self._ping(control), name="model process pings"))
@@ -210,7 +213,7 @@ class ModelProcess:
         await process.wait()
         control.hang_up()
 
-    async def _download(self, timeout_s: float, progress: Progress) -> Found:
+    async def _download(self, timeout_s: float, progress: Progress) -> RepositoryFacts:
         try:
             await asyncio.to_thread(self._held.enter_context, in_use(self.spec.checkpoint))
             fetching = download(self.spec, self.runtime, progress, self.cache_rules())
