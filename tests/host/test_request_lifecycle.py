@@ -35,13 +35,14 @@ from hypothesis.stateful import (
 )
 from ray.exceptions import RayActorError
 
+from ndif.cluster import remote_actor
 from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import OrphanReplica
 from ndif.cluster.models import Models
 from ndif.cluster.ray import actors
 from ndif.cluster.ray.actors import RayModelActor
 from ndif.cluster.remote_actor import NodeServices, RemoteActor
-from ndif.host import remote_actor, request_lifecycle
+from ndif.host import request_lifecycle
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.evaluation import Measured
 from ndif.host.execution import announce
