@@ -170,4 +170,4 @@ def test_a_probe_says_the_same_where_it_is_a_fork(
     asked.close()
     said, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
-    assert json.loads(said)["outcome"] == "error", said
+    assert json.loads(said)["kind"] == "error", said

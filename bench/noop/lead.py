@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.noop import NoopRuntimes
 from bench.noop.replica import NoopReplica
-from ndif.host.remote_actor import RemoteActor
+from ndif.cluster.remote_actor import RemoteActor
 from ndif.host.runtimes import Runtimes
 from ndif.server.leader import Leader, main
 

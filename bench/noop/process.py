@@ -15,21 +15,34 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import zstandard
 
-from ndif.runtime.frames import Channel, Header
+from ndif.runtime.frames import Channel
+from ndif.runtime.messages import (
+    Exited,
+    ForkRunner,
+    Load,
+    LoadedModel,
+    Ready,
+    Returned,
+    Run,
+    RunReport,
+    Signal,
+    Verified,
+)
 from ndif.runtime.process.fork_server import OPTION, ForkServer, Programs
 from ndif.runtime.process.zygote import end_with_parent
+from ndif.runtime.sizing import ModelSize, RepositoryFacts
+from ndif.runtime.spec import ModelSpec
+from ndif.runtime.typed_json import to_json
 from ndif.schema import wires
 
 RESULT = wires.torch_bytes({})
 COMPRESSED = zstandard.ZstdCompressor().compress(RESULT)
 _LOOK_S = 0.01
-META = {"execution_time": 0.0, "peak_memory": 0}
 
 
 class Model:
@@ -52,74 +65,66 @@ class Model:
 
     def _be_zygote(self) -> bool:
         try:
-            header, _, fds = self._control.receive()
+            order, _, fds = self._control.receive()
         except (EOFError, OSError):
             return False
-        match header["kind"]:
-            case "ping":
-                self._control.send({"kind": "pong"})
-            case "load":
-                self._control.send(ready(header["spec"], self._size))
-            case "fork":
+        match order:
+            case Signal.PING:
+                self._control.send(Signal.PONG)
+            case Load(spec):
+                self._control.send(ready(spec, self._size))
+            case ForkRunner(name, fresh, reused):
                 channel = Channel(socket.socket(fileno=fds[0]))
-                is_kept = not header["fresh"] or header["reused"]
-                runner = (channel, header["runner"], is_kept)
+                runner = (channel, name, not fresh or reused)
                 self._ready.register(channel.socket, selectors.EVENT_READ, runner)
                 with contextlib.suppress(OSError):  # its host wants it no longer, as is read next
-                    channel.send({"kind": "idle"})
-            case "verify":
-                self._control.send({"kind": "verified", "restored": 0})
+                    channel.send(Signal.IDLE)
+            case Signal.VERIFY:
+                self._control.send(Verified(0))
         return True
 
     def _be_runner(self, channel: Channel, name: str, is_kept: bool) -> None:
         try:
-            header, payload, _ = channel.receive()
-            channel.send({"kind": "running"})
+            run, payload, _ = channel.expect(Run)
+            channel.send(Signal.RUNNING)
             if payload[:1] == b"{":
-                arguments = (channel, header, is_kept, json.loads(payload))
+                arguments = (channel, run, is_kept, json.loads(payload))
                 threading.Thread(target=be_busy, args=arguments, daemon=True).start()
             else:
-                finish(channel, header, is_kept)
+                finish(channel, run, is_kept)
         except (EOFError, OSError):
             self._ready.unregister(channel.socket)
             channel.socket.close()
-            self._control.send({"kind": "exited", "runner": name, "code": 0})
+            self._control.send(Exited(name, 0))
 
 
-def be_busy(channel: Channel, header: Header, is_kept: bool, wanted: dict[str, Any]) -> None:
+def be_busy(channel: Channel, run: Run, is_kept: bool, wanted: dict[str, Any]) -> None:
     """Take the time that a payload asks for."""
     wait(**wanted)
     with contextlib.suppress(OSError):
-        finish(channel, header, is_kept)
+        finish(channel, run, is_kept)
 
 
-def finish(channel: Channel, header: Header, is_kept: bool) -> None:
+def finish(channel: Channel, run: Run, is_kept: bool) -> None:
     """Answer a request, and be there for the next if the runner is kept."""
-    compressed = header["compress_inline"]
-    content = COMPRESSED if compressed else RESULT
-    channel.send({"kind": "result", "compressed": compressed, "meta": META}, content)
+    content = COMPRESSED if run.compress_inline else RESULT
+    channel.send(Returned(run.compress_inline, RunReport(0, ())), content)
     if is_kept:
-        channel.send({"kind": "idle"})
+        channel.send(Signal.IDLE)
 
 
-def ready(spec: Mapping[str, Any], size: int) -> Header:
+def ready(spec: ModelSpec, size: int) -> Ready:
     """The report of a process that has loaded its model."""
-    model = {
-        "class": "Nothing",
-        "parameters": size // 2,
-        "dtype": "bfloat16",
-        "device": spec["device"] or "cpu",
-        "task": spec["task"] or "text-generation",
-        "folder": spec["checkpoint"],
-        "repo_id": None,
-    }
-    return {
-        "kind": "ready",
-        "exposed": False,
-        "model": model,
-        "load_s": 0.0,
-        "loaded_at": time.time(),
-    }
+    model = LoadedModel(
+        "Nothing",
+        size // 2,
+        "bfloat16",
+        spec.device or "cpu",
+        spec.task or "text-generation",
+        spec.checkpoint,
+        None,
+    )
+    return Ready(model, 0.0, time.time(), exposed=False)
 
 
 def wait(tell: str | None = None, for_s: float = 0.0) -> None:
@@ -133,26 +138,24 @@ def wait(tell: str | None = None, for_s: float = 0.0) -> None:
 
 def fetch() -> None:
     """Nothing is to be had."""
-    found = {"repo_id": None, "card": None, "gated": False, "folder": "/nowhere"}
-    print(json.dumps(found), flush=True)
+    print(to_json(RepositoryFacts("/nowhere")).decode(), flush=True)
 
 
 def evaluate(fd: int, size: int) -> None:
     """Every model is as large."""
-    answer(fd, {"bytes": size, "parameters": size // 2})
+    answer(fd, ModelSize(size, size // 2))
 
 
 def outline(fd: int) -> None:
     """No hub knows any model."""
-    known = {"card": "text-generation", "repo_id": None, "gated": False, "commit": None}
-    answer(fd, {"folder": "/nowhere", **known})
+    answer(fd, RepositoryFacts("/nowhere", card="text-generation"))
 
 
-def answer(fd: int, said: Mapping[str, Any]) -> None:
+def answer(fd: int, said: ModelSize | RepositoryFacts) -> None:
     """Answer a question, whatever it is."""
     with socket.socket(fileno=fd) as connection:
         if connection.makefile("r").readline():
-            connection.sendall(json.dumps(said).encode() + b"\n")
+            connection.sendall(to_json(said) + b"\n")
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from ndif.cluster.models import Models, NotServedError
 from ndif.cluster.replica import EvictedError
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.evaluation import Measured
-from ndif.host.port import ActorError, Progress, Respond
+from ndif.host.port import ActorError, Progress, Respond, ServedModel
 from ndif.placement.cluster import Cluster
 from ndif.placement.node import Node
 from ndif.placement.replica import PlacedReplica
@@ -28,6 +28,7 @@ from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.states import DeploymentLevel, ReplicaState
 from ndif.tasks import within
+from tests.host.stand_in import MODEL
 from tests.on_loop import on_loop
 from tests.waiting import PATIENCE_S
 
@@ -43,7 +44,7 @@ class Quiet:
         self.most_together = 1
         self.ended = asyncio.Event()
         self.device_failure: DeviceFailure | None = None
-        self.model: Mapping[str, Any] = {"repo_id": "A/Theirs"}
+        self.model: ServedModel | None = replace(MODEL, repo_id="A/Theirs")
         self.began = asyncio.Event()
         self._starts = starts
 
@@ -153,7 +154,7 @@ def test_those_that_serve_come_first() -> None:
 def test_a_model_that_is_gated_stays_so() -> None:
     async def play() -> None:
         gated = Quiet()
-        gated.model = {"repo_id": "A/Theirs", "gated": True}
+        gated.model = replace(MODEL, repo_id="A/Theirs", gated=True)
         async with controlling(Fleet()) as controller:
             controller.adopt([orphan(THEIRS, actor=gated)])
             models = controller.models

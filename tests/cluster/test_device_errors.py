@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +18,7 @@ from ndif.cluster.models import Models
 from ndif.control.state import node_state
 from ndif.host.device_errors import MOST, REST_S, WITHIN_S, DeviceErrors, DeviceFailure, Withdrawal
 from ndif.host.evaluation import Measured
-from ndif.host.port import DeviceError, Progress, Respond
+from ndif.host.port import DeviceError, Progress, Respond, ServedModel
 from ndif.placement.cluster import Cluster
 from ndif.placement.node import Node
 from ndif.placement.replica import PlacedReplica
@@ -127,7 +126,7 @@ class OnBadGpus:
         self.most_together = 1
         self.ended = asyncio.Event()
         self.device_failure: DeviceFailure | None = None
-        self.model: Mapping[str, Any] = {}
+        self.model: ServedModel | None = None
         self._bad = bad & place.gpu_mem_bytes_by_id.keys()
 
     async def start(self, progress: Progress) -> None:

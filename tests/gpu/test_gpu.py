@@ -138,8 +138,8 @@ def test_runners_share_the_weights(tmp_path: Path) -> None:
     async def body() -> None:
         before = free()
         async with process(tmp_path / "large", "cuda:0") as model:
-            assert model.model["device"] == "cuda:0"
-            assert model.model["dtype"] == "bfloat16"
+            assert model.model.device == "cuda:0"
+            assert model.model.dtype == "bfloat16"
             loaded = free()
             assert before - loaded > size * 0.95
             await ready(await model.fork(fresh=False))
@@ -163,7 +163,7 @@ def test_many_runners_one_after_the_other(tiny_gpt2: Path) -> None:
 
     async def body() -> None:
         async with process(tiny_gpt2, None) as model:
-            assert model.model["device"] == "cuda:0"
+            assert model.model.device == "cuda:0"
             (await ready(await model.fork(fresh=False))).kill()
             await time_passes_async(1)
             before, counters = free(), len(os.listdir("/dev/shm"))  # noqa: PTH208
@@ -201,7 +201,7 @@ def test_warm_and_back(trusted: bool, tiny_gpt2: Path, tmp_path: Path) -> None:
                 with pytest.raises(ReplicaLostError):
                     await served.run(read, trusted=trusted)
                 await served.actor.from_cache({0: 2 * GIB})
-                assert served.actor.model["device"] == "cuda:0"
+                assert served.actor.model.device == "cuda:0"
                 near(await served.logits(read, trusted=trusted), truth)
             running = asyncio.create_task(served.run(last, trusted=trusted))
             await asyncio.wait_for(served.begun.wait(), PATIENCE_S)
@@ -306,14 +306,14 @@ def test_one_gpu_then_the_other_then_both(tmp_path: Path) -> None:
 
     async def body() -> None:
         async with replica(folder, {1: GIB}) as served:
-            assert served.actor.model["device"] == "cuda:1"
+            assert served.actor.model.device == "cuda:1"
             near(await served.logits(read), truth)
             # As little as makes it need both.
             half = weights_of(folder) * 3 // 4
             for memory, first in (({0: GIB}, 0), ({0: half, 1: half}, 0), ({1: GIB}, 1)):
                 await served.actor.to_cache()
                 await served.actor.from_cache(memory)
-                assert served.actor.model["device"] == f"cuda:{first}"
+                assert served.actor.model.device == f"cuda:{first}"
                 near(await served.logits(read), truth)
 
     asyncio.run(body())
@@ -339,7 +339,7 @@ def test_a_model_that_is_loaded_over_the_gpus_it_was_given(tmp_path: Path) -> No
 def test_a_model_that_is_to_be_on_the_cpu_is_there(tiny_gpt2: Path) -> None:
     async def body() -> None:
         async with process(tiny_gpt2, "cpu") as model:
-            assert model.model["device"] == "cpu"
+            assert model.model.device == "cpu"
             await ready(await model.fork(fresh=False))
 
     asyncio.run(body())
@@ -349,7 +349,7 @@ def test_a_model_that_is_to_be_on_the_cpu_is_there(tiny_gpt2: Path) -> None:
 def test_a_model_stays_on_the_gpu_it_is_to_be_on(tiny_gpt2: Path) -> None:
     async def body() -> None:
         async with process(tiny_gpt2, "cuda:1") as model:
-            assert model.model["device"] == "cuda:1"
+            assert model.model.device == "cuda:1"
             await ready(await model.fork(fresh=False))
 
     asyncio.run(body())

@@ -8,8 +8,9 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
+from ndif.cluster.remote_actor import NodeServices, RemoteActor
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.execution import announce
 from ndif.host.port import (
@@ -19,8 +20,8 @@ from ndif.host.port import (
     ReplicaEvictedError,
     ReplicaLostError,
     Respond,
+    ServedModel,
 )
-from ndif.host.remote_actor import NodeServices, RemoteActor
 from ndif.schema.request import Request
 from ndif.schema.response import InlineResult, Response
 from ndif.schema.status import Status
@@ -30,6 +31,7 @@ from ndif.stores.responder import Responder
 from tests.waiting import eventually
 
 FAILS = "not to be loaded"
+MODEL = ServedModel("Waiting", 1, "float32", "cpu", None, "/nowhere", None)
 IS_LOADING = "is-loading"
 """Name of a file in the folder of a checkpoint, where the replica is loaded once it is gone."""
 
@@ -42,7 +44,7 @@ class Waiting:
         self.most_together = 1
         self.ended = asyncio.Event()
         self.device_failure: DeviceFailure | None = None
-        self.model: Mapping[str, Any] = {}
+        self.model: ServedModel | None = None
         self.ran: list[str] = []
         self.moves: list[str] = []
         self.runs = asyncio.Event()
@@ -60,7 +62,7 @@ class Waiting:
             if self.device_failure is not None:
                 raise DeviceError(FAILS, self.device_failure)
             raise ActorError(FAILS)
-        self.model = {"class": "Waiting"}
+        self.model = MODEL
 
     async def to_cache(self) -> None:
         self.moves.append("to")
@@ -109,9 +111,9 @@ class Waiting:
 class StandIn(RemoteActor):
     """A replica of a cluster where there is nothing to load, with stores and a job channel of its own."""
 
-    def __init__(self, said: Mapping[str, Any]) -> None:
-        super().__init__(said)
-        self.actor = Waiting(Path(said["config"].get("checkpoint", ""), IS_LOADING))
+    def __init__(self, order: bytes) -> None:
+        super().__init__(order)
+        self.actor = Waiting(Path(self._order.config.checkpoint, IS_LOADING))
         self.told: list[Response] = []
         self.kept: dict[str, Status] = {}
         """Last status of each request, as its client finds it."""
@@ -168,6 +170,6 @@ class StandIn(RemoteActor):
 class Frozen(StandIn):
     """A replica whose process is stopped before it answers for the first time."""
 
-    def __init__(self, said: Mapping[str, Any]) -> None:
-        super().__init__(said)
+    def __init__(self, order: bytes) -> None:
+        super().__init__(order)
         os.kill(os.getpid(), signal.SIGSTOP)

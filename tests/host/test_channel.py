@@ -16,6 +16,7 @@ import pytest
 from ndif.host.channel import Channel
 from ndif.runtime.frames import Channel as BlockingChannel
 from ndif.runtime.frames import pack
+from ndif.runtime.messages import Signal, Spill
 from ndif.schema.payload import PayloadFile
 from tests.on_loop import Play, play
 from tests.waiting import time_passes, time_passes_async
@@ -29,9 +30,7 @@ SOON_S = 0.05
 def test_frames_of_all_sizes_in_pieces_of_all_sizes(play: Play, seed: int) -> None:
     dice = random.Random(seed)
     bodies = [dice.randbytes(dice.choice((0, 1, 50, 3000, 4096, 5000, 90_000))) for _ in range(60)]
-    content = b"".join(
-        pack({"kind": "k", "n": n}, len(body)) + body for n, body in enumerate(bodies)
-    )
+    content = b"".join(pack(Spill(n), len(body)) + body for n, body in enumerate(bodies))
 
     def write(theirs: socket.socket) -> None:
         at = 0
@@ -50,7 +49,7 @@ def test_frames_of_all_sizes_in_pieces_of_all_sizes(play: Play, seed: int) -> No
         for n, body in enumerate(bodies):
             if not waits.randrange(3):
                 await time_passes_async(waits.choice((0.0, 0.001, 0.004)))
-            assert await ours.receive(lambda _: 1 << 20) == ({"kind": "k", "n": n}, body)
+            assert await ours.receive(lambda _: 1 << 20) == (Spill(n), body)
         writing.join()
         theirs.close()
         with pytest.raises(EOFError):
@@ -72,15 +71,15 @@ def test_a_body_is_read_from_its_file_and_a_lost_file_hangs_up(play: Play, tmp_p
             if is_lost:
                 file.discard()
                 with pytest.raises(FileNotFoundError):
-                    await ours.send({"kind": "k"}, file)
+                    await ours.send(Signal.UPLOAD, file)
                 with pytest.raises(EOFError):
                     await reading
             else:
                 # A second frame is not taken for the first one's body.
-                await ours.send({"kind": "k"}, file)
-                await ours.send({"kind": "l"}, b"small")
-                assert await reading == ({"kind": "k"}, content, ())
-                assert BlockingChannel(theirs).receive() == ({"kind": "l"}, b"small", [])
+                await ours.send(Signal.UPLOAD, file)
+                await ours.send(Signal.FILE, b"small")
+                assert await reading == (Signal.UPLOAD, content, ())
+                assert BlockingChannel(theirs).receive() == (Signal.FILE, b"small", [])
             ours.close()
             theirs.close()
 
@@ -94,7 +93,7 @@ def test_a_file_that_was_cut_off_hangs_up(play: Play, tmp_path: Path) -> None:
         os.truncate(file.path, 1 << 20)
         ours, theirs = Channel.pair()
         with contextlib.closing(ours), theirs:
-            await ours.send({"kind": "k"}, file)
+            await ours.send(Signal.UPLOAD, file)
             with pytest.raises(EOFError, match="cut off"):
                 BlockingChannel(theirs).receive()
 
@@ -106,9 +105,9 @@ def test_what_nobody_reads_stays_with_whoever_writes_it(play: Play) -> None:
         ours, theirs = Channel.pair()
         theirs.setblocking(False)
         reading = asyncio.create_task(ours.receive(lambda _: 0))
-        theirs.send(pack({"kind": "k", "n": 0}, 0))
-        assert await reading == ({"kind": "k", "n": 0}, b"")
-        frame = pack({"kind": "k", "n": 1}, 1000) + bytes(1000)
+        theirs.send(pack(Spill(0), 0))
+        assert await reading == (Spill(0), b"")
+        frame = pack(Spill(1), 1000) + bytes(1000)
         written = 0
         for _ in range(5):
             try:
@@ -121,7 +120,7 @@ def test_what_nobody_reads_stays_with_whoever_writes_it(play: Play) -> None:
         began = time.process_time()
         await time_passes_async(5 * SOON_S)
         assert time.process_time() - began < SOON_S, "it is busy with what nobody reads"
-        assert await ours.receive(lambda _: 1000) == ({"kind": "k", "n": 1}, bytes(1000))
+        assert await ours.receive(lambda _: 1000) == (Spill(1), bytes(1000))
         ours.close()
 
     play(scene)
@@ -135,9 +134,9 @@ def test_a_reader_that_gives_up_loses_nothing(play: Play) -> None:
             await asyncio.sleep(0)
             reading.cancel()
             await asyncio.wait([reading])
-            theirs.sendall(pack({"kind": "k", "n": n}, 0))
+            theirs.sendall(pack(Spill(n), 0))
             await asyncio.sleep(0)
-            assert await ours.receive(lambda _: 0) == ({"kind": "k", "n": n}, b"")
+            assert await ours.receive(lambda _: 0) == (Spill(n), b"")
         ours.close()
 
     play(scene)
@@ -146,11 +145,11 @@ def test_a_reader_that_gives_up_loses_nothing(play: Play) -> None:
 def test_an_end_that_leaves_unread_what_was_sent_to_it_is_seen(play: Play) -> None:
     async def scene() -> None:
         ours, theirs = Channel.pair()
-        theirs.sendall(pack({"kind": "k"}, 0) + pack({"kind": "l"}, 9000) + bytes(9000))
-        await ours.send({"kind": "nobody reads this"})
+        theirs.sendall(pack(Signal.UPLOAD, 0) + pack(Signal.FILE, 9000) + bytes(9000))
+        await ours.send(Signal.PING)
         theirs.close()
-        assert await ours.receive(lambda _: 0) == ({"kind": "k"}, b"")
-        assert await ours.receive(lambda _: 9000) == ({"kind": "l"}, bytes(9000))
+        assert await ours.receive(lambda _: 0) == (Signal.UPLOAD, b"")
+        assert await ours.receive(lambda _: 9000) == (Signal.FILE, bytes(9000))
         for _ in range(2):
             with pytest.raises(EOFError):
                 await ours.receive(lambda _: 0)

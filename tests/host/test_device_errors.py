@@ -13,9 +13,12 @@ from typing import cast
 import pytest
 
 from ndif.cluster.ray.actors import RayModelActor
+from ndif.cluster.remote_actor import MoveAnswer, ReplicaOrder
 from ndif.host.device_errors import DeviceFailure, device_failure
 from ndif.host.port import ActorError, DeviceError
 from ndif.host.runtimes import Runtime
+from ndif.runtime.typed_json import from_json, to_json
+from ndif.schema.deployment import DeploymentConfig
 from ndif.stores.broker.redis.job_channels import JobSender
 from ndif.tasks import within
 from tests.host.stand_in import FAILS, StandIn, Waiting
@@ -113,20 +116,16 @@ async def test_an_ended_replica_blames_no_gpu(tiny_gpt2: Path) -> None:
 # On a node of a cluster
 
 
-SAID = {
-    "config": {"repo_id": "a/b"},
-    "generation": "0.8",
-    "place": {"deployed": 0.0, "replica_id": "r1"},
-}
+ORDER = to_json(ReplicaOrder(DeploymentConfig("a/b", "/nowhere"), "0.8"))
 
 
 @on_loop
 async def test_a_node_reports_a_failed_gpu_to_the_leader() -> None:
-    replica = StandIn(SAID)
+    replica = StandIn(ORDER)
     replica.actor = Waiting(fails=True)
     replica.actor.device_failure = DeviceFailure(ECC, 2)
-    answer = await replica.start()
-    assert answer == {"error": FAILS, "device": [ECC, 2]}
+    answer = from_json(MoveAnswer, await replica.start())
+    assert answer == MoveAnswer(error=FAILS, device=DeviceFailure(ECC, 2))
     actor = RayModelActor("name", lambda: None, cast(JobSender, None), {})
     with pytest.raises(DeviceError) as caught:
         await actor._came_up(answer)
@@ -135,7 +134,7 @@ async def test_a_node_reports_a_failed_gpu_to_the_leader() -> None:
 
 @on_loop
 async def test_a_node_reports_the_gpu_that_ended_a_replica() -> None:
-    replica = StandIn(SAID)
+    replica = StandIn(ORDER)
     await replica.start()
     ended = asyncio.create_task(replica.until_ended())
     await asyncio.sleep(0)

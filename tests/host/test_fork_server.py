@@ -25,6 +25,7 @@ from ndif.host.model_process import ModelProcess, ModelProcessError
 from ndif.host.runtimes import Runtime
 from ndif.host.shared_weights import SharedWeights
 from ndif.runtime.frames import Channel
+from ndif.runtime.messages import StartModule
 from ndif.runtime.process.fork_server import STATUS
 from ndif.runtime.spec import ModelSpec, UntrustedSettings
 from ndif.schema.deployment import DeploymentConfig
@@ -197,7 +198,7 @@ def test_a_child_of_the_real_server(untrusted: bool) -> None:
     try:
         status, its_status = socket.socketpair()
         channel, its_channel = socket.socketpair()
-        request = {"kind": "fork", "module": "ndif.runtime"}
+        request = StartModule("ndif.runtime")
         Channel(ours).send(request, fds=[its_status.fileno(), 2, its_channel.fileno()])
         for each in (its_status, its_channel):
             each.close()
@@ -434,7 +435,7 @@ def a_model(
 async def load(process: ModelProcess) -> int:
     await process.start(PATIENCE_S, lambda done, total: None)
     assert isinstance(process._process, ForkedProcess)
-    assert process.model["class"] == "GPT2LMHeadModel"
+    assert process.model.class_name == "GPT2LMHeadModel"
     return process._process.pid
 
 

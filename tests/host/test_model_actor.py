@@ -102,7 +102,7 @@ async def test_warm_and_back(
             assert children(zygote)
             assert torch.equal(await served.logits(read, trusted=trusted), truth)
         assert not actor.ended.is_set()
-        assert actor.model["class"] == "GPT2LMHeadModel"
+        assert actor.model.class_name == "GPT2LMHeadModel"
 
 
 @pytest.mark.parametrize("trusted", [True, False])
@@ -372,7 +372,7 @@ async def test_gpus_that_are_only_declared_change_nothing(
     async with serve(tiny_gpt2, device="cpu") as served:
         await served.actor.to_cache()
         await served.actor.from_cache({0: 1 << 30})
-        assert served.actor.model["device"] == "cpu"
+        assert served.actor.model.device == "cpu"
         assert torch.equal(await served.logits(reading(client)), expected(tiny_gpt2))
 
 
@@ -406,7 +406,7 @@ async def test_one_that_is_ended_while_it_is_loaded(tiny_gpt2: Path) -> None:
 @on_loop
 async def test_no_call_before_the_start(tiny_gpt2: Path) -> None:
     served = a_replica(tiny_gpt2)
-    assert served.actor.model == {}
+    assert served.actor.model is None
     with pytest.raises(ReplicaLostError, match="not been started"):
         await served.run(b"")
 
@@ -450,7 +450,7 @@ async def test_a_model_whose_runners_cannot_start(tiny_gpt2: Path, tmp_path: Pat
 async def test_the_device_that_is_given(tiny_gpt2: Path) -> None:
     async with serve(tiny_gpt2, device="cpu") as served:
         assert served.actor.process.spec.device == "cpu"
-        assert served.actor.model["device"] == "cpu"
+        assert served.actor.model.device == "cpu"
 
 
 def test_what_contexts_take_is_not_for_tensors(tiny_gpt2: Path) -> None:

@@ -42,7 +42,7 @@ async def test_a_replica_of_nothing(trusted: bool, tmp_path: Path) -> None:
             await answered(served, trusted)
         await served.actor.from_cache({})
         await answered(served, trusted)
-        assert served.actor.model["class"] == "Nothing"
+        assert served.actor.model.class_name == "Nothing"
         zygote = served.zygote
     assert not alive(zygote)
 

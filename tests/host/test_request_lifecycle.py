@@ -35,17 +35,18 @@ from hypothesis.stateful import (
 )
 from ray.exceptions import RayActorError
 
+from ndif.cluster import remote_actor
 from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import OrphanReplica
 from ndif.cluster.models import Models
 from ndif.cluster.ray import actors
 from ndif.cluster.ray.actors import RayModelActor
-from ndif.host import remote_actor, request_lifecycle
+from ndif.cluster.remote_actor import NodeServices, RemoteActor
+from ndif.host import request_lifecycle
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.evaluation import Measured
 from ndif.host.execution import announce
-from ndif.host.port import Progress, ReplicaEvictedError, ReplicaLostError, Respond
-from ndif.host.remote_actor import NodeServices, RemoteActor
+from ndif.host.port import Progress, ReplicaEvictedError, ReplicaLostError, Respond, ServedModel
 from ndif.host.request_lifecycle import (
     TRANSITIONS,
     WAITING,
@@ -174,7 +175,7 @@ class Scripted:
         self.most_together = 1
         self.ended = asyncio.Event()
         self.device_failure: DeviceFailure | None = None
-        self.model: Mapping[str, Any] = {}
+        self.model: ServedModel | None = None
         self._lives = lives
         self._running: asyncio.Future[Response | Exception] | None = None
         self._request: Request | None = None

@@ -28,10 +28,11 @@ from ndif.host.runner_pool import (
     context_bytes,
 )
 from ndif.runtime.frames import pack
+from ndif.runtime.messages import Signal
 from tests.on_loop import on_loop
 from tests.waiting import PATIENCE_S, eventually, time_passes_async
 
-IDLE = pack({"kind": "idle"})
+IDLE = pack(Signal.IDLE)
 
 
 def a_process() -> subprocess.Popen[bytes]:
@@ -329,7 +330,7 @@ async def test_the_reason_of_a_failed_runner_is_reported() -> None:
         starting = asyncio.create_task(FreshRunners(zygote.fork, 2).start())
         await eventually(lambda: len(zygote.ends) == 1)
         reason = "ConfinementError: no Landlock \N{SNOWMAN}".encode()
-        zygote.ends[0].sendall(pack({"kind": "failed"}, len(reason)) + reason)
+        zygote.ends[0].sendall(pack(Signal.FAILED, len(reason)) + reason)
         with pytest.raises(RunnerError, match="ConfinementError: no Landlock \N{SNOWMAN}"):
             await starting
 
@@ -360,7 +361,7 @@ async def test_a_runner_that_ends_within_its_first_frame() -> None:
 async def test_a_pool_that_could_not_be_filled_is_filled_after_the_next_request() -> None:
     async with a_zygote() as zygote:
         pool = await full(zygote, 2)
-        zygote.first_words = pack({"kind": "failed"})
+        zygote.first_words = pack(Signal.FAILED)
         pool.release(await pool.acquire(""), answered=True)
         await eventually(lambda: len(zygote.runners) == 3)
         await nothing_more_happens()
@@ -376,7 +377,7 @@ async def test_a_pool_that_could_not_be_filled_is_filled_after_the_next_request(
 async def test_a_failed_runner_is_killed_and_closed() -> None:
     async with a_zygote() as zygote:
         zygote.real = True
-        zygote.first_words = pack({"kind": "failed"})
+        zygote.first_words = pack(Signal.FAILED)
         with pytest.raises(RunnerError):
             await FreshRunners(zygote.fork, 1).acquire("")
         assert await asyncio.to_thread(zygote.processes[0].wait, 2) == -signal.SIGKILL
@@ -458,7 +459,7 @@ async def test_the_spare_takes_the_place_of_one_that_is_not_reset(last: str) -> 
         runner = await pool.acquire("")
         pool.release(runner, answered=last != "unanswered")
         if last == "spent":
-            zygote.says(runner, pack({"kind": "spent"}))
+            zygote.says(runner, pack(Signal.SPENT))
         elif last == "ended":
             zygote.end(runner, 1)
         await pool.wait_until_reset()
@@ -517,7 +518,7 @@ async def test_a_runner_persists_in_a_pool_that_was_never_started() -> None:
 @on_loop
 async def test_the_reason_of_a_failed_persistent_runner_is_reported() -> None:
     async with a_zygote() as zygote:
-        zygote.first_words = pack({"kind": "failed"}, 3) + b"why"
+        zygote.first_words = pack(Signal.FAILED, 3) + b"why"
         with pytest.raises(RunnerError, match=r"^why$"):
             await PersistentRunner(zygote.fork).start()
 
@@ -565,7 +566,7 @@ async def _serve_them_all(visits: list[tuple[str, str]], most: int, users: int) 
             assert set(of) == {key}
             assert len(of) <= (most if key else 1)
             if end == "spent":
-                zygote.says(runner, pack({"kind": "spent"}))
+                zygote.says(runner, pack(Signal.SPENT))
             elif end == "reset":
                 zygote.says(runner, IDLE)
             elif end == "killed":
@@ -640,7 +641,7 @@ async def test_a_runner_that_does_not_report_its_reset_is_ended() -> None:
         pool = PerUserRunners(FreshRunners(zygote.fork, 2), 60, 10)
         await pool.start()
         runner = await pool.acquire("ada")
-        zygote.says(runner, pack({"kind": "log"}))
+        zygote.says(runner, pack(Signal.LOG))
         pool.release(runner, answered=True)
         assert not await pool.wait_until_reset()
         zygote.end(runner)

@@ -8,22 +8,37 @@ from typing import Any
 import pytest
 
 from ndif.host.channel import ProtocolError
+from ndif.host.execution import _Clock
 from ndif.host.runner_protocol import (
     LimitError,
     Limits,
     NoLiveClientError,
     RunnerProtocol,
-    parse_meta,
-    parse_steps,
+    steps_of,
 )
 from ndif.runtime.frames import MAX_TEXT
+from ndif.runtime.messages import (
+    AnswersTogether,
+    Error,
+    Forked,
+    Message,
+    Returned,
+    RunReport,
+    RunTogether,
+    Signal,
+    Spill,
+    Spilled,
+    Verified,
+    kind_of,
+    message_of,
+)
 from ndif.schema.step import RUNNER, Step
 
 FRAME = 256
 """Bytes that an empty streamed frame counts for."""
 
 BEFORE = {"idle", "running"}
-DURING = {"log", "stream", "await upload", "spill", "result", "error"}
+DURING = {"log", "stream", "await upload", "spill", "returned", "error"}
 SPILLING = {"spilled", "error"}
 STATES = {"before": BEFORE, "during": DURING, "spilling": SPILLING}
 PATHS: dict[str, list[str]] = {
@@ -31,8 +46,20 @@ PATHS: dict[str, list[str]] = {
     "during": ["idle", "running"],
     "spilling": ["running", "log", "spill"],
 }
-STRANGE = ["", "run", "forked", "ready", "failed", "file", "upload", "Running", "running ", "\0"]
+STRANGE = ["run together", "forked", "verified", "failed", "file", "upload", "answers together"]
 EVERY = sorted(BEFORE | DURING | SPILLING | set(STRANGE))
+REPORT = RunReport(1, ())
+MESSAGES: dict[str, Message] = {
+    kind_of(each): each
+    for each in (
+        *(*Signal, Spill(1), Spilled(REPORT), Returned(True, REPORT), Error(REPORT)),
+        *(RunTogether(()), Forked("runner", 1), Verified(0), AnswersTogether((), REPORT)),
+    )
+}
+
+
+def of(kind: str) -> Message:
+    return MESSAGES[kind]
 
 
 class Clock:
@@ -56,16 +83,16 @@ def a_protocol(
     limits = Limits(log_bytes, log_lines_per_s, streamed_bytes, frame_bytes=1000)
     protocol = RunnerProtocol(limits, is_hybrid=is_hybrid, clock=clock or Clock())
     for kind in PATHS[state]:
-        protocol.accept({"kind": kind}, b"")
+        protocol.accept(of(kind), b"")
     return protocol
 
 
 def log(protocol: RunnerProtocol, body: bytes = b"x") -> None:
-    assert protocol.accept({"kind": "log"}, body) == "log"
+    protocol.accept(of("log"), body)
 
 
 def stream(protocol: RunnerProtocol, body: bytes = b"") -> None:
-    assert protocol.accept({"kind": "stream"}, body) == "stream"
+    protocol.accept(of("stream"), body)
 
 
 # Which may come when.
@@ -76,20 +103,20 @@ def stream(protocol: RunnerProtocol, body: bytes = b"") -> None:
 def test_each_kind_in_each_state(state: str, kind: str) -> None:
     protocol = a_protocol(state=state)
     if kind in STATES[state]:
-        assert protocol.accept({"kind": kind}, b"x") == kind
+        protocol.accept(of(kind), b"x")
     else:
         with pytest.raises(ProtocolError, match="is not allowed in this state"):
-            protocol.accept({"kind": kind}, b"x")
+            protocol.accept(of(kind), b"x")
 
 
 @pytest.mark.parametrize("kind", ["stream", "await upload"])
 def test_a_polling_client_gets_no_hybrid_frames(kind: str) -> None:
     limits = Limits(1000, 1000, 1000, 1000)
     protocol = RunnerProtocol(limits, is_hybrid=True, has_live_client=False, clock=Clock())
-    assert protocol.accept({"kind": "running"}, b"") == "running"
-    assert protocol.accept({"kind": "log"}, b"x") == "log"
+    protocol.accept(of("running"), b"")
+    protocol.accept(of("log"), b"x")
     with pytest.raises(NoLiveClientError, match="blocking=True"):
-        protocol.accept({"kind": kind}, b"")
+        protocol.accept(of(kind), b"")
 
 
 @pytest.mark.parametrize(
@@ -97,16 +124,16 @@ def test_a_polling_client_gets_no_hybrid_frames(kind: str) -> None:
 )
 def test_the_state_after_each_kind(state: str, kind: str) -> None:
     protocol = a_protocol(state=state)
-    protocol.accept({"kind": kind}, b"")
+    protocol.accept(of(kind), b"")
     after = {"running": DURING, "spill": SPILLING}.get(kind, STATES[state])
     for following in EVERY:
         trial = a_protocol(state=state)
-        trial.accept({"kind": kind}, b"")
+        trial.accept(of(kind), b"")
         if following in after:
-            trial.accept({"kind": following}, b"")
+            trial.accept(of(following), b"")
         else:
             with pytest.raises(ProtocolError):
-                trial.accept({"kind": following}, b"")
+                trial.accept(of(following), b"")
 
 
 def test_all_frames_of_a_request() -> None:
@@ -114,47 +141,49 @@ def test_all_frames_of_a_request() -> None:
     kinds = [
         "idle", "running", "log", "stream", "await upload", "stream", "log", "spill", "spilled"
     ]  # fmt: skip
-    assert [protocol.accept({"kind": kind}, b"x") for kind in kinds] == kinds
+    for kind in kinds:
+        protocol.accept(of(kind), b"x")
 
 
 def test_a_request_runs_once() -> None:
     protocol = a_protocol()
     with pytest.raises(ProtocolError, match="frame 'running' is not allowed in this state"):
-        protocol.accept({"kind": "running"}, b"")
+        protocol.accept(of("running"), b"")
 
 
 def test_a_request_spills_once() -> None:
     # Each would have another made for it.
     protocol = a_protocol(state="spilling")
     with pytest.raises(ProtocolError, match="'spill' is not allowed in this state"):
-        protocol.accept({"kind": "spill"}, b"")
+        protocol.accept(of("spill"), b"")
 
 
 def test_nothing_is_printed_or_streamed_while_a_file_is_written() -> None:
-    for kind in ("log", "stream", "await upload", "result"):
+    for kind in ("log", "stream", "await upload", "returned"):
         with pytest.raises(ProtocolError):
-            a_protocol(state="spilling").accept({"kind": kind}, b"")
+            a_protocol(state="spilling").accept(of(kind), b"")
 
 
 def test_hybrid_frames_need_a_hybrid_client() -> None:
     for kind in ("stream", "await upload"):
         with pytest.raises(ProtocolError, match="is not allowed in this state"):
-            a_protocol(is_hybrid=False).accept({"kind": kind}, b"")
+            a_protocol(is_hybrid=False).accept(of(kind), b"")
     log(a_protocol(is_hybrid=False))
 
 
 def test_the_largest_body_of_each_kind() -> None:
     room = a_protocol().max_body_bytes
-    assert {room({"kind": kind}) for kind in ("result", "stream")} == {1000}
-    assert {room({"kind": kind}) for kind in ("log", "error")} == {MAX_TEXT}
-    others = set(EVERY) - {"result", "stream", "log", "error"}
-    assert {room({"kind": kind}) for kind in others} == {0}
+    assert {room(of(kind)) for kind in ("returned", "stream")} == {1000}
+    assert {room(of(kind)) for kind in ("log", "error")} == {MAX_TEXT}
+    others = set(EVERY) - {"returned", "stream", "log", "error"}
+    assert {room(of(kind)) for kind in others} == {0}
 
 
-def test_a_refused_kind_is_shortened_in_the_message() -> None:
-    with pytest.raises(ProtocolError) as refused:
-        a_protocol().accept({"kind": "x" * 10_000}, b"")
-    assert str(refused.value) == f"a frame '{'x' * 20}' is not allowed in this state"
+def test_a_kind_that_there_is_not_is_shortened_in_the_message() -> None:
+    for kind in ("", "Running", "running ", "\0", "x" * 10_000):
+        with pytest.raises(ValueError, match="there is no frame") as refused:
+            message_of({"kind": kind})
+        assert str(refused.value) == f"there is no frame {kind[:20]!r}"
 
 
 # How much is printed.
@@ -275,58 +304,47 @@ def test_logs_and_streams_are_counted_apart() -> None:
 
 def test_results_and_errors_are_not_counted_here() -> None:
     protocol = a_protocol(log_bytes=1, streamed_bytes=1)
-    assert protocol.accept({"kind": "result"}, bytes(1000)) == "result"
-    assert a_protocol(log_bytes=1).accept({"kind": "error"}, bytes(1000)) == "error"
+    protocol.accept(of("returned"), bytes(1000))
+    a_protocol(log_bytes=1).accept(of("error"), bytes(1000))
 
 
-# What a run cost.
+# The cost of a run, and its steps.
 
 
-@pytest.mark.parametrize(
-    "meta",
-    [
-        {"execution_time": 0.25, "peak_memory": 1 << 40},
-        {"execution_time": 0, "peak_memory": 0},
-        {"execution_time": 0.0, "peak_memory": 0.5},
-        {"peak_memory": 1, "execution_time": 1},
-    ],
-)
-def test_a_cost(meta: dict[str, Any]) -> None:
-    header = {"kind": "result", "meta": meta, "and": "more"}
-    assert parse_meta(header) == meta
-    assert parse_meta(header) is not meta
+@pytest.mark.parametrize("peak", [0, 1, 1 << 40])
+def test_a_cost(peak: int) -> None:
+    header = {"kind": "error", "report": {"peak_memory": peak, "steps": []}, "and": "more"}
+    assert message_of(header) == Error(RunReport(peak, ()))
 
 
 @pytest.mark.parametrize(
-    "header",
+    "fields",
     [
         {},
-        {"meta": None},
-        {"meta": []},
-        {"meta": "execution_time peak_memory"},
-        {"meta": 1},
-        {"meta": [["execution_time", 1], ["peak_memory", 1]]},
-        {"meta": {}},
-        {"meta": {"execution_time": 1}},
-        {"meta": {"peak_memory": 1}},
-        {"meta": {"execution_time": 1, "peak_memory": 1, "more": 1}},
-        {"meta": {"execution_time": 1, "Peak_memory": 1}},
+        {"report": None},
+        {"report": []},
+        {"report": "peak_memory steps"},
+        {"report": 1},
+        {"report": [["peak_memory", 1], ["steps", []]]},
+        {"report": {}},
+        {"report": {"steps": []}},
+        {"report": {"peak_memory": 1}},
+        {"report": {"Peak_memory": 1, "steps": []}},
     ],
 )
-def test_no_cost(header: dict[str, Any]) -> None:
-    with pytest.raises(ProtocolError, match="a frame lacks the execution time or the peak memory"):
-        parse_meta(header)
+def test_no_cost(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"RunReport|lacks a part"):
+        message_of({"kind": "error", **fields})
 
 
-@pytest.mark.parametrize("name", ["execution_time", "peak_memory"])
 @pytest.mark.parametrize(
     "value",
     [
         math.nan,
         math.inf,
         -math.inf,
-        -1,
         -1e-9,
+        0.5,
         True,
         False,
         None,
@@ -336,38 +354,42 @@ def test_no_cost(header: dict[str, Any]) -> None:
         [1],
         {"value": 1},
         1j,
+        # JSON has integers of a thousand digits, too, and a float of one fails.
+        10**1000,
     ],
-    ids=repr,
+    ids=lambda value: repr(value)[:20],
 )
-def test_a_cost_that_is_no_number(name: str, value: object) -> None:
-    meta = {"execution_time": 1, "peak_memory": 1, name: value}
-    with pytest.raises(
-        ProtocolError, match="the execution time or the peak memory is not a valid number"
-    ):
-        parse_meta({"meta": meta})
+def test_a_cost_that_is_no_number(value: object) -> None:
+    with pytest.raises(ValueError, match="peak_memory: it is no number, or out of range"):
+        message_of({"kind": "error", "report": {"peak_memory": value, "steps": []}})
 
 
-@pytest.mark.parametrize("name", ["execution_time", "peak_memory"])
-def test_a_cost_that_no_float_holds(name: str) -> None:
-    # JSON has integers of a thousand digits, too, and whoever makes a float of one fails.
-    meta = {"execution_time": 1, "peak_memory": 1, name: 10**1000}
-    with pytest.raises(
-        ProtocolError, match="the execution time or the peak memory is not a valid number"
-    ):
-        parse_meta({"meta": meta})
+def test_a_cost_is_not_negative() -> None:
+    with pytest.raises(ProtocolError, match="the peak memory is not a valid number"):
+        _Clock().measured(RunReport(-1, ()))
 
 
-# What a run did, and when.
+def steps(*reported: object) -> RunReport:
+    """Return the report that is read from these steps."""
+    message = message_of({"kind": "spilled", "report": {"peak_memory": 1, "steps": [*reported]}})
+    assert isinstance(message, Spilled)
+    return message.report
+
+
+def a_step(name: object = "execute", start: object = 1.0, end: object = 2.0) -> dict[str, object]:
+    return {"name": name, "start": start, "end": end}
 
 
 def test_steps_of_a_run() -> None:
-    header = {"steps": [["prepare", 10.0, 10.5], ["execute", 10.5, 11.0], ["pack", 11.0, 12.0]]}
-    assert parse_steps(header, 9.0, 12.0) == [
+    report = steps(
+        a_step("prepare", 10.0, 10.5), a_step("execute", 10.5, 11.0), a_step("pack", 11.0, 12.0)
+    )
+    assert steps_of(report, 9.0, 12.0) == [
         Step("prepare", RUNNER, 10.0, 10.5),
         Step("execute", RUNNER, 10.5, 11.0),
         Step("pack", RUNNER, 11.0, 12.0),
     ]
-    assert parse_steps({}, 9.0, 12.0) == []
+    assert steps_of(steps(), 9.0, 12.0) == []
 
 
 @pytest.mark.parametrize(
@@ -377,12 +399,18 @@ def test_steps_of_a_run() -> None:
 def test_no_step_is_outside_of_its_run(
     reported: tuple[float, float], is_taken_as: tuple[float, float]
 ) -> None:
-    (step,) = parse_steps({"steps": [["execute", *reported]]}, 9.0, 12.0)
+    (step,) = steps_of(steps(a_step("execute", *reported)), 9.0, 12.0)
     assert step == Step("execute", RUNNER, *is_taken_as)
 
 
+@pytest.mark.parametrize("reported", [[a_step("another")], [a_step()] * 4])
+def test_steps_that_no_run_has(reported: list[object]) -> None:
+    with pytest.raises(ProtocolError, match="a frame has steps that no run has"):
+        steps_of(steps(*reported), 9.0, 12.0)
+
+
 @pytest.mark.parametrize(
-    "steps",
+    "reported",
     [
         None,
         1,
@@ -390,18 +418,16 @@ def test_no_step_is_outside_of_its_run(
         {"execute": 1},
         [[]],
         ["execute"],
-        [["execute", 1.0]],
-        [["execute", 1.0, 2.0, 3.0]],
-        [["another", 1.0, 2.0]],
-        [[1, 1.0, 2.0]],
-        [[["execute"], 1.0, 2.0]],
-        [["execute", "1", 2.0]],
-        [["execute", True, 2.0]],
-        [["execute", float("nan"), 2.0]],
-        [["execute", 1.0, float("inf")]],
-        [["execute", 1.0, 2.0]] * 4,
+        [["execute", 1.0, 2.0]],
+        [{"name": "execute", "start": 1.0}],
+        [a_step(name=1)],
+        [a_step(name=["execute"])],
+        [a_step(start="1")],
+        [a_step(start=True)],
+        [a_step(start=math.nan)],
+        [a_step(end=math.inf)],
     ],
 )
-def test_no_steps(steps: Any) -> None:
-    with pytest.raises(ProtocolError, match="step"):
-        parse_steps({"steps": steps}, 9.0, 12.0)
+def test_no_steps(reported: object) -> None:
+    with pytest.raises(ValueError, match="steps"):
+        message_of({"kind": "spilled", "report": {"peak_memory": 1, "steps": reported}})

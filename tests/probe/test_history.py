@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ndif.probe.history import Histories, History
-from ndif.probe.probe import Outcome, Target, Value
+from ndif.probe.outcome import Outcome, Value
+from ndif.probe.probe import Target
 from ndif.probe.prober import Prober, Watched
 from ndif.schema.answer import to_plain
 from ndif.schema.server_state import PublicProbe

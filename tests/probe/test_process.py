@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ndif.host.runtimes import Runtime
-from ndif.probe.probe import Outcome, Target, probe, variables_of_client
+from ndif.probe.outcome import Outcome
+from ndif.probe.probe import Target, probe, variables_of_client
 from ndif.schema.states import ProbeKind
 from tests.waiting import PATIENCE_S
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from ndif.probe.probe import Outcome, Target, Value
-from ndif.probe.trace import _judge
+from ndif.probe.outcome import Outcome, Value
+from ndif.probe.probe import Target
+from ndif.probe.trace import _value, _why_wrong
 from ndif.schema.states import ProbeKind
 
 Saved = dict[str, Any]
@@ -40,8 +41,9 @@ def saved(dtype: torch.dtype = torch.float32, seed: int = 0) -> Saved:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_value_that_was_computed_is_right(dtype: torch.dtype, seed: int) -> None:
-    found = _judge(saved(dtype, seed))
-    assert (found["outcome"], found["shape"], len(found["tokens"])) == ("ok", [VOCABULARY], TOP)
+    value = _value(saved(dtype, seed))
+    assert _why_wrong(saved(dtype, seed), value) is None
+    assert (value.shape, len(value.tokens)) == ((VOCABULARY,), TOP)
 
 
 def scale(name: str, by: float) -> Callable[[Saved], None]:
@@ -86,9 +88,7 @@ def test_a_value_that_was_changed_is_wrong(
 ) -> None:
     value = saved(dtype)
     change(value)
-    found = _judge(value)
-    assert found["outcome"] == "wrong"
-    assert reason in found["reason"]
+    assert reason in str(_why_wrong(value, _value(value)))
 
 
 # Against the first value of a model

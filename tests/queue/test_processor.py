@@ -30,7 +30,7 @@ from ndif.gateway.results import ResponseRoute
 from ndif.host import request_lifecycle
 from ndif.host.evaluation import Measured
 from ndif.host.execution import announce
-from ndif.host.port import ActorError, EndedError, ReplicaLostError
+from ndif.host.port import ActorError, EndedError, ReplicaLostError, ServedModel
 from ndif.placement.node import Node
 from ndif.placement.replica import PlacedReplica
 from ndif.placement.resources import Resources
@@ -79,7 +79,7 @@ class Replica:
     may_start: asyncio.Event | None = None
     most_together: int = 1
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    model: Mapping[str, Any] = field(default_factory=dict)
+    model: ServedModel | None = None
     cancelled: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
 
     async def start(self, progress: Callable[[int, int], None]) -> None:

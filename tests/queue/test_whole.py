@@ -39,7 +39,14 @@ from ndif.control.reconciler import Reconciler
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.evaluation import Measured
 from ndif.host.execution import announce
-from ndif.host.port import ActorError, Progress, ReplicaEvictedError, ReplicaLostError, Respond
+from ndif.host.port import (
+    ActorError,
+    Progress,
+    ReplicaEvictedError,
+    ReplicaLostError,
+    Respond,
+    ServedModel,
+)
 from ndif.placement.demand import PlacementRules
 from ndif.placement.node import Node
 from ndif.placement.replica import PlacedReplica
@@ -143,7 +150,7 @@ class Actor:
         self.most_together = 1
         self.ended = asyncio.Event()
         self.device_failure: DeviceFailure | None = None
-        self.model: Mapping[str, Any] = {}
+        self.model: ServedModel | None = None
         self.loads = 0
         self._place = place
         self._memory = memory

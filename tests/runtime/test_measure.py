@@ -29,7 +29,7 @@ TEXT, MASK = "text-generation", "fill-mask"
 
 def measured(folder: Path, task: str, dtype: str = "auto") -> tuple[int, int]:
     found = evaluate(ModelSpec(str(folder), "0.8", task=task, dtype=dtype, pickled=True), folder)
-    return found["bytes"], found["parameters"]
+    return found.bytes, found.parameters
 
 
 def loaded(folder: Path, kind: Any, dtype: str = "auto") -> tuple[int, int]:

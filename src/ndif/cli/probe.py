@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,8 @@ from ndif.launch.waiting import waiting_for
 
 if TYPE_CHECKING:
     from ndif.host.runtimes import Runtime
-    from ndif.probe.probe import Outcome, Target, Value
+    from ndif.probe.outcome import Outcome, Value
+    from ndif.probe.probe import Target
 
 _MS = 1000.0
 _FAILED_EXIT = 1
@@ -134,7 +136,8 @@ def _probe(
     timeout_s: float,
 ) -> tuple[Target, Outcome]:
     """Return a probe's outcome; `first` has the first value of each model, from whichever generation."""
-    from ndif.probe.probe import Outcome, Target, probe
+    from ndif.probe.outcome import Outcome
+    from ndif.probe.probe import Target, probe
     from ndif.schema.states import ProbeKind
 
     generation = runtime.generation
@@ -159,7 +162,10 @@ def _described(target: Target, outcome: Outcome) -> dict[str, Any]:
         "model": target.label,
         "generation": target.generation,
         "failed": outcome.failed,
-        **outcome.describe(),
+        "outcome": outcome.kind.value,
+        "reason": outcome.reason,
+        "seconds": outcome.seconds,
+        "value": None if outcome.value is None else asdict(outcome.value),
     }
 
 

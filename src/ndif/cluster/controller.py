@@ -53,7 +53,6 @@ from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey, Variant
 from ndif.schema.server_state import Problem, ProblemKind
 from ndif.schema.states import DeploymentLevel
-from ndif.schema.structure import read_structure
 from ndif.tasks import end, within
 from ndif.telemetry import metrics
 
@@ -541,11 +540,12 @@ class Controller:
         replica.came_up()
 
     def _learn(self, replica: Replica) -> None:
-        facts = map(replica.actor.model.get, ("repo_id", "task", "parameters", "config"))
-        gated = replica.actor.model.get("gated") is True
-        self.models.learn(replica.model, *facts, gated=gated)
-        if (structure := read_structure(replica.actor.model.get("structure"))) is not None:
-            replica.model.structures[replica.generation] = structure
+        if (loaded := replica.actor.model) is None:
+            return
+        facts = loaded.repo_id, loaded.task, loaded.parameters, loaded.config
+        self.models.learn(replica.model, *facts, gated=loaded.gated)
+        if loaded.structure is not None:
+            replica.model.structures[replica.generation] = loaded.structure
 
     async def _fail(self, replica: Replica, why: str) -> None:
         sentence = _not_loaded(replica.model, replica.generation, why)

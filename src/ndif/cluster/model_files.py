@@ -132,8 +132,9 @@ class ModelFilesStorage:
     def note(self, replicas: Iterable[Replica]) -> None:
         """Note the files that replicas have stored (`ModelActor.model`)."""
         for each in replicas:
-            if each.is_up and "files" in each.actor.model:
-                self._known[_source(each.model)] = _Archive(each.actor.model["files"])
+            loaded = each.actor.model
+            if each.is_up and loaded is not None and loaded.files is not None:
+                self._known[_source(each.model)] = _Archive(loaded.files)
 
     async def run(self) -> None:
         """Store files until cancelled."""

@@ -7,9 +7,9 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from ndif.runtime.frames import IN_FILE, LENGTHS, SMALL, Header, pack, unpack_header
+from ndif.runtime.frames import LENGTHS, SMALL, pack, unpack
+from ndif.runtime.messages import Message
 from ndif.schema.payload import Payload, PayloadFile
 
 _MAX_HEADER = 1 << 16
@@ -37,7 +37,7 @@ class Channel:
         ours, theirs = socket.socketpair()
         return cls(ours), theirs
 
-    async def send(self, header: Header, body: Payload = b"", fds: Sequence[int] = ()) -> None:
+    async def send(self, message: Message, body: Payload = b"", fds: Sequence[int] = ()) -> None:
         """Write one frame whole; raise an `OSError` when the other end is gone.
 
         Of a body in a file its descriptor is sent, and the other end reads it. A file that cannot be opened
@@ -46,9 +46,9 @@ class Channel:
         loop = asyncio.get_running_loop()
         async with self._sending:
             if isinstance(body, PayloadFile):
-                await self._send_file(header, body)
+                await self._send_file(message, body)
                 return
-            head = pack(header, len(body))
+            head = pack(message, len(body))
             if len(body) <= SMALL:
                 head, body = head + body, b""
             if fds:
@@ -57,14 +57,14 @@ class Channel:
             if body:
                 await loop.sock_sendall(self._socket, body)
 
-    async def _send_file(self, header: Header, body: PayloadFile) -> None:
+    async def _send_file(self, message: Message, body: PayloadFile) -> None:
         try:
             descriptor = body.open()
         except OSError:
             self.hang_up()
             raise
         try:
-            head = pack({**header, IN_FILE: len(body)})
+            head = pack(message, in_file=len(body))
             head = head[await self._send_fds(head, [descriptor]) :]
             await asyncio.get_running_loop().sock_sendall(self._socket, head)
         finally:
@@ -77,22 +77,22 @@ class Channel:
             except BlockingIOError:
                 await until_ready(self._socket.fileno(), to_write=True)
 
-    async def receive(self, room: Callable[[Header], int]) -> tuple[dict[str, Any], bytes]:
-        """Read one frame; `room` returns the largest body that its header allows.
+    async def receive(self, room: Callable[[Message], int]) -> tuple[Message, bytes]:
+        """Read one frame; `room` returns the largest body that its message allows.
 
-        Raise `EOFError` when the other end is gone, and a `ProtocolError` when a length or the header is
+        Raise `EOFError` when the other end is gone, and a `ProtocolError` when a length or the message is
         wrong.
         """
         header_size, body_size = LENGTHS.unpack(await self._exactly(LENGTHS.size))
         if header_size > _MAX_HEADER:
             raise ProtocolError(f"a header of {header_size} bytes is over the limit")
         try:
-            header = unpack_header(bytes(await self._exactly(header_size)))
+            message, _ = unpack(bytes(await self._exactly(header_size)))
         except (ValueError, RecursionError) as error:
             raise ProtocolError(str(error)) from error
-        if body_size > room(header):
+        if body_size > room(message):
             raise ProtocolError(f"a frame of {body_size} bytes is over the limit of its kind")
-        return header, bytes(await self._exactly(body_size)) if body_size else b""
+        return message, bytes(await self._exactly(body_size)) if body_size else b""
 
     def hang_up(self) -> None:
         """Make both ends read an end of file."""

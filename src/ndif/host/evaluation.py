@@ -10,10 +10,10 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ndif.config.units import format_duration
 from ndif.host.environment import environment
@@ -21,7 +21,15 @@ from ndif.host.fork_server import ForkServers
 from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtime
 from ndif.host.turns import Turns
+from ndif.runtime.sizing import (
+    Failure,
+    ModelSize,
+    OutlineQuestion,
+    RepositoryFacts,
+    SizeQuestion,
+)
 from ndif.runtime.spec import ModelSpec
+from ndif.runtime.typed_json import reader, to_json
 from ndif.sandbox.confinement.confinement import Mode
 from ndif.schema.deployment import Defaults, DeploymentConfig, read_task
 from ndif.schema.structure import ModelStructure, read_structure
@@ -36,6 +44,9 @@ _REFUSED_FOR_TIME_S = 60.0
 """The same where it took too long: another look may find this machine less busy."""
 _MOST_REFUSALS = 1000
 _LONGEST_ANSWER = 1 << 18
+
+Question = OutlineQuestion | SizeQuestion
+T = TypeVar("T")
 
 
 class EvaluationError(ActorError):
@@ -134,13 +145,7 @@ class Evaluator:
     async def _evaluate(self, spec: ModelSpec, runtime: Runtime) -> Measured:
         """Return what a model takes, without padding, or raise an `EvaluationError`."""
         # A folder is the operator's own, and may be mended at any time.
-        outline: Mapping[str, Any] = {
-            "folder": spec.checkpoint,
-            "card": None,
-            "repo_id": None,
-            "gated": False,
-            "commit": None,
-        }
+        facts = RepositoryFacts(spec.checkpoint)
         owner = "" if spec.is_folder else spec.checkpoint.partition("/")[0]
         with _a_folder() as empty:
             if not spec.is_folder:
@@ -148,44 +153,41 @@ class Evaluator:
                 why = await self._outlining.run(owner, lambda: _look(spec))
                 if why is not None:
                     raise EvaluationError(why)
-                asked = {
-                    "spec": spec.header(),
-                    "folder": empty,
-                    "environment": environment(runtime),
-                }
-                outline = await self._outlining.run(
+                asked = OutlineQuestion(spec, empty, environment(runtime))
+                facts = await self._outlining.run(
                     owner,
-                    lambda: self._ask(runtime, _OUTLINE, spec, asked),
+                    lambda: self._ask(runtime, _OUTLINE, spec, asked, RepositoryFacts),
                 )
-            commit = outline["commit"]
-            config = Path(outline["folder"], "config.json")
-            task = spec.task or read_task(config, outline["card"])
+            commit = facts.commit
+            config = Path(facts.folder, "config.json")
+            task = spec.task or read_task(config, facts.card)
             if commit is not None:
                 self._raise_if_refused(spec, commit)
-            question = {
-                "spec": replace(spec, task=task).header(),
-                "folder": outline["folder"],
-                "cuda": self.look_for_cuda,
-                "sandbox": "off" if spec.trust_remote_code else self.sandbox,
-            }
+            question = SizeQuestion(
+                replace(spec, task=task),
+                facts.folder,
+                self.look_for_cuda,
+                "off" if spec.trust_remote_code else self.sandbox,
+            )
             try:
-                answer = await self._reading.run(
+                size = await self._reading.run(
                     owner,
-                    lambda: self._ask(runtime, _MEASURE, spec, question),
+                    lambda: self._ask(runtime, _MEASURE, spec, question, ModelSize),
                 )
             except _RefusedError as error:
                 if commit is not None:
                     self._remember_refusal(spec, commit, error)
                 raise
-        found = _measured(answer, spec, task, outline["repo_id"])
-        structure = found.structure
-        if structure is not None and "tokenizer" in outline:
+        structure = read_structure(size.structure)
+        if structure is not None and facts.tokenizer is not None:
             known = {
-                "license": outline["license"] or structure.license,
-                "tokenizer": outline["tokenizer"],
+                "license": facts.license or structure.license,
+                "tokenizer": facts.tokenizer,
             }
             structure = structure.model_copy(update=known)
-        return replace(found, gated=bool(outline["gated"]), structure=structure)
+        return Measured(
+            size.bytes, task, facts.repo_id, size.parameters, facts.gated, structure, size.cuda
+        )
 
     def _raise_if_refused(self, spec: ModelSpec, commit: str) -> None:
         until, why = self._refused.get((spec, commit), (-math.inf, ""))
@@ -203,14 +205,15 @@ class Evaluator:
         runtime: Runtime,
         module: str,
         spec: ModelSpec,
-        question: Mapping[str, Any],
-    ) -> dict[str, Any]:
+        question: Question,
+        kind: type[T],
+    ) -> T:
         """Return the answer of a process of its own, or raise an `EvaluationError`."""
         try:
             try:
-                answer = await self._ask_once(runtime, module, question)
+                answer = await self._ask_once(runtime, module, question, kind)
             except _EndedError:  # its fork server may have ended
-                answer = await self._ask_once(runtime, module, question)
+                answer = await self._ask_once(runtime, module, question, kind)
         except _EndedError as error:
             raise _RefusedError(
                 f"the process that was to work out the size of {spec.checkpoint!r} ended"
@@ -220,13 +223,13 @@ class Evaluator:
                 f"the size of {spec.checkpoint!r} was not known after {format_duration(self.patience_s)}",
                 _REFUSED_FOR_TIME_S,
             ) from error
-        if "failed" in answer:
-            raise _RefusedError(str(answer["failed"]))
+        if isinstance(answer, Failure):
+            raise _RefusedError(answer.failed)
         return answer
 
     async def _ask_once(
-        self, runtime: Runtime, module: str, question: Mapping[str, Any]
-    ) -> dict[str, Any]:
+        self, runtime: Runtime, module: str, question: Question, kind: type[T]
+    ) -> T | Failure:
         """Start a process, ask it and end it."""
         ours, theirs = socket.socketpair()
         try:
@@ -242,9 +245,9 @@ class Evaluator:
                 f"the process that measures models could not be started: {error}"
             ) from error
         try:
-            reader, writer = await asyncio.open_connection(sock=ours, limit=_LONGEST_ANSWER)
+            source, writer = await asyncio.open_connection(sock=ours, limit=_LONGEST_ANSWER)
             with contextlib.closing(writer):
-                return await within(_converse(reader, writer, question), self.patience_s)
+                return await within(_converse(source, writer, question, kind), self.patience_s)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -276,23 +279,6 @@ def _a_folder() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _measured(
-    answer: Mapping[str, Any], spec: ModelSpec, task: str | None, repo_id: str | None
-) -> Measured:
-    match answer:
-        case {"bytes": int(size), "parameters": int(parameters)}:
-            cuda = answer.get("cuda")
-            return Measured(
-                size,
-                task,
-                repo_id,
-                parameters,
-                structure=read_structure(answer.get("structure")),
-                cuda=None if cuda is None else bool(cuda),
-            )
-    raise EvaluationError(f"the size of {spec.checkpoint!r} is not known")
-
-
 class _RefusedError(EvaluationError):
     """A process looked at the model and did not find its size."""
 
@@ -307,15 +293,15 @@ class _EndedError(Exception):
 
 
 async def _converse(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, question: Mapping[str, Any]
-) -> dict[str, Any]:
+    source: asyncio.StreamReader, writer: asyncio.StreamWriter, question: Question, kind: type[T]
+) -> T | Failure:
     """Return a process's answer to a question, or raise `_EndedError`."""
     try:
-        writer.write(json.dumps(question).encode() + b"\n")
+        writer.write(to_json(question) + b"\n")
         await writer.drain()
-        answer = json.loads(await reader.readline())
+        said = json.loads(await source.readline())
+        is_failure = isinstance(said, dict) and "failed" in said
+        answer: T | Failure = reader(Failure if is_failure else kind)(said)
     except (ConnectionError, ValueError) as error:  # it ended, or says what it never would
         raise _EndedError from error
-    if not isinstance(answer, dict):
-        raise _EndedError
     return answer

@@ -8,18 +8,27 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ndif.config.settings import Settings
+from ndif.host.channel import ProtocolError
 from ndif.host.port import Respond
 from ndif.host.runner_handle import RunnerHandle
 from ndif.host.runner_protocol import (
     Limits,
     RunnerProtocol,
     TogetherProtocol,
-    parse_meta,
-    parse_size,
-    parse_steps,
+    steps_of,
+)
+from ndif.runtime.messages import (
+    AnswersTogether,
+    Error,
+    Returned,
+    Run,
+    RunReport,
+    RunTogether,
+    Signal,
+    Spill,
+    Spilled,
 )
 from ndif.schema.payload import Payload, PayloadFile
 from ndif.schema.request import Request, Wire
@@ -81,44 +90,44 @@ class Execution:
             until_begun = runner.kill_if_frozen()
             with step("send"):
                 await runner.send(self._instructions(request), payload)
-            async for header, body in runner.frames(protocol.max_body_bytes):
-                match protocol.accept(header, body):
-                    case "running":
+            async for message, body in runner.frames(protocol.max_body_bytes):
+                protocol.accept(message, body)
+                match message:
+                    case Signal.RUNNING:
                         until_begun.cancel()  # a block may sleep
                         clock = _Clock()
                         started = "Your job has started running."
                         await respond(Response(request.id, Status.RUNNING, started))
-                    case "log":
+                    case Signal.LOG:
                         line = body.decode(errors="replace")
                         await respond(Response(request.id, Status.LOG, line))
-                    case "stream":
+                    case Signal.STREAM:
                         await respond(Response(request.id, Status.STREAM, data=body))
-                    case "await upload":
+                    case Signal.AWAIT_UPLOAD:
                         content = await runner.unless_ended(self._broker.uploaded(request))
                         if content is None:
                             break
-                        await runner.send({"kind": "upload"}, content)
-                    case "spill":
-                        coming = self._objects.create_for(parse_size(header))
-                        upload = await runner.unless_ended(coming)
+                        await runner.send(Signal.UPLOAD, content)
+                    case Spill(size):
+                        upload = await runner.unless_ended(self._objects.create_for(size))
                         if upload is None:
                             break
-                        await runner.send({"kind": "file"}, fds=[upload.fileno()])
-                    case "result":
+                        await runner.send(Signal.FILE, fds=[upload.fileno()])
+                    case Returned(compressed, report):
                         if request.subscription_id is None:  # a client that polls
                             if refused := await self._refusal(request, len(body)):
                                 return refused
                             admitted = not request.trusted
-                        cost = clock.cost(header)
-                        response = await self._completed(request, header, body, cost)
+                        cost = clock.cost(report)
+                        response = await self._completed(request, body, compressed, cost)
                         is_stored = True
                         return response
-                    case "spilled" if upload is not None:
+                    case Spilled(report) if upload is not None:
                         # The user must not get a file that the runner can still write to.
                         if not request.trusted and not upload.seal():
                             runner.kill()
                             await runner.exit_code(EXIT_PATIENCE_S)
-                        cost = clock.cost(header)
+                        cost = clock.cost(report)
                         size = os.fstat(upload.fileno()).st_size
                         if refused := await self._refusal(request, size):
                             return refused
@@ -127,11 +136,11 @@ class Execution:
                             size = await upload.commit(result_key(request.id))
                         is_stored = True
                         return self._stored(request, cost, size)
-                    case "error":
-                        if header.get("ends") is True:
+                    case Error(report, ends):
+                        if ends:
                             runner.kill()  # no other request may be given this runner
                         text = body.decode(errors="replace")
-                        return Response(request.id, Status.ERROR, text, meta=clock.cost(header))
+                        return Response(request.id, Status.ERROR, text, meta=clock.cost(report))
             return None
         finally:
             if until_begun is not None:
@@ -153,42 +162,47 @@ class Execution:
         clock = _Clock()
         until_begun = runner.kill_if_frozen()
         try:
-            await runner.send(self._instructions_together(requests, payloads), b"".join(payloads))
-            async for header, body in runner.frames(protocol.max_body_bytes):
-                if protocol.accept(header) == "running":
+            runs = [
+                self._instructions(request, len(payload))
+                for request, payload in zip(requests, payloads, strict=True)
+            ]
+            await runner.send(RunTogether(tuple(runs)), b"".join(payloads))
+            async for message, body in runner.frames(protocol.max_body_bytes):
+                protocol.accept(message)
+                if isinstance(message, AnswersTogether):
+                    return await self._answers(requests, message, body, clock)
+                if message is Signal.RUNNING:
                     until_begun.cancel()
                     clock = _Clock()
-                elif header["kind"] == "together":
-                    return await self._answers(requests, header, body, clock)
         finally:
             until_begun.cancel()
         return [None] * len(requests)
 
     async def _answers(
-        self, requests: Sequence[Request], header: Mapping[str, Any], body: bytes, clock: _Clock
+        self, requests: Sequence[Request], message: AnswersTogether, body: bytes, clock: _Clock
     ) -> list[Response | None]:
-        cost, steps = clock.measured(header), tuple(clock.steps(header))
+        cost, steps = clock.measured(message.report), tuple(clock.steps(message.report))
         found: list[Response | None] = []
         start = 0
-        for request, fields in zip(requests, header["answers"], strict=True):
-            if fields is None:
+        for request, answer in zip(requests, message.answers, strict=True):
+            if answer is None:
                 found.append(None)
                 continue
-            content = body[start : start + fields["size"]]
-            start += fields["size"]
-            response = await self._completed(request, fields, content, cost)
+            content = body[start : start + answer.size]
+            start += answer.size
+            response = await self._completed(request, content, answer.compressed, cost)
             found.append(replace(response, steps=steps))
         return found
 
     async def _completed(
-        self, request: Request, header: Mapping[str, Any], body: bytes, cost: Mapping[str, float]
+        self, request: Request, body: bytes, compressed: bool, cost: Mapping[str, float]
     ) -> Response:
         """Return the response with a result that came in a frame; for a client that polls, store it."""
         if request.subscription_id is None:
             with step("store"):
                 await self._objects.put(result_key(request.id), body)
             return self._stored(request, cost, len(body))
-        result = InlineResult(body, header.get("compressed") is True)
+        result = InlineResult(body, compressed)
         return Response(request.id, Status.COMPLETED, _DONE, result, cost, len(body))
 
     async def _refusal(self, request: Request, size: int) -> Response | None:
@@ -200,35 +214,20 @@ class Execution:
         )
         return None if why is None else Response(request.id, Status.ERROR, why)
 
-    def _instructions(self, request: Request) -> dict[str, Any]:
+    def _instructions(self, request: Request, size: int = 0) -> Run:
         # Clients of that wire load a result straight out of its frame, without decompressing it.
         loaded_from_frame = request.subscription_id is not None and request.wire is Wire.HEADERS
         largest = self._settings.largest_result(trusted=request.trusted)
-        return {
-            "kind": "run",
-            "compressed": request.compress,
-            "env": dict(request.env),
-            "max_payload": self._settings.max_request_bytes,
-            "max_result": min(largest, request.max_result_bytes or largest),
-            "max_inline": self._settings.max_inline_result_bytes,
-            "compress_inline": request.compress and not loaded_from_frame,
-            "compress_stored": request.compress,
-            "nearby": request.nearby,
-        }
-
-    def _instructions_together(
-        self, requests: Sequence[Request], payloads: Sequence[bytes]
-    ) -> dict[str, Any]:
-        runs = [
-            {**self._instructions(request), "size": len(payload)}
-            for request, payload in zip(requests, payloads, strict=True)
-        ]
-        return {
-            "kind": "together",
-            "env": dict(requests[0].env),
-            "max_payload": self._settings.max_request_bytes,
-            "runs": runs,
-        }
+        return Run(
+            compressed=request.compress,
+            env=dict(request.env),
+            max_payload=self._settings.max_request_bytes,
+            max_result=min(largest, request.max_result_bytes or largest),
+            max_inline=self._settings.max_inline_result_bytes,
+            compress_inline=request.compress and not loaded_from_frame,
+            nearby=request.nearby,
+            size=size,
+        )
 
     def _stored(self, request: Request, cost: Mapping[str, float], size: int) -> Response:
         # A live client fetches its result once; a client that polls may fetch it any number of times.
@@ -250,20 +249,23 @@ class _Clock:
     def __init__(self) -> None:
         self._began, self._moment = time.perf_counter(), time.time()
 
-    def cost(self, header: Mapping[str, Any]) -> dict[str, float]:
+    def cost(self, report: RunReport) -> dict[str, float]:
         """Return the run's reported memory and its seconds until now, and record its reported steps."""
         if (recorded := current()) is not None:
-            for each in self.steps(header):
+            for each in self.steps(report):
                 recorded.note(each)
-        return self.measured(header)
+        return self.measured(report)
 
-    def measured(self, header: Mapping[str, Any]) -> dict[str, float]:
+    def measured(self, report: RunReport) -> dict[str, float]:
         """Return the run's reported memory and its seconds until now."""
-        return {**parse_meta(header), "execution_time": round(time.perf_counter() - self._began, 6)}
+        if report.peak_memory < 0:
+            raise ProtocolError("the peak memory is not a valid number")
+        elapsed_s = round(time.perf_counter() - self._began, 6)
+        return {"execution_time": elapsed_s, "peak_memory": report.peak_memory}
 
-    def steps(self, header: Mapping[str, Any]) -> list[Step]:
+    def steps(self, report: RunReport) -> list[Step]:
         """Return the run's reported steps."""
-        return parse_steps(header, self._moment, time.time())
+        return steps_of(report, self._moment, time.time())
 
 
 def announcement(request: Request) -> Response:

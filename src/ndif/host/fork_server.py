@@ -18,6 +18,7 @@ from ndif.host.environment import environment, for_untrusted
 from ndif.host.heartbeat import FROZEN_S, sign_of_life, until_frozen
 from ndif.host.runtimes import Runtime
 from ndif.runtime.frames import Channel
+from ndif.runtime.messages import StartModule
 from ndif.runtime.process.fork_server import OPTION, STATUS, UNTRUSTED
 from ndif.tasks import end, within
 
@@ -199,7 +200,7 @@ class _ForkServer:
                 output = os.open(os.devnull, os.O_WRONLY)
             try:
                 fds = [theirs.fileno(), output, channel.fileno()]
-                self._control.send({"kind": "fork", "module": module}, fds=fds)
+                self._control.send(StartModule(module), fds=fds)
             except OSError as error:
                 raise ForkServerError(str(error)) from error
             finally:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from ndif.config.units import format_duration
+from ndif.runtime.typed_json import from_json
 from ndif.tasks import within
+
+T = TypeVar("T")
 
 _EXIT_TIMEOUT_S = 2.0
 _MAX_ANSWER_BYTES = 1 << 24
@@ -63,6 +65,38 @@ class PhysicalGpu:
     """The number of its device file, which Slurm uses as its id."""
     instances: tuple[Gpu, ...] | None = None
     """The instances of a GPU in MIG mode, which computes only through them; None for a whole GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """The driver's GPUs, and a sentence for each that cannot be used."""
+
+    gpus: tuple[PhysicalGpu, ...]
+    failures: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """The bytes of each process on each device, by UUID and process id."""
+
+    processes: Mapping[str, Mapping[int, int | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """The driver's version, and the newest CUDA that it supports, as 1000 times major and so on."""
+
+    driver: str | None
+    cuda: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The driver's own error."""
+
+    failed: str
+    absent: bool
+    """True if no driver is installed or loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,22 +232,6 @@ def without_memory(gpu: Gpu) -> str:
     )
 
 
-def parse_gpus(answer: Mapping[str, Any]) -> list[PhysicalGpu]:
-    """Read the answer of `ndif.host.nvml` to `gpus`."""
-    found = []
-    for device in answer["gpus"]:
-        node, instances = device["numa_node"], device["instances"]
-        divided = None if instances is None else tuple(_gpu(one, node) for one in instances)
-        found.append(PhysicalGpu(_gpu(device, node), device["pci"], device["minor"], divided))
-    return found
-
-
-def _gpu(device: Mapping[str, Any], numa_node: int | None) -> Gpu:
-    # For a device without memory of its own some drivers report nothing and others 0.
-    total, reserved, free = device["total"] or None, device["reserved"] or 0, device["free"] or 0
-    return Gpu(device["uuid"], device["name"], total, reserved, free, numa_node)
-
-
 # The driver
 
 
@@ -231,24 +249,20 @@ class Driver:
 
     async def physical_gpus(self) -> tuple[list[PhysicalGpu], list[str]]:
         """Return the GPUs of this machine, and a sentence for each that cannot be used."""
-        answer = await self._query("gpus")
-        return parse_gpus(answer), [f"{failure}: it is not used." for failure in answer["failures"]]
+        found = await self._query("gpus", Devices)
+        return [*found.gpus], [f"{failure}: it is not used." for failure in found.failures]
 
-    async def processes(self) -> dict[str, dict[int, int | None]]:
+    async def processes(self) -> Mapping[str, Mapping[int, int | None]]:
         """Return the bytes of each process on each device, by UUID and process id."""
-        answer = await self._query("processes")
-        return {
-            uuid: {int(pid): size for pid, size in used.items()}
-            for uuid, used in answer["processes"].items()
-        }
+        return (await self._query("processes", Used)).processes
 
     async def versions(self) -> tuple[str | None, tuple[int, int] | None]:
         """Return the driver's version, and the newest CUDA that it supports."""
-        answer = await self._query("versions")
-        cuda = answer["cuda"]
-        return answer["driver"], None if cuda is None else (cuda // 1000, cuda % 1000 // 10)
+        found = await self._query("versions", Versions)
+        cuda = found.cuda
+        return found.driver, None if cuda is None else (cuda // 1000, cuda % 1000 // 10)
 
-    async def _query(self, question: str) -> dict[str, Any]:
+    async def _query(self, question: str, kind: type[T]) -> T:
         async with self._lock:
             try:
                 line = await within(self._line(question), self.timeout_s)
@@ -260,10 +274,10 @@ class Driver:
             except BaseException:
                 self._abandon()
                 raise
-        answer: dict[str, Any] = json.loads(line)
-        if "failed" in answer:
-            raise DriverError(f"the NVIDIA driver says {answer['failed']}", absent=answer["absent"])
-        return answer
+        with contextlib.suppress(ValueError):
+            return from_json(kind, line)
+        refused = from_json(Refused, line)
+        raise DriverError(f"the NVIDIA driver says {refused.failed}", absent=refused.absent)
 
     async def _line(self, question: str) -> bytes:
         try:

@@ -12,14 +12,16 @@ import shutil
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ndif.config.units import format_duration
 from ndif.host.environment import environment, without_credentials
 from ndif.host.runtimes import Runtime
+from ndif.runtime.sizing import RepositoryFacts
 from ndif.runtime.spec import ModelSpec
+from ndif.runtime.typed_json import from_json, to_json
 from ndif.runtime.weights.cache import CacheRules, folder_of, in_use, note_coming, note_use
 from ndif.schema.deployment import read_task
 from ndif.schema.repositories import Repositories
@@ -81,25 +83,12 @@ class DownloadError(Exception):
     """The files cannot be downloaded; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Facts about a model that its hub and its files tell."""
-
-    repo_id: str | None
-    task: str | None
-    """The task under which it is loaded; None in a generation of nnsight that knows no tasks."""
-    gated: bool = False
-    """The hub gives the files only to those who were permitted."""
-    folder: str | None = field(default=None, compare=False)
-    """The folder of the files; None for a checkpoint that is a folder itself."""
-
-
 async def download(
     spec: ModelSpec,
     runtime: Runtime,
     progress: Callable[[int, int], None],
     rules: CacheRules = _NO_RULES,
-) -> Found:
+) -> RepositoryFacts:
     """Download the files of a repository to the cache, or raise a `DownloadError`."""
     with contextlib.ExitStack() as held:
         # It waits while another process deletes the repository.
@@ -110,13 +99,13 @@ async def download(
 
 async def _download(
     spec: ModelSpec, runtime: Runtime, progress: Callable[[int, int], None], rules: CacheRules
-) -> Found:
-    found: Found | None = None
+) -> RepositoryFacts:
+    found: RepositoryFacts | None = None
     why = "the download ended without a reason"
-    module, said = "ndif.runtime.weights.fetch", (spec.header(), asdict(rules))
+    module, said = "ndif.runtime.weights.fetch", (to_json(spec).decode(), to_json(rules).decode())
     variables = environment(runtime)
     async with _fetching(
-        runtime, module, *map(json.dumps, said), variables=variables, stderr=subprocess.DEVNULL
+        runtime, module, *said, variables=variables, stderr=subprocess.DEVNULL
     ) as process:
         assert process.stdout is not None  # noqa: S101 - it is a pipe
         async for line in process.stdout:
@@ -129,28 +118,19 @@ async def _download(
                     case {"deleted": [*names]}:
                         told = ", ".join(map(str, names))
                         logger.info("deleted to make room for %s: %s", spec.checkpoint, told)
-                    case {
-                        "repo_id": str() | None as repo_id,
-                        "card": str() | None as card,
-                        "gated": bool(gated),
-                        "folder": str(folder),
-                    }:
-                        task = task_to_load(spec, Path(folder), card)
-                        found = Found(repo_id, task, gated, folder)
+                    case {"folder": _}:
+                        found = from_json(RepositoryFacts, line)
         await process.wait()
     if found is None:
         raise DownloadError(why)
     return found
 
 
-def task_to_load(spec: ModelSpec, folder: Path, card: str | None = None) -> str | None:
-    """Return the task under which a model is loaded: the one that `spec` names, or its architecture's.
-
-    `card` is the task that the repository's card names.
-    """
+def task_to_load(spec: ModelSpec, facts: RepositoryFacts) -> str | None:
+    """Return the task under which a model is loaded: the one that `spec` names, or its architecture's."""
     if spec.task is not None or spec.generation in _WITHOUT_TASKS:
         return spec.task
-    return read_task(folder / "config.json", card)
+    return read_task(Path(facts.folder, "config.json"), facts.card)
 
 
 class AdapterError(Exception):

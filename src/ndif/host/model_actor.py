@@ -21,7 +21,14 @@ from ndif.host.execution import EXIT_PATIENCE_S, SLACK, Execution, announce
 from ndif.host.fork_server import ForkServers
 from ndif.host.hub import AdapterError, Adapters
 from ndif.host.model_process import GONE_S, ModelProcess, ModelProcessError
-from ndif.host.port import DeviceError, Progress, ReplicaEvictedError, ReplicaLostError, Respond
+from ndif.host.port import (
+    DeviceError,
+    Progress,
+    ReplicaEvictedError,
+    ReplicaLostError,
+    Respond,
+    ServedModel,
+)
 from ndif.host.runner_handle import (
     RunnerEndedError,
     RunnerError,
@@ -137,7 +144,6 @@ class LocalModelActor:
         servers = fork_servers or ForkServers()
         self.process = ModelProcess(spec, runtime, weights, servers, cache_rules)
         self._objects = objects if shares else None
-        self._files: dict[str, str] = {}
         self._settings = settings
         self._timeout_s = config.execution_timeout_s or settings.execution_timeout_seconds
         self._kept = PersistentRunner(lambda: self._fork(fresh=False))
@@ -175,9 +181,9 @@ class LocalModelActor:
         self.ended = self.process.ended
 
     @property
-    def model(self) -> Mapping[str, Any]:
+    def model(self) -> ServedModel | None:
         """See `ModelActor.model`."""
-        return {**self.process.model, **self._files}
+        return self.process.model
 
     async def start(self, progress: Progress) -> None:
         """See `ModelActor.start`. Runners are ready when it returns."""
@@ -220,9 +226,10 @@ class LocalModelActor:
 
     async def _share(self) -> None:
         """Share the files from which clients build the model; the replica serves without that, too."""
-        folder = self.process.model.get("folder")
-        if self._objects is None or folder is None:
+        model = self.process.model
+        if self._objects is None or model is None:
             return
+        folder = model.folder
         try:
             key = await publish(Path(folder), self.process.spec.revision, self._objects)
         except (ObjectStoreError, OSError) as error:
@@ -230,7 +237,7 @@ class LocalModelActor:
         except Exception:
             logger.exception("clients cannot have the files of %s from here", folder)
         else:
-            self._files = {"files": key}
+            self.process.model = replace(model, files=key)
 
     async def _have_runners(self) -> None:
         self._forks = True

@@ -9,9 +9,9 @@ import os
 import signal
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TypeVar
 
 from ndif.config.units import format_duration
 from ndif.host.channel import Channel, ProtocolError
@@ -19,18 +19,37 @@ from ndif.host.device_errors import DeviceFailure, device_failure
 from ndif.host.environment import bind
 from ndif.host.fork_server import ForkServers, Process
 from ndif.host.heartbeat import FROZEN_S, parent, sign_of_family, sign_of_life, until_frozen
-from ndif.host.hub import DownloadError, Found, download, task_to_load
-from ndif.host.port import ActorError, Progress
+from ndif.host.hub import DownloadError, download, task_to_load
+from ndif.host.port import ActorError, Progress, ServedModel
 from ndif.host.runner_handle import RunnerHandle, describe_exit
 from ndif.host.runtimes import Runtime
 from ndif.host.shared_weights import SharedWeights
-from ndif.runtime.frames import Header
+from ndif.runtime.messages import (
+    Exited,
+    Filled,
+    Forked,
+    ForkRunner,
+    Load,
+    Message,
+    Ready,
+    SharedMemory,
+    ShareWeights,
+    Signal,
+    Uncache,
+    Uncached,
+    Verified,
+)
+from ndif.runtime.messages import Progress as ProgressMessage
+from ndif.runtime.sizing import RepositoryFacts
 from ndif.runtime.spec import ModelSpec
+from ndif.runtime.typed_json import to_fields
 from ndif.runtime.weights.cache import CacheRules, in_use
 from ndif.schema.structure import read_structure
 from ndif.tasks import end, timeout, within
 
 logger = logging.getLogger(__name__)
+
+A = TypeVar("A", bound=Message)
 
 _MAX_MESSAGE = 1 << 20
 _LAST_LINES = 20
@@ -43,16 +62,6 @@ _VERIFY_S = 60.0
 """Seconds within which weights are verified. Loading them again takes no longer."""
 _PINGS = 10
 """Pings to a process in the time after which it counts as frozen."""
-_ANSWERS = ("verified", "cached", "uncached", "failed")
-
-
-@contextlib.contextmanager
-def _well_formed() -> Iterator[None]:
-    """Turn the errors of a frame that lacks what its kind has into a ProtocolError."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"a frame lacks what its kind has ({error!r})") from error
 
 
 class ModelProcessError(ActorError):
@@ -74,8 +83,8 @@ class ModelProcess:
     fork_servers: ForkServers = field(default_factory=ForkServers)
     cache_rules: Callable[[], CacheRules] = CacheRules
     """Return the rules for the Hub's cache, as they are now."""
-    model: Mapping[str, Any] = field(default_factory=dict)
-    """Facts about the loaded model; empty until the process is ready."""
+    model: ServedModel | None = None
+    """Facts about the loaded model; None until the process is ready."""
     load_s: float = 0.0
     """Seconds that loading the weights took."""
     loaded_at: float = 0.0
@@ -93,7 +102,7 @@ class ModelProcess:
     _answered: asyncio.Event = field(default_factory=asyncio.Event)
     _is_bound: bool = False
     """True if the process and its runners are bound to some of the CPUs."""
-    _asked: deque[asyncio.Future[tuple[dict[str, Any], bytes]]] = field(default_factory=deque)
+    _asked: deque[asyncio.Future[tuple[Message, bytes]]] = field(default_factory=deque)
     _process: Process | None = None
     _control: Channel | None = None
     _runners: dict[str, RunnerHandle] = field(default_factory=dict)
@@ -122,20 +131,22 @@ class ModelProcess:
         """
         if max_memory is not None:
             self.spec = replace(self.spec, max_memory=max_memory)
-        found = Found(None, task_to_load(self.spec, self.spec.files))
+        facts = RepositoryFacts(str(self.spec.files))
         try:
             started = asyncio.create_task(self._start_process(cpus), name="model process start")
             try:
                 # Meanwhile the process imports what it needs, if no fork server has. It reaches no hub.
                 if not self.spec.is_folder:
-                    found = await self._download(timeout_s, progress)
+                    facts = await self._download(timeout_s, progress)
                 control = await within(started, timeout_s)
             finally:
                 await end([started])
-            self.spec = spec = replace(self.spec, task=found.task, folder=found.folder)
-            await control.send({"kind": "load", "spec": spec.header()})
+            fetched = None if self.spec.is_folder else facts.folder
+            task = task_to_load(self.spec, facts)
+            self.spec = spec = replace(self.spec, task=task, folder=fetched)
+            await control.send(Load(spec))
             self._tasks.append(asyncio.create_task(self._end_if_frozen(), name="sign of life"))
-            await within(self._loaded(control, progress), timeout_s)
+            model = await within(self._loaded(control, progress), timeout_s)
         except BaseException as error:
             await self.stop()
             # The first is an OSError, too, from Python 3.11 on.
@@ -148,9 +159,8 @@ class ModelProcess:
                 raise
             raise ModelProcessError(why) from error
         # What a repository's files make of its process, they do not say whose model it is.
-        folder = found.folder or self.spec.checkpoint
-        known = {"repo_id": found.repo_id, "gated": found.gated, "folder": folder}
-        self.model = {**self.model, **known}
+        folder = spec.folder or spec.checkpoint
+        self.model = replace(model, repo_id=facts.repo_id, gated=facts.gated, folder=folder)
         self._is_loaded = True
         self._tasks.append(asyncio.create_task(self._listen(control), name="model process control"))
         self._tasks.append(asyncio.create_task(self._ping(control), name="model process pings"))
@@ -174,7 +184,7 @@ class ModelProcess:
         with contextlib.suppress(OSError):
             while True:
                 self._answered.clear()
-                await control.send({"kind": "ping"})
+                await control.send(Signal.PING)
                 await self._answered.wait()
                 await asyncio.sleep(self.frozen_s / _PINGS)
 
@@ -203,7 +213,7 @@ class ModelProcess:
         await process.wait()
         control.hang_up()
 
-    async def _download(self, timeout_s: float, progress: Progress) -> Found:
+    async def _download(self, timeout_s: float, progress: Progress) -> RepositoryFacts:
         try:
             await asyncio.to_thread(self._held.enter_context, in_use(self.spec.checkpoint))
             fetching = download(self.spec, self.runtime, progress, self.cache_rules())
@@ -215,38 +225,33 @@ class ModelProcess:
                 f"the model did not arrive within {format_duration(timeout_s)} (NDIF_MODEL_START_TIMEOUT_S)"
             ) from error
 
-    async def _loaded(self, control: Channel, progress: Progress) -> None:
+    async def _loaded(self, control: Channel, progress: Progress) -> ServedModel:
         """Answer the process until it has loaded its model."""
-        with _well_formed():
-            await self._answer(control, progress)
-
-    async def _answer(self, control: Channel, progress: Progress) -> None:
         while True:
-            header, body = await control.receive(lambda _: _MAX_MESSAGE)
-            match header["kind"]:
-                case "progress":
-                    progress(int(header["done"]), int(header["total"]))
-                case "failed":
+            message, body = await control.receive(lambda _: _MAX_MESSAGE)
+            match message:
+                case ProgressMessage(done, total):
+                    progress(done, total)
+                case Signal.FAILED:
                     self._failed = body.decode(errors="replace")
                     raise ModelProcessError(self._failed)
-                case "weights":
+                case ShareWeights(name, size):
                     self._is_awaited = True  # perhaps until another process has filled the memory
-                    name = self._own(header["name"])
-                    fd = await self.weights.of(self, name, int(header["size"]))
+                    name = self._own(name)
+                    fd = await self.weights.of(self, name, size)
                     self._is_awaited = False
-                    filled = self.weights.filled(name)
-                    given = [] if fd is None else [fd]
-                    await control.send({"kind": "weights", "filled": filled}, fds=given)
-                case "filled":
-                    self.weights.fill(self._own(header["name"]), usable=bool(header["usable"]))
-                case "ready":
-                    self.model, self.load_s = dict(header["model"]), float(header["load_s"])
-                    if (structure := read_structure(bytes(body))) is not None:
-                        # As JSON, for it may travel to another machine.
-                        self.model = {**self.model, "structure": structure.dump()}
-                    self.loaded_at = float(header["loaded_at"])
-                    self.exposes_weights = bool(header["exposed"])
-                    return
+                    memory = SharedMemory(self.weights.filled(name))
+                    await control.send(memory, fds=[] if fd is None else [fd])
+                case Filled(name, usable):
+                    try:
+                        self.weights.fill(self._own(name), usable=usable)
+                    except KeyError as error:
+                        raise ProtocolError(f"it has no memory {name!r} to fill") from error
+                case Ready():
+                    self.load_s, self.loaded_at = message.load_s, message.loaded_at
+                    self.exposes_weights = message.exposed
+                    facts = to_fields(message.model)
+                    return ServedModel(**facts, structure=read_structure(body))
 
     def _own(self, name: str) -> str:
         """Return the name of weights of this model's files: no process can ask for those of others."""
@@ -279,10 +284,8 @@ class ModelProcess:
         self._runners[runner.id] = runner
         try:
             with theirs:
-                await self._control.send(
-                    {"kind": "fork", "runner": runner.id, "fresh": fresh, "reused": reused},
-                    fds=[theirs.fileno()],
-                )
+                order = ForkRunner(runner.id, fresh, reused)
+                await self._control.send(order, fds=[theirs.fileno()])
         except OSError as error:
             raise ModelProcessError(self._why_it_ended()) from error
         return runner
@@ -300,7 +303,7 @@ class ModelProcess:
                 self._waiting.discard(runner.id)
                 file = os.open(f"/proc/{pid}/clear_refs", os.O_WRONLY)
                 try:
-                    await runner.channel.send({"kind": "clear refs"}, fds=[file])
+                    await runner.channel.send(Signal.CLEAR_REFS, fds=[file])
                 finally:
                     os.close(file)
             runner.forked(pid)
@@ -319,13 +322,12 @@ class ModelProcess:
     async def verify(self) -> int:
         """Restore the weights as they were loaded; return the number of tensors that differed."""
         late = f"the weights could not be verified within {format_duration(_VERIFY_S)}"
-        answer = await self._ask({"kind": "verify"}, _VERIFY_S, late)
-        return int(answer["restored"])
+        return (await self._ask(Signal.VERIFY, Verified, _VERIFY_S, late)).restored
 
     async def cache(self, timeout_s: float) -> None:
         """Move weights from GPUs to the CPU's memory. No runner may be there."""
         late = f"the weights were not in the CPU's memory within {format_duration(timeout_s)}"
-        await self._ask({"kind": "cache"}, timeout_s, late)
+        await self._ask(Signal.CACHE, Signal, timeout_s, late)
 
     async def uncache(
         self, max_memory: Mapping[int, int] | None, cpus: Collection[int] | None, timeout_s: float
@@ -334,33 +336,32 @@ class ModelProcess:
         self.spec = replace(self.spec, max_memory=max_memory)
         self._bind(cpus)
         late = f"the model was not back within {format_duration(timeout_s)} (NDIF_MODEL_START_TIMEOUT_S)"
-        answer = await self._ask({"kind": "uncache", "max_memory": max_memory}, timeout_s, late)
-        self.model = {**self.model, "device": answer["model"]["device"]}
+        answer = await self._ask(Uncache(max_memory), Uncached, timeout_s, late)
+        if self.model is not None:
+            self.model = replace(self.model, device=answer.device)
 
-    async def _ask(self, header: Header, timeout_s: float, late: str) -> dict[str, Any]:
-        """Send a question, and return its answer; answers come in the order of the questions.
+    async def _ask(self, question: Message, kind: type[A], timeout_s: float, late: str) -> A:
+        """Send a question, and return its answer of a kind; answers come in the order of the questions.
 
         A process that fails, or is `late`, is ended.
         """
         if self._control is None or self.ended.is_set():
             raise ModelProcessError(self._why_it_ended())
-        answer: asyncio.Future[tuple[dict[str, Any], bytes]] = (
-            asyncio.get_running_loop().create_future()
-        )
+        answer: asyncio.Future[tuple[Message, bytes]] = asyncio.get_running_loop().create_future()
         self._asked.append(answer)
         try:
             async with timeout(timeout_s):
                 with contextlib.suppress(OSError):  # `_end` fails the question of an ended process
-                    await self._control.send(header)
+                    await self._control.send(question)
                 said, body = await answer
         except asyncio.TimeoutError as error:
             self.kill()
             raise ModelProcessError(late) from error
-        if said["kind"] == "failed":
-            self.kill()
-            self._failed = body.decode(errors="replace")
-            raise ModelProcessError(self._failed)
-        return said
+        if isinstance(said, kind) and said is not Signal.FAILED:
+            return said
+        self.kill()
+        self._failed = body.decode(errors="replace")
+        raise ModelProcessError(self._failed)
 
     def kill(self) -> None:
         """Kill the process, its owner and its runners."""
@@ -400,26 +401,20 @@ class ModelProcess:
 
     async def _hear(self, control: Channel) -> None:
         """Handle the process's frames until it ends."""
-        with _well_formed():
-            while True:
-                header, body = await control.receive(lambda _: _MAX_MESSAGE)
-                if header["kind"] in _ANSWERS:
+        while True:
+            message, body = await control.receive(lambda _: _MAX_MESSAGE)
+            match message:
+                case Verified() | Uncached() | Signal.CACHED | Signal.FAILED:
                     asked = self._asked.popleft() if self._asked else None
                     if asked is not None and not asked.done():
-                        asked.set_result((header, body))
-                    continue
-                if header["kind"] == "pong":
+                        asked.set_result((message, body))
+                case Signal.PONG:
                     self._answers += 1
                     self._answered.set()
-                    continue
-                runner = self._runners.get(header.get("runner", ""))
-                if runner is None:
-                    continue
-                if header["kind"] == "forked":
-                    await self._forked(runner, int(header["pid"]))
-                elif header["kind"] == "exited":
-                    del self._runners[runner.id]
-                    runner.exited(int(header["code"]))
+                case Forked(name, pid) if name in self._runners:
+                    await self._forked(self._runners[name], pid)
+                case Exited(name, code) if name in self._runners:
+                    self._runners.pop(name).exited(code)
 
     async def _hear_last_words(self) -> None:
         """Read the last lines of the output, which may say why the process has ended."""

@@ -8,7 +8,6 @@ Only this file imports pynvml.
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +15,13 @@ from typing import Any
 
 import pynvml
 
+from ndif.host.gpus import Devices, Gpu, PhysicalGpu, Refused, Used, Versions
+from ndif.runtime.typed_json import to_json
+
 _ABSENT = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 _PCI = Path("/sys/bus/pci/devices")
 
-Answer = dict[str, Any]
+Answer = Devices | Used | Versions | Refused
 
 
 def main() -> None:
@@ -34,11 +36,11 @@ def main() -> None:
             pynvml.nvmlInit()
             answer = questions[line.strip()]()
         except pynvml.NVMLError as error:
-            answer = {"failed": str(error).rstrip("."), "absent": error.value in _ABSENT}
-        print(json.dumps(answer), flush=True)
+            answer = Refused(str(error).rstrip("."), error.value in _ABSENT)
+        print(to_json(answer).decode(), flush=True)
 
 
-def gpus() -> Answer:
+def gpus() -> Devices:
     """Describe every GPU that this process may open, and the instances of divided ones."""
     found, failed = [], []
     for index in range(pynvml.nvmlDeviceGetCount()):
@@ -46,34 +48,31 @@ def gpus() -> Answer:
             found.append(_gpu(pynvml.nvmlDeviceGetHandleByIndex(index)))
         except pynvml.NVMLError as error:  # a lost or forbidden GPU does not hide the others
             failed.append(f"GPU {index}: {error}")
-    return {"gpus": found, "failures": failed}
+    return Devices(tuple(found), tuple(failed))
 
 
-def _gpu(handle: Any) -> Answer:
+def _gpu(handle: Any) -> PhysicalGpu:
     pci = pynvml.nvmlDeviceGetPciInfo(handle).busId
-    return {
-        **_device(handle),
-        "pci": pci,
-        "minor": _or_none(lambda: pynvml.nvmlDeviceGetMinorNumber(handle)),
-        "numa_node": _numa_node(pci),
-        "instances": _instances(handle),
-    }
+    node = _numa_node(pci)
+    minor = _or_none(lambda: pynvml.nvmlDeviceGetMinorNumber(handle))
+    return PhysicalGpu(_device(handle, node), pci, minor, _instances(handle, node))
 
 
-def _device(handle: Any) -> Answer:
+def _device(handle: Any, numa_node: int | None) -> Gpu:
     uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
-    return {"uuid": uuid, "name": name, **_memory(handle)}
+    total, reserved, free = _memory(handle)
+    # For a device without memory of its own some drivers report nothing and others 0.
+    return Gpu(uuid, name, total or None, reserved or 0, free or 0, numa_node)
 
 
-def _memory(handle: Any) -> Answer:
+def _memory(handle: Any) -> tuple[int | None, int | None, int | None]:
+    """Return the total, the reserved and the free bytes of a device."""
     with contextlib.suppress(pynvml.NVMLError):
         info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-        return {"total": info.total, "reserved": info.reserved, "free": info.free}
+        return info.total, info.reserved, info.free
     # Drivers before 510 count reserved memory as used.
     info = _or_none(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
-    if info is None:
-        return {"total": None, "reserved": None, "free": None}
-    return {"total": info.total, "reserved": 0, "free": info.free}
+    return (None, None, None) if info is None else (info.total, 0, info.free)
 
 
 def _instance_handles(gpu: Any) -> list[Any] | None:
@@ -88,18 +87,18 @@ def _instance_handles(gpu: Any) -> list[Any] | None:
     return handles
 
 
-def _instances(gpu: Any) -> list[Answer] | None:
+def _instances(gpu: Any, numa_node: int | None) -> tuple[Gpu, ...] | None:
     handles = _instance_handles(gpu)
     if handles is None:
         return None
     found = []
     for one in handles:
         with contextlib.suppress(pynvml.NVMLError):
-            found.append(_device(one))
-    return found
+            found.append(_device(one, numa_node))
+    return tuple(found)
 
 
-def processes() -> Answer:
+def processes() -> Used:
     """List the memory of each process by the UUID of the GPU or instance."""
     used = {}
     for index in range(pynvml.nvmlDeviceGetCount()):
@@ -110,15 +109,13 @@ def processes() -> Answer:
                 used[pynvml.nvmlDeviceGetUUID(device)] = {
                     one.pid: one.usedGpuMemory for one in running
                 }
-    return {"processes": used}
+    return Used(used)
 
 
-def versions() -> Answer:
-    """Return the driver's version, and the newest CUDA that it supports, as 1000 times major and so on."""
-    return {
-        "driver": _or_none(pynvml.nvmlSystemGetDriverVersion),
-        "cuda": _or_none(pynvml.nvmlSystemGetCudaDriverVersion_v2),
-    }
+def versions() -> Versions:
+    """Return the driver's version, and the newest CUDA that it supports."""
+    driver = _or_none(pynvml.nvmlSystemGetDriverVersion)
+    return Versions(driver, _or_none(pynvml.nvmlSystemGetCudaDriverVersion_v2))
 
 
 def _numa_node(pci: str) -> int | None:

@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from ndif.host.device_errors import DeviceFailure
+from ndif.runtime.messages import LoadedModel
 from ndif.schema.request import Request
 from ndif.schema.response import Response
+from ndif.schema.structure import ModelStructure
 
 Progress = Callable[[int, int], None]
 """Receives the bytes, or steps, that are done and their total."""
 
 Respond = Callable[[Response], Awaitable[bool]]
 """Delivers one update; returns False if a live client was not there to receive it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel(LoadedModel):
+    """Facts about a loaded model, with those that its process does not know."""
+
+    repo_id: str | None = None
+    """The repository's name as its hub spells it; None if no hub answered."""
+    gated: bool = False
+    """True if the hub gives its files only to those who were permitted."""
+    structure: ModelStructure | None = None
+    """The model's tree of modules; None if it could not be described."""
+    files: str | None = None
+    """Key of the object from which clients build the model (`ndif.host.snapshot`), once it is stored."""
 
 
 class ReplicaLostError(Exception):
@@ -76,11 +93,8 @@ class ModelActor(RequestRunner, Protocol):
         """Return the failure of a GPU that ended the replica, once `ended` is set."""
 
     @property
-    def model(self) -> Mapping[str, Any]:
-        """Return what was loaded: facts from `Generation.describe`; empty before.
-
-        `files` is the key of the object from which clients build the model (`ndif.host.snapshot`).
-        """
+    def model(self) -> ServedModel | None:
+        """Return facts about the loaded model; None before it is loaded."""
 
     async def start(self, progress: Progress) -> None:
         """Load the model: COLD to HOT, or raise an `ActorError`. Nothing of the replica is left then."""

@@ -4,7 +4,7 @@
 what is stored by then. `RequestLifecycle` holds the requests of one process and applies that table.
 
 Both of its users can import this file from here: the queue, which claims requests from the broker, and the
-jobs of a replica in a process of its own (`ndif.host.remote_actor`), to which the queue sends them.
+jobs of a replica in a process of its own (`ndif.cluster.remote_actor`), to which the queue sends them.
 """
 
 from __future__ import annotations

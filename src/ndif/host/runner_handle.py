@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ndif.host.channel import Channel
 from ndif.host.heartbeat import FROZEN_S, sign_of_life, until_frozen
-from ndif.runtime.frames import Header
+from ndif.runtime.messages import Message, Signal
 from ndif.schema.payload import Payload
 from ndif.tasks import within
 
@@ -109,10 +109,10 @@ class RunnerHandle:
         """Return once the runner waits for a request; raise a `RunnerError` if it never does."""
         watching = self.kill_if_frozen()
         try:
-            async for header, body in self.frames(lambda _: _MAX_REASON):
-                if header["kind"] in ("failed", "spent"):
+            async for message, body in self.frames(lambda _: _MAX_REASON):
+                if message in (Signal.FAILED, Signal.SPENT):
                     raise RunnerError(body.decode(errors="replace"))
-                if header["kind"] != "idle":
+                if message is not Signal.IDLE:
                     raise RunnerError("a runner sent a frame before it was ready")
                 return
         finally:
@@ -132,17 +132,15 @@ class RunnerHandle:
         logger.error("runner %s: no sign of life, it is killed", self.pid)
         self.kill()
 
-    async def send(
-        self, header: dict[str, Any], body: Payload = b"", fds: Sequence[int] = ()
-    ) -> None:
+    async def send(self, message: Message, body: Payload = b"", fds: Sequence[int] = ()) -> None:
         """Send a frame to the runner; one that has died sends no frame back."""
         with contextlib.suppress(OSError):
-            await self.channel.send(header, body, fds)
+            await self.channel.send(message, body, fds)
 
     async def frames(
-        self, max_body_bytes: Callable[[Header], int]
-    ) -> AsyncIterator[tuple[dict[str, Any], bytes]]:
-        """Yield the runner's frames until it ends; `max_body_bytes` limits the body after a header."""
+        self, max_body_bytes: Callable[[Message], int]
+    ) -> AsyncIterator[tuple[Message, bytes]]:
+        """Yield the runner's frames until it ends; `max_body_bytes` limits the body after a message."""
         with contextlib.suppress(EOFError):
             while True:
                 yield await self.channel.receive(max_body_bytes)

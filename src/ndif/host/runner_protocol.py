@@ -5,26 +5,23 @@ Untrusted code may control a runner, so every frame is checked.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from ndif.host.channel import ProtocolError
 from ndif.runtime.frames import MAX_TEXT
+from ndif.runtime.messages import Message, RunReport, Signal, kind_of
 from ndif.schema.step import RUNNER, Step
 from ndif.sizes import format_size
 
 _BEFORE_RUN = frozenset({"idle", "running"})
-_DURING_RUN = frozenset({"log", "spill", "result", "error"})
+_DURING_RUN = frozenset({"log", "spill", "returned", "error"})
 _HYBRID = frozenset({"stream", "await upload"})
-_TOGETHER = frozenset({"together"})
+_TOGETHER = frozenset({"answers together"})
 _AFTER_SPILL = frozenset({"spilled", "error"})
 _STEPS = ("prepare", "execute", "pack")
-_STEP_FIELDS = 3
 _BURST_S = 10
-_TOO_LARGE = 1 << 63
 _FRAME_COST = 256
 """Bytes that a streamed frame counts beside its content, so that empty frames are not free."""
 
@@ -89,24 +86,24 @@ class RunnerProtocol:
         self._lines = limits.log_lines_per_s * _BURST_S
         self._counted = clock()
 
-    def max_body_bytes(self, header: Mapping[str, Any]) -> int:
-        """Return the largest body, in bytes, that a frame with this header may have."""
-        match header["kind"]:
-            case "result" | "stream":
+    def max_body_bytes(self, message: Message) -> int:
+        """Return the largest body, in bytes, that a frame with this message may have."""
+        match kind_of(message):
+            case "returned" | "stream":
                 return self._limits.frame_bytes
             case "log" | "error":
                 return MAX_TEXT
         return 0
 
-    def accept(self, header: Mapping[str, Any], body: bytes) -> str:
-        """Check a frame, count it and return its kind.
+    def accept(self, message: Message, body: bytes) -> None:
+        """Check a frame and count it.
 
         Raise a `ProtocolError` if no such frame may be sent in this state, a `LimitError` if it exceeds a
         limit, and a `NoLiveClientError` if it is for a client without a live channel.
         """
-        kind = str(header["kind"])
+        kind = kind_of(message)
         if kind not in self._expected:
-            raise ProtocolError(f"a frame {kind[:20]!r} is not allowed in this state")
+            raise ProtocolError(f"a frame {kind!r} is not allowed in this state")
         if kind in _HYBRID and not self._has_live_client:
             raise NoLiveClientError(
                 "A part of this block runs on its client while the rest of it runs here, and a job that is "
@@ -122,7 +119,6 @@ class RunnerProtocol:
                 self._count_log(body)
             case "stream":
                 self._count_stream(body)
-        return kind
 
     def _count_log(self, body: bytes) -> None:
         self._logged += len(body)
@@ -164,54 +160,27 @@ class TogetherProtocol:
         self._frame_bytes = frame_bytes
         self._expected = _BEFORE_RUN
 
-    def max_body_bytes(self, header: Mapping[str, Any]) -> int:
-        """Return the largest body, in bytes, that a frame with this header may have."""
-        return self._frame_bytes if header["kind"] == "together" else 0
+    def max_body_bytes(self, message: Message) -> int:
+        """Return the largest body, in bytes, that a frame with this message may have."""
+        return self._frame_bytes if kind_of(message) in _TOGETHER else 0
 
-    def accept(self, header: Mapping[str, Any]) -> str:
-        """Check a frame and return its kind, or raise a `ProtocolError` if it may not be sent now."""
-        kind = str(header["kind"])
-        if kind not in self._expected:
-            raise ProtocolError(f"a frame {kind[:20]!r} is not allowed in this state")
-        if kind == "running":
+    def accept(self, message: Message) -> None:
+        """Check a frame, or raise a `ProtocolError` if it may not be sent now."""
+        if kind_of(message) not in self._expected:
+            raise ProtocolError(f"a frame {kind_of(message)!r} is not allowed in this state")
+        if message is Signal.RUNNING:
             self._expected = _TOGETHER
-        return kind
 
 
-def parse_steps(header: Mapping[str, Any], began: float, ended: float) -> list[Step]:
+def steps_of(report: RunReport, began: float, ended: float) -> list[Step]:
     """Return the reported steps of a run between these Unix times, or raise a `ProtocolError`.
 
     A runner of untrusted code may report what it likes of its own request, but none that was not then.
     """
-    reported = header.get("steps", ())
-    if not isinstance(reported, list | tuple) or len(reported) > len(_STEPS):
-        raise ProtocolError("a frame has more steps than a run")
+    if len(report.steps) > len(_STEPS) or any(each.name not in _STEPS for each in report.steps):
+        raise ProtocolError("a frame has steps that no run has")
     steps = []
-    for each in reported:
-        if not isinstance(each, list) or len(each) != _STEP_FIELDS or each[0] not in _STEPS:
-            raise ProtocolError("a frame has a step that no run has")
-        if any(type(moment) is not float or not math.isfinite(moment) for moment in each[1:]):
-            raise ProtocolError("the times of a step are not valid numbers")
-        name, start, end = each
-        start = min(max(start, began), ended)
-        steps.append(Step(name, RUNNER, start, min(max(end, start), ended)))
+    for each in report.steps:
+        start = min(max(each.start, began), ended)
+        steps.append(Step(each.name, RUNNER, start, min(max(each.end, start), ended)))
     return steps
-
-
-def parse_size(header: Mapping[str, Any]) -> int:
-    """Return the reported bytes of a file that is to be written, or raise a `ProtocolError`."""
-    size = header.get("size")
-    if type(size) is not int:
-        raise ProtocolError("a frame lacks the size of its file")
-    return size
-
-
-def parse_meta(header: Mapping[str, Any]) -> dict[str, float]:
-    """Return the reported execution time (seconds) and peak memory (bytes), or raise a `ProtocolError`."""
-    meta = header.get("meta")
-    if not isinstance(meta, dict) or meta.keys() != {"execution_time", "peak_memory"}:
-        raise ProtocolError("a frame lacks the execution time or the peak memory")
-    for value in meta.values():
-        if type(value) not in (int, float) or not 0 <= value < _TOO_LARGE:
-            raise ProtocolError("the execution time or the peak memory is not a valid number")
-    return dict(meta)

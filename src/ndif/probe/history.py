@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from ndif.probe.probe import Outcome, Target, Value
+from ndif.probe.outcome import Outcome, Value
+from ndif.probe.probe import Target
 from ndif.schema.answer import project
 from ndif.schema.server_state import Probe, PublicProbe
 from ndif.schema.states import ProbeKind

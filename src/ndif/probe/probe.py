@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import math
 import os
 import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from ndif.config.units import format_duration
 from ndif.host.environment import environment, for_untrusted
 from ndif.host.runtimes import Runtime
 from ndif.net import is_loopback
+from ndif.probe.outcome import Outcome, Question
+from ndif.runtime.typed_json import from_json, to_json
 from ndif.schema.model_key import ModelKey
 from ndif.schema.states import ProbeKind
 from ndif.sizes import format_size
@@ -56,74 +54,6 @@ class Target:
         return self.repo_id + (f"@{self.revision}" if self.revision else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A sample of a value, by which it is compared with those of other probes."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    tolerance: float
-    """Difference that is no difference, as a share of the numbers' spread."""
-    numbers: tuple[float, ...]
-    tokens: tuple[int, ...]
-    """The tokens of the highest scores; empty for a model that predicts none."""
-
-    def differs_from(self, other: Value) -> str | None:
-        """Return the sentence that this is another value; None if it is the same but for rounding."""
-        if (self.shape, len(self.numbers)) != (other.shape, len(other.numbers)):
-            return (
-                f"The value has the shape {list(self.shape)}, and had {list(other.shape)} before."
-            )
-        mean = math.fsum(other.numbers) / max(1, len(other.numbers))
-        spread = math.dist(other.numbers, [mean] * len(other.numbers))
-        distance = math.dist(self.numbers, other.numbers)
-        # A replica on another device may be loaded in another type.
-        allowed = max(self.tolerance, other.tolerance)
-        if distance <= allowed * max(spread, abs(mean), 1e-9):
-            return None
-        return (
-            f"The value is another than in the first probe of this model: it is {distance:.3g} away, and "
-            f"its numbers spread over {spread:.3g}."
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The end of one probe."""
-
-    kind: ProbeKind
-    reason: str = ""
-    """Sentence that says what is wrong; empty if nothing is."""
-    seconds: float | None = None
-    """Seconds from sending the trace to its value, its wait in the queue included; None without a value."""
-    value: Value | None = None
-
-    @property
-    def failed(self) -> bool:
-        """Return True if the model is not served as it should be."""
-        return self.kind not in (ProbeKind.OK, ProbeKind.LOADING, ProbeKind.UNSUPPORTED)
-
-    def against(self, first: Value | None) -> Outcome:
-        """Return this outcome, or a wrong one if its value is another than the first of the model."""
-        if first is None or self.value is None:
-            return self
-        reason = self.value.differs_from(first)
-        return (
-            self
-            if reason is None
-            else Outcome(ProbeKind.WRONG, reason, self.seconds, value=self.value)
-        )
-
-    def describe(self) -> dict[str, Any]:
-        """Return the outcome as a JSON-serialisable dict."""
-        return {
-            "outcome": self.kind.value,
-            "reason": self.reason,
-            "seconds": self.seconds,
-            "value": None if self.value is None else asdict(self.value),
-        }
-
-
 async def probe(
     target: Target, runtime: Runtime, url: str, key: str, cache: Path, timeout_s: float
 ) -> Outcome:
@@ -133,15 +63,8 @@ async def probe(
     started, after `timeout_s` seconds or when this is cancelled. It unpickles what was made where the model
     ran: it has none of this process's secrets, and reaches no file but the client's own.
     """
-    question = {
-        "url": url,
-        "key": key,
-        "cache": str(cache),
-        "repo_id": target.repo_id,
-        "revision": target.revision,
-        "task": target.task,
-        "timeout_s": timeout_s,
-    }
+    model = target.repo_id, target.revision, target.task
+    question = Question(url, key, str(cache), *model, timeout_s)
     process = await asyncio.create_subprocess_exec(
         *(str(runtime.interpreter), "-m", _MODULE),
         stdin=asyncio.subprocess.PIPE,
@@ -171,9 +94,7 @@ def variables_of_client(runtime: Runtime, url: str) -> dict[str, str]:
     return {**known, **{name: os.environ[name] for name in _WAY if name in os.environ}}
 
 
-async def _converse(
-    process: asyncio.subprocess.Process, question: Mapping[str, Any]
-) -> tuple[bytes, str]:
+async def _converse(process: asyncio.subprocess.Process, question: Question) -> tuple[bytes, str]:
     """Return the line that answers a question, empty if none comes, and the end of the other output."""
     writer, reader, errors = process.stdin, process.stdout, process.stderr
     if writer is None or reader is None or errors is None:
@@ -182,7 +103,7 @@ async def _converse(
     try:
         line = b""
         with contextlib.suppress(ConnectionError):  # it has ended
-            writer.write(json.dumps(question).encode() + b"\n")
+            writer.write(to_json(question) + b"\n")
             await writer.drain()
             line = await reader.readline()
         return line, "" if line else await saying
@@ -210,28 +131,9 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 def _outcome(line: bytes, errors: str) -> Outcome:
     """Return the outcome that a process's answer tells, or that it ended without one."""
-    try:
-        answer: dict[str, Any] = json.loads(line)
-        kind, reason = ProbeKind(answer["outcome"]), str(answer["reason"])
-        return Outcome(kind, reason[:_MAX_REASON], answer.get("seconds"), _value(answer))
-    except (ValueError, TypeError, KeyError):
-        pass  # it has none
+    with contextlib.suppress(ValueError):  # it has none
+        outcome = from_json(Outcome, line)
+        return replace(outcome, reason=outcome.reason[:_MAX_REASON])
     lines = [text for text in map(str.strip, errors.splitlines()) if text]
     why = f": {lines[-1]}" if lines else ""
     return Outcome(ProbeKind.ERROR, f"The client ended without an answer{why}"[:_MAX_REASON])
-
-
-def _value(answer: Mapping[str, Any]) -> Value | None:
-    if "numbers" not in answer:
-        return None
-    return Value(
-        _tuple(answer["shape"]),
-        str(answer["dtype"]),
-        float(answer["tolerance"]),
-        tuple(map(float, answer["numbers"])),
-        _tuple(answer["tokens"]),
-    )
-
-
-def _tuple(numbers: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(map(int, numbers))

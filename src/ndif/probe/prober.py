@@ -12,7 +12,8 @@ from tempfile import TemporaryDirectory
 from ndif.config.units import format_duration
 from ndif.host.runtimes import Runtime
 from ndif.probe.history import Histories
-from ndif.probe.probe import Outcome, Target, probe
+from ndif.probe.outcome import Outcome
+from ndif.probe.probe import Target, probe
 from ndif.schema.states import ProbeKind
 from ndif.telemetry import metrics
 

@@ -6,7 +6,6 @@ and prints its finding as one line of JSON. It imports nnsight and torch; nothin
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
@@ -16,7 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ndif.probe.outcome import Outcome, Question, Value
+from ndif.runtime.typed_json import from_json, to_json
 from ndif.sandbox.confinement.client import confine_client
+from ndif.schema.states import ProbeKind
 
 _PROMPT = "The Eiffel Tower is in the city of"
 _GENERATES = ("text-generation", None)
@@ -34,50 +36,52 @@ _HALF_ROUNDING = 1e-2
 
 def main() -> None:
     """Answer one question."""
-    question = json.loads(sys.stdin.readline())
+    question = from_json(Question, sys.stdin.readline())
     # Whoever asked ends this process in time, unless that one was killed before.
-    signal.setitimer(signal.ITIMER_REAL, question["timeout_s"] + _GRACE_S)
+    signal.setitimer(signal.ITIMER_REAL, question.timeout_s + _GRACE_S)
     # The client and its libraries print to the standard output.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     # Before the client is imported, which reads these once. A process's first environment can be read by
     # others of the same user; what is set later cannot.
     os.environ.update(
-        NDIF_HOST=question["url"],
-        NDIF_API_KEY=question["key"],
-        HF_ENDPOINT=f"{question['url']}/hub",
-        HF_HOME=question["cache"],
+        NDIF_HOST=question.url,
+        NDIF_API_KEY=question.key,
+        HF_ENDPOINT=f"{question.url}/hub",
+        HF_HOME=question.cache,
         HF_HUB_OFFLINE="0",
     )
     own = filter(None, map(os.environ.get, _CERTIFICATES))
-    confine_client(Path(question["cache"]), map(Path, own))
+    confine_client(Path(question.cache), map(Path, own))
     try:
-        finding = _probe(question)
+        outcome = _probe(question)
     except Exception as error:  # whatever it is, a user would have had it
-        finding = {"outcome": "error", "reason": _sentence(error)}
-    print(json.dumps(finding), file=answers, flush=True)
+        outcome = Outcome(ProbeKind.ERROR, _sentence(error))
+    print(to_json(outcome).decode(), file=answers, flush=True)
 
 
-def _probe(question: Mapping[str, Any]) -> dict[str, Any]:
-    began = time.perf_counter()
+def _probe(question: Question) -> Outcome:
     import nnsight
     from nnsight import CONFIG
 
     CONFIG.APP.REMOTE_LOGGING = False
     newest = hasattr(nnsight, "TransformersModel")
-    name, revision, task = question["repo_id"], question["revision"], question["task"]
+    name, revision, task = question.repo_id, question.revision, question.task
     if newest:
         model = nnsight.TransformersModel(name, revision=revision, task=task)
     else:
         model = nnsight.LanguageModel(name, revision=revision or "main")
     if getattr(model, "tokenizer", None) is None:
-        return {"outcome": "unsupported", "reason": "The model takes no text."}
+        return Outcome(ProbeKind.UNSUPPORTED, "The model takes no text.")
     prepared = time.perf_counter()
     predicts = task in _GENERATES and hasattr(model, "lm_head")
     saved = _predict(model) if predicts else _output(model)
-    ended = time.perf_counter()
-    finding = _judge(saved) if predicts else _summary(saved)
-    return {**finding, "seconds": ended - prepared, "prepared_s": prepared - began}
+    took_s = time.perf_counter() - prepared
+    value = _value(saved)
+    why = _why_wrong(saved, value if predicts else None)
+    if why is not None:
+        return Outcome(ProbeKind.WRONG, why, took_s)
+    return Outcome(ProbeKind.OK, seconds=took_s, value=value)
 
 
 def _predict(model: Any) -> dict[str, Any]:
@@ -124,52 +128,45 @@ def _output(model: Any) -> dict[str, Any]:
     return {"shape": shape, "is_finite": is_finite, "sampled": sampled}
 
 
-def _summary(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a value is compared by with the values of other probes."""
-    if not bool(saved["is_finite"]):
-        return {"outcome": "wrong", "reason": "The value has numbers that are not finite."}
+def _value(saved: Mapping[str, Any]) -> Value:
+    """Return a sample, by which a value is compared with those of other probes."""
     sampled = saved["sampled"]
-    return {
-        "outcome": "ok",
-        "reason": "",
-        "shape": saved["shape"].tolist(),
-        "dtype": str(sampled.dtype).removeprefix("torch."),
-        "tolerance": _EXACT_TOLERANCE if sampled.element_size() > 2 else _HALF_TOLERANCE,
-        "numbers": sampled.double().tolist(),
-        "tokens": saved["tokens"].tolist() if "tokens" in saved else [],
-    }
+    return Value(
+        tuple(saved["shape"].tolist()),
+        str(sampled.dtype).removeprefix("torch."),
+        _EXACT_TOLERANCE if sampled.element_size() > 2 else _HALF_TOLERANCE,
+        tuple(sampled.double().tolist()),
+        tuple(saved["tokens"].tolist()) if "tokens" in saved else (),
+    )
 
 
-def _judge(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the summary of a prediction, or that it does not follow from the hidden state beside it.
+def _why_wrong(saved: Mapping[str, Any], prediction: Value | None) -> str | None:
+    """Return why a value cannot be the model's; None if it can.
 
-    The head's rows for the best tokens came along: their products with the hidden state, computed here, are
-    these tokens' scores.
+    The head's rows for the best tokens came along with a prediction: their products with the hidden state,
+    computed here, are these tokens' scores.
     """
-    found = _summary(saved)
-    if found["outcome"] != "ok":
-        return found
-    if not saved["rows"].is_floating_point():  # a quantised head, which has other numbers
-        return found
+    if not bool(saved["is_finite"]):
+        return "The value has numbers that are not finite."
+    # A quantised head has other numbers.
+    if prediction is None or not saved["rows"].is_floating_point():
+        return None
     hidden, rows = saved["hidden"].double(), saved["rows"].double()
     values = saved["values"].double()
     if hidden.shape[-1:] != rows.shape[-1:] or values.shape != rows.shape[:1]:
-        return {"outcome": "wrong", "reason": "The value has another shape than its model."}
+        return "The value has another shape than its model."
     # An error of rounding grows with what is added, and not with the sum.
     summed = rows.norm(dim=-1) * hidden.norm()
-    rounding = min(found["tolerance"], _HALF_ROUNDING)
+    rounding = min(prediction.tolerance, _HALF_ROUNDING)
     allowed = rounding * values.abs() + _EXACT_TOLERANCE * summed
     differences = (rows @ hidden + saved["added"].double() - values).abs()
     worst = (differences - allowed).max().item()
-    if math.isnan(worst) or worst > 0:
-        return {
-            "outcome": "wrong",
-            "reason": (
-                "The predicted scores are not those of the hidden state beside them: they differ by up "
-                f"to {differences.max().item():.3g}."
-            ),
-        }
-    return found
+    if not math.isnan(worst) and worst <= 0:
+        return None
+    return (
+        "The predicted scores are not those of the hidden state beside them: they differ by up to "
+        f"{differences.max().item():.3g}."
+    )
 
 
 def _sentence(error: Exception) -> str:

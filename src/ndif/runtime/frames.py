@@ -1,8 +1,9 @@
-"""The frames between a host and its model process: a small header and raw bytes.
+"""The frames between a host and its model process: a message and raw bytes.
 
-On the socket: the header's length (4 bytes) and the body's (8 bytes), both big-endian; the header, a
-JSON object with a `kind`; the body, opaque. A file descriptor may ride with a frame's first byte. A body
-that the host has in a file is not on the socket: its descriptor rides, and `in_file` is its size.
+On the socket: the header's length (4 bytes) and the body's (8 bytes), both big-endian; the header, which
+is the message as a JSON object with a `kind`; the body, opaque. A file descriptor may ride with a frame's
+first byte. A body that the host has in a file is not on the socket: its descriptor rides, and `in_file` is
+its size.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TypeVar
+
+from ndif.runtime.messages import Message, header_of, message_of
+from ndif.runtime.typed_json import to_json
 
 LENGTHS = struct.Struct("!IQ")
 SMALL = 1 << 16
@@ -22,21 +26,25 @@ IN_FILE = "in_file"
 MAX_TEXT = 1 << 20
 """Largest printed line or error, in bytes, in one frame."""
 
-Header = Mapping[str, Any]
 
-
-def pack(header: Header, body_size: int = 0) -> bytes:
-    """Return a frame up to its body."""
-    text = json.dumps(header).encode()
+def pack(message: Message, body_size: int = 0, in_file: int | None = None) -> bytes:
+    """Return a frame up to its body, of which `in_file` bytes are in a file."""
+    header = header_of(message)
+    if in_file is not None:
+        header[IN_FILE] = in_file
+    text = to_json(header)
     return LENGTHS.pack(len(text), body_size) + text
 
 
-def unpack_header(text: bytes) -> dict[str, Any]:
-    """Parse a header; raise ValueError unless it is a JSON object with a `kind`."""
+def unpack(text: bytes) -> tuple[Message, int | None]:
+    """Return the message of a header, and the size of a body in a file; raise ValueError without one."""
     header = json.loads(text.decode())
     if not isinstance(header, dict) or not isinstance(header.get("kind"), str):
         raise ValueError("a frame's header must be an object with a kind")
-    return header
+    return message_of(header), header.get(IN_FILE)
+
+
+M = TypeVar("M")
 
 
 class Channel:
@@ -45,9 +53,11 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
 
-    def send(self, header: Header, body: bytes | memoryview = b"", fds: Sequence[int] = ()) -> None:
+    def send(
+        self, message: Message, body: bytes | memoryview = b"", fds: Sequence[int] = ()
+    ) -> None:
         """Write one frame whole."""
-        head = pack(header, len(body))
+        head = pack(message, len(body))
         if len(body) <= SMALL:
             head, body = head + body, b""
         if fds:
@@ -56,16 +66,22 @@ class Channel:
         if body:
             self.socket.sendall(body)
 
-    def receive(self) -> tuple[dict[str, Any], bytes | bytearray, Sequence[int]]:
-        """Read one frame: header, body, and the descriptors that came with it."""
+    def receive(self) -> tuple[Message, bytes | bytearray, Sequence[int]]:
+        """Read one frame: message, body, and the descriptors that came with it."""
         first, fds, _, _ = socket.recv_fds(self.socket, LENGTHS.size, 4)
         lengths = first + self._exactly(LENGTHS.size - len(first))
         header_size, body_size = LENGTHS.unpack(lengths)
-        header = unpack_header(bytes(self._exactly(header_size)))
-        size = header.pop(IN_FILE, None)
+        message, size = unpack(bytes(self._exactly(header_size)))
         if size is not None:
-            return header, _read_file(fds[0], size), ()
-        return header, self._exactly(body_size), fds
+            return message, _read_file(fds[0], size), ()
+        return message, self._exactly(body_size), fds
+
+    def expect(self, kind: type[M]) -> tuple[M, bytes | bytearray, Sequence[int]]:
+        """Read one frame; raise ValueError unless it has a message of this kind."""
+        message, body, fds = self.receive()
+        if not isinstance(message, kind):
+            raise ValueError(f"the host sent {message} in place of a {kind.__name__}")
+        return message, body, fds
 
     def _exactly(self, size: int) -> bytearray:
         data = bytearray(size)

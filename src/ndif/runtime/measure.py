@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
 import math
 import signal
 import socket
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,11 @@ from transformers.pipelines import check_task
 
 from ndif.runtime.process import cuda
 from ndif.runtime.process.children import end_with_parent
+from ndif.runtime.sizing import Failure, ModelSize, SizeQuestion
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.structure import structure_or_none
 from ndif.runtime.tracebacks import UserFacingError, sentence
+from ndif.runtime.typed_json import from_json, to_json
 from ndif.runtime.weights.fetch import explain_unavailable, require_readable
 from ndif.runtime.weights.repository import Weights, is_pickled, require_harmless, weights
 from ndif.sandbox.confinement.confinement import Confinement, Mode, checkpoint_paths
@@ -79,29 +80,30 @@ def main(fd: int) -> None:
     asked = connection.makefile("r").readline()
     if not asked:  # nobody waits any more
         return
-    question = json.loads(asked)
-    spec, folder = ModelSpec.of(question["spec"]), Path(question["folder"])
+    question = from_json(SizeQuestion, asked)
+    spec, folder = question.spec, Path(question.folder)
+    answer: ModelSize | Failure | None = None
     try:
         # Asking starts the driver, for which a model on a CPU need not wait.
-        works = cuda.is_available() if question["cuda"] else None
+        works = cuda.is_available() if question.cuda else None
         if spec.generation == "0.8":
             # As nnsight is imported it looks for its user's home, which a confined process has not.
             importlib.import_module("nnsight.modeling.quantization")
-        connection = _confine(connection, folder, question["sandbox"])
-        answer = {**evaluate(spec, folder), "cuda": works}
+        connection = _confine(connection, folder, question.sandbox)
+        answer = replace(evaluate(spec, folder), cuda=works)
     except MemoryError:
-        answer = {}
+        pass
     except Exception as error:
         traceback.print_exc()
         # A folder of the cache, or an outline, is the repository to its user.
-        answer = {"failed": sentence(error).replace(str(folder), spec.checkpoint)[:_LONGEST]}
-    if not answer:
+        answer = Failure(sentence(error).replace(str(folder), spec.checkpoint)[:_LONGEST])
+    if answer is None:
         gc.collect()
-        answer = {
-            "failed": f"Working out the size of {spec.checkpoint!r} takes more than "
+        answer = Failure(
+            f"Working out the size of {spec.checkpoint!r} takes more than "
             f"{format_size(MEMORY_BYTES)} of memory: its config or its weights have too many parts."
-        }
-    connection.sendall(json.dumps(answer).encode() + b"\n")
+        )
+    connection.sendall(to_json(answer) + b"\n")
 
 
 def _confine(connection: socket.socket, folder: Path, mode: Mode) -> socket.socket:
@@ -122,7 +124,7 @@ def _confine(connection: socket.socket, folder: Path, mode: Mode) -> socket.sock
     return kept
 
 
-def evaluate(spec: ModelSpec, folder: Path) -> dict[str, Any]:
+def evaluate(spec: ModelSpec, folder: Path) -> ModelSize:
     """Return the bytes and the number of a model's parameters and buffers, and its structure."""
     require_readable(spec)
     require_harmless(folder, remote_code=spec.trust_remote_code, pickled=spec.pickled)
@@ -148,7 +150,7 @@ def evaluate(spec: ModelSpec, folder: Path) -> dict[str, Any]:
         require_agreement(spec, parameters, {} if is_packed else _sizes(model), files)
         if not is_packed:
             size += max(0, files.elements - 2 * parameters - _HEADS) * dtype.itemsize
-    return {"bytes": size, "parameters": parameters, "structure": structure}
+    return ModelSize(size, parameters, structure)
 
 
 def _is_quantized(config: Mapping[str, Any]) -> bool:

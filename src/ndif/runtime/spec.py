@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ndif.sandbox.confinement.confinement import Mode
 
@@ -73,24 +73,3 @@ class ModelSpec:
     def files(self) -> Path:
         """Return the folder of the checkpoint's files on this machine."""
         return Path(self.folder or self.checkpoint)
-
-    def header(self) -> dict[str, Any]:
-        """Return the value of a frame header."""
-        return asdict(self)
-
-    @classmethod
-    def of(cls, header: Mapping[str, Any]) -> ModelSpec:
-        """Return the spec of a frame header's value."""
-        untrusted, memory = header["untrusted"], header["max_memory"]
-        return cls(
-            **{
-                **header,
-                "untrusted": untrusted and UntrustedSettings(**untrusted),
-                "max_memory": by_index(memory),
-            }
-        )
-
-
-def by_index(memory: Mapping[Any, int] | None) -> dict[int, int] | None:
-    """Return the bytes by GPU of a frame's header, where JSON has turned indices into text."""
-    return None if memory is None else {int(index): size for index, size in memory.items()}

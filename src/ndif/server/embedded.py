@@ -241,6 +241,6 @@ class Server:
     def _share(self, replica: Replica) -> None:
         """Serve the files of a loaded model on the hub's routes."""
         config, loaded = replica.model.config, replica.actor.model
-        if "folder" in loaded and replica.model.provides_files:
-            folder = Path(loaded["folder"])
+        if loaded is not None and replica.model.provides_files:
+            folder = Path(loaded.folder)
             self._hub.serve(MirroredModel(config.repo_id, folder, config.revision, config.task))

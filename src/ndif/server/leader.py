@@ -21,10 +21,10 @@ import uvloop
 
 from ndif.cluster.fleet import Fleet, ThisMachine
 from ndif.cluster.model_files import ModelFilesStorage
+from ndif.cluster.remote_actor import RemoteActor
 from ndif.config.settings import Settings
 from ndif.config.units import format_duration
 from ndif.control.remote import Publisher, perform_event
-from ndif.host.remote_actor import RemoteActor
 from ndif.host.runtimes import Runtimes
 from ndif.net import STOP_SIGNALS
 from ndif.queue.callbacks.delivery import open_delivery

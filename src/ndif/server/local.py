@@ -209,9 +209,10 @@ class Local:
         actor = replicas[0].actor
         assert isinstance(actor, LocalModelActor)  # noqa: S101 - this machine has no other
         model, repo_id = actor.model, replicas[0].model.config.repo_id
+        assert model is not None  # noqa: S101 - it is loaded
         console.print(
-            f"Loaded [bold]{repo_id}[/]: {model['parameters'] / 1e6:,.0f} M "
-            f"parameters, {model['dtype']} on {model['device']}, "
+            f"Loaded [bold]{repo_id}[/]: {model.parameters / 1e6:,.0f} M "
+            f"parameters, {model.dtype} on {model.device}, "
             f"weights in {format_duration(actor.process.load_s)}, "
             f"ready {format_duration(time.time() - actor.process.loaded_at)} later"
             + (f", {self.replicas} times" if self.replicas > 1 else ""),

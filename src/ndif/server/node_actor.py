@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from pydantic import ValidationError
 
 from ndif.cluster.fleet import ThisMachine, fetch
+from ndif.cluster.remote_actor import NodeServices, RemoteActor
 from ndif.config.settings import Settings
 from ndif.errors import problems
 from ndif.host.port import ActorError
-from ndif.host.remote_actor import NodeServices, RemoteActor
 from ndif.host.runtimes import Runtimes
 from ndif.net import with_password
-from ndif.placement.replica import PlacedReplica
-from ndif.schema.deployment import DeploymentConfig
-from ndif.schema.states import DeploymentLevel
 from ndif.schema.status import Status
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.redis.job_channels import JobReceiver
@@ -34,8 +30,8 @@ from ndif.telemetry import logs
 class NodeActor(RemoteActor):
     """The actor that a cluster starts on a node for each replica."""
 
-    def __init__(self, said: Mapping[str, Any]) -> None:
-        super().__init__(said)
+    def __init__(self, order: bytes) -> None:
+        super().__init__(order)
         # The actor has a process of its own, whose output its cluster keeps. What is wrong with the
         # node's settings is said by `prepare`.
         with contextlib.suppress(ValidationError):
@@ -47,7 +43,7 @@ class NodeActor(RemoteActor):
 
     def _runtimes(self, settings: Settings) -> Runtimes:
         """Return the runtimes of this node, with the model's; raise an `ActorError` if it has not that."""
-        runtimes, generation = self.runtimes(settings), self._said["generation"]
+        runtimes, generation = self.runtimes(settings), self._order.generation
         if generation not in runtimes.installed():
             raise ActorError(
                 f"nnsight {generation} is not installed on the node where it was to be; "
@@ -57,24 +53,25 @@ class NodeActor(RemoteActor):
 
     async def fetch(self) -> str | None:
         """See `RemoteActor.fetch`."""
-        config, generation = DeploymentConfig(**self._said["config"]), self._said["generation"]
+        order = self._order
         try:
             settings = _settings()
-            runtimes, protected = self._runtimes(settings), self._said.get("protected", ())
-            await fetch(config, generation, settings, runtimes, protected)
+            runtimes = self._runtimes(settings)
+            await fetch(order.config, order.generation, settings, runtimes, order.protected)
         except ActorError as error:
             return str(error)
         return None
 
     async def prepare(self) -> NodeServices:
         """See `RemoteActor.prepare`."""
-        settings, said, leader = _settings(), self._said, self._leader
+        settings, order, leader = _settings(), self._order, self._leader
         if leader is None or leader["protocol"] != PROTOCOL:
             raise ActorError(
                 "ndif on the node where it was to be is of another version than on the machine that leads, "
                 "and the two do not work together: install the same on both"
             )
-        generation, runtimes = said["generation"], self._runtimes(settings)
+        place, runtimes = order.place, self._runtimes(settings)
+        assert place is not None  # noqa: S101 - only a process that downloads has none
         objects = open_store(settings, settings.session_root)
         broker = RedisBroker(
             with_password(settings.broker_url, leader["broker_password"]),
@@ -87,11 +84,10 @@ class NodeActor(RemoteActor):
         fleet = ThisMachine(
             settings, broker, objects, runtimes, trusted=False, places=True, shares=True
         )
-        fleet.protected = lambda: said.get("protected", ())
+        fleet.protected = lambda: order.protected
         (node,) = await fleet.discover()
-        _see_gpus(said["gpus"], node.resources.gpu_uuids)
-        place = PlacedReplica(**said["place"], level=DeploymentLevel.HOT)
-        actor = fleet.make_actor(DeploymentConfig(**said["config"]), generation, place)
+        _see_gpus(order.gpus, node.resources.gpu_uuids)
+        actor = fleet.make_actor(order.config, order.generation, place)
         channel = await retry(lambda: JobReceiver.open(broker, place.name, leader), math.inf)
         callbacks = RedisCallbacks(
             broker.client, broker.signer, CallbackLimits(of_user=settings.max_callbacks)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ndif.config.units import format_duration
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.execution import announce
-from ndif.host.port import Progress, ReplicaEvictedError, Respond
+from ndif.host.port import Progress, ReplicaEvictedError, Respond, ServedModel
 from ndif.placement.replica import PlacedReplica
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import Variant
@@ -29,6 +28,7 @@ class SimulatedActor:
         self.ended = asyncio.Event()
         self.most_together = 1
         self.device_failure: DeviceFailure | None = None
+        self.model: ServedModel | None = None
         self._config = config
         self._bytes = deployment.size_bytes
         self._on_cpu = deployment.on_cpu
@@ -44,11 +44,6 @@ class SimulatedActor:
         self._cpu_bytes = 0
         self._is_hot = self._is_warm = False
         self._run: asyncio.Future[str | None] | None = None
-
-    @property
-    def model(self) -> Mapping[str, Any]:
-        """Return nothing: no model is loaded. See `ModelActor.model`."""
-        return {}
 
     async def start(self, progress: Progress) -> None:
         """Take the time of loading from disk; see `ModelActor.start`."""

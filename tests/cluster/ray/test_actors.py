@@ -49,7 +49,7 @@ from tests.cluster.ray.rays import (
     ray_cluster,
 )
 from tests.conftest import NAME, WIDE
-from tests.host.stand_in import IS_LOADING, Frozen, StandIn
+from tests.host.stand_in import IS_LOADING, MODEL, Frozen, StandIn
 from tests.runtime.replica import PROMPT, Sent, expected, lasting, reading, sleeping
 from tests.services.ray import RayServer
 from tests.services.redis import RedisServer
@@ -167,7 +167,7 @@ async def test_traces_run_on_a_node(
         a_client(redis.url, store) as user,
         a_replica(cluster, tiny_gpt2) as actor,
     ):
-        assert actor.model["class"] == "GPT2LMHeadModel"
+        assert actor.model.class_name == "GPT2LMHeadModel"
         for trusted in (True, False):
             request = await user.send(reading(client), trusted=trusted)
             response = await actor.run(request, nothing)
@@ -361,7 +361,7 @@ async def test_another_leader_takes_over_what_lives_and_what_runs(
             await controller.discover()
             (hosted,) = controller.adopt(await cluster.orphans())
             assert hosted.serving
-            assert hosted.actor.model["class"] == "GPT2LMHeadModel"
+            assert hosted.actor.model.class_name == "GPT2LMHeadModel"
             assert [str(model.key) for model in models] == [str(config_of(tiny_gpt2).key)]
             (place,) = controller.cluster.replicas()
             assert (place.level, place.size_bytes, place.on_cpu) == (DeploymentLevel.HOT, GIB, True)
@@ -497,7 +497,7 @@ async def test_one_that_was_being_loaded_goes_on(server: RayServer, tmp_path: Pa
         assert not hosted.is_loaded
         loading.unlink()
         await hosted.up()
-        assert hosted.actor.model == {"class": "Waiting"}
+        assert hosted.actor.model == MODEL
         await controller.stop()
 
 

@@ -16,8 +16,8 @@ from ndif.cluster.ray import actors as actors_module
 from ndif.cluster.ray import cluster as cluster_module
 from ndif.cluster.ray.actors import RayModelActor
 from ndif.cluster.ray.cluster import HEAD, RayCluster, declaration, nodes_of, resources_of
+from ndif.cluster.remote_actor import RemoteActor
 from ndif.host.port import ReplicaEvictedError, ReplicaLostError
-from ndif.host.remote_actor import RemoteActor
 from ndif.placement.resources import Resources
 from ndif.stores.broker.redis.job_channels import JobSender
 from tests.cluster.ray.rays import a_request

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 async def run_both(actors: Sequence[RayModelActor]) -> bool:
     """Return True if each of these replicas has a job."""
-    return all([(await actor.describe())["requests"] for actor in actors])
+    return all([(await actor.describe()).requests for actor in actors])
 
 
 async def asks_no_more(actor: RayModelActor) -> bool:

@@ -178,14 +178,15 @@ def column(checkpoint: Path, reverted: list[int]) -> dict[str, str]:
 def outcome(zygote: Any) -> str:
     """Nothing if a new runner waits for a request, else the reason why not."""
     from ndif.runtime.frames import Channel
+    from ndif.runtime.messages import Signal
 
     here, there = socket.socketpair()
     here.settimeout(PATIENCE_S)
     zygote._fork("runner", there.detach(), fresh=True, reused=False)
     (pid,) = zygote._runners
     try:
-        header, body, _ = Channel(here).receive()
-        return "" if header["kind"] == "idle" else bytes(body).decode()
+        message, body, _ = Channel(here).receive()
+        return "" if message is Signal.IDLE else bytes(body).decode()
     except EOFError:
         return "the runner ended"
     finally:

@@ -524,8 +524,9 @@ LARGE += "said = (torch.arange(4 << 20), os.getpid(), resource.getrlimit(most)[0
 FORGES = """
 import mmap, os, socket, time
 from ndif.runtime.frames import Channel
+from ndif.runtime.messages import RunReport, Spill, Spilled
 channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=3))
-channel.send({"kind": "spill", "size": 4})
+channel.send(Spill(4))
 _, _, [file] = channel.receive()
 own = os.getpid()
 import resource
@@ -533,7 +534,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.getrlimit(resource.
 os.write(file, own.to_bytes(4096, "little"))
 """
 SAYS_SO = """
-channel.send({"kind": "spilled", "meta": {"execution_time": 0.1, "peak_memory": 1}})
+channel.send(Spilled(RunReport(1, ())))
 time.sleep(3600)
 """
 KEEPS = {

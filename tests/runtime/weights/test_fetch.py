@@ -19,7 +19,7 @@ from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
 
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
-from ndif.host.hub import DownloadError, Found, download
+from ndif.host.hub import DownloadError, download, task_to_load
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.weights.cache import CacheRules, delete_parts, in_use, look
 from ndif.runtime.weights.fetch import needed, require_readable
@@ -69,12 +69,12 @@ async def test_all_that_loading_needs(home: Path, tiny_gpt2: Path) -> None:
     told: list[tuple[int, int]] = []
     spec = ModelSpec(NAME, "0.8")
     found = await download(spec, HERE, lambda done, total: told.append((done, total)))
-    assert found == Found(NAME, "text-generation")
+    assert (found.repo_id, task_to_load(spec, found)) == (NAME, "text-generation")
     # In bytes, of all of it at last.
     assert told[-1][0] == told[-1][1] > (tiny_gpt2 / "model.safetensors").stat().st_size
     assert {"config.json", "tokenizer.json", "model.safetensors"} <= here(home)
     # Before 0.8 there were no tasks.
-    assert await download(ModelSpec(NAME, "0.7"), HERE, print) == Found(NAME, None)
+    assert task_to_load(ModelSpec(NAME, "0.7"), found) is None
 
 
 @on_loop
@@ -89,10 +89,10 @@ async def test_the_architecture_says_the_task(
     with serving(Starlette(routes=[Mount("/hub", routes=hub.routes())])) as url:
         monkeypatch.setenv("HF_ENDPOINT", f"{url}/hub")
         for name in cards:
-            found = await download(ModelSpec(f"test-org/{name}", "0.8"), HERE, print)
-            assert found.task == "text-generation"
+            spec = ModelSpec(f"test-org/{name}", "0.8")
+            assert task_to_load(spec, await download(spec, HERE, print)) == "text-generation"
         asked = ModelSpec("test-org/other", "0.8", task="feature-extraction")
-        assert (await download(asked, HERE, print)).task == "feature-extraction"
+        assert task_to_load(asked, await download(asked, HERE, print)) == "feature-extraction"
 
 
 @on_loop
@@ -105,9 +105,11 @@ async def test_cached_files_serve_without_a_hub(
     monkeypatch.delenv("HF_HUB_OFFLINE")
     await download(ModelSpec(NAME, "0.8"), HERE, print)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert await download(ModelSpec(NAME, "0.8"), HERE, print) == Found(None, "text-generation")
-    asked = ModelSpec(NAME, "0.8", task="feature-extraction")
-    assert await download(asked, HERE, print) == Found(None, "feature-extraction")
+    for task in (None, "feature-extraction"):
+        asked = ModelSpec(NAME, "0.8", task=task)
+        found = await download(asked, HERE, print)
+        assert found.repo_id is None
+        assert task_to_load(asked, found) == (task or "text-generation")
 
 
 @on_loop

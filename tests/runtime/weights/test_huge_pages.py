@@ -22,6 +22,7 @@ from ndif.host.model_process import ModelProcess
 from ndif.host.runtimes import Runtime
 from ndif.host.shared_weights import SharedWeights
 from ndif.runtime.frames import Channel
+from ndif.runtime.messages import Filled, SharedMemory, ShareWeights
 from ndif.runtime.process.proc_files import mappings
 from ndif.runtime.spec import ModelSpec, UntrustedSettings
 from ndif.runtime.weights.huge_pages import share, weights_of
@@ -48,21 +49,19 @@ class Host:
 
     def _serve(self, channel: Channel) -> None:
         while True:
-            header, _, _ = channel.receive()
-            name = header["name"]
-            if header["kind"] == "filled":
-                self.usable[name] = header["usable"]
+            message, _, _ = channel.receive()
+            if isinstance(message, Filled):
+                self.usable[message.name] = message.usable
                 continue
-            answer = json.dumps(
-                {"kind": "weights", "filled": self.usable.get(name, False)}
-            ).encode()
-            frame = len(answer).to_bytes(4, "big") + bytes(8) + answer
+            assert isinstance(message, ShareWeights)
+            name = message.name
+            answer = SharedMemory(self.usable.get(name, False))
             if not self.generous:
-                channel.socket.sendall(frame)
+                channel.send(answer)
                 continue
             if name not in self.memory:
                 self.memory[name] = os.memfd_create("weights", os.MFD_ALLOW_SEALING)
-            socket.send_fds(channel.socket, [frame], [self.memory[name]])
+            channel.send(answer, fds=[self.memory[name]])
 
 
 def mapped(file: Path) -> mmap.mmap:

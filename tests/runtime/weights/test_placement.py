@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from ndif.runtime.process.weight_owner import owner_shares, runner_shares
 from ndif.runtime.spec import ModelSpec
+from ndif.runtime.typed_json import from_json, to_json
 from ndif.runtime.weights.weights import WeightsError, collect, load_arguments, move, place, spread
 from tests.runtime.process.pretend_driver import PretendDriver
 from tests.tiny_models import make_gpt2, make_llama
@@ -55,7 +55,7 @@ class TestLoadArguments:
 
     def test_it_survives_a_frame(self) -> None:
         spec = ModelSpec("m", "0.8", max_memory={0: GIB, 10: 7}, trust_remote_code=True)
-        assert ModelSpec.of(json.loads(json.dumps(spec.header()))) == spec
+        assert from_json(ModelSpec, to_json(spec)) == spec
 
 
 def test_a_model_is_spread_over_what_it_may_take(llama: Any) -> None:

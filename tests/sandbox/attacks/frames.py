@@ -36,13 +36,20 @@ def lies_about_the_body() -> object:
 def lies_a_little() -> object:
     """a body just over the limit, and all of it"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
-    channel.send({"kind": "log"}, bytes(128 << 20))
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
+    send({"kind": "log"}, bytes(128 << 20))
     return "FORGED"
 
 
@@ -88,26 +95,40 @@ def sends_no_object() -> object:
 def sends_no_kind() -> object:
     """a header without a kind"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
-    channel.send({"sort": "log"})
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
+    send({"sort": "log"})
     return "FORGED"
 
 
 def sends_a_kind_that_is_no_text() -> object:
     """a header whose kind is a list"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
-    channel.send({"kind": ["log"]})
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
+    send({"kind": ["log"]})
     return "FORGED"
 
 
@@ -156,80 +177,122 @@ def sends_a_huge_number() -> object:
 def sends_an_unknown_kind() -> object:
     """a kind that there is not"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
-    channel.send({"kind": "fly"})
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
+    send({"kind": "fly"})
     return "FORGED"
 
 
 def sends_kinds_of_the_control_channel() -> object:
     """what only the process that holds the model may say"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
     for kind in ("exited", "forked", "ready", "failed", "owned"):
-        channel.send({"kind": kind, "runner": "", "pid": 1, "code": 0, "model": {}})
+        send({"kind": kind, "runner": "", "pid": 1, "code": 0, "model": {}})
     return "FORGED"
 
 
 def sends_a_result_without_its_cost() -> object:
     """a result whose header lacks what belongs there"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
-    channel.send({"kind": "result"}, b"FORGED")
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
+    send({"kind": "returned"}, b"FORGED")
     return "FORGED"
 
 
 def sends_a_result_with_a_wrong_cost() -> object:
     """a result whose cost is a text"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
-    channel.send({"kind": "result", "compressed": True, "meta": "FORGED"}, b"FORGED")
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
+    send({"kind": "returned", "compressed": True, "report": "FORGED"}, b"FORGED")
     return "FORGED"
 
 
 def sends_a_cost_that_is_no_number() -> object:
     """a result whose cost is not a number, which JSON cannot say"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
-    meta = {"execution_time": float("nan"), "peak_memory": float("inf")}
-    channel.send({"kind": "error", "meta": meta}, b"FORGED")
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
+    report = {"peak_memory": float("nan"), "steps": []}
+    send({"kind": "error", "report": report}, b"FORGED")
     return "FORGED"
 
 
 def sends_a_cost_that_is_no_text() -> object:
     """an error whose cost holds half a character"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
-    channel.send({"kind": "error", "meta": {"\ud800": "\udfff"}}, b"FORGED")
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
+    send({"kind": "error", "report": {"\ud800": "\udfff"}}, b"FORGED")
     return "FORGED"
 
 
@@ -242,7 +305,7 @@ def sends_a_cost_of_depths() -> object:
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
-    text = b'{"kind": "error", "meta": ' + b'{"a":' * 900 + b"1" + b"}" * 901
+    text = b'{"kind": "error", "report": ' + b'{"a":' * 900 + b"1" + b"}" * 901
     channel.socket.sendall(len(text).to_bytes(4, "big") + bytes(8) + text)
     return "FORGED"
 
@@ -250,29 +313,41 @@ def sends_a_cost_of_depths() -> object:
 def sends_an_error_of_megabytes() -> object:
     """an error with a text of forty megabytes"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
-    channel.send(
-        {"kind": "error", "meta": {"execution_time": 0.1, "peak_memory": 1}}, b"x" * (40 << 20)
-    )
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
+    send({"kind": "error", "report": {"peak_memory": 1, "steps": []}}, b"x" * (40 << 20))
     return "FORGED"
 
 
 def sends_a_result_over_the_limit(result_bytes: int) -> object:
     """a result over the limit, in the frame"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
-    channel.send(
-        {"kind": "result", "compressed": False, "meta": {"execution_time": 0.1, "peak_memory": 1}},
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
+    send(
+        {"kind": "returned", "compressed": False, "report": {"peak_memory": 1, "steps": []}},
         bytes(result_bytes * 10),
     )
     return "FORGED"
@@ -281,86 +356,128 @@ def sends_a_result_over_the_limit(result_bytes: int) -> object:
 def floods_with_statuses() -> object:
     """that it runs, again and again"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
     for _ in range(200_000):
-        channel.send({"kind": "running"})
+        send({"kind": "running"})
     return "FORGED"
 
 
 def floods_with_unknown_kinds(seconds: float) -> object:
     """kinds that there are not, again and again"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
     import time
 
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        channel.send({"kind": "fly"}, bytes(1 << 16))
+        send({"kind": "fly"}, bytes(1 << 16))
     return "SURVIVED"
 
 
 def floods_with_logs(log_bytes: int) -> object:
     """logs by the frame, past what counts lines"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
     for _ in range(log_bytes // 100):
-        channel.send({"kind": "log"}, b"x" * 1000)
+        send({"kind": "log"}, b"x" * 1000)
     return "SURVIVED"
 
 
 def floods_with_streams(streamed_bytes: int) -> object:
     """what a hybrid job sends its client"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
     for _ in range(streamed_bytes >> 16):
-        channel.send({"kind": "stream"}, bytes(1 << 16))
+        send({"kind": "stream"}, bytes(1 << 16))
     return "SURVIVED"
 
 
 def floods_with_a_large_stream(streamed_bytes: int) -> object:
     """one function for the client, over the limit"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
-    channel.send({"kind": "stream"}, bytes(streamed_bytes))
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
+    send({"kind": "stream"}, bytes(streamed_bytes))
     return "SURVIVED"
 
 
 def asks_for_many_files() -> object:
     """files for results, one after the other"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
     for _ in range(300):
-        channel.send({"kind": "spill", "size": 1})
+        send({"kind": "spill", "size": 1})
         channel.receive()
     return "FORGED"
 
@@ -368,111 +485,160 @@ def asks_for_many_files() -> object:
 def says_spilled_without_a_file() -> object:
     """that a result is in a file that there is not"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
-    channel.send({"kind": "spilled", "meta": {"execution_time": 0.1, "peak_memory": 1}})
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
+    send({"kind": "spilled", "report": {"peak_memory": 1, "steps": []}})
     return "FORGED"
 
 
 def spills_a_lie() -> object:
     """that a result is in its file, which is empty"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
-    channel.send({"kind": "spill", "size": 1 << 40})
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
+    send({"kind": "spill", "size": 1 << 40})
     channel.receive()
-    channel.send({"kind": "spilled", "meta": {"execution_time": 0.1, "peak_memory": 1}})
+    send({"kind": "spilled", "report": {"peak_memory": 1, "steps": []}})
     return "FORGED"
 
 
 def fills_the_disk(disk_bytes: int) -> object:
     """a result's file, with more than a result may have"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
     import os
 
-    channel.send({"kind": "spill", "size": disk_bytes})
+    send({"kind": "spill", "size": disk_bytes})
     _, _, [fd] = channel.receive()
     for _ in range(disk_bytes >> 20):
         os.write(fd, bytes(1 << 20))
     os.fsync(fd)
-    channel.send({"kind": "spilled", "meta": {"execution_time": 0.1, "peak_memory": 1}})
+    send({"kind": "spilled", "report": {"peak_memory": 1, "steps": []}})
     return "SURVIVED"
 
 
 def fills_the_disk_with_a_hole(disk_bytes: int) -> object:
     """a result's file, with blocks that nobody wrote"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
     import os
 
-    channel.send({"kind": "spill", "size": disk_bytes})
+    send({"kind": "spill", "size": disk_bytes})
     _, _, [fd] = channel.receive()
     os.posix_fallocate(fd, 0, disk_bytes)
-    channel.send({"kind": "spilled", "meta": {"execution_time": 0.1, "peak_memory": 1}})
+    send({"kind": "spilled", "report": {"peak_memory": 1, "steps": []}})
     return "SURVIVED"
 
 
 def answers_twice() -> object:
     """a result, and one more for whoever comes next"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
     for text in (b"FORGED", b"FORGED AGAIN"):
-        channel.send({"kind": "error", "meta": {"execution_time": 0.1, "peak_memory": 1}}, text)
+        send({"kind": "error", "report": {"peak_memory": 1, "steps": []}}, text)
     return "FORGED"
 
 
 def answers_for_the_next() -> object:
     """an end, and then a log and a result for whoever comes next"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
-    channel.send({"kind": "error", "meta": {"execution_time": 0.1, "peak_memory": 1}}, b"mine")
-    channel.send({"kind": "running"})
-    channel.send({"kind": "log"}, b"FORGED")
-    channel.send({"kind": "error", "meta": {"execution_time": 0.1, "peak_memory": 1}}, b"FORGED")
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
+    send({"kind": "error", "report": {"peak_memory": 1, "steps": []}}, b"mine")
+    send({"kind": "running"})
+    send({"kind": "log"}, b"FORGED")
+    send({"kind": "error", "report": {"peak_memory": 1, "steps": []}}, b"FORGED")
     return "FORGED"
 
 
 def answers_and_goes_on(seconds: float) -> object:
     """an end, while the block goes on"""
     import gc
+    import json
 
     [channel] = [
         each
         for each in gc.get_objects()
         if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
     ]
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
     import time
 
-    channel.send({"kind": "error", "meta": {"execution_time": 0.1, "peak_memory": 1}}, b"mine")
+    send({"kind": "error", "report": {"peak_memory": 1, "steps": []}}, b"mine")
     time.sleep(min(seconds, 60))
     return "FORGED"
 

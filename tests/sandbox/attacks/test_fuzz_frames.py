@@ -15,13 +15,27 @@ from hypothesis import strategies as st
 from ndif.host.channel import Channel, ProtocolError
 from ndif.host.runner_handle import RunnerHandle
 from ndif.runtime.frames import LENGTHS, pack
+from ndif.runtime.messages import (
+    AnswersTogether,
+    Error,
+    Exited,
+    InlineAnswer,
+    Message,
+    Returned,
+    RunReport,
+    RunStep,
+    Signal,
+    Spill,
+    Spilled,
+)
 from tests.waiting import PATIENCE_S
 
 MAX_BODY = 1 << 16
 MAX_HEADER = 1 << 20
 
+SIGNALS = [each.value for each in Signal]
 KINDS = st.sampled_from(
-    ["idle", "running", "log", "stream", "result", "error", "spill", "spilled", "exited", "ready"]
+    [*SIGNALS, "returned", "error", "spill", "spilled", "answers together", "exited", "ready"]
 )
 VALUES = st.recursive(
     st.none()
@@ -37,14 +51,24 @@ HEADERS = st.fixed_dictionaries(
     {},
     optional={
         "kind": KINDS | VALUES,
-        "meta": VALUES,
+        "report": st.fixed_dictionaries({"peak_memory": VALUES, "steps": VALUES}) | VALUES,
         "compressed": VALUES,
         "size": VALUES,
         "runner": VALUES,
     },
 )
+REPORT = RunReport(1 << 40, (RunStep("prepare", 10.0, 10.5),))
+MESSAGES: list[Message] = [
+    *Signal,
+    Spill(1),
+    Spilled(REPORT),
+    Returned(True, REPORT),
+    Error(REPORT, ends=True),
+    AnswersTogether((None, InlineAnswer(1, False)), REPORT),
+    Exited("runner", -9),
+]
 FRAMES = st.builds(
-    lambda header, body: pack(header, len(body)) + body, HEADERS, st.binary(max_size=2000)
+    lambda header, body: _raw(json.dumps(header).encode(), body), HEADERS, st.binary(max_size=2000)
 )
 LYING = st.builds(
     lambda header, body, rest: LENGTHS.pack(header, body) + rest,
@@ -53,14 +77,14 @@ LYING = st.builds(
     st.binary(max_size=200),
 )
 DEEP = st.builds(
-    lambda depth, opening: pack({"kind": "log"})[:0] + _raw(opening * depth),
+    lambda depth, opening: _raw(opening * depth),
     st.integers(1, 100_000),
     st.sampled_from([b"[", b'{"a":', b'{"kind": [', b"[[[]"]),
 )
 
 
-def _raw(header: bytes) -> bytes:
-    return LENGTHS.pack(len(header), 0) + header
+def _raw(header: bytes, body: bytes = b"") -> bytes:
+    return LENGTHS.pack(len(header), len(body)) + header + body
 
 
 @st.composite
@@ -82,7 +106,7 @@ def mutated(draw: st.DrawFn) -> bytes:
 SENT = st.one_of(st.binary(max_size=4000), mutated(), LYING, DEEP)
 
 
-async def _received(sent: bytes, pieces: int) -> list[dict[str, object]]:
+async def _received(sent: bytes, pieces: int) -> list[Message]:
     """Return the frames that the host reads from these bytes and the end of the stream."""
     channel, theirs = Channel.pair()
     runner = RunnerHandle("fake", channel)
@@ -100,11 +124,10 @@ async def _received(sent: bytes, pieces: int) -> list[dict[str, object]]:
 
     sending = asyncio.create_task(send())
     try:
-        async for header, body in runner.frames(lambda _: MAX_BODY):
-            assert isinstance(header["kind"], str)
+        async for message, body in runner.frames(lambda _: MAX_BODY):
             assert len(body) <= MAX_BODY
-            json.dumps(header)
-            received.append(header)
+            pack(message)
+            received.append(message)
     except ProtocolError:
         pass  # an end like any other
     finally:
@@ -114,7 +137,7 @@ async def _received(sent: bytes, pieces: int) -> list[dict[str, object]]:
     return received
 
 
-def _end(sent: bytes, pieces: int = 1) -> list[dict[str, object]]:
+def _end(sent: bytes, pieces: int = 1) -> list[Message]:
     return asyncio.run(asyncio.wait_for(_received(sent, pieces), PATIENCE_S))
 
 
@@ -123,10 +146,13 @@ def test_reading_any_bytes_ends(sent: bytes, pieces: int) -> None:
     _end(sent, pieces)
 
 
-@given(st.lists(st.tuples(KINDS, st.binary(max_size=100)), max_size=20), st.integers(1, 20))
-def test_valid_frames_are_received_whole(frames: list[tuple[str, bytes]], pieces: int) -> None:
-    sent = b"".join(pack({"kind": kind}, len(body)) + body for kind, body in frames)
-    assert [header["kind"] for header in _end(sent, pieces)] == [kind for kind, _ in frames]
+@given(
+    st.lists(st.tuples(st.sampled_from(MESSAGES), st.binary(max_size=100)), max_size=20),
+    st.integers(1, 20),
+)
+def test_valid_frames_are_received_whole(frames: list[tuple[Message, bytes]], pieces: int) -> None:
+    sent = b"".join(pack(message, len(body)) + body for message, body in frames)
+    assert _end(sent, pieces) == [message for message, _ in frames]
 
 
 @pytest.mark.parametrize("header", [0, 1, MAX_HEADER, MAX_HEADER + 1, 2**32 - 1])

@@ -1,7 +1,7 @@
 """A replica on another machine: the form of `ModelActor` that Ray carries.
 
-Ray keeps a process on the replica's node (`ndif.host.remote_actor`). Only the leader knows what it asked of
-that process; the next leader asks again.
+Ray keeps a process on the replica's node (`ndif.cluster.remote_actor`). Only the leader knows what it asked
+of that process; the next leader asks again.
 
 Jobs go there on a Redis channel: two cores that do nothing else carry 500 to 1,200 Ray calls a second, and
 a job's own cost is no more than a tenth of a call's. A job that is not answered there soon is asked for by
@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError, RayError
 
+from ndif.cluster.remote_actor import JobAnswer, MoveAnswer, ReplicaDescription
 from ndif.config.units import format_duration
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.execution import announce, announcement
@@ -32,11 +33,11 @@ from ndif.host.port import (
     ReplicaEvictedError,
     ReplicaLostError,
     Respond,
+    ServedModel,
 )
+from ndif.runtime.typed_json import from_json
 from ndif.schema.request import Request
 from ndif.schema.response import Response
-from ndif.schema.status import Status
-from ndif.schema.step import steps_from
 from ndif.stores.broker import BrokerAwayError, ClientLeftError
 from ndif.stores.broker.encoding import encode_request
 from ndif.stores.broker.redis.job_channels import JobSender
@@ -81,7 +82,7 @@ class RayModelActor:
     """The node that it was placed on; empty until that is known."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     device_failure: DeviceFailure | None = None
-    model: Mapping[str, Any] = field(default_factory=dict)
+    model: ServedModel | None = None
     _making: asyncio.Future[Any] | None = None
     silent_s: float = _SILENT_S
     """Seconds without an answer after which the replica is ended."""
@@ -106,14 +107,14 @@ class RayModelActor:
         if self._handle is not None:
             self._have(self._handle)
 
-    async def describe(self) -> Mapping[str, Any]:
+    async def describe(self) -> ReplicaDescription:
         """Introduce this process, and return the replica's own description.
 
-        A lost replica is a `ReplicaLostError`.
+        A lost replica is a `ReplicaLostError`; one of another version may be a `ValueError`.
         """
         await self._ask("follow", self.job_sender.introduction)
-        described: Mapping[str, Any] = await self._ask("describe")
-        self.model = described["model"]
+        described = from_json(ReplicaDescription, await self._ask("describe"))
+        self.model = described.model
         return described
 
     def _have(self, handle: Any) -> None:
@@ -139,7 +140,7 @@ class RayModelActor:
             reporting = asyncio.create_task(self._report(progress), name="progress")
             try:
                 await self._ask("follow", self.job_sender.introduction)
-                answer = await self._ask("start")
+                answer = from_json(MoveAnswer, await self._ask("start"))
             finally:
                 reporting.cancel()
         except ReplicaLostError as error:
@@ -150,15 +151,15 @@ class RayModelActor:
             raise ActorError(f"Ray could not start it: {_first_line(error)}") from error
         await self._came_up(answer)
 
-    async def _came_up(self, answer: Mapping[str, Any]) -> None:
+    async def _came_up(self, answer: MoveAnswer) -> None:
         if self._evicted:
             raise ActorError("it was ended while it started")
-        if "error" in answer:
+        if answer.error:
             await self.stop()
-            if (device := answer.get("device")) is not None:
-                raise DeviceError(answer["error"], DeviceFailure(*device))
-            raise ActorError(answer["error"])
-        self.model = answer["model"]
+            if answer.device is not None:
+                raise DeviceError(answer.error, answer.device)
+            raise ActorError(answer.error)
+        self.model = answer.model
 
     async def _report(self, progress: Progress) -> None:
         known = (0, 0)
@@ -176,7 +177,7 @@ class RayModelActor:
     async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
         """See `ModelActor.from_cache`."""
         try:
-            answer = await self._ask("from_cache", dict(gpu_mem_bytes_by_id))
+            answer = from_json(MoveAnswer, await self._ask("from_cache", dict(gpu_mem_bytes_by_id)))
         except ReplicaLostError as error:
             raise ActorError(f"its process was lost: {error}") from error
         await self._came_up(answer)
@@ -267,27 +268,18 @@ class RayModelActor:
 
     async def _run(self, request: Request) -> Response:
         try:
-            answer = await self._ask("run", encode_request(request))
+            answer = from_json(JobAnswer, await self._ask("run", encode_request(request)))
         except ReplicaLostError as error:
             if self._evicted:
                 raise ReplicaEvictedError(_ENDED) from error
             raise
-        if "evicted" in answer:
-            raise ReplicaEvictedError(answer["evicted"])
-        if "away" in answer:
-            raise BrokerAwayError(answer["away"])
-        if "lost" in answer:
-            raise ReplicaLostError(answer["lost"])
-        return Response(
-            request.id,
-            Status(answer["status"]),
-            answer["description"],
-            meta={name: answer[name] for name in ("execution_time", "peak_memory")},
-            result_bytes=answer["result_bytes"],
-            delivered=answer["delivered"],
-            limit=answer["limit"],
-            steps=steps_from(answer["steps"]),
-        )
+        if answer.why == "evicted":
+            raise ReplicaEvictedError(answer.reason)
+        if answer.why == "away":
+            raise BrokerAwayError(answer.reason)
+        if answer.end is None:
+            raise ReplicaLostError(answer.reason)
+        return answer.end
 
     def cancel(self, reason: str) -> None:
         """See `ModelActor.cancel`."""

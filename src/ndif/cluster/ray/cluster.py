@@ -13,7 +13,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -25,14 +25,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ndif.cluster.controller_types import OrphanReplica
 from ndif.cluster.fleet import Protected
 from ndif.cluster.ray.actors import RayModelActor
+from ndif.cluster.remote_actor import RemoteActor, ReplicaOrder
 from ndif.config.short_ids import unique_length
 from ndif.host.fork_server import ForkServers
 from ndif.host.port import ActorError, ReplicaLostError
-from ndif.host.remote_actor import RemoteActor
 from ndif.host.runtimes import Runtime
 from ndif.placement.node import Node
 from ndif.placement.replica import PlacedReplica
 from ndif.placement.resources import Resources
+from ndif.runtime.typed_json import to_json
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.states import DeploymentLevel
 from ndif.stores.broker.redis.job_channels import JobSender
@@ -115,7 +116,7 @@ class RayCluster:
     """The form of `Fleet` for a Ray cluster.
 
     Owns the connection to Ray and an actor for each replica. The controller decides what is started; Ray
-    starts it on the node; the replica process itself is `ndif.host.remote_actor`.
+    starts it on the node; the replica process itself is `ndif.cluster.remote_actor`.
     """
 
     outlives = True
@@ -199,16 +200,9 @@ class RayCluster:
         self, config: DeploymentConfig, generation: str, place: PlacedReplica
     ) -> RayModelActor:
         """Return the actor of a replica, not started yet. See `MakeActor`."""
-        names = [field.name for field in fields(place) if field.name != "level"]
         gpus = [node.resources.gpu_uuids for node in self._nodes if node.id == place.node_id]
-        described = {
-            "config": asdict(config),
-            "generation": generation,
-            # The replica reports its own level.
-            "place": {name: getattr(place, name) for name in names},
-            "gpus": [*gpus[0]] if gpus else [],
-            "protected": [*self.protected()],
-        }
+        counted = gpus[0] if gpus else ()
+        order = ReplicaOrder(config, generation, place, counted, tuple(self.protected()))
         options = {
             "name": place.name,
             "namespace": NAMESPACE,
@@ -222,7 +216,7 @@ class RayCluster:
         return self._keep(
             RayModelActor(
                 place.name,
-                lambda: kind.options(**options).remote(described),
+                lambda: kind.options(**options).remote(to_json(order)),
                 self._job_sender,
                 self._whereabouts,
                 node_id=place.node_id,
@@ -231,15 +225,10 @@ class RayCluster:
 
     async def fetch(self, config: DeploymentConfig, generation: str, node_id: str) -> None:
         """Download a model to a node by an actor that ends with it; see `Fleet.fetch`."""
-        said = {
-            "config": asdict(config),
-            "generation": generation,
-            "place": {},
-            "protected": [*self.protected()],
-        }
+        order = ReplicaOrder(config, generation, protected=tuple(self.protected()))
         kind = ray.remote(self._replica).options(**_on(node_id))
         try:
-            handle = await aside(lambda: kind.remote(said))
+            handle = await aside(lambda: kind.remote(to_json(order)))
             try:
                 problem = await handle.fetch.remote()
             finally:
@@ -273,16 +262,18 @@ class RayCluster:
         )
         try:
             described = await within(actor.describe(), _DESCRIBE_S)
-            if described.get("protocol") != PROTOCOL:
+            if described.protocol != PROTOCOL:
                 logger.warning("%s is of another version of this server, and is ended", name)
-            elif not described["ended"] and not described["moving"]:
-                orphan = _orphan(described, actor)
-                actor.node_id = orphan.placed.node_id
-                self._whereabouts.update(dict.fromkeys(described["requests"], actor))
-                return orphan
+            elif not described.ended and not described.moving and described.order.place:
+                level = described.level or DeploymentLevel.HOT
+                placed = replace(described.order.place, level=level)
+                actor.node_id = placed.node_id
+                self._whereabouts.update(dict.fromkeys(described.requests, actor))
+                config, is_up = described.order.config, described.level is not None
+                return OrphanReplica(placed, config, actor, is_up)
         except asyncio.TimeoutError:
             logger.warning("%s does not answer", name)
-        except (ReplicaLostError, RayError, AttributeError, KeyError, TypeError) as error:
+        except (ReplicaLostError, RayError, AttributeError, TypeError, ValueError) as error:
             logger.warning("%s cannot be used: %s", name, error)
         await actor.stop()
         return None
@@ -332,11 +323,3 @@ def _on(node_id: str) -> dict[str, Any]:
         "enable_task_events": False,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
     }
-
-
-def _orphan(described: Mapping[str, Any], actor: RayModelActor) -> OrphanReplica:
-    level = DeploymentLevel(described["level"] or "HOT")
-    placed = PlacedReplica(**described["place"], level=level)
-    return OrphanReplica(
-        placed, DeploymentConfig(**described["config"]), actor, described["level"] is not None
-    )

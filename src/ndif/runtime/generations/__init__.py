@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ndif.runtime.messages import LoadedModel
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import explain
 from ndif.sandbox.advice import send_along
@@ -75,18 +76,18 @@ class Generation:
         """Change the placement that a model from `load_meta` reports."""
         placement.apply(self.model._module)
 
-    def describe(self, spec: ModelSpec) -> dict[str, Any]:
+    def describe(self, spec: ModelSpec) -> LoadedModel:
         """Return the facts about the loaded model that its host may publish."""
         module = self.model._module
-        return {
-            "class": type(module).__name__,
-            "parameters": sum(p.numel() for p in module.parameters()),
-            "dtype": str(module.dtype).removeprefix("torch."),
-            "device": str(module.device),
-            "task": getattr(self.model, "task", None),
-            "folder": str(spec.files),
-            "config": _read_config(spec.files / "config.json"),
-        }
+        return LoadedModel(
+            class_name=type(module).__name__,
+            parameters=sum(p.numel() for p in module.parameters()),
+            dtype=str(module.dtype).removeprefix("torch."),
+            device=str(module.device),
+            task=getattr(self.model, "task", None),
+            folder=str(spec.files),
+            config=_read_config(spec.files / "config.json"),
+        )
 
     def warmup_payload(self, prompt: str) -> bytes:
         """Return a payload, not compressed, that runs `prompt` and saves the first part of the output."""

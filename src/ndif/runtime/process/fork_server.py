@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ndif.runtime.frames import Channel
+from ndif.runtime.messages import StartModule
 from ndif.runtime.process import zygote
 from ndif.runtime.process.children import (
     end_with_parent,
@@ -163,13 +164,13 @@ class ForkServer:
 
     def _obey(self) -> None:
         try:
-            header, _, fds = self._control.receive()
+            order, _, fds = self._control.expect(StartModule)
         except (EOFError, ConnectionError):
             os._exit(0)
         status_fd, output, channel = fds
         status = socket.socket(fileno=status_fd)
         try:
-            pid = fork(lambda: self._run(status, output, header["module"], channel))
+            pid = fork(lambda: self._run(status, output, order.module, channel))
         except OSError:
             traceback.print_exc()
             status.close()  # by which the host knows

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,8 +23,21 @@ import numpy
 import torch
 import zstandard
 
-from ndif.runtime.frames import MAX_TEXT, Channel, Header
+from ndif.runtime.frames import MAX_TEXT, Channel
 from ndif.runtime.generations import BlockError, ClientStream, Generation, PayloadError
+from ndif.runtime.messages import (
+    AnswersTogether,
+    Error,
+    InlineAnswer,
+    Returned,
+    Run,
+    RunReport,
+    RunStep,
+    RunTogether,
+    Signal,
+    Spill,
+    Spilled,
+)
 from ndif.runtime.process import proc_files
 from ndif.runtime.process.cuda import Cuda, DeviceError
 from ndif.runtime.process.model_state import ResetError
@@ -105,7 +118,7 @@ class _LogStream(io.TextIOBase):
             return
         text = line.encode(errors="replace")
         for start in range(0, len(text), MAX_TEXT):
-            self._channel.send({"kind": "log"}, text[start : start + MAX_TEXT])
+            self._channel.send(Signal.LOG, text[start : start + MAX_TEXT])
 
 
 def _shown(line: str) -> str:
@@ -180,8 +193,8 @@ class Runner:
         """Run one request; the end of the process cleans up after it."""
         self._report_ready()
         with contextlib.suppress(EOFError, ConnectionError, DeviceError):
-            header, payload, _ = self._channel.receive()
-            self._run(header, bytes(payload))
+            run, payload, _ = self._channel.expect(Run)
+            self._run(run, bytes(payload))
 
     def serve_one_user(self, reset: Reset) -> None:
         """Run one user's requests, and reset the process after each; return when it cannot be reset."""
@@ -192,13 +205,13 @@ class Runner:
             since = -_RESTED_S  # a user who has just come may think, too
             while True:
                 reset.decode_ahead()
-                header, payload, _ = self._channel.receive()
+                run, payload, _ = self._channel.expect(Run)
                 rested = _clock() - since > _RESTED_S
                 # Context variables that the request sets end with the copied context.
-                contextvars.copy_context().run(self._run, header, bytes(payload))
+                contextvars.copy_context().run(self._run, run, bytes(payload))
                 payload = bytearray()
                 since = _clock()  # the reset may take a while
-                if not self._reset(functools.partial(reset, header, rested=rested)):
+                if not self._reset(functools.partial(reset, {"env": run.env}, rested=rested)):
                     return
 
     def serve(self, reset: ModelReset) -> None:
@@ -209,9 +222,11 @@ class Runner:
         with contextlib.suppress(EOFError, ConnectionError, DeviceError):
             while True:
                 self._collect_garbage_when_idle()
-                header, payload, _ = self._channel.receive()
-                run = self._run_together if header["kind"] == "together" else self._run
-                run(header, bytes(payload))
+                order, payload, _ = self._channel.receive()
+                if isinstance(order, RunTogether):
+                    self._run_together(order.runs, bytes(payload))
+                elif isinstance(order, Run):
+                    self._run(order, bytes(payload))
                 payload = bytearray()
                 if not self._reset(reset):
                     return
@@ -222,36 +237,27 @@ class Runner:
             reset()
         except ResetError as error:
             reason = str(error).encode(errors="replace")[:1000]
-            self._channel.send({"kind": "spent"}, reason)
+            self._channel.send(Signal.SPENT, reason)
             return False
-        self._channel.send({"kind": "idle"})
+        self._report_ready()
         return True
 
     def _report_ready(self) -> None:
-        self._channel.send({"kind": "idle"})
+        self._channel.send(Signal.IDLE)
 
-    def _run(self, header: Mapping[str, Any], payload: bytes) -> None:
+    def _run(self, run: Run, payload: bytes) -> None:
         self._begin()
-        started = time.perf_counter()
         moments = [_now()]
         logs = _LogStream(self._channel)
 
-        def meta() -> dict[str, float | int]:
-            elapsed_s = time.perf_counter() - started
-            return {"execution_time": round(elapsed_s, 6), "peak_memory": self._peak_bytes()}
-
-        def steps() -> list[tuple[str, float, float]]:
-            ends = [*moments[1:], _now()]
-            return list(zip(_STEPS, moments, ends, strict=False))
-
         try:
             try:
-                if header["compressed"]:
-                    payload = _decompress(payload, header["max_payload"])
+                if run.compressed:
+                    payload = _decompress(payload, run.max_payload)
                 policy = None if self._isolation is None else self._isolation.policy
                 stream = ClientStream(self._send_to_client, self._receive_from_client)
                 with redirect_stdout(logs), redirect_stderr(logs):
-                    self._prepare(header["env"])
+                    self._prepare(run.env)
                     moments.append(_now())
                     Runner.runs_block = True
                     saves = self._generation.run(payload, stream, policy)
@@ -260,16 +266,16 @@ class Runner:
             finally:
                 Runner.runs_block = False
                 logs.finish()
-            cost = meta()
+            peak = self._peak_bytes()
             moments.append(_now())
             values = self._generation.export(saves)
-            result = Result(values, header["max_result"], header["max_inline"], policy or trusted)
-            self._deliver(result, header, lambda: {"meta": cost, "steps": steps()})
+            result = Result(values, run.max_result, run.max_inline, policy or trusted)
+            self._deliver(result, run, lambda: _report(peak, moments))
         except BlockError as error:
             hint = self._limit_hint(error.traceback) + _memory_hint(error)
-            self._fail(error.traceback + hint, meta(), steps())
+            self._fail(error.traceback + hint, moments)
         except (PayloadError, ResultTooLargeError, ResultNotStoredError, DeviceError) as error:
-            self._fail(str(error), meta(), steps())
+            self._fail(str(error), moments)
         except (EOFError, ConnectionError):
             raise
         except Exception as error:
@@ -277,22 +283,20 @@ class Runner:
             self._fail(
                 f"The block ran, but what it saved could not be sent: {reason}\n"
                 "Save tensors, numbers, text, or lists and dicts of them.",
-                meta(),
-                steps(),
+                moments,
             )
 
-    def _run_together(self, header: Mapping[str, Any], payloads: bytes) -> None:
+    def _run_together(self, runs: Sequence[Run], payloads: bytes) -> None:
         """Run several requests in one forward pass, and answer those that can be answered so."""
         self._begin()
         moments = [_now()]
-        runs = header["runs"]
-        answers: list[tuple[Header | None, bytes]] = [(None, b"")] * len(runs)
+        answers: list[tuple[InlineAnswer | None, bytes]] = [(None, b"")] * len(runs)
         printed = io.StringIO()
         saves: list[dict[str, Any] | None] = []
         try:
             with redirect_stdout(printed), redirect_stderr(printed):
-                self._prepare(header["env"])
-                parts = list(_split(payloads, runs, header["max_payload"]))
+                self._prepare(runs[0].env)  # all of them ask for the same
+                parts = list(_split(payloads, runs))
                 moments.append(_now())
                 if not printed.getvalue():
                     saves = self._generation.run_together(parts)
@@ -305,38 +309,31 @@ class Runner:
             raise
         except Exception:
             answers = [(None, b"")] * len(runs)  # alone, each says what is wrong
-        ends = [*moments[1:], _now()]
-        took_s = round(ends[-1] - moments[0], 6)
-        fields = {
-            "kind": "together",
-            "answers": [each for each, _ in answers],
-            "meta": {"execution_time": took_s, "peak_memory": self._peak_bytes()},
-            "steps": list(zip(_STEPS, moments, ends, strict=False)),
-        }
-        self._channel.send(fields, b"".join(content for _, content in answers))
+        report = _report(self._peak_bytes(), moments)
+        self._channel.send(
+            AnswersTogether(tuple(each for each, _ in answers), report),
+            b"".join(content for _, content in answers),
+        )
 
-    def _answer(
-        self, saves: dict[str, Any] | None, run: Mapping[str, Any]
-    ) -> tuple[Header | None, bytes]:
-        """Return the fields and the content of a result; no fields if no frame can have it."""
+    def _answer(self, saves: dict[str, Any] | None, run: Run) -> tuple[InlineAnswer | None, bytes]:
+        """Return the place and the content of a result; no place if no frame can have it."""
         if saves is None:
             return None, b""
         try:
-            result = Result(self._generation.export(saves), run["max_result"], run["max_inline"])
+            result = Result(self._generation.export(saves), run.max_result, run.max_inline)
         except Exception:  # too large, or a value that cannot be sent
             return None, b""
         if result.content is None:
             return None, b""
-        compress = run["compress_inline"]
-        content = result.compressed() if compress else result.content
-        return {"size": len(content), "compressed": compress}, content
+        content = result.compressed() if run.compress_inline else result.content
+        return InlineAnswer(len(content), run.compress_inline), content
 
     def _begin(self) -> None:
         """Begin a request, which finds no random numbers, warnings and peak of memory of an earlier one."""
         torch.set_grad_enabled(True)
         _seed(devices=self._driver is not None)
         forget_warnings()
-        self._channel.send({"kind": "running"})
+        self._channel.send(Signal.RUNNING)
         self._reset_peak()
 
     def _prepare(self, env: Mapping[str, Any]) -> None:
@@ -360,19 +357,16 @@ class Runner:
         elif self._proc_files is not None:
             self._proc_files.reset_peak()
 
-    def _deliver(
-        self, result: Result, header: Mapping[str, Any], cost: Callable[[], Header]
-    ) -> None:
+    def _deliver(self, result: Result, run: Run, report: Callable[[], RunReport]) -> None:
         """Send a small result in a frame; write a large one into a file that the host provides.
 
-        `cost` returns the fields of the last frame that say what the run took until then.
+        `report` returns the cost of the run until it is called.
         """
         if result.content is not None:
-            compress = header["compress_inline"]
-            content = result.compressed() if compress else result.content
-            self._channel.send({"kind": "result", "compressed": compress, **cost()}, content)
+            content = result.compressed() if run.compress_inline else result.content
+            self._channel.send(Returned(run.compress_inline, report()), content)
             return
-        self._channel.send({"kind": "spill", "size": result.size})
+        self._channel.send(Spill(result.size))
         _, _, fds = self._channel.receive()
         isolation = self._isolation
         try:
@@ -381,24 +375,23 @@ class Runner:
                 if isolation is not None
                 else contextlib.nullcontext()
             ):
-                self._write(result, fds[0], header)
+                self._write(result, fds[0], run)
         finally:
             os.close(fds[0])
-        self._channel.send({"kind": "spilled", **cost()})
+        self._channel.send(Spilled(report()))
 
-    def _write(self, result: Result, fd: int, header: Mapping[str, Any]) -> None:
+    def _write(self, result: Result, fd: int, run: Run) -> None:
         """Write a result in its client's form, without effort on what hardly compresses or goes not far."""
-        if not header["compress_stored"]:
+        if not run.compressed:
             result.write(fd)
-        elif header["nearby"] or not result.compresses():
+        elif run.nearby or not result.compresses():
             result.write_frame(fd)
         else:
             result.write_compressed(fd, self._threads)
 
-    def _fail(
-        self, text: str, meta: Mapping[str, Any], steps: list[tuple[str, float, float]]
-    ) -> None:
+    def _fail(self, text: str, moments: Sequence[float]) -> None:
         """Report an error to the user; raise DeviceError if a device's state in this process is lost."""
+        report = _report(self._peak_bytes(), moments)
         lost: DeviceError | None = None
         try:
             self._synchronize()
@@ -411,8 +404,7 @@ class Runner:
                 "Later requests have another."
             )
         body = text.encode(errors="replace")[:MAX_TEXT]
-        fields = {"meta": meta, "steps": steps, "ends": lost is not None}
-        self._channel.send({"kind": "error", **fields}, body)
+        self._channel.send(Error(report, lost is not None), body)
         if lost is not None:
             raise lost
 
@@ -428,10 +420,10 @@ class Runner:
         )
 
     def _send_to_client(self, data: bytes) -> None:
-        self._channel.send({"kind": "stream"}, data)
+        self._channel.send(Signal.STREAM, data)
 
     def _receive_from_client(self) -> bytes:
-        self._channel.send({"kind": "await upload"})
+        self._channel.send(Signal.AWAIT_UPLOAD)
         _, body, _ = self._channel.receive()
         return bytes(body)
 
@@ -442,14 +434,20 @@ class Runner:
                 self._driver.release_memory()
 
 
-def _split(payloads: bytes, runs: Iterable[Mapping[str, Any]], max_bytes: int) -> Iterator[bytes]:
+def _report(peak_bytes: int, moments: Sequence[float]) -> RunReport:
+    """Return the cost of a run whose steps began at these moments, and the last of which ends now."""
+    spans = zip(_STEPS, moments, [*moments[1:], _now()], strict=False)
+    return RunReport(peak_bytes, tuple(RunStep(*span) for span in spans))
+
+
+def _split(payloads: bytes, runs: Iterable[Run]) -> Iterator[bytes]:
     """Yield the payload of each run, decompressed; empty for one that cannot be."""
     start = 0
     for run in runs:
-        payload = payloads[start : start + run["size"]]
-        start += run["size"]
+        payload = payloads[start : start + run.size]
+        start += run.size
         try:
-            yield _decompress(payload, max_bytes) if run["compressed"] else payload
+            yield _decompress(payload, run.max_payload) if run.compressed else payload
         except PayloadError:
             yield b""
 

@@ -22,12 +22,19 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ndif.runtime.frames import Channel
 from ndif.runtime.generations import Generation, create_generation
+from ndif.runtime.messages import (
+    LoadedModel,
+    Message,
+    Progress,
+    Signal,
+    Verified,
+    VerifyWeights,
+)
 from ndif.runtime.process.cuda import Cuda
 from ndif.runtime.process.warmup_request import start_threads
 from ndif.runtime.spec import ModelSpec
@@ -76,7 +83,7 @@ def runner_shares(
 class ModelExport:
     """A loaded model's description and handles, for the processes that map its weights."""
 
-    model: dict[str, Any]
+    model: LoadedModel
     load_s: float
     placement: Placement
     weights: ExportedWeights
@@ -131,7 +138,7 @@ class WeightOwner:
             install(module, cache.weights.tensors(cache.fd))
             place(module, spec, driver)
             load_s = cache.export.load_s
-            model = {**cache.export.model, "device": str(module.device)}
+            model = replace(cache.export.model, device=str(module.device))
         if not keep_cache:
             self._drop_cache()
         gc.collect()
@@ -140,7 +147,7 @@ class WeightOwner:
         weights = ExportedWeights.of(collect(module), driver.export)
         # The export may have moved the tensors to other memory.
         self._tensors = collect(module)
-        self._folder = Path(model["folder"])
+        self._folder = Path(model.folder)
         with driver.private_memory():
             driver.check(_DEVICE_TIMEOUT_S)
             self._checksum = WeightChecksum.of(self._tensors)
@@ -148,23 +155,23 @@ class WeightOwner:
         for tensor in distinct(self._tensors)[0]:
             weight_bytes[tensor.device.index or 0] += tensor.nbytes
         export = ModelExport(
-            {**model, "device": driver.node_device(model["device"])},
+            replace(model, device=driver.node_device(model.device)),
             load_s,
             Placement.of(module),
             weights,
             weight_bytes,
             driver.files(self._tensors.values(), weights.handles),
         )
-        channel.send({"kind": "loaded"}, pickle.dumps(export))
+        channel.send(Signal.LOADED, pickle.dumps(export))
 
     def serve(self) -> None:
         """Serve the zygote's requests until the weights are in the CPU's memory."""
         while True:
-            header, _, _ = self._channel.receive()
-            if header["kind"] == "verify":
-                if not header["keep_cache"]:
+            order, _, _ = self._channel.receive()
+            if isinstance(order, VerifyWeights):
+                if not order.keep_cache:
                     self._drop_cache()
-                self._channel.send({"kind": "verified", "restored": self._verify()})
+                self._channel.send(Verified(self._verify()))
             else:
                 self._verify()
                 self._move_to_cache()
@@ -206,11 +213,11 @@ class WeightOwner:
     def _move_to_cache(self) -> None:
         """Copy the weights to the CPU's memory, unless the cache that they came from still holds them."""
         if self._cache is not None:
-            self._channel.send({"kind": "cached"})
+            self._channel.send(Signal.CACHED)
             return
         cached = CachedWeights.of(self._tensors)
         fd = cached.fill(self._tensors, self._driver)
-        self._channel.send({"kind": "cached"}, pickle.dumps(cached), [fd])
+        self._channel.send(Signal.CACHED, pickle.dumps(cached), [fd])
 
     def _drop_cache(self) -> None:
         if self._cache is not None:
@@ -252,18 +259,18 @@ class WeightOwnerClient:
         """Ask the owner to verify its weights and restore changed ones; `answer` returns the outcome."""
         if not _can_keep_cache():
             self._drop_cache()
-        self._channel.send({"kind": "verify", "keep_cache": self._cache is not None})
+        self._channel.send(VerifyWeights(keep_cache=self._cache is not None))
 
-    def answer(self) -> tuple[dict[str, Any], bytes]:
+    def answer(self) -> tuple[Message, bytes]:
         """Return the owner's next answer."""
-        header, body, _ = self._channel.receive()
-        return header, bytes(body)
+        message, body, _ = self._channel.receive()
+        return message, bytes(body)
 
     def cache(self) -> None:
         """Move the weights to the CPU's memory and end the owner; no runner may be left."""
-        self._channel.send({"kind": "cache"})
-        header, body, fds = self._channel.receive()
-        if header["kind"] == "failed":
+        self._channel.send(Signal.CACHE)
+        message, body, fds = self._channel.receive()
+        if message is Signal.FAILED:
             raise RuntimeError(body.decode(errors="replace"))
         if fds:
             self._drop_cache()
@@ -311,18 +318,18 @@ class WeightOwnerClient:
         self._channel = Channel(connection)
         while True:
             try:
-                header, body, _ = self._channel.receive()
+                message, body, _ = self._channel.receive()
             except EOFError as error:
                 raise RuntimeError(
                     f"the process that loads the weights ended ({self._reap()})"
                 ) from error
-            match header["kind"]:
-                case "progress":
-                    self._control.send(header)
-                case "failed":
-                    self._control.send(header, bytes(body))
+            match message:
+                case Progress():
+                    self._control.send(message)
+                case Signal.FAILED:
+                    self._control.send(message, bytes(body))
                     sys.exit(1)
-                case "loaded":
+                case Signal.LOADED:
                     export: ModelExport = pickle.loads(body)  # noqa: S301 - a fork of this process sent it
                     return export
 
@@ -338,7 +345,7 @@ class WeightOwnerClient:
         except Exception as error:
             traceback.print_exc()
             with contextlib.suppress(OSError):
-                channel.send({"kind": "failed"}, sentence(error).encode())
+                channel.send(Signal.FAILED, sentence(error).encode())
 
     def _reap(self) -> int:
         """Wait until the owner ends and return its exit code."""

@@ -15,13 +15,25 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ndif.runtime.frames import Channel
+from ndif.runtime.messages import (
+    Exited,
+    Forked,
+    ForkRunner,
+    Load,
+    LoadedModel,
+    Ready,
+    Signal,
+    Uncache,
+    Uncached,
+    Verified,
+)
 from ndif.runtime.process.children import (
     FirstToBeKilled,
     end_with_parent,
@@ -30,7 +42,7 @@ from ndif.runtime.process.children import (
     is_orphan,
     wake_for_children,
 )
-from ndif.runtime.spec import ModelSpec, by_index
+from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import UserFacingError, sentence
 
 if TYPE_CHECKING:
@@ -57,8 +69,8 @@ def main(fd: int, driver: Cuda | None = None) -> None:
     from ndif.runtime.weights.fetch import cached_folder, explain_unavailable, require_readable
     from ndif.runtime.weights.loading import remove_code
 
-    header, _, _ = control.receive()
-    spec = ModelSpec.of(header["spec"])
+    order, _, _ = control.expect(Load)
+    spec = order.spec
     try:
         if spec.folder is None:
             spec = replace(spec, folder=str(cached_folder(spec)))
@@ -69,7 +81,7 @@ def main(fd: int, driver: Cuda | None = None) -> None:
         remove_code()
         is_said = isinstance(error, UserFacingError)
         why = sentence(error) if is_said else explain_unavailable(spec, error)
-        control.send({"kind": "failed"}, why.encode())
+        control.send(Signal.FAILED, why.encode())
         return
     zygote.serve()
 
@@ -110,8 +122,7 @@ class Zygote:
         """None on CPUs."""
         self._generation = create_generation(spec.generation)
         ready = self._load() if self._driver is None else self._load_in_owner(self._driver)
-        self._settle(Path(ready["model"]["folder"]))
-        ready = {"kind": "ready", "exposed": self._weight_owner is not None, **ready}
+        self._settle(Path(ready.model.folder))
         control.send(ready, self._structure)
         self._rehearse()
 
@@ -165,7 +176,7 @@ class Zygote:
         self._rehearsal = None
         self._pages = rehearsal.pages(but=self._spare).with_all_of(self._weights)
 
-    def _load(self) -> dict[str, Any]:
+    def _load(self) -> Ready:
         from ndif.runtime.process.warmup_request import WarmupRequest
         from ndif.runtime.weights.huge_pages import share, shared, weights_of
         from ndif.runtime.weights.loading import read_confined
@@ -179,15 +190,15 @@ class Zygote:
             self._first_to_be_killed = FirstToBeKilled()
         model = read_confined(self._spec, self._read, whole=whole)
         load_s, loaded_at = time.perf_counter() - started, time.time()
-        folder = Path(model["folder"])
+        folder = Path(model.folder)
         share(weights_of(folder), self._control)
         self._weights = [*shared(), *weights_of(folder)]
         self._warmup_request = WarmupRequest(self._generation)
         if untrusted is None:  # else it is run under the policy
             self._warmup_request.run()
-        return {"model": model, "load_s": load_s, "loaded_at": loaded_at}
+        return Ready(model, load_s, loaded_at, exposed=False)
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> LoadedModel:
         self._generation.load(self._spec)
         self._structure = self._describe()
         return self._generation.describe(self._spec)
@@ -202,7 +213,7 @@ class Zygote:
         found = structure_or_none(self._generation.model._module, self._spec.files)
         return b"" if found is None else json.dumps(found).encode()
 
-    def _load_in_owner(self, driver: Cuda) -> dict[str, Any]:
+    def _load_in_owner(self, driver: Cuda) -> Ready:
         """Load the weights in another process, and build the model without them here."""
         from ndif.runtime.process.weight_owner import WeightOwnerClient
         from ndif.runtime.weights.loading import folders_of_code, read_confined
@@ -218,7 +229,7 @@ class Zygote:
         check(self._generation.model._module, owned.weights.names)
         if reached := driver.find_early_start():
             raise RuntimeError(reached)
-        return {"model": owned.model, "load_s": owned.load_s, "loaded_at": loaded_at}
+        return Ready(owned.model, owned.load_s, loaded_at, exposed=True)
 
     def serve(self) -> NoReturn:
         """Fork on request, report who ended, leave with the host."""
@@ -248,52 +259,52 @@ class Zygote:
     def _obey(self, owner: WeightOwnerClient | None) -> None:
         """Carry out the host's next request; end with the host."""
         try:
-            header, _, fds = self._control.receive()
+            order, _, fds = self._control.receive()
         except (EOFError, ConnectionError):
             self._end()
-        match header["kind"]:
-            case "ping":
-                self._control.send({"kind": "pong"})
-            case "fork":
-                self._fork(header["runner"], fds[0], fresh=header["fresh"], reused=header["reused"])
-            case "verify" if owner is not None:
+        match order:
+            case Signal.PING:
+                self._control.send(Signal.PONG)
+            case ForkRunner():
+                self._fork(order.runner, fds[0], fresh=order.fresh, reused=order.reused)
+            case Signal.VERIFY if owner is not None:
                 owner.ask_to_verify()
-            case "verify":
+            case Signal.VERIFY:
                 # Without an owner, a runner writes to its own copy.
-                self._control.send({"kind": "verified", "restored": 0})
-            case "cache" | "uncache" if owner is not None:
+                self._control.send(Verified(0))
+            case Signal.CACHE | Uncache() if owner is not None:
                 try:
-                    self._move(owner, header)
+                    self._move(owner, order)
                 except Exception as error:
                     traceback.print_exc()
-                    self._control.send({"kind": "failed"}, sentence(error).encode())
+                    self._control.send(Signal.FAILED, sentence(error).encode())
                     self._end(1)
 
     def _pass_on(self, owner: WeightOwnerClient) -> None:
         """Pass the owner's answer on to the host."""
         try:
-            header, body = owner.answer()
+            message, body = owner.answer()
         except (EOFError, OSError):
             # The exit code says more, and comes at once.
             self._reap()
             return
-        self._control.send(header, body)
-        if header["kind"] == "failed":
+        self._control.send(message, body)
+        if message is Signal.FAILED:
             self._end(1)
 
-    def _move(self, owner: WeightOwnerClient, header: Mapping[str, Any]) -> None:
+    def _move(self, owner: WeightOwnerClient, order: Signal | Uncache) -> None:
         """Move the weights to the CPU's memory, or back to devices."""
-        if header["kind"] == "cache":
+        if not isinstance(order, Uncache):
             owner.cache()
-            self._control.send({"kind": "cached"})
+            self._control.send(Signal.CACHED)
             return
-        owner.uncache(by_index(header["max_memory"]))
+        owner.uncache(order.max_memory)
         model = owner.exported.model
         if self._isolation is not None:
-            self._isolation = self._isolation.moved(Path(model["folder"]), owner.exported.files)
+            self._isolation = self._isolation.moved(Path(model.folder), owner.exported.files)
         gc.collect()
         gc.freeze()
-        self._control.send({"kind": "uncached", "model": model})
+        self._control.send(Uncached(model.device))
 
     def _fork(self, runner: str, fd: int, *, fresh: bool, reused: bool) -> None:
         with self._first_to_be_killed or contextlib.nullcontext():
@@ -302,7 +313,7 @@ class Zygote:
             )
         os.close(fd)
         self._runners[pid] = runner
-        self._control.send({"kind": "forked", "runner": runner, "pid": pid})
+        self._control.send(Forked(runner, pid))
 
     def _fork_child(self, run: Callable[[], None]) -> int:
         """Fork a child without the channel to the host; return its process id."""
@@ -348,7 +359,7 @@ class Zygote:
         try:
             isolation.enter(None if owner is None else lambda: self._start_driver(owner, isolation))
         except Exception as error:
-            channel.send({"kind": "failed"}, sentence(error).encode())
+            channel.send(Signal.FAILED, sentence(error).encode())
             raise
         runner = Runner(channel, self._generation, self._spec.threads, self._driver, isolation)
         if proc_files is None:
@@ -380,7 +391,7 @@ class Zygote:
                 self._end(1)
             runner = self._runners.pop(pid, None)
             if runner is not None:
-                self._control.send({"kind": "exited", "runner": runner, "code": code})
+                self._control.send(Exited(runner, code))
 
     def _end(self, status: int = 0) -> NoReturn:
         from ndif.runtime.weights.loading import remove_code

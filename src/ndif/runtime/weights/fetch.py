@@ -33,8 +33,10 @@ from huggingface_hub import (
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from ndif.runtime.process.children import end_with_input
+from ndif.runtime.sizing import RepositoryFacts
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import UserFacingError, sentence
+from ndif.runtime.typed_json import from_json, to_json
 from ndif.runtime.weights.cache import CacheRules, make_room, note_use
 
 HUB_TIMEOUT_S = 10.0
@@ -173,7 +175,7 @@ class PickledError(UserFacingError):
 def main(spec: ModelSpec, rules: CacheRules) -> None:
     """Download the model's files and print its facts, or the reason why it is not available."""
     try:
-        _report(**_provide(spec, rules))
+        print(to_json(_provide(spec, rules)).decode(), flush=True)
     except Exception as error:
         traceback.print_exc()
         _report(failed=explain_unavailable(spec, error))
@@ -184,7 +186,7 @@ def _report(**line: Any) -> None:
     print(json.dumps(line), flush=True)
 
 
-def _provide(spec: ModelSpec, rules: CacheRules) -> dict[str, Any]:
+def _provide(spec: ModelSpec, rules: CacheRules) -> RepositoryFacts:
     """Download the model's missing files and return its facts; without a hub the cached files must do."""
     try:
         found = HfApi().model_info(
@@ -193,8 +195,7 @@ def _provide(spec: ModelSpec, rules: CacheRules) -> dict[str, Any]:
     except Exception:
         if not is_here(spec, "config.json", spec.revision):
             raise
-        folder = str(cached_folder(spec))
-        return {"repo_id": None, "card": None, "gated": False, "folder": folder}
+        return RepositoryFacts(str(cached_folder(spec)))
     sizes = {file.rfilename: file.size or 0 for file in found.siblings or ()}
     names = needed(sizes, own_code=spec.trust_remote_code)
     require_permitted(spec, names)
@@ -209,8 +210,7 @@ def _provide(spec: ModelSpec, rules: CacheRules) -> dict[str, Any]:
         for repository in code_of_others(Path(folder)):
             snapshot_download(repository, allow_patterns="*.py")
             note_use(repository)
-    card = found.pipeline_tag
-    return {"repo_id": found.id, "card": card, "gated": is_gated(found), "folder": folder}
+    return RepositoryFacts(folder, found.id, found.pipeline_tag, is_gated(found))
 
 
 def discard_partial() -> None:
@@ -222,9 +222,9 @@ def discard_partial() -> None:
                 file.unlink()
 
 
-def is_gated(known: ModelInfo | None) -> bool:
+def is_gated(known: ModelInfo) -> bool:
     """Return True if the hub gives a repository's files only to those who were permitted."""
-    return known is not None and bool(known.gated or known.private)
+    return bool(known.gated or known.private)
 
 
 def cached_folder(spec: ModelSpec) -> Path:
@@ -316,4 +316,4 @@ class _ProgressBar(tqdm):  # type: ignore[misc]
 
 if __name__ == "__main__":
     end_with_input(discard_partial)
-    main(ModelSpec.of(json.loads(sys.argv[1])), CacheRules(**json.loads(sys.argv[2])))
+    main(from_json(ModelSpec, sys.argv[1]), from_json(CacheRules, sys.argv[2]))

@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ndif.runtime.frames import Channel
+from ndif.runtime.messages import Filled, SharedMemory, ShareWeights
 from ndif.runtime.process.proc_files import Mapping, mappings, written
 
 SIZE = 2 << 20
@@ -65,17 +66,17 @@ def share(weights: Sequence[Mapping], control: Channel) -> None:
         name = _name(mapping)
         if name is None:
             continue
-        control.send({"kind": "weights", "name": name, "size": mapping.size})
-        header, _, fds = control.receive()
+        control.send(ShareWeights(name, mapping.size))
+        memory, _, fds = control.expect(SharedMemory)
         if not fds:
             continue
         # Pages that this process wrote to: addresses and contents.
         ranges = iter(written(mapping))
         own = [(at, ctypes.string_at(at, size)) for at, size in zip(ranges, ranges, strict=True)]
-        usable = bool(header["filled"])
+        usable = memory.filled
         if not usable:
             usable = _fill(mapping, fds[0])
-            control.send({"kind": "filled", "name": name, "usable": usable})
+            control.send(Filled(name, usable))
         if usable:
             _map(mapping, mmap.MAP_PRIVATE, fds[0], _shift(mapping))
         for at, content in own:

@@ -10,7 +10,6 @@ transformers.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import shutil
 import socket
@@ -18,9 +17,9 @@ import sys
 import traceback
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import (
     HfApi,
@@ -35,8 +34,10 @@ from huggingface_hub.utils._headers import build_hf_headers
 from huggingface_hub.utils._http import hf_raise_for_status
 
 from ndif.runtime.process.children import end_with_parent
+from ndif.runtime.sizing import Failure, OutlineQuestion, RepositoryFacts
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import UserFacingError
+from ndif.runtime.typed_json import from_json, to_json
 from ndif.runtime.weights.card import has_tokenizer, license_of
 from ndif.runtime.weights.fetch import (
     HUB_TIMEOUT_S,
@@ -78,15 +79,15 @@ def main(fd: int) -> None:
         asked = connection.makefile("r").readline()
         if not asked:  # nobody waits any more
             return
-        question = json.loads(asked)
-        _take(question["environment"])
-        spec = ModelSpec.of(question["spec"])
+        question = from_json(OutlineQuestion, asked)
+        _take(question.environment)
+        answer: RepositoryFacts | Failure
         try:
-            answer = find(spec, Path(question["folder"]))
+            answer = find(question.spec, Path(question.folder))
         except Exception as error:
             traceback.print_exc()
-            answer = {"failed": explain_unavailable(spec, error)[:_LONGEST_ANSWER]}
-        connection.sendall(json.dumps(answer).encode() + b"\n")
+            answer = Failure(explain_unavailable(question.spec, error)[:_LONGEST_ANSWER])
+        connection.sendall(to_json(answer) + b"\n")
 
 
 def _take(variables: Mapping[str, str]) -> None:
@@ -96,7 +97,7 @@ def _take(variables: Mapping[str, str]) -> None:
     importlib.reload(constants)  # the hub's library reads variables when it is imported
 
 
-def find(spec: ModelSpec, empty: Path) -> dict[str, Any]:
+def find(spec: ModelSpec, empty: Path) -> RepositoryFacts:
     """Return the folder to measure, in `empty` if need be, and what a hub knows of the repository."""
     known, answers = None, True
     try:
@@ -116,16 +117,18 @@ def find(spec: ModelSpec, empty: Path) -> dict[str, Any]:
         spec.checkpoint, CONFIG, revision=spec.revision, local_files_only=not answers
     )
     snapshot = Path(config).parent
-    facts = {
-        "card": getattr(known, "pipeline_tag", None),
-        "repo_id": getattr(known, "id", None),
-        "gated": is_gated(known),
-        "commit": snapshot.name,
-    }
     if known is None:
-        return {**facts, "folder": str(snapshot)}
-    # The folder that is measured may have neither the card nor the tokenizer.
-    facts["license"], facts["tokenizer"] = license_of(known.tags), has_tokenizer(sizes)
+        return RepositoryFacts(str(snapshot), commit=snapshot.name)
+    facts = RepositoryFacts(
+        str(snapshot),
+        known.id,
+        known.pipeline_tag,
+        is_gated(known),
+        snapshot.name,
+        # The folder that is measured may have neither the card nor the tokenizer.
+        license_of(known.tags),
+        has_tokenizer(sizes),
+    )
     names = weights_of(sizes)
     if not names and not spec.trust_remote_code:
         raise OutlineError(
@@ -146,12 +149,12 @@ def find(spec: ModelSpec, empty: Path) -> dict[str, Any]:
         for repository in code_of_others(snapshot):
             snapshot_download(repository, allow_patterns="*.py")
     if all(is_here(spec, name, snapshot.name) for name in names):
-        return {**facts, "folder": str(snapshot)}
+        return facts
     if len(names) > _MOST_FILES:
         raise OutlineError(f"{spec.checkpoint!r} has its weights in {len(names):,} files.")
     folder = empty / snapshot.name
     _write(folder, snapshot, small, {name: sizes[name] for name in names}, spec)
-    return {**facts, "folder": str(folder)}
+    return replace(facts, folder=str(folder))
 
 
 def _is_config(name: str) -> bool:

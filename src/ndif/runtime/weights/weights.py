@@ -14,6 +14,7 @@ from accelerate.utils import get_balanced_memory
 from transformers.utils import logging
 
 from ndif.runtime.frames import Channel
+from ndif.runtime.messages import Progress
 from ndif.runtime.process.cuda import Cuda, Handle
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.weights.transfer import to_devices
@@ -262,7 +263,7 @@ class _ProgressBar:
         due = now - self._reported_at > _REPORT_INTERVAL_S
         if self.total and self._channel is not None and (due or self.n >= self.total):
             self._reported_at = now
-            self._channel.send({"kind": "progress", "done": self.n, "total": int(self.total)})
+            self._channel.send(Progress(int(self.n), int(self.total)))
 
     def __enter__(self) -> _ProgressBar:
         return self

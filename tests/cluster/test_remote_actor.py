@@ -5,12 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ndif.host.remote_actor import Answer
+from ndif.cluster.remote_actor import (
+    JobAnswer,
+    MoveAnswer,
+    ReplicaDescription,
+    ReplicaOrder,
+)
+from ndif.placement.replica import DeploymentLevel, PlacedReplica
+from ndif.runtime.typed_json import from_json, to_json
+from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
@@ -19,34 +28,48 @@ from ndif.server.node_actor import NodeActor
 from ndif.stores.broker.encoding import encode_request
 from ndif.stores.broker.signing import PROTOCOL
 from ndif.tasks import within
-from tests.host.stand_in import FAILS, StandIn, Waiting
+from tests.host.stand_in import FAILS, MODEL, StandIn, Waiting
 from tests.on_loop import on_loop
 from tests.waiting import PATIENCE_S
 
-SAID = {
-    "config": {"repo_id": "a/b"},
-    "generation": "0.8",
-    "place": {"deployed": 0.0, "replica_id": "r1"},
-}
+ORDER = to_json(
+    ReplicaOrder(
+        DeploymentConfig("a/b", "/nowhere"),
+        "0.8",
+        PlacedReplica("a/b", "r1", "node", DeploymentLevel.HOT, 1, deployed=0.0),
+    )
+)
 BRIEFLY = {"for_s": 0.01}
-DELIVERED = {
-    "status": "COMPLETED",
-    "description": "Done.",
-    "delivered": True,
-    "execution_time": 0.0,
-    "peak_memory": 0,
-    "result_bytes": 0,
-    "limit": "",
-}
-"""The answer about a job that has run, without its steps."""
+DELIVERED = Response(
+    "",
+    Status.COMPLETED,
+    "Done.",
+    meta={"execution_time": 0.0, "peak_memory": 0},
+    delivered=True,
+)
+"""The end of a job that has run, without its id."""
 
 
-def briefly(answer: dict[str, Any]) -> dict[str, Any]:
-    """An answer without its steps, which it must have."""
-    assert [step[:2] for step in answer["steps"]] == [
-        [name, "replica"] for name in ("queued", "dispatched", "running")
+def briefly(answer: JobAnswer) -> Response:
+    """The end in an answer without its id; it must have steps, which are not compared."""
+    assert answer.end is not None
+    assert [step[:2] for step in answer.end.steps] == [
+        (name, "replica") for name in ("queued", "dispatched", "running")
     ]
-    return {name: value for name, value in answer.items() if name != "steps"}
+    return replace(answer.end, id="", steps=())
+
+
+def description(answer: JobAnswer) -> str:
+    assert answer.end is not None
+    return answer.end.description
+
+
+async def described(replica: StandIn) -> ReplicaDescription:
+    return from_json(ReplicaDescription, await replica.describe())
+
+
+async def moved(answer: Awaitable[bytes]) -> MoveAnswer:
+    return from_json(MoveAnswer, await answer)
 
 
 def a_request(subscription_id: str | None = "me", **more: Any) -> Request:
@@ -65,14 +88,17 @@ def a_request(subscription_id: str | None = "me", **more: Any) -> Request:
 
 @contextlib.asynccontextmanager
 async def a_replica() -> AsyncIterator[StandIn]:
-    replica = StandIn(SAID)
-    assert await replica.start() == {"model": {"class": "Waiting"}}
+    replica = StandIn(ORDER)
+    assert await moved(replica.start()) == MoveAnswer(MODEL)
     yield replica
     await replica.stop()
 
 
-def running(replica: StandIn, request: Request) -> asyncio.Task[Answer]:
-    return asyncio.create_task(replica.run(encode_request(request)))
+def running(replica: StandIn, request: Request) -> asyncio.Task[JobAnswer]:
+    async def run() -> JobAnswer:
+        return from_json(JobAnswer, await replica.run(encode_request(request)))
+
+    return asyncio.create_task(run())
 
 
 @on_loop
@@ -121,7 +147,7 @@ async def test_what_has_run_is_not_run_again() -> None:
             assert briefly(await running(replica, request)) == DELIVERED
         assert replica.actor.ran == [live.id, polled.id]
         assert replica.told == [Response(polled.id, Status.COMPLETED, "Done.")]
-        assert (await replica.describe())["requests"] == [live.id, polled.id]
+        assert (await described(replica)).requests == (live.id, polled.id)
 
 
 @pytest.mark.parametrize("outcome", ["evicted", "lost"])
@@ -136,7 +162,7 @@ async def test_what_did_not_run_to_its_end_may_run_again(outcome: str) -> None:
                 await replica.to_cache()
             else:
                 replica.actor.die()
-            assert list(await run) == [outcome]
+            assert (await run).why == outcome
             await replica.from_cache({})
         assert replica.actor.ran == [request.id] * 2
 
@@ -166,7 +192,7 @@ async def test_one_that_runs_and_one_that_waits_are_cancelled() -> None:
         await replica.cancel(first.id, "First.")
         await replica.cancel("another", "Nobody.")
         answers = await asyncio.gather(*runs)
-        assert [a["description"] for a in answers] == ["First.", "Second.", "Done."]
+        assert [*map(description, answers)] == ["First.", "Second.", "Done."]
         assert replica.actor.ran == [first.id, third.id]
 
 
@@ -175,7 +201,7 @@ async def test_one_is_cancelled_that_is_still_on_its_way() -> None:
     async with a_replica() as replica:
         request = a_request()
         await replica.cancel(request.id, "Never mind.")
-        assert (await running(replica, request))["description"] == "Never mind."
+        assert description(await running(replica, request)) == "Never mind."
         assert replica.actor.ran == []
 
 
@@ -198,7 +224,7 @@ async def test_one_that_waits_here_is_not_spared() -> None:
         await replica.revoke_cancel(second.id)
         await replica.cancel(first.id, "First.")
         answers = await asyncio.gather(*runs)
-        assert [a["description"] for a in answers] == ["First.", "The client left."]
+        assert [*map(description, answers)] == ["First.", "The client left."]
 
 
 @on_loop
@@ -222,7 +248,7 @@ async def test_a_job_whose_client_left_holds_up_nobody() -> None:
         await replica.actor.runs.wait()
         replica.gone.add("absent")
         assert briefly(await running(replica, kept)) == DELIVERED
-        assert (await run)["description"] == "The client left."
+        assert description(await run) == "The client left."
 
 
 @on_loop
@@ -230,8 +256,9 @@ async def test_a_result_that_cannot_be_delivered_is_said() -> None:
     async with a_replica() as replica:
         replica.cannot_tell = True
         answer = await running(replica, a_request(env=BRIEFLY))
-        assert (answer["status"], answer["delivered"]) == ("ERROR", False)
-        assert "could not be delivered" in answer["description"]
+        assert answer.end is not None
+        assert (answer.end.status, answer.end.delivered) == (Status.ERROR, False)
+        assert "could not be delivered" in answer.end.description
 
 
 @on_loop
@@ -239,38 +266,43 @@ async def test_what_could_not_be_delivered_is_not_run_again() -> None:
     async with a_replica() as replica:
         replica.cannot_tell = True
         for request in (a_request(env=BRIEFLY), a_request(None, env=BRIEFLY)):
-            answers = [await running(replica, request) for _ in range(2)]
-            assert [answer["delivered"] for answer in answers] == [False, False]
+            ends = [(await running(replica, request)).end for _ in range(2)]
+            assert [end.delivered for end in ends if end is not None] == [False, False]
             assert replica.actor.ran.count(request.id) == 1
 
 
 @on_loop
 async def test_warm_and_back_are_done_once() -> None:
     async with a_replica() as replica:
-        begun = (await replica.describe())["place"]["deployed"]
-        assert begun > 0
+        begun = (await described(replica)).order.place
+        assert begun is not None
+        assert begun.deployed > 0
         for _ in range(2):
             await replica.to_cache()
-        warm = await replica.describe()
-        assert (warm["level"], warm["moving"]) == ("WARM", False)
+        warm = await described(replica)
+        assert (warm.level, warm.moving) == (DeploymentLevel.WARM, False)
         for _ in range(2):
-            assert await replica.from_cache({1: 5}) == {"model": {"class": "Waiting"}}
-        hot = await replica.describe()
-        assert hot["level"] == "HOT"
-        assert hot["place"]["gpu_mem_bytes_by_id"] == {1: 5}
-        assert hot["place"]["deployed"] > begun
+            assert await moved(replica.from_cache({1: 5})) == MoveAnswer(MODEL)
+        hot = await described(replica)
+        assert hot.level is DeploymentLevel.HOT
+        assert hot.order.place is not None
+        assert hot.order.place.gpu_mem_bytes_by_id == {1: 5}
+        assert hot.order.place.deployed > begun.deployed
         assert replica.actor.moves == ["to", "from"]
 
 
 @on_loop
 async def test_what_cannot_be_loaded_has_ended() -> None:
-    replica = StandIn(SAID)
+    replica = StandIn(ORDER)
     replica.actor = Waiting(fails=True)
     reported = asyncio.create_task(replica.progress((0, 0)))
-    assert await asyncio.gather(replica.start(), replica.start()) == [{"error": FAILS}] * 2
+    assert (
+        await asyncio.gather(moved(replica.start()), moved(replica.start()))
+        == [MoveAnswer(error=FAILS)] * 2
+    )
     assert await reported == (1, 2)
     await replica.until_ended()
-    assert (await replica.describe())["ended"]
+    assert (await described(replica)).ended
 
 
 @on_loop
@@ -283,13 +315,13 @@ async def test_it_has_ended_when_its_processes_have() -> None:
 
 @on_loop
 async def test_before_it_is_started() -> None:
-    replica = StandIn(SAID)
-    said = await replica.describe()
-    assert (said["level"], said["ended"], said["model"]) == (None, False, {})
-    assert "lost" in await running(replica, a_request())
-    assert "error" in await replica.from_cache({})
+    replica = StandIn(ORDER)
+    said = await described(replica)
+    assert (said.level, said.ended, said.model) == (None, False, None)
+    assert (await running(replica, a_request())).why == "lost"
+    assert (await moved(replica.from_cache({}))).error
     await replica.stop()
-    assert "error" in await replica.start()
+    assert (await moved(replica.start())).error
 
 
 # On its node
@@ -311,8 +343,8 @@ def test_a_node_that_was_started_without_what_it_needs(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(logging.root, "level", logging.root.level)  # the actor sets its own
-    answer = asyncio.run(NodeActor(SAID).start())
-    assert why in answer["error"]
+    answer = asyncio.run(moved(NodeActor(ORDER).start()))
+    assert why in answer.error
 
 
 def test_a_leader_of_another_version_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,11 +352,11 @@ def test_a_leader_of_another_version_starts_nothing(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("NDIF_OBJECT_STORE_URL", "http://127.0.0.1:1")
     monkeypatch.setattr(logging.root, "level", logging.root.level)
 
-    async def said() -> dict[str, Any]:
-        actor = NodeActor(SAID)
+    async def said() -> MoveAnswer:
+        actor = NodeActor(ORDER)
         await actor.follow(
             {"protocol": PROTOCOL + 1, "secrets": ["s"], "term": "t", "broker_password": None}
         )
-        return await actor.start()
+        return await moved(actor.start())
 
-    assert "of another version than on the machine that leads" in asyncio.run(said())["error"]
+    assert "of another version than on the machine that leads" in asyncio.run(said()).error

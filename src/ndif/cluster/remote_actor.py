@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from ndif.host.device_errors import DeviceFailure
 from ndif.host.port import (
     ActorError,
     DeviceError,
@@ -19,10 +21,15 @@ from ndif.host.port import (
     ModelActor,
     ReplicaEvictedError,
     ReplicaLostError,
+    ServedModel,
 )
 from ndif.host.request_lifecycle import Party, RequestLifecycle
+from ndif.placement.replica import PlacedReplica
+from ndif.runtime.typed_json import from_json, to_json
+from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request
 from ndif.schema.response import Response
+from ndif.schema.states import DeploymentLevel
 from ndif.stores.broker.encoding import decode_request
 from ndif.stores.broker.port import Broker, BrokerAwayError, BrokerError, ClientLeftError
 from ndif.stores.broker.signing import PROTOCOL
@@ -33,13 +40,59 @@ if TYPE_CHECKING:
     # Only a node of a cluster has a client of Redis.
     from ndif.stores.broker.redis.job_channels import Introduction, JobReceiver
 
-Answer = dict[str, Any]
-
 _EARLY = 1000
 """Cancelled jobs that a replica remembers before they come."""
 _LOOK_S = 1.0
 _DESCRIPTION = 200
 """Characters of a response's description that an answer has."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOrder:
+    """The replica that a leader asks a node for."""
+
+    config: DeploymentConfig
+    generation: str
+    place: PlacedReplica | None = None
+    """The replica's place now; None for a process that only downloads the model's files."""
+    gpus: tuple[str | None, ...] = ()
+    """UUIDs of the node's GPUs, as the leader counts them."""
+    protected: tuple[str, ...] = ()
+    """Repositories that stay in the Hub's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaDescription:
+    """All that a leader needs to adopt a replica."""
+
+    order: ReplicaOrder
+    protocol: int
+    level: DeploymentLevel | None
+    """None until it has been loaded."""
+    moving: bool
+    ended: bool
+    model: ServedModel | None
+    requests: tuple[str, ...]
+    """Ids of the jobs that run, wait, or ended not long ago."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveAnswer:
+    """The end of a move to HOT: the loaded model, or the error and the GPU that caused it, if one did."""
+
+    model: ServedModel | None = None
+    error: str = ""
+    device: DeviceFailure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobAnswer:
+    """The end of a job in a few words, or the reason why it did not come to one here."""
+
+    end: Response | None = None
+    why: Literal["", "lost", "evicted", "away"] = ""
+    """`away`: the broker does not answer."""
+    reason: str = ""
 
 
 class NodeServices(NamedTuple):
@@ -66,7 +119,7 @@ class Jobs:
         self._lifecycle = RequestLifecycle(services.broker, services.responder, Party.REPLICA)
         self._turn = asyncio.Lock()
         self._current: Request | None = None
-        self._runs: dict[str, asyncio.Task[Answer]] = {}
+        self._runs: dict[str, asyncio.Task[JobAnswer]] = {}
         self._cancelled_early: dict[str, str] = {}
 
     @property
@@ -74,8 +127,8 @@ class Jobs:
         """Ids of the jobs that run, wait, or ended not long ago."""
         return [*self._runs, *self._lifecycle.remembered]
 
-    async def run(self, request: Request) -> Answer:
-        """Run a job to its end and return that end, or `lost`, `evicted` or `away` with the reason.
+    async def run(self, request: Request) -> JobAnswer:
+        """Run a job to its end and return that end, or why it did not come to one.
 
         A job that runs already, or has ended, does not run again. A job that comes meanwhile waits.
         """
@@ -109,10 +162,10 @@ class Jobs:
 
     async def _run_or_give_back(self, request: Request) -> None:
         answer = await self.run(request)
-        if "status" not in answer:
+        if answer.end is None:
             await self._channel.give_back(request)
 
-    async def _run(self, request: Request) -> Answer:
+    async def _run(self, request: Request) -> JobAnswer:
         self._lifecycle.claim(request)
         if (reason := self._cancelled_early.pop(request.id, None)) is not None:
             self._lifecycle.cancel(request.id, reason)
@@ -133,54 +186,47 @@ class Jobs:
                 self.cancel(current.id, "The client left.")
             await asyncio.sleep(_LOOK_S)
 
-    async def _execute(self, request: Request) -> Answer:
+    async def _execute(self, request: Request) -> JobAnswer:
         self._current = request
         try:
             response = await self._lifecycle.dispatch(request, self._actor, self._name)
         except BrokerAwayError as error:
             await self._lifecycle.give_back(request)
-            return {"away": str(error)}
+            return JobAnswer(None, "away", str(error))
         except (ClientLeftError, EndedError, ReplicaLostError) as error:
             await self._lifecycle.give_back(request)
-            kind = "evicted" if isinstance(error, ReplicaEvictedError) else "lost"
-            return {kind: str(error)}
+            evicted = isinstance(error, ReplicaEvictedError)
+            return JobAnswer(None, "evicted" if evicted else "lost", str(error))
         finally:
             self._current = None
         return _answer(await self._lifecycle.complete(request, response))
 
 
-def _answer(end: Response) -> Answer:
-    return {
-        "status": end.status.value,
-        "description": end.description[:_DESCRIPTION],
-        "delivered": end.delivered,
-        "execution_time": end.execution_s,
-        "peak_memory": end.peak_memory,
-        "result_bytes": end.result_bytes,
-        "limit": end.limit,
-        "steps": [[*step] for step in end.steps],
-    }
+def _answer(end: Response) -> JobAnswer:
+    cost = {"execution_time": end.execution_s, "peak_memory": end.peak_memory}
+    short = end.description[:_DESCRIPTION]
+    return JobAnswer(replace(end, description=short, data=None, meta=cost))
 
 
 class RemoteActor:
     """Serve one `ModelActor` to whichever process leads.
 
-    Each method may be called twice, by one leader or by two, and acts once. Answers are plain data. `Jobs`
-    runs the requests.
+    Each method may be called twice, by one leader or by two, and acts once. Answers are JSON of a type of
+    this file. `Jobs` runs the requests.
     """
 
-    def __init__(self, said: Mapping[str, Any]) -> None:
-        """Take the description that the next leader is to find; its `place` changes with the replica."""
-        self._said = {**said, "place": dict(said["place"])}
+    def __init__(self, order: bytes) -> None:
+        """Take the `ReplicaOrder`, which the next leader is to find; its place changes with the replica."""
+        self._order = from_json(ReplicaOrder, order)
         self._actor: ModelActor | None = None
         self._jobs: Jobs | None = None
-        self._starting: asyncio.Task[Answer] | None = None
+        self._starting: asyncio.Task[bytes] | None = None
         self._progress = (0, 0)
         self._progressed = asyncio.Event()
         self._over = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
-        self._level: str | None = None
+        self._level: DeploymentLevel | None = None
         self._moving = False
         self._channel: JobReceiver | None = None
         self._leader: Introduction | None = None
@@ -193,17 +239,18 @@ class RemoteActor:
         """Download the model's files to the node; return the reason why that failed, if it did."""
         raise NotImplementedError
 
-    async def describe(self) -> Answer:
-        """Return all that a leader needs to adopt the replica."""
-        return {
-            **self._said,
-            "protocol": PROTOCOL,
-            "level": self._level,
-            "moving": self._moving,
-            "ended": self._over.is_set(),
-            "model": dict(self._actor.model) if self._actor is not None else {},
-            "requests": self._jobs.known if self._jobs is not None else [],
-        }
+    async def describe(self) -> bytes:
+        """Return the `ReplicaDescription`."""
+        described = ReplicaDescription(
+            order=self._order,
+            protocol=PROTOCOL,
+            level=self._level,
+            moving=self._moving,
+            ended=self._over.is_set(),
+            model=None if self._actor is None else self._actor.model,
+            requests=() if self._jobs is None else tuple(self._jobs.known),
+        )
+        return to_json(described)
 
     async def follow(self, leader: Introduction) -> None:
         """Believe the process that leads now, and take the jobs that it sends.
@@ -216,19 +263,18 @@ class RemoteActor:
 
     # Start, cache, stop
 
-    async def start(self) -> Answer:
-        """Load the model: COLD to HOT. Return the loaded `model`, or the `error`."""
+    async def start(self) -> bytes:
+        """Load the model: COLD to HOT. Return the `MoveAnswer`."""
         if self._starting is None:
             self._starting = asyncio.create_task(self._start(), name="start")
         return await asyncio.shield(self._starting)
 
-    async def _start(self) -> Answer:
+    async def _start(self) -> bytes:
         try:
             services = await self.prepare()
-            self._actor, self._jobs = (
-                services.actor,
-                Jobs(services, self._said["place"]["replica_id"]),
-            )
+            place = self._order.place
+            self._actor = services.actor
+            self._jobs = Jobs(services, "" if place is None else place.replica_id)
             self._channel = services.channel
             if self._leader is not None:  # perhaps another one by now
                 self._channel.take_from(self._leader)
@@ -244,9 +290,16 @@ class RemoteActor:
             self._progressed.set()
         return self._came_up(self._actor)
 
-    def _came_up(self, actor: ModelActor) -> Answer:
-        self._level, self._said["place"]["deployed"] = "HOT", time.time()
-        return {"model": dict(actor.model)}
+    def _came_up(self, actor: ModelActor) -> bytes:
+        self._level = DeploymentLevel.HOT
+        self._order = self._placed(deployed=time.time())
+        return to_json(MoveAnswer(actor.model))
+
+    def _placed(self, **changes: Any) -> ReplicaOrder:
+        place = self._order.place
+        return (
+            self._order if place is None else replace(self._order, place=replace(place, **changes))
+        )
 
     def _note(self, done: int, total: int) -> None:
         self._progress = done, total
@@ -261,25 +314,25 @@ class RemoteActor:
 
     async def to_cache(self) -> None:
         """See `ModelActor.to_cache`."""
-        if self._actor is None or self._level == "WARM":
+        if self._actor is None or self._level is DeploymentLevel.WARM:
             return
         self._moving = True
         await self._actor.to_cache()
-        self._said["place"]["gpu_mem_bytes_by_id"] = {}
-        self._level, self._moving = "WARM", False
+        self._order = self._placed(gpu_mem_bytes_by_id={})
+        self._level, self._moving = DeploymentLevel.WARM, False
 
-    async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> Answer:
-        """Return the loaded `model`, or the `error`. See `ModelActor.from_cache`."""
+    async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> bytes:
+        """Return the `MoveAnswer`. See `ModelActor.from_cache`."""
         if self._actor is None:
-            return {"error": "the replica was not started"}
-        if self._level == "HOT":
-            return {"model": dict(self._actor.model)}
+            return to_json(MoveAnswer(error="the replica was not started"))
+        if self._level is DeploymentLevel.HOT:
+            return to_json(MoveAnswer(self._actor.model))
         self._moving = True
         try:
             await self._actor.from_cache(gpu_mem_bytes_by_id)
         except ActorError as error:
             return _refused(error)
-        self._said["place"]["gpu_mem_bytes_by_id"] = dict(gpu_mem_bytes_by_id)
+        self._order = self._placed(gpu_mem_bytes_by_id=dict(gpu_mem_bytes_by_id))
         self._moving = False
         return self._came_up(self._actor)
 
@@ -303,11 +356,11 @@ class RemoteActor:
 
     # Jobs
 
-    async def run(self, content: bytes) -> Answer:
-        """See `Jobs.run`."""
+    async def run(self, content: bytes) -> bytes:
+        """Return the `JobAnswer`. See `Jobs.run`."""
         if self._jobs is None:
-            return {"lost": "the replica was not started"}
-        return await self._jobs.run(decode_request(content))
+            return to_json(JobAnswer(None, "lost", "the replica was not started"))
+        return to_json(await self._jobs.run(decode_request(content)))
 
     async def cancel(self, request_id: str, reason: str) -> None:
         """See `Jobs.cancel`."""
@@ -320,8 +373,7 @@ class RemoteActor:
             self._jobs.revoke_cancel(request_id)
 
 
-def _refused(error: Exception) -> Answer:
-    """Return the answer that a replica is not HOT: the error, and the GPU that caused it, if one did."""
-    if not isinstance(error, DeviceError):
-        return {"error": str(error)}
-    return {"error": str(error), "device": [error.failure.error, error.failure.gpu]}
+def _refused(error: Exception) -> bytes:
+    """Return the answer that a replica is not HOT."""
+    device = error.failure if isinstance(error, DeviceError) else None
+    return to_json(MoveAnswer(error=str(error), device=device))
