@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 
 from ndif.schema.alerts import Alerts as AlertsAnswer
 from ndif.schema.alerts import TestedAlerts as AnswerOfTest
-from ndif.schema.answer import from_json
+from ndif.schema.answer import from_plain
 from ndif.stores.broker.signing import Signer
 from ndif.stores.leader import SharedCache
 from ndif.stores.redis import connect
@@ -127,7 +128,7 @@ def test_a_server_tells_of_a_model_that_does_not_load_and_sums_up_its_day(
         operator = Operator(receiver, environment, f"slack+{slack.url}", f"discord+{discord.url}")
         try:
             tested = operator.ndif("alerts", "test", "--json")
-            assert len(from_json(AnswerOfTest, tested).destinations) == 4
+            assert len(from_plain(AnswerOfTest, json.loads(tested)).destinations) == 4
             said = operator.ndif("alerts", "test")
             assert said.count("delivered") == 4, said
             until(lambda: post.received)
@@ -135,7 +136,7 @@ def test_a_server_tells_of_a_model_that_does_not_load_and_sums_up_its_day(
             opened = operator.told("opened", "load-failed")
             assert "tests/broken" in opened["headline"]
             (_cause,) = opened["incident"]["causes"]
-            listed = from_json(AlertsAnswer, operator.ndif("alerts", "list", "--json"))
+            listed = from_plain(AlertsAnswer, json.loads(operator.ndif("alerts", "list", "--json")))
             assert [each.id for each in listed.open] == [opened["incident"]["id"]]
             assert "load-failed" in operator.ndif("alerts", "list")
             # It is loaded again and again, which is one incident all the same.
@@ -155,7 +156,7 @@ def test_a_server_tells_of_a_model_that_does_not_load_and_sums_up_its_day(
             for text in ("Jobs: none ended.", "Incidents: ", "Disk of results: "):
                 assert text in digest["text"]
             until(lambda: len(post.received) >= len(receiver.taken))
-            listed = from_json(AlertsAnswer, operator.ndif("alerts", "list", "--json"))
+            listed = from_plain(AlertsAnswer, json.loads(operator.ndif("alerts", "list", "--json")))
             assert opened["incident"]["id"] in [each.id for each in listed.resolved]
             said = operator.ndif("info", "--config") + operator.ndif("logs", "api")
             assert not [secret for secret in SECRETS if secret in said]

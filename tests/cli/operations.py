@@ -10,7 +10,6 @@ from starlette.types import ASGIApp
 
 from ndif.cluster.models import Models
 from ndif.config.settings import Settings
-from ndif.control.answers import Alerts
 from ndif.control.operations import (
     CollectGarbage,
     Deploy,
@@ -45,6 +44,7 @@ from ndif.gateway.openapi import example_of
 from ndif.gateway.operator import Operators
 from ndif.gateway.sessions import Sessions
 from ndif.host.runtimes import Runtimes
+from ndif.schema.alerts import Alerts
 from ndif.schema.answer import adapter, from_plain
 from ndif.schema.client_status import ServerStatus
 from ndif.schema.deployment import DeploymentConfig, OperationError

@@ -14,7 +14,7 @@ from typing import Any
 import zstandard
 
 from ndif.config.settings import Settings
-from ndif.control.operations import Answer, GetJobs, GetTrace, GetUsage, Kill, Operation
+from ndif.control.operations import GetJobs, GetTrace, GetUsage, Kill, Operation
 from ndif.dashboard.dashboard import Dashboard
 from ndif.gateway.admin import AdminRoutes
 from ndif.gateway.app import create_app
@@ -395,7 +395,7 @@ class Laboratory:
         answer, kind = await self._perform(operation), operation.answer
         return from_plain(kind, answer)
 
-    async def _perform(self, operation: Operation) -> Answer:
+    async def _perform(self, operation: Operation) -> Any:
         """Perform what users ask for."""
         match operation:
             case GetJobs():

@@ -26,7 +26,7 @@ from websockets.exceptions import ConnectionClosed
 
 from ndif.cluster.models import Models
 from ndif.config.settings import Settings
-from ndif.control.operations import Answer, Operation
+from ndif.control.operations import Operation
 from ndif.gateway import socket_io_channel
 from ndif.gateway.callbacks import CallbackRoute
 from ndif.gateway.caller import subscription_of
@@ -64,7 +64,7 @@ ME = f"uid {os.geteuid()}"
 MODEL = f"nnsight.modeling.transformers.TransformersModel:{json.dumps({'repo_id': 'org/name'})}"
 
 
-async def _nothing_ran(_: Operation) -> Answer:
+async def _nothing_ran(_: Operation) -> Any:
     return {"usage": []}
 
 

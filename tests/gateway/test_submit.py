@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 
 from ndif.cluster.models import Models
 from ndif.config.settings import Settings
-from ndif.control.operations import Answer, Operation
+from ndif.control.operations import Operation
 from ndif.gateway.callbacks import CallbackRoute
 from ndif.gateway.catalogue import InProcessCatalogue, PublishedCatalogue
 from ndif.gateway.http_error import EXCEPTION_HANDLERS, HttpError
@@ -45,7 +45,7 @@ KEY = json.dumps({"repo_id": "org/name", "revision": None})
 MODEL = f"nnsight.modeling.transformers.TransformersModel:{KEY}"
 
 
-async def _nothing_ran(_: Operation) -> Answer:
+async def _nothing_ran(_: Operation) -> Any:
     return {"usage": []}
 
 
