@@ -13,7 +13,7 @@ from ndif.delivery.loop import Delivery, DeliveryError, Policy
 from ndif.stores.broker import BrokerError
 from ndif.tasks import end
 from tests.on_loop import on_loop
-from tests.waiting import eventually
+from tests.waiting import eventually, time_passes_async
 
 POLICY = Policy()
 
@@ -54,7 +54,7 @@ class Letters(Delivery[Letter]):
         return [each for each in found if each.host not in busy][:limit]
 
     async def wait(self, seconds: float) -> None:
-        await asyncio.sleep(min(seconds, 0.01))
+        await time_passes_async(min(seconds, 0.01))
 
     async def attempt(self, item: Letter) -> None:
         self.tried.append(item.id)
@@ -210,7 +210,7 @@ class SlowLetters(Letters):
         return found
 
     async def attempt(self, item: Letter) -> None:
-        await asyncio.sleep(int(item.id) % 7 * 0.002)
+        await time_passes_async(int(item.id) % 7 * 0.002)
         await super().attempt(item)
 
 
