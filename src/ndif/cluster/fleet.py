@@ -13,6 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from ndif.cluster.controller_types import OrphanReplica
+from ndif.config.groups import DownloadSettings, PlacementSettings
 from ndif.config.settings import Settings
 from ndif.config.units import parse_gpus, parse_limit, read_size
 from ndif.host import gpus
@@ -197,7 +198,7 @@ class ThisMachine:
 async def fetch(
     config: DeploymentConfig,
     generation: str,
-    settings: Settings,
+    settings: DownloadSettings,
     runtimes: Runtimes,
     protected: Collection[str],
 ) -> None:
@@ -311,7 +312,7 @@ class LocalMachine:
         return bool(self.gpus.gpus)
 
 
-async def inspect_unplaced(settings: Settings, driver: Driver) -> LocalMachine:
+async def inspect_unplaced(settings: PlacementSettings, driver: Driver) -> LocalMachine:
     """Inspect this machine for a server without placement, whose replicas share all GPUs."""
     found = await _found(driver)
     resources = Resources.of((), cpu_memory(), settings.model_cache_percentage)

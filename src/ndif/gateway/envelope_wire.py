@@ -17,7 +17,7 @@ from python_multipart.multipart import MultipartParser, MultipartState, parse_op
 from starlette.routing import BaseRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from ndif.config.settings import Settings
+from ndif.config.groups import RequestSettings
 from ndif.errors import problems
 from ndif.gateway.caller import caller_of, subscription_of
 from ndif.gateway.connections import DOES_NOT_READ, disconnect
@@ -216,7 +216,7 @@ class WebSocketSubscriptions:
     """
 
     def __init__(
-        self, broker: Broker, accounts: Accounts, channels: OpenChannels, settings: Settings
+        self, broker: Broker, accounts: Accounts, channels: OpenChannels, settings: RequestSettings
     ) -> None:
         self._broker = broker
         self._accounts = accounts

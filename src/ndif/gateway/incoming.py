@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 from starlette.requests import Request as HttpRequest
 
-from ndif.config.settings import Settings
+from ndif.config.groups import RequestSettings
 from ndif.gateway.http_error import CLOSE, RETRY_SOON, HttpError
 from ndif.schema.payload import MAX_IN_MEMORY, Payload, PayloadFile
 from ndif.sizes import format_size
@@ -52,7 +52,7 @@ class Incoming:
     is the only one of its kind may be larger, as far as its own limit allows.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RequestSettings) -> None:
         self.max_request_bytes = settings.max_request_bytes
         self.idle_s = settings.incoming_idle_s
         self.timeout_s = settings.incoming_timeout_s

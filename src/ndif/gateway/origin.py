@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ndif.config.settings import Settings
+from ndif.config.groups import GatewaySettings
 from ndif.gateway.http_error import HttpError, refuse
 from ndif.gateway.peer import unmapped
 from ndif.net import is_loopback, reachable_as
@@ -57,7 +57,7 @@ class SameOrigin:
     cookies (`gateway/operator.py`).
     """
 
-    def __init__(self, app: ASGIApp, *, settings: Settings, host: str) -> None:
+    def __init__(self, app: ASGIApp, *, settings: GatewaySettings, host: str) -> None:
         """Wrap `app`, which listens on `host`."""
         self._app = app
         self._allowed_origins = settings.cors_origin_names

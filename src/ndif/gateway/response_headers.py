@@ -8,7 +8,7 @@ from functools import partial
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ndif.config.settings import Settings
+from ndif.config.groups import GatewaySettings
 
 SAFE: Mapping[str, str] = {
     "X-Content-Type-Options": "nosniff",
@@ -32,7 +32,7 @@ class ResponseHeaders:
     A server whose public address begins with https has browsers use no other.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
         self._app = app
         hsts = _HSTS if settings.public_url.startswith("https:") else {}
         self._cached = {**SAFE, **hsts}

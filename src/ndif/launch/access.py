@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ndif.config.groups import AccountSettings
 from ndif.config.reference import name_of
 from ndif.config.settings import Settings
 from ndif.net import StartError, reachable_as
@@ -56,7 +57,7 @@ def access_problems(options: Settings) -> Iterator[str]:
         yield f"The API keys cannot be used: {error}"
 
 
-def exposure_problem(options: Settings, host: str) -> str | None:
+def exposure_problem(options: AccountSettings, host: str) -> str | None:
     """Return the sentence that everybody would have access; None if only this machine has."""
     if not options.dev_mode or reachable_as(host, "") is None:
         return None
@@ -66,7 +67,7 @@ def exposure_problem(options: Settings, host: str) -> str | None:
     )
 
 
-def access_warning(options: Settings) -> str | None:
+def access_warning(options: AccountSettings) -> str | None:
     """Return the sentence that other users of the machine can read or change the keys; None if none can."""
     if options.api_keys is None:
         return None

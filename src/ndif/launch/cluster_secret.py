@@ -12,6 +12,7 @@ import os
 import secrets
 from pathlib import Path
 
+from ndif.config.groups import FolderSettings
 from ndif.config.reference import name_of
 from ndif.config.settings import Settings
 from ndif.config.variable_types import split_secrets
@@ -64,7 +65,7 @@ def _read(file: Path) -> tuple[str, ...]:
     return found
 
 
-def secret_file(options: Settings) -> Path:
+def secret_file(options: FolderSettings) -> Path:
     """Return the file of the session root."""
     return options.root / FILE
 

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from ndif.config.groups import FolderSettings
 from ndif.config.reference import name_of
 from ndif.config.settings import Settings
 from ndif.distribution import install_command
@@ -171,7 +172,7 @@ async def _ask_driver() -> Gpus:
     return Gpus(names, (*failures, *visible.notes), version, cuda)
 
 
-def _runtimes(options: Settings) -> Iterator[Check]:
+def _runtimes(options: FolderSettings) -> Iterator[Check]:
     installed = Runtimes(options.runtimes).installed()
     if not installed:
         yield Check("nnsight", "problem", f"not installed: run `{install_command('nnsight')}`")
@@ -183,7 +184,7 @@ def _runtimes(options: Settings) -> Iterator[Check]:
             yield Check(f"nnsight {generation}", "note", how)
 
 
-def _disks(options: Settings) -> Iterator[Check]:
+def _disks(options: FolderSettings) -> Iterator[Check]:
     # Imported here: only this command asks.
     from huggingface_hub import constants
 

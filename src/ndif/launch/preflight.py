@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from ndif.config.groups import OperatorSettings
 from ndif.config.reference import name_of
 from ndif.config.settings import Settings
 from ndif.distribution import install_command
@@ -94,7 +95,7 @@ def preflight(options: Settings, server: ServerOptions) -> Prepared:
     raise StartError("\n".join([f"{subject} cannot start:", *numbered]))
 
 
-def _listen_for_operators(options: Settings, port: int) -> socket.socket | None:
+def _listen_for_operators(options: OperatorSettings, port: int) -> socket.socket | None:
     """Return the socket of the operator's routes, if they have a port of their own."""
     if options.admin_port is None:
         return None

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from ndif.config.settings import Settings
+from ndif.config.groups import ExecutionSettings
 from ndif.config.units import DURATION_PATTERN, SIZE_PATTERN, parse_duration, parse_size
 from ndif.errors import NdifError
 from ndif.schema.model_key import NEWEST_CLASS, ModelKey
@@ -262,7 +262,7 @@ class Defaults:
     padding_bytes: int = 0
 
     @classmethod
-    def of(cls, settings: Settings) -> Defaults:
+    def of(cls, settings: ExecutionSettings) -> Defaults:
         """Return the defaults that the server's variables set."""
         return cls(
             settings.default_dtype,

@@ -8,8 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from ndif.config.groups import MOST
-from ndif.config.settings import Settings
+from ndif.config.groups import MOST, LimitSettings
 from ndif.config.variable_types import Duration, Size
 
 logger = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ class Limits(BaseModel):
         return value
 
     @classmethod
-    def of(cls, settings: Settings, own: Mapping[str, Any]) -> Limits:
+    def of(cls, settings: LimitSettings, own: Mapping[str, Any]) -> Limits:
         """Return the server's limits, but where a key has its `own`.
 
         What is no limit, in a database that somebody else has written, counts for nothing.

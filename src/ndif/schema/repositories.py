@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from ndif.config.settings import Settings
+from ndif.config.groups import AccountSettings
 
 _MAX_QUOTED = 200
 GATED = (
@@ -27,7 +27,7 @@ class Repositories:
     """Patterns of those that may not be loaded though they are allowed."""
 
     @classmethod
-    def of(cls, settings: Settings) -> Repositories:
+    def of(cls, settings: AccountSettings) -> Repositories:
         """Return those that the settings name."""
         return cls(settings.allowed_repository_patterns, settings.denied_repository_patterns)
 

@@ -16,6 +16,7 @@ from ndif.cluster.controller_types import ReplicaRequest
 from ndif.cluster.fleet import Fleet
 from ndif.cluster.models import Models
 from ndif.cluster.replica import Replica
+from ndif.config.groups import SchedulingSettings, TelemetrySettings
 from ndif.config.settings import Settings
 from ndif.control.control_plane import ControlPlane
 from ndif.control.fetch_ahead import FetchAhead
@@ -307,7 +308,7 @@ async def _unmeasured(config: DeploymentConfig, generation: str) -> Measured:
     return Measured(1)
 
 
-def _open_traces(settings: Settings) -> TraceExporter | None:
+def _open_traces(settings: TelemetrySettings) -> TraceExporter | None:
     """Return what sends the spans of jobs; None if nothing does, and nothing is imported for it."""
     url = settings.otlp_url.get_secret_value()
     if not url:
@@ -317,7 +318,7 @@ def _open_traces(settings: Settings) -> TraceExporter | None:
     return TraceExporter(url)
 
 
-def _bounds(settings: Settings) -> Bounds:
+def _bounds(settings: SchedulingSettings) -> Bounds:
     return Bounds(
         most=settings.autoscale_max_replicas,
         target_wait_s=settings.autoscale_target_wait_s,

@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ndif.config.groups import FolderSettings, GatewaySettings
 from ndif.config.reference import read
-from ndif.config.settings import Settings
 from ndif.config.units import format_duration
 from ndif.host.model_actor import LocalModelActor
 from ndif.net import Http, StartError, for_url, listen, reachable_as
@@ -111,7 +111,7 @@ class Local:
                 if self.results is None and not server.is_polled:
                     rmtree(results, ignore_errors=True)
 
-    def _warning(self, options: Settings) -> str | None:
+    def _warning(self, options: GatewaySettings) -> str | None:
         """Return the sentence that says who but the owner can run code here; None if nobody can."""
         reachable = reachable_as(self.host, options.public_url)
         does = "may run code here, confined" if self.sandbox else "runs code here as you"
@@ -122,7 +122,7 @@ class Local:
             return f"{reachable} is reachable from other machines. Whoever has the token {does}."
         return None
 
-    def _results_folder(self, options: Settings, listening: socket.socket) -> Path:
+    def _results_folder(self, options: FolderSettings, listening: socket.socket) -> Path:
         """Return the user's folder, or else the port's: whoever polls comes back to the same address."""
         port = listening.getsockname()[1]
         folder = self.results or options.root / "local" / str(port)

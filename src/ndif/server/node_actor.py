@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from ndif.cluster.fleet import ThisMachine, fetch
 from ndif.cluster.remote_actor import NodeServices, RemoteActor
+from ndif.config.groups import FolderSettings
 from ndif.config.settings import Settings
 from ndif.errors import problems
 from ndif.host.port import ActorError
@@ -37,7 +38,7 @@ class NodeActor(RemoteActor):
         with contextlib.suppress(ValidationError):
             logs.configure("replica", Settings())
 
-    def runtimes(self, settings: Settings) -> Runtimes:
+    def runtimes(self, settings: FolderSettings) -> Runtimes:
         """Return the runtimes of this node."""
         return Runtimes(settings.runtimes)
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from urllib.parse import unquote, urlencode, urlsplit
 
-from ndif.config.settings import Settings
+from ndif.config.groups import TelemetrySettings
 from ndif.telemetry import measurements
 from ndif.telemetry.endpoint import Endpoint
 from ndif.telemetry.measurements import Measurement
@@ -18,7 +18,9 @@ _POLICY = ShippingPolicy(max_waiting=20_000, max_batch=2_000)
 
 
 @contextlib.asynccontextmanager
-async def writing(settings: Settings, policy: ShippingPolicy = _POLICY) -> AsyncIterator[None]:
+async def writing(
+    settings: TelemetrySettings, policy: ShippingPolicy = _POLICY
+) -> AsyncIterator[None]:
     """Write measurements to InfluxDB while the block runs, if the settings name one."""
     url = settings.influxdb_url.get_secret_value()
     if not url:

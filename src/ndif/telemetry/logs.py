@@ -17,7 +17,7 @@ from ndif.telemetry.request_id import LOG_FORMAT, TERMINAL_FORMAT, name_requests
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ndif.config.settings import Settings
+    from ndif.config.groups import TelemetrySettings
 
 STEPS = "ndif.steps"
 """Logger of one event for each step of a job: in JSON, for Loki, and in lines of level DEBUG."""
@@ -61,7 +61,7 @@ class OncePerWhile(logging.Filter):
 
 def configure(
     process: str,
-    settings: Settings,
+    settings: TelemetrySettings,
     handlers: Iterable[logging.Handler] | None = None,
     level: int | None = None,
 ) -> None:

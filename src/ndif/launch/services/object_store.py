@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
+from ndif.config.groups import ObjectStoreSettings
 from ndif.config.reference import name_of
-from ndif.config.settings import Settings
 from ndif.launch.run_folder import RunFolder
 from ndif.launch.services.service import (
     Program,
@@ -21,7 +21,7 @@ _VARIABLE = name_of("object_store_url")
 _TIMEOUT_S = 2.0
 
 
-def object_store(options: Settings, *, may_start: bool) -> Service | None:
+def object_store(options: ObjectStoreSettings, *, may_start: bool) -> Service | None:
     """Return the object store to start; None if one answers already or none is configured."""
     url = options.object_store_url
     if not url:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ndif.config.groups import ClusterSettings
 from ndif.config.reference import name_of
 from ndif.config.settings import Settings
 from ndif.host.environment import machine_name
@@ -79,7 +80,7 @@ def ray_head(options: Settings, *, may_start: bool, leads: bool = False) -> Serv
     return _service(options, host, port, _own_ip(host), ("--head", *arguments), is_head=True)
 
 
-def own_head(options: Settings) -> str | None:
+def own_head(options: ClusterSettings) -> str | None:
     """Return the address of the head to start where the options name a Ray Client's server of this machine.
 
     None if they name another kind of address, or if such a server answers.
@@ -288,7 +289,7 @@ def _own_ip(host: str) -> str:
         return host
 
 
-def _checked_folder(options: Settings) -> Path:
+def _checked_folder(options: ClusterSettings) -> Path:
     folder = options.ray_temp_dir.expanduser().absolute()
     problem = disk_space_problem(folder, "Ray's files", _FOLDER)
     if problem is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+from ndif.config.groups import AccountSettings, FolderSettings
 from ndif.config.reference import name_of
 from ndif.config.settings import Settings
 from ndif.net import is_loopback
@@ -36,12 +37,12 @@ def database_url(settings: Settings) -> str | None:
     return f"postgresql://{user}:{password}@{host}:{settings.postgres_port}/{database}"
 
 
-def default_file(settings: Settings) -> Path:
+def default_file(settings: FolderSettings) -> Path:
     """Return the file of the database that is used where nothing is named."""
     return settings.root / _DEFAULT
 
 
-def named(settings: Settings) -> list[str]:
+def named(settings: AccountSettings) -> list[str]:
     """Return the variables that name a form of accounts."""
     fields = {
         "dev_mode": settings.dev_mode,
