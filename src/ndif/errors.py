@@ -21,7 +21,7 @@ class NdifError(Exception):
     """
 
 
-class Problem(NamedTuple):
+class InvalidValue(NamedTuple):
     """One invalid value of a validated document."""
 
     location: tuple[int | str, ...]
@@ -45,11 +45,11 @@ class Problem(NamedTuple):
         return f"{self.place}{'' if is_predicate else ':'} {self.reason}."
 
 
-def problems(error: ValidationError, *, show_values: bool = True) -> list[Problem]:
+def problems(error: ValidationError, *, show_values: bool = True) -> list[InvalidValue]:
     """Return the first ten problems of a pydantic error; hide the values where they may be secrets."""
     details = error.errors(include_url=False)[:_MAX_PROBLEMS]
     return [
-        Problem(
+        InvalidValue(
             detail["loc"], _reason(detail, show_values), is_unknown=detail["type"] == _UNKNOWN_FIELD
         )
         for detail in details

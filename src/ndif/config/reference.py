@@ -16,7 +16,7 @@ from pydantic_settings import SettingsError
 from ndif.config import ndif_names
 from ndif.config.settings import Settings, settings
 from ndif.config.units import Unit, format_exactly
-from ndif.errors import NdifError, Problem, problems
+from ndif.errors import InvalidValue, NdifError, problems
 
 _HIDDEN = "(hidden)"
 _SECRETS = re.compile(r"(?<=://)[^/]*:[^/]*(?=@)|(?<=/)private-[^/]*|(?<=\?).*")
@@ -76,7 +76,7 @@ def read() -> Settings:
         ) from error
 
 
-def _sentence(shown: Problem, hidden: Problem) -> str:
+def _sentence(shown: InvalidValue, hidden: InvalidValue) -> str:
     """Return the sentence about variables that are not valid; `hidden` shows no value."""
     if not shown.location:
         return f"Two variables contradict each other: {shown.sentence}"
