@@ -1,10 +1,8 @@
-"""Answers of operations, as models: what `GET /openapi.json` says of them."""
+"""Answers of operations that change something, or list what is kept."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
-
-from pydantic import ConfigDict
 
 from ndif.schema.answer import answer
 from ndif.schema.deployment_file import AsInFile
@@ -15,19 +13,9 @@ from ndif.stores.events import OperatorsEvent
 from ndif.stores.usage import Group, UsageTotal
 
 _VARIANT = f"{A_MODEL}@0.8"
-_REQUEST = A_JOB
 _REPLICA = "5f0c2a7d"
 _SOME_TIME = 1_785_000_000.0
 _REPLICA_KEY: dict[str, Any] = {"model_key": _VARIANT, "replica_id": _REPLICA}
-
-
-def _with(example: Any = None) -> ConfigDict:
-    return ConfigDict(
-        extra="forbid",
-        protected_namespaces=(),
-        use_attribute_docstrings=True,
-        json_schema_extra=None if example is None else {"examples": [example]},
-    )
 
 
 @answer(
@@ -134,7 +122,7 @@ class Restarted:
     restarted: list[ReplicaKey]
 
 
-@answer(example={"killed": True, "request_id": _REQUEST})
+@answer(example={"killed": True, "request_id": A_JOB})
 class Killed:
     """A job that is ended."""
 
@@ -196,7 +184,7 @@ class Collected:
     """True if they were only counted."""
 
 
-@answer(example={"retried": [_REQUEST]})
+@answer(example={"retried": [A_JOB]})
 class Retried:
     """Requests whose call-backs are made again."""
 

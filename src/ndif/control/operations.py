@@ -126,8 +126,7 @@ class Command(Body):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        if "answer" not in vars(cls):
-            cls.answer = get_type_hints(cls.perform).get("return", object)
+        cls.answer = get_type_hints(cls.perform).get("return", object)
 
 
 class Operation(Command):
@@ -145,7 +144,6 @@ class GetStatus(Operation):
     """Nodes, models, replicas and the schedule."""
 
     name, event, method = "status", "STATUS", "GET"
-    answer = ServerState
 
     async def perform(self, control: ControlPlane) -> ServerState:
         """See `Operation.perform`."""
@@ -162,7 +160,6 @@ class GetQueue(Operation):
     """Running and waiting requests, model by model."""
 
     name, event, method = "queue", "QUEUE_STATE_REQUEST", "GET"
-    answer = Queues
 
     async def perform(self, control: ControlPlane) -> Queues:
         """See `Operation.perform`."""
@@ -616,7 +613,6 @@ class GetJobs(Operation):
 
     model_config = _with({"limit": 100})
     name, event = "jobs", "JOBS"
-    answer = Jobs
 
     user: str | None = Field(default=None, pattern=_NO_NUL)
     """The user whose jobs they are; None: everybody's."""
@@ -638,7 +634,6 @@ class GetTrace(Operation):
 
     model_config = _with({"job_id": A_JOB, "user": "ada@example.org"})
     name, event = "trace", "TRACE"
-    answer = Trace
 
     job_id: str = Field(pattern=_NO_NUL)
     """The job's id, whole."""
