@@ -14,8 +14,8 @@ from ndif.placement.demand import DEFAULT_RULES, Demand, Device
 from ndif.placement.node import Node
 from ndif.placement.refusal import explain_refusal
 from ndif.placement.replica import PlacedReplica
-from ndif.schema.states import DeploymentLevel
 from ndif.placement.resources import Resources
+from ndif.schema.states import DeploymentLevel
 
 _GIB = 1024**3
 _NODES = 1000

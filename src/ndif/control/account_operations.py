@@ -12,14 +12,13 @@ from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
-    ConfigDict,
     Field,
     ValidationError,
     WithJsonSchema,
 )
 
 from ndif.control.answers import KilledJobs
-from ndif.control.operations import Body, Command, KillKey, Operation
+from ndif.control.operations import Body, Command, KillKey, Operation, with_example
 from ndif.errors import problems
 from ndif.schema import account as answers
 from ndif.schema.answer import project
@@ -58,11 +57,6 @@ _MAX_EXPIRY_S = 100 * 366 * 86_400
 """Seconds in which a key must expire that is to expire at all: later years have no date."""
 
 
-def _with(example: dict[str, Any]) -> ConfigDict:
-    """Return the configuration of an operation with an example of its fields."""
-    return ConfigDict(json_schema_extra={"examples": [example]})
-
-
 _USER, _KEY, _TIER = "ada@example.org", "9b1f0c62d7aa", "lab"
 """Names of the examples."""
 
@@ -86,7 +80,7 @@ class AccountOperation(Command):
 class ListKeys(AccountOperation):
     """All keys, or those of a user."""
 
-    model_config = _with({"user": _USER})
+    model_config = with_example({"user": _USER})
     name, method = "keys", "GET"
 
     user: _User | None = None
@@ -100,7 +94,7 @@ class ListKeys(AccountOperation):
 class ShowKey(AccountOperation):
     """One key, by its id or its beginning."""
 
-    model_config = _with({"key": _KEY})
+    model_config = with_example({"key": _KEY})
     name, method = "keys/show", "GET"
 
     key: _Text
@@ -114,7 +108,7 @@ class ShowKey(AccountOperation):
 class CreateKey(AccountOperation):
     """Make a key; the answer alone has it."""
 
-    model_config = _with(
+    model_config = with_example(
         {"user": _USER, "label": "notebook", "expires_in_s": 30 * 86_400, "tiers": [_TIER]}
     )
     name = "keys/create"
@@ -136,7 +130,7 @@ class CreateKey(AccountOperation):
 class RevokeKey(AccountOperation):
     """Revoke a key for ever, and end its jobs."""
 
-    model_config = _with({"key": _KEY})
+    model_config = with_example({"key": _KEY})
     name = "keys/revoke"
 
     key: _Text
@@ -184,7 +178,7 @@ class KeyFields(Body):
 class ImportKeys(AccountOperation):
     """Add keys of elsewhere by their digests."""
 
-    model_config = _with(
+    model_config = with_example(
         {
             "keys": [
                 {
@@ -230,7 +224,7 @@ class ListTiers(AccountOperation):
 class CreateTier(TierFields, AccountOperation):
     """Make a tier."""
 
-    model_config = _with(
+    model_config = with_example(
         {"tier": _TIER, "hotswapping": True, "weight": 2.0, "limits": {"requests_per_minute": 60}}
     )
     name = "tiers/create"
@@ -243,7 +237,7 @@ class CreateTier(TierFields, AccountOperation):
 class ChangeTier(AccountOperation):
     """Set those properties of a tier that are given."""
 
-    model_config = _with({"tier": _TIER, "limits": {"requests_per_minute": 120}})
+    model_config = with_example({"tier": _TIER, "limits": {"requests_per_minute": 120}})
     name = "tiers/change"
 
     tier: _TierName
@@ -266,7 +260,7 @@ class ChangeTier(AccountOperation):
 class DeleteTier(AccountOperation):
     """Remove a tier that no key has."""
 
-    model_config = _with({"tier": _TIER})
+    model_config = with_example({"tier": _TIER})
     name = "tiers/delete"
 
     tier: _TierName
@@ -280,7 +274,7 @@ class DeleteTier(AccountOperation):
 class AssignTier(AccountOperation):
     """Give a key a tier."""
 
-    model_config = _with({"tier": _TIER, "key": _KEY})
+    model_config = with_example({"tier": _TIER, "key": _KEY})
     name = "tiers/assign"
 
     tier: _TierName
@@ -295,7 +289,7 @@ class AssignTier(AccountOperation):
 class WithdrawTier(AccountOperation):
     """Take a tier from a key."""
 
-    model_config = _with({"tier": _TIER, "key": _KEY})
+    model_config = with_example({"tier": _TIER, "key": _KEY})
     name = "tiers/withdraw"
 
     tier: _TierName
@@ -320,7 +314,7 @@ class ListUsers(AccountOperation):
 class ShowUser(AccountOperation):
     """One user and its keys."""
 
-    model_config = _with({"user": _USER})
+    model_config = with_example({"user": _USER})
     name, method = "users/show", "GET"
 
     user: _User

@@ -100,7 +100,7 @@ Deployments = Annotated[
 """Models to deploy; in JSON the list or mapping of a deployment file."""
 
 
-def _with(example: dict[str, Any]) -> ConfigDict:
+def with_example(example: dict[str, Any]) -> ConfigDict:
     """Return the configuration of an operation with an example of its body."""
     return ConfigDict(json_schema_extra={"examples": [example]})
 
@@ -204,7 +204,7 @@ class Deploy(Operation):
     A setting that is not given stays as it is where the model is known, and with `sync` is its default.
     """
 
-    model_config = _with(
+    model_config = with_example(
         {"deployments": [{"repo_id": "openai-community/gpt2", "replicas": 1}], "wait": True}
     )
     name, event = "deploy", "DEPLOY"
@@ -371,7 +371,7 @@ class _Plan:
 class Evict(Operation):
     """Take a model, or one replica of it, off its devices."""
 
-    model_config = _with({"model": "openai-community/gpt2", "cold": True})
+    model_config = with_example({"model": "openai-community/gpt2", "cold": True})
     name, event = "evict", "EVICT"
 
     model: str | None = Field(default=None, min_length=1)
@@ -449,7 +449,7 @@ class Evict(Operation):
 class Scale(Operation):
     """Set the number of a model's replicas."""
 
-    model_config = _with({"model": "openai-community/gpt2", "replicas": 2})
+    model_config = with_example({"model": "openai-community/gpt2", "replicas": 2})
     name, event = "scale", "SCALE"
 
     model: str = Field(min_length=1)
@@ -513,7 +513,7 @@ def _evicted(keys: Iterable[Evicted], scheduled: Iterable[str] = ()) -> answers.
 class Restart(Operation):
     """Replace a model's replicas by new ones."""
 
-    model_config = _with({"model": "openai-community/gpt2"})
+    model_config = with_example({"model": "openai-community/gpt2"})
     name, event = "restart", "RESTART"
 
     model: str = Field(min_length=1)
@@ -561,7 +561,7 @@ class Restart(Operation):
 class Kill(Operation):
     """End a request that waits or runs."""
 
-    model_config = _with({"request_id": "0d9ff6ea"})
+    model_config = with_example({"request_id": "0d9ff6ea"})
     name, event = "kill", "KILL_REQUEST"
 
     request_id: str = Field(min_length=1)
@@ -593,7 +593,7 @@ class Kill(Operation):
 class KillKey(Operation):
     """End the requests of an API key that wait or run."""
 
-    model_config = _with({"account": "5f1c0a9d3e7b46820c9d1e2f3a4b5c6d", "revoked": False})
+    model_config = with_example({"account": "5f1c0a9d3e7b46820c9d1e2f3a4b5c6d", "revoked": False})
     name, event = "kill/key", "KILL_KEY"
 
     account: str = Field(min_length=1)
@@ -611,7 +611,7 @@ class KillKey(Operation):
 class GetJobs(Operation):
     """The unfinished jobs, and those that ended last."""
 
-    model_config = _with({"limit": 100})
+    model_config = with_example({"limit": 100})
     name, event = "jobs", "JOBS"
 
     user: str | None = Field(default=None, pattern=_NO_NUL)
@@ -632,7 +632,7 @@ class GetJobs(Operation):
 class GetTrace(Operation):
     """The steps of one job that waits, runs or has ended."""
 
-    model_config = _with({"job_id": A_JOB, "user": "ada@example.org"})
+    model_config = with_example({"job_id": A_JOB, "user": "ada@example.org"})
     name, event = "trace", "TRACE"
 
     job_id: str = Field(pattern=_NO_NUL)
@@ -659,7 +659,7 @@ class GetTrace(Operation):
 class GetUsage(Operation):
     """The jobs that have ended and their cost, by user, model or day."""
 
-    model_config = _with({"by": "model", "since": "2026-07-01"})
+    model_config = with_example({"by": "model", "since": "2026-07-01"})
     name, event = "usage", "USAGE"
 
     by: Group = "user"
@@ -681,7 +681,7 @@ class GetUsage(Operation):
 class CollectGarbage(Operation):
     """Delete results, responses and records of jobs whose time is over, as happens by itself."""
 
-    model_config = _with({"dry_run": True})
+    model_config = with_example({"dry_run": True})
     name, event = "gc", "GC"
 
     dry_run: bool = False
@@ -733,7 +733,7 @@ class ListCallbacks(Operation):
 class RetryCallbacks(Operation):
     """Make call-backs again at once."""
 
-    model_config = _with({"all": True})
+    model_config = with_example({"all": True})
     name, event = "callbacks/retry", "RETRY_CALLBACKS"
 
     request_id: str | None = Field(default=None, min_length=1, pattern=_NO_NUL)
