@@ -24,7 +24,7 @@ def command() -> None:
 @with_server
 def list_alerts(server: ServerClient, as_json: bool) -> None:
     """Show open incidents, those of the last day that are over, and who is told."""
-    show(lambda: server.get("/admin/alerts"), _rendered, as_json=as_json, interval_s=None)
+    show(server.get("/admin/alerts"), as_json, _rendered)
 
 
 @command.command("test")

@@ -25,7 +25,7 @@ def command() -> None:
 @with_server
 def list_callbacks(server: ServerClient, as_json: bool) -> None:
     """Show the call-backs that were given up, and those that wait."""
-    show(lambda: server.get("/admin/callbacks"), _rendered, as_json=as_json, interval_s=None)
+    show(server.get("/admin/callbacks"), as_json, _rendered)
 
 
 @command.command("retry")

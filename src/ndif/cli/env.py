@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import click
 
-from ndif.cli.output import console, show_json, table
+from ndif.cli.output import show, table
 from ndif.cli.server_client import ServerClient, with_server
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @click.command("env")
@@ -20,8 +24,9 @@ from ndif.cli.server_client import ServerClient, with_server
 def command(server: ServerClient, as_json: bool, generation: str | None) -> None:
     """Show the Python version and the packages with which the server runs blocks."""
     answer = server.get(f"/env?{urlencode({'generation': generation or ''})}")
-    if as_json:
-        show_json(answer)
-        return
+    show(answer, as_json, _rendered)
+
+
+def _rendered(answer: Any) -> Table:
     title = f"Python {answer['python_version'].split()[0]}"
-    console().print(table(title, ["package", "version"], sorted(answer["packages"].items())))
+    return table(title, ["package", "version"], sorted(answer["packages"].items()))

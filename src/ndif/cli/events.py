@@ -23,12 +23,9 @@ def command(server: ServerClient, as_json: bool, kind: str | None, limit: int) -
 
     The server keeps the last thousand events, logins and failed logins among them.
     """
-
-    def fetch() -> Events:
-        events = read(Events, server.get("/admin/events")).events
-        return Events(events=[each for each in events if kind in (None, each.kind)][:limit])
-
-    show(fetch, _rendered, as_json=as_json, interval_s=None)
+    events = read(Events, server.get("/admin/events")).events
+    chosen = [each for each in events if kind in (None, each.kind)]
+    show(Events(events=chosen[:limit]), as_json, _rendered)
 
 
 def _rendered(answer: Events) -> RenderableType:

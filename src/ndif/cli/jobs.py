@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
-from ndif.cli.output import console, duration, elapsed, show_answer, table
+from ndif.cli.output import duration, elapsed, show, show_answer, table
 from ndif.cli.server_client import (
     CommandError,
     NoServerError,
@@ -64,11 +65,8 @@ def command() -> None:
 @as_user
 def list_(server: ServerClient, as_json: bool, limit: int) -> None:
     """List the jobs that wait or run, and those that ended last."""
-    jobs = _jobs(server, limit)
-    if as_json:
-        show_answer({"jobs": jobs}, as_json, [])
-    else:
-        console().print(_rendered(jobs, has_users=not server.is_user))
+    has_users = not server.is_user
+    show({"jobs": _jobs(server, limit)}, as_json, partial(_rendered, has_users=has_users))
 
 
 @command.command()
@@ -190,13 +188,13 @@ def _decompressed(chunks: Iterable[bytes]) -> Iterator[bytes]:
         )
 
 
-def _rendered(found: Iterable[Any], *, has_users: bool) -> RenderableType:
+def _rendered(answer: Mapping[str, Any], *, has_users: bool) -> RenderableType:
     from rich.text import Text
 
     from ndif.schema.job_state import JobState, OwnJob
 
     kind: type[OwnJob] = JobState if has_users else OwnJob
-    jobs = [read(kind, each) for each in found]
+    jobs = [read(kind, each) for each in answer["jobs"]]
     if not jobs:
         return Text("There are no jobs.")
     length = unique_length(job.id for job in jobs)

@@ -11,8 +11,15 @@ import click
 
 from ndif.cli.accounts_client import AccountsClient, with_accounts
 from ndif.cli.durations import DurationParam
-from ndif.cli.output import console, duration, elapsed, show_answer, show_json, table
-from ndif.schema.account import ApiKey, ApiKeys, ImportedKeys, NewApiKey, RevokedApiKey
+from ndif.cli.output import duration, elapsed, show, show_answer, table
+from ndif.schema.account import (
+    ApiKey,
+    ApiKeys,
+    ImportedKeys,
+    NewApiKey,
+    RevokedApiKey,
+    UserWithKeys,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -65,23 +72,16 @@ def create(
 @with_accounts
 def list_keys(accounts: AccountsClient, as_json: bool, user: str | None) -> None:
     """Show all keys, without what they are."""
-    answer = accounts.get(ApiKeys, "keys", user=user)
-    if as_json:
-        show_json(answer)
-    else:
-        console().print(keys_table(answer.keys))
+    show(accounts.get(ApiKeys, "keys", user=user), as_json, keys_table)
 
 
 @command.command("show")
 @click.argument("key")
 @with_accounts
-def show(accounts: AccountsClient, as_json: bool, key: str) -> None:
+def show_one(accounts: AccountsClient, as_json: bool, key: str) -> None:
     """Show one key."""
     answer = accounts.get(ApiKey, "keys/show", key=key)
-    if as_json:
-        show_json(answer)
-    else:
-        console().print(keys_table([answer]))
+    show(answer, as_json, lambda one: keys_table(ApiKeys(keys=[one])))
 
 
 @command.command("revoke")
@@ -135,10 +135,10 @@ def migrate(accounts: AccountsClient, as_json: bool) -> None:
     show_answer(answer, as_json, [_imported(answer)])
 
 
-def keys_table(keys: Iterable[ApiKey]) -> Table:
-    """Return the table of keys."""
+def keys_table(answer: ApiKeys | UserWithKeys) -> Table:
+    """Return the table of an answer's keys."""
     headings = ("id", "user", "name", "tiers", "state", "expires in", "last used", "age")
-    return table("Keys", headings, _rows(keys))
+    return table("Keys", headings, _rows(answer.keys))
 
 
 def _rows(keys: Iterable[ApiKey]) -> Iterator[tuple[object, ...]]:

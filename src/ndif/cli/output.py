@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -17,6 +17,8 @@ from ndif.config.units import format_duration
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
+
+T = TypeVar("T")
 
 _PIPE_WIDTH = 200
 
@@ -102,27 +104,32 @@ def variant_name(variant: str) -> str:
     return f"{found.model.repo_id} (nnsight {found.generation})"
 
 
-def show(
-    fetch: Callable[[], Any],
-    render: Callable[[Any], RenderableType],
-    *,
+def show(answer: T, as_json: bool, render: Callable[[T], RenderableType]) -> None:
+    """Print an answer as JSON, or else as a table."""
+    if as_json:
+        show_json(answer)
+    else:
+        console().print(render(answer))
+
+
+def refresh(
+    fetch: Callable[[], T],
     as_json: bool,
+    render: Callable[[T], RenderableType],
     interval_s: float | None,
 ) -> None:
     """Show what `fetch` returns: once, or every `interval_s` seconds, as JSON then one value a line."""
-    if interval_s is None and as_json:
-        show_json(fetch())
-    elif interval_s is None:
-        console().print(render(fetch()))
-    else:
-        with contextlib.suppress(KeyboardInterrupt):
-            _repeat(fetch, render, as_json, interval_s)
+    if interval_s is None:
+        show(fetch(), as_json, render)
+        return
+    with contextlib.suppress(KeyboardInterrupt):
+        _repeat(fetch, as_json, render, interval_s)
 
 
 def _repeat(
-    fetch: Callable[[], Any],
-    render: Callable[[Any], RenderableType],
+    fetch: Callable[[], T],
     as_json: bool,
+    render: Callable[[T], RenderableType],
     interval_s: float,
 ) -> None:
     while as_json:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ndif.cli.durations import DurationParam
-from ndif.cli.output import duration, elapsed, show, table, under
+from ndif.cli.output import duration, elapsed, refresh, table, under
 from ndif.cli.server_client import ServerClient, read, with_server
 from ndif.config.short_ids import unique_length
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @with_server
 def command(server: ServerClient, as_json: bool, watch: float | None) -> None:
     """Show running and waiting requests."""
-    show(lambda: server.get("/admin/queue"), _rendered, as_json=as_json, interval_s=watch)
+    refresh(lambda: server.get("/admin/queue"), as_json, _rendered, watch)
 
 
 def _rendered(answer: Any) -> RenderableType:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ndif.cli.durations import DurationParam
-from ndif.cli.output import elapsed, show, table, under
+from ndif.cli.output import elapsed, refresh, table, under
 from ndif.cli.server_client import ServerClient, read, with_server
 from ndif.config.short_ids import unique_length
 from ndif.config.units import format_duration
@@ -39,7 +39,7 @@ _NOT_DEPLOYED = "NOT DEPLOYED"
 @with_server
 def command(server: ServerClient, as_json: bool, watch: float | None) -> None:
     """Show machines, models and replicas."""
-    show(lambda: server.get("/admin/status"), _rendered, as_json=as_json, interval_s=watch)
+    refresh(lambda: server.get("/admin/status"), as_json, _rendered, watch)
 
 
 def _rendered(answer: Any) -> RenderableType:

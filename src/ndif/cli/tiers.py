@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ndif.cli.accounts_client import AccountsClient, with_accounts
-from ndif.cli.output import console, show_answer, show_json, table
+from ndif.cli.output import show, show_answer, table
 from ndif.schema.account import AccountTier, AccountTiers, ApiKey, ApiKeys, DeletedTier
 
 
@@ -92,12 +92,9 @@ def delete(accounts: AccountsClient, as_json: bool, tier: str) -> None:
 @with_accounts
 def list_tiers(accounts: AccountsClient, as_json: bool) -> None:
     """Show all tiers."""
+    headings = ("tier", "rights", "weight", "limits", "keys")
     answer = accounts.get(AccountTiers, "tiers")
-    if as_json:
-        show_json(answer)
-    else:
-        headings = ("tier", "rights", "weight", "limits", "keys")
-        console().print(table("Tiers", headings, map(_row, answer.tiers)))
+    show(answer, as_json, lambda found: table("Tiers", headings, map(_row, found.tiers)))
 
 
 @command.command("assign")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ndif.cli.jobs import as_user, whole_id
-from ndif.cli.output import console, show_json
+from ndif.cli.output import show
 from ndif.cli.server_client import read
 
 if TYPE_CHECKING:
@@ -35,10 +36,7 @@ def command(server: ServerClient, as_json: bool, job_id: str) -> None:
         trace = server.get(f"/requests/{found}")
     else:
         trace = server.post("/admin/trace", {"job_id": found})
-    if as_json:
-        show_json(trace)
-    else:
-        console().print(_rendered(trace, is_own=server.is_user))
+    show(trace, as_json, partial(_rendered, is_own=server.is_user))
 
 
 def _rendered(answer: Any, *, is_own: bool) -> RenderableType:

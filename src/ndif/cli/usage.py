@@ -10,7 +10,7 @@ import click
 
 from ndif.cli.durations import DurationParam
 from ndif.cli.jobs import as_user
-from ndif.cli.output import console, duration, show_answer, table
+from ndif.cli.output import console, duration, show_json, table
 from ndif.cli.server_client import ServerClient, read
 from ndif.control.answers import Usage
 from ndif.sizes import format_size
@@ -51,7 +51,7 @@ def command(
         writer.writerow((by, *_COLUMNS[1:]))
         writer.writerows([getattr(total, name) for name in _COLUMNS] for total in answer.usage)
     elif as_json:
-        show_answer(answer, as_json, [])
+        show_json(answer)
     else:
         rows = [
             (

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from ndif.cli.accounts_client import AccountsClient, with_accounts
 from ndif.cli.keys import ago, keys_table
-from ndif.cli.output import console, elapsed, show_json, table
+from ndif.cli.output import elapsed, show, table
 from ndif.schema.account import AccountUsers, UserWithKeys
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @click.group("users")
@@ -19,23 +24,19 @@ def command() -> None:
 @with_accounts
 def list_users(accounts: AccountsClient, as_json: bool) -> None:
     """Show all users."""
-    answer = accounts.get(AccountUsers, "users")
-    if as_json:
-        show_json(answer)
-        return
-    rows = (
-        (user.name, user.keys, ago(user.last_used), elapsed(user.created)) for user in answer.users
-    )
-    console().print(table("Users", ("user", "keys", "last used", "known for"), rows))
+    show(accounts.get(AccountUsers, "users"), as_json, _rendered)
 
 
 @command.command("show")
 @click.argument("user")
 @with_accounts
-def show(accounts: AccountsClient, as_json: bool, user: str) -> None:
+def show_one(accounts: AccountsClient, as_json: bool, user: str) -> None:
     """Show one user's keys."""
-    answer = accounts.get(UserWithKeys, "users/show", user=user)
-    if as_json:
-        show_json(answer)
-    else:
-        console().print(keys_table(answer.keys))
+    show(accounts.get(UserWithKeys, "users/show", user=user), as_json, keys_table)
+
+
+def _rendered(answer: AccountUsers) -> Table:
+    rows = (
+        (user.name, user.keys, ago(user.last_used), elapsed(user.created)) for user in answer.users
+    )
+    return table("Users", ("user", "keys", "last used", "known for"), rows)
