@@ -115,9 +115,8 @@ def test_files_that_a_replica_has_loaded_are_those_that_clients_have(tmp_path: P
     config = DeploymentConfig(NAME, "org/name", dedicated=True)
     models = Models([config])
     storing = ModelFilesStorage(models, FileStore(tmp_path, 3600))
-    replica = SimpleNamespace(
-        is_up=True, model=next(iter(models)), actor=SimpleNamespace(model={"files": "hub/a.zip"})
-    )
+    actor = SimpleNamespace(model=SimpleNamespace(files="hub/a.zip"))
+    replica = SimpleNamespace(is_up=True, model=next(iter(models)), actor=actor)
     assert storing.stored == {}
     storing.note([cast(Replica, replica)])
     entry = {"files": "hub/a.zip", "revision": None, "task": None}

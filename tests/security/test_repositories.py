@@ -128,7 +128,7 @@ async def test_pickled_weights_are_loaded_where_they_are_allowed(lab: Lab, trust
 @on_loop
 async def test_code_of_a_repository_that_has_another_class_is_ignored(lab: Lab) -> None:
     async with serve(code_of_its_own(lab), settings=strangers(lab.folder)) as served:
-        assert served.actor.model["class"] == "GPT2LMHeadModel"
+        assert served.actor.model.class_name == "GPT2LMHeadModel"
 
 
 @on_loop

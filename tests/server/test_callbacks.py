@@ -19,6 +19,7 @@ from starlette.testclient import TestClient
 
 from ndif.config.settings import Settings
 from ndif.control.operations import ListCallbacks, RetryCallbacks
+from ndif.schema.callback import Callbacks
 from ndif.schema.deployment import OperationError
 from ndif.server.embedded import Server
 from ndif.server.leader import Leader
@@ -220,7 +221,8 @@ def test_an_operator_sees_what_was_given_up_and_makes_it_again(
 async def test_operations_on_call_backs_that_are_not_there(tmp_path: Path) -> None:
     server = Server(Settings(), [], tmp_path, host="127.0.0.1", places=True)
     control = server._coordinator.control_plane
-    assert await ListCallbacks().perform(control) == {"waiting": 0, "given_up": 0, "callbacks": []}
+    none = Callbacks(waiting=0, given_up=0, callbacks=[])
+    assert await ListCallbacks().perform(control) == none
     assert (await RetryCallbacks(all=True).perform(control)).retried == []
     with pytest.raises(OperationError, match="No call-back of a request 'abc' waits") as refused:
         await RetryCallbacks(request_id="abc").perform(control)

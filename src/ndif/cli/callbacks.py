@@ -10,7 +10,6 @@ import click
 from ndif.cli.output import duration, elapsed, show, show_answer, table
 from ndif.cli.server_client import ServerClient, read, with_server
 from ndif.config.short_ids import unique_length
-from ndif.control.answers import Retried
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,6 +36,8 @@ def retry(server: ServerClient, as_json: bool, request_id: str | None, every: bo
 
     REQUEST_ID may be the beginning of one, as `ndif callbacks list` shows it.
     """
+    from ndif.control.answers import Retried
+
     if every == (request_id is not None):
         raise click.UsageError("Give either a request's id or --all.")
     body = {"all": True} if every else {"request_id": request_id}

@@ -14,10 +14,11 @@ import click
 from ndif.cli.output import show_answer, variant_name
 from ndif.cli.server_client import CommandError, ServerClient, read, with_server
 from ndif.config.units import format_duration
-from ndif.control.answers import Outcome, Outcomes
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+
+    from ndif.control.answers import Outcome, Outcomes
 
 _POLL_S = 0.5
 
@@ -159,6 +160,8 @@ def post_with_progress(
     server: ServerClient, path: str, body: Mapping[str, Any], *, quiet: bool, what: str
 ) -> Outcomes:
     """POST `body`, show the replicas that are loading until the answer comes, and return the answer."""
+    from ndif.control.answers import Outcomes
+
     answer: Future[Outcomes] = Future()
 
     if not quiet and sys.stderr.isatty():

@@ -8,10 +8,11 @@ import click
 
 from ndif.cli.output import show, table
 from ndif.cli.server_client import ServerClient, read, with_server
-from ndif.control.answers import Events
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from ndif.control.answers import Events
 
 
 @click.command("events")
@@ -23,6 +24,8 @@ def command(server: ServerClient, as_json: bool, kind: str | None, limit: int) -
 
     The server keeps the last thousand events, logins and failed logins among them.
     """
+    from ndif.control.answers import Events
+
     events = read(Events, server.get("/admin/events")).events
     chosen = [each for each in events if kind in (None, each.kind)]
     show(Events(events=chosen[:limit]), as_json, _rendered)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,7 +11,9 @@ from ndif.cli.main import complete_models
 from ndif.cli.output import show_answer, variant_name
 from ndif.cli.server_client import ServerClient, read, with_server
 from ndif.config.short_ids import unique_length
-from ndif.control.answers import Evicted
+
+if TYPE_CHECKING:
+    from ndif.control.answers import Evicted
 
 
 @click.command("evict")
@@ -36,6 +39,8 @@ def command(
     everything: bool,
 ) -> None:
     """Remove MODEL, a repo id or a model key, from its devices."""
+    from ndif.control.answers import Evicted
+
     if everything == (model is not None) or (everything and replica):
         raise click.UsageError("Give either MODEL, and maybe --replica, or --all.")
     body = {

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from ndif.cli.output import show_answer
 from ndif.cli.server_client import ServerClient, read, with_server
-from ndif.control.answers import Collected
+
+if TYPE_CHECKING:
+    pass
 
 
 @click.command("gc")
@@ -17,6 +21,8 @@ def command(server: ServerClient, as_json: bool, dry_run: bool) -> None:
 
     The server does so by itself, every few minutes.
     """
+    from ndif.control.answers import Collected
+
     answer = read(Collected, server.post("/admin/gc", {"dry_run": dry_run}, timeout_s=None))
     verb = "would be" if dry_run else "were"
     counts = [f"{count} {name}" for name, count in answer.expired.items() if count]

@@ -12,18 +12,16 @@ import click
 from ndif.cli.accounts_client import AccountsClient, with_accounts
 from ndif.cli.durations import DurationParam
 from ndif.cli.output import duration, elapsed, show, show_answer, table
-from ndif.schema.account import (
-    ApiKey,
-    ApiKeys,
-    ImportedKeys,
-    NewApiKey,
-    RevokedApiKey,
-    UserWithKeys,
-)
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ndif.schema.account import (
+        ApiKey,
+        ApiKeys,
+        ImportedKeys,
+        UserWithKeys,
+    )
     from ndif.stores.accounts.file import KeyEntry
 
 _AT_ONCE = 5000
@@ -56,6 +54,8 @@ def create(
     tiers: tuple[str, ...],
 ) -> None:
     """Make a key, and print it: nothing can show it again."""
+    from ndif.schema.account import NewApiKey
+
     fields = {"user": user, "label": name, "expires_in_s": expires, "tiers": list(tiers)}
     answer = accounts.post(NewApiKey, "keys/create", **fields)
     lines = [
@@ -72,6 +72,8 @@ def create(
 @with_accounts
 def list_keys(accounts: AccountsClient, as_json: bool, user: str | None) -> None:
     """Show all keys, without what they are."""
+    from ndif.schema.account import ApiKeys
+
     show(accounts.get(ApiKeys, "keys", user=user), as_json, keys_table)
 
 
@@ -80,6 +82,8 @@ def list_keys(accounts: AccountsClient, as_json: bool, user: str | None) -> None
 @with_accounts
 def show_one(accounts: AccountsClient, as_json: bool, key: str) -> None:
     """Show one key."""
+    from ndif.schema.account import ApiKey, ApiKeys
+
     answer = accounts.get(ApiKey, "keys/show", key=key)
     show(answer, as_json, lambda one: keys_table(ApiKeys(keys=[one])))
 
@@ -92,6 +96,8 @@ def revoke(accounts: AccountsClient, as_json: bool, key: str) -> None:
 
     Within NDIF_ACCOUNTS_CACHE_S, it lets nobody in any more.
     """
+    from ndif.schema.account import RevokedApiKey
+
     answer = accounts.post(RevokedApiKey, "keys/revoke", key=key)
     said = [f"{_named(answer)} is revoked."]
     if not accounts.asks_a_server:
@@ -111,6 +117,7 @@ def import_keys(accounts: AccountsClient, as_json: bool, file: Path) -> None:
 
     Its users go on with their keys. Tags and weights become tiers.
     """
+    from ndif.schema.account import ImportedKeys
     from ndif.stores.accounts import read_keys
 
     entries = read_keys(file.expanduser())
@@ -131,6 +138,8 @@ def migrate(accounts: AccountsClient, as_json: bool) -> None:
 
     They are in the same database, and stay as they are; nothing reads them any more.
     """
+    from ndif.schema.account import ImportedKeys
+
     answer = accounts.post(ImportedKeys, "keys/migrate")
     show_answer(answer, as_json, [_imported(answer)])
 

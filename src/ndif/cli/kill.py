@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from ndif.cli.output import show_answer
 from ndif.cli.server_client import ServerClient, read, with_server
-from ndif.control.answers import Killed
+
+if TYPE_CHECKING:
+    pass
 
 
 @click.command("kill")
@@ -17,5 +21,7 @@ def command(server: ServerClient, as_json: bool, request_id: str) -> None:
 
     REQUEST_ID may be the beginning of one, as `ndif queue` shows it.
     """
+    from ndif.control.answers import Killed
+
     answer = read(Killed, server.post("/admin/kill", {"request_id": request_id}))
     show_answer(answer, as_json, [f"Request {answer.request_id} is ended."])

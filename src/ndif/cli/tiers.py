@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ndif.cli.accounts_client import AccountsClient, with_accounts
 from ndif.cli.output import show, show_answer, table
-from ndif.schema.account import AccountTier, AccountTiers, ApiKey, ApiKeys, DeletedTier
+
+if TYPE_CHECKING:
+    from ndif.schema.account import AccountTier, ApiKey
 
 
 class LimitsParam(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
@@ -65,6 +67,8 @@ def _properties(function: Callable[..., Any]) -> Callable[..., Any]:
 @with_accounts
 def create(accounts: AccountsClient, as_json: bool, /, tier: str, **properties: Any) -> None:
     """Make a tier; by default it has no right, and the weight 1."""
+    from ndif.schema.account import AccountTier
+
     answer = accounts.post(AccountTier, "tiers/create", tier=tier, **_given(properties))
     show_answer(answer, as_json, [f"Tier {tier} is made."])
 
@@ -75,6 +79,8 @@ def create(accounts: AccountsClient, as_json: bool, /, tier: str, **properties: 
 @with_accounts
 def change(accounts: AccountsClient, as_json: bool, /, tier: str, **properties: Any) -> None:
     """Change those properties of a tier that are given."""
+    from ndif.schema.account import AccountTier
+
     answer = accounts.post(AccountTier, "tiers/change", tier=tier, **_given(properties))
     show_answer(answer, as_json, [f"Tier {tier} is changed."])
 
@@ -84,6 +90,8 @@ def change(accounts: AccountsClient, as_json: bool, /, tier: str, **properties: 
 @with_accounts
 def delete(accounts: AccountsClient, as_json: bool, tier: str) -> None:
     """Remove a tier that no key has."""
+    from ndif.schema.account import DeletedTier
+
     answer = accounts.post(DeletedTier, "tiers/delete", tier=tier)
     show_answer(answer, as_json, [f"Tier {tier} is gone."])
 
@@ -92,6 +100,8 @@ def delete(accounts: AccountsClient, as_json: bool, tier: str) -> None:
 @with_accounts
 def list_tiers(accounts: AccountsClient, as_json: bool) -> None:
     """Show all tiers."""
+    from ndif.schema.account import AccountTiers
+
     headings = ("tier", "rights", "weight", "limits", "keys")
     answer = accounts.get(AccountTiers, "tiers")
     show(answer, as_json, lambda found: table("Tiers", headings, map(_row, found.tiers)))
@@ -103,6 +113,8 @@ def list_tiers(accounts: AccountsClient, as_json: bool) -> None:
 @with_accounts
 def assign(accounts: AccountsClient, as_json: bool, tier: str, keys: tuple[str, ...]) -> None:
     """Give keys a tier."""
+    from ndif.schema.account import ApiKey, ApiKeys
+
     changed = [accounts.post(ApiKey, "tiers/assign", tier=tier, key=key) for key in keys]
     show_answer(ApiKeys(keys=changed), as_json, map(_tiers_of, changed))
 
@@ -113,6 +125,8 @@ def assign(accounts: AccountsClient, as_json: bool, tier: str, keys: tuple[str, 
 @with_accounts
 def withdraw(accounts: AccountsClient, as_json: bool, tier: str, keys: tuple[str, ...]) -> None:
     """Take a tier from keys."""
+    from ndif.schema.account import ApiKey, ApiKeys
+
     changed = [accounts.post(ApiKey, "tiers/withdraw", tier=tier, key=key) for key in keys]
     show_answer(ApiKeys(keys=changed), as_json, map(_tiers_of, changed))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,8 +13,10 @@ from ndif.cli.durations import DurationParam
 from ndif.cli.jobs import as_user
 from ndif.cli.output import console, duration, show_json, table
 from ndif.cli.server_client import ServerClient, read
-from ndif.control.answers import Usage
 from ndif.sizes import format_size
+
+if TYPE_CHECKING:
+    pass
 
 _COLUMNS = ("name", "jobs", "errors", "execution_s", "result_bytes")
 
@@ -37,6 +40,8 @@ def command(
 
     With an API key those of its user, else, with the operator's token, of all.
     """
+    from ndif.control.answers import Usage
+
     day = None
     if since is not None:
         day = (datetime.now(timezone.utc) - timedelta(seconds=since)).date().isoformat()

@@ -9,10 +9,11 @@ import click
 from ndif.cli.accounts_client import AccountsClient, with_accounts
 from ndif.cli.keys import ago, keys_table
 from ndif.cli.output import elapsed, show, table
-from ndif.schema.account import AccountUsers, UserWithKeys
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from ndif.schema.account import AccountUsers
 
 
 @click.group("users")
@@ -24,6 +25,8 @@ def command() -> None:
 @with_accounts
 def list_users(accounts: AccountsClient, as_json: bool) -> None:
     """Show all users."""
+    from ndif.schema.account import AccountUsers
+
     show(accounts.get(AccountUsers, "users"), as_json, _rendered)
 
 
@@ -32,6 +35,8 @@ def list_users(accounts: AccountsClient, as_json: bool) -> None:
 @with_accounts
 def show_one(accounts: AccountsClient, as_json: bool, user: str) -> None:
     """Show one user's keys."""
+    from ndif.schema.account import UserWithKeys
+
     show(accounts.get(UserWithKeys, "users/show", user=user), as_json, keys_table)
 
 
