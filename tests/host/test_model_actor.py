@@ -292,6 +292,12 @@ async def test_a_strangers_results_have_as_much_room_as_the_server_says(
         assert (await served.run(read, trusted=False, polled=polled)).status is Status.COMPLETED
 
 
+def kill_runners(served: Served) -> None:
+    for runner in children(served.zygote):
+        with contextlib.suppress(ProcessLookupError):  # a rehearsal has ended meanwhile
+            os.kill(runner, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("trusted", [True, False])
 @on_loop
 async def test_idle_runners_that_are_killed_cost_nobody_a_job(
@@ -300,14 +306,12 @@ async def test_idle_runners_that_are_killed_cost_nobody_a_job(
     read, last = reading(client), lasting(client)
     settings = None if trusted else strict.model_copy(update={"protector": "off"})
     async with serve(tiny_gpt2, settings=settings) as served:
-        for runner in children(served.zygote):
-            os.kill(runner, signal.SIGKILL)
+        kill_runners(served)
         # Nobody has heard of their end yet.
         assert (await served.run(read, trusted=trusted)).status is Status.COMPLETED
         # What has begun is not begun again.
         running = await begun(served, last, trusted=trusted)
-        for runner in children(served.zygote):
-            os.kill(runner, signal.SIGKILL)
+        kill_runners(served)
         response = await running
         assert response.status is Status.ERROR
         assert "SIGKILL" in response.description

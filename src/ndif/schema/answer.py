@@ -6,6 +6,7 @@ OpenAPI, writes it as JSON, and validates it where it comes from another process
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
@@ -62,13 +63,16 @@ def project(kind: type[T], of: Any, **others: Any) -> T:
 
 
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
+_BUILDING = threading.RLock()
+"""Held while an adapter is built: before Python 3.11.9, two threads must not parse source at once."""
 
 
 def adapter(kind: type[T]) -> TypeAdapter[T]:
     """Return pydantic's reader and writer of a type, which is built at its first use."""
     found = _ADAPTERS.get(kind)
     if found is None:
-        found = _ADAPTERS[kind] = TypeAdapter(kind)
+        with _BUILDING:
+            found = _ADAPTERS[kind] = TypeAdapter(kind)
     return found
 
 

@@ -38,7 +38,6 @@ _GENERATION = "0.8"
 """nnsight generation whose model process starts with the server; others start with their first client."""
 _PROGRESS_S = 0.1
 _TOKEN_DIGITS = 32
-_INTERRUPT = (signal.SIGINT,)
 _FOR_OTHERS = "   # only as another user of this machine, or from a container or another machine"
 
 
@@ -82,7 +81,7 @@ class Local:
                 verify(options.sandbox)
             except ConfinementError as error:
                 raise StartError(str(error)) from error
-        with listen(self.host, self.port) as listening, _interrupts_wait():
+        with listen(self.host, self.port) as listening, _noted_interrupts() as interrupts:
             results = self._results_folder(options, listening)
             if warning := self._warning(options):
                 console.print(f"[bold yellow]Warning:[/] {escape(warning)}", soft_wrap=True)
@@ -106,7 +105,7 @@ class Local:
                 ) from error
             try:
                 return_free_memory()
-                uvloop.run(self._serve(server, listening, console, token))
+                uvloop.run(self._serve(server, listening, console, token, interrupts))
             finally:
                 if self.results is None and not server.is_polled:
                     rmtree(results, ignore_errors=True)
@@ -164,11 +163,18 @@ class Local:
         )
 
     async def _serve(
-        self, server: Server, listening: socket.socket, console: Console, token: str | None
+        self,
+        server: Server,
+        listening: socket.socket,
+        console: Console,
+        token: str | None,
+        interrupts: list[int],
     ) -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPT)
         port = listening.getsockname()[1]
         http = Http(server.uvicorn_config(listening), farewell=server.farewell)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, http.stop)
+        if interrupts:
+            http.stop()
         serving = asyncio.create_task(http.serve(sockets=[listening]))
         loading = asyncio.create_task(self._load(server, listening, console, token))
         try:
@@ -235,13 +241,14 @@ class Local:
 
 
 @contextlib.contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """Keep Ctrl-C until the loop runs: a finalizer of the start-up in which it arrives would swallow it."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPT)
+def _noted_interrupts() -> Iterator[list[int]]:
+    """Note each Ctrl-C until the loop handles it: a finalizer would swallow its exception."""
+    found: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: found.append(number))
     try:
-        yield
+        yield found
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPT)
+        signal.signal(signal.SIGINT, before)
 
 
 def _token(secret: str) -> str:
