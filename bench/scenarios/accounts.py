@@ -20,7 +20,7 @@ from bench.clients.user import User
 from bench.figures import MB, Figure
 from bench.scenario import Site
 from bench.servers.processes import ROOT
-from ndif.stores.accounts.port import Tier
+from ndif.stores.accounts.port import tier_with
 from ndif.stores.accounts.sql.database import Database
 from ndif.stores.accounts.sql.registry import SqlRegistry
 from ndif.stores.accounts.sql.tables import ASSIGNMENTS, KEYS
@@ -38,7 +38,7 @@ def _key(number: int) -> str:
 async def _fill(url: str, count: int) -> None:
     database = Database(url)
     registry = SqlRegistry(database)
-    await registry.create_tier(Tier("limited", limits=_LIMITS))
+    await registry.create_tier(tier_with((), "limited", limits=_LIMITS))
     keys = [
         {
             "id": f"{number:012}",

@@ -94,7 +94,7 @@ def first_load(url: str) -> Iterator[Figure]:
                 context.add_init_script(_SHOWN)
                 page = context.new_page()
                 page.goto(url)
-                page.wait_for_function("window.usableAfterMs")
+                page.locator("#models tbody tr").first.wait_for()
                 usable.append(page.evaluate("window.usableAfterMs") / 1e3)
                 sizes.append(
                     page.evaluate(

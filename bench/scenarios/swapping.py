@@ -27,7 +27,7 @@ from bench.sampling import in_turn
 from bench.scenario import Site
 from bench.servers.machine import Machine, machine
 from bench.servers.processes import client
-from ndif.stores.accounts import Tier
+from ndif.stores.accounts.port import tier_with
 
 _MODELS, _ROUNDS = 6, 12
 _ROOM = {
@@ -48,7 +48,7 @@ def measure(site: Site) -> Iterator[Figure]:
                 **room,
                 "NDIF_MINIMUM_DEPLOYMENT_TIME_SECONDS": "0",
             }
-            users = {"user-0": Tier("swapping", hotswapping=True)}
+            users = {"user-0": tier_with(("hotswapping",), "swapping")}
             with machine({}, environment, users=users) as one:
                 yield _brought_back(one, level, folders)
 

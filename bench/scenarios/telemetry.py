@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 from bench.figures import Figure
 from bench.scenario import Site
 from bench.servers.processes import server
 from bench.traces import sample
 from ndif.schema.job_record import JobRecord
+from ndif.schema.server_state import ModelState, ReplicaStatus, ScheduleState, ServerState
+from ndif.schema.states import DeploymentLevel
 from ndif.schema.step import QUEUE, Step
 from ndif.telemetry import metrics
 from ndif.telemetry.exposition import exposition
@@ -72,11 +73,15 @@ def measure(site: Site) -> Iterator[Figure]:
 def _answers() -> Iterator[Figure]:
     for number in range(_JOBS):
         metrics.job_ended(_job(number), 1 << 20)
-    status = {"nodes": [], "problems": [], "models": [_model(each) for each in range(_MODELS)]}
+    calendar = ScheduleState(
+        source=None, problems=[], next_change=None, read_every_s=30, windows=[]
+    )
+    models = [_model(each) for each in range(_MODELS)]
+    server = ServerState(nodes=[], models=models, problems=[], schedule=calendar)
     took = []
     for _ in range(_ANSWERS):
         began = time.perf_counter()
-        text, _ = exposition("", families(status))
+        text, _ = exposition("", families(server))
         took.append(time.perf_counter() - began)
     how = f"{_MODELS} models, {_JOBS} jobs of as many users; median of {_ANSWERS}"
     yield Figure("/metrics", statistics.median(took) * 1e3, 50, "ms", how=how)
@@ -101,13 +106,31 @@ def _job(number: int) -> JobRecord:
     )
 
 
-def _model(number: int) -> dict[str, Any]:
-    replica = {"state": "RUNNING", "request_id": None, "gpu_mem_bytes_by_id": {"0": 1 << 30}}
-    return {
-        "repo_id": f"org/model-{number}",
-        "revision": None,
-        "generation": "0.8",
-        "waiting": 1,
-        "desired_replicas": 1,
-        "replicas": [replica],
-    }
+def _model(number: int) -> ModelState:
+    replica = ReplicaStatus(
+        replica_id=f"{number}",
+        node_id="n1",
+        level=DeploymentLevel.HOT,
+        state="RUNNING",
+        deployed=0.0,
+        gpu_mem_bytes_by_id={"0": 1 << 30},
+        on_cpu=False,
+        dedicated=True,
+        done=None,
+        total=None,
+        request_id=None,
+    )
+    return ModelState(
+        model_key=f"{number}",
+        repo_id=f"org/model-{number}",
+        revision=None,
+        task=None,
+        generation="0.8",
+        dedicated=True,
+        size_bytes=1 << 30,
+        desired_replicas=1,
+        processor=None,
+        waiting=1,
+        problem=None,
+        replicas=[replica],
+    )

@@ -18,7 +18,7 @@ from bench.figures import Figure
 from bench.scenario import Site
 from bench.servers.machine import machine
 from bench.servers.processes import NDIF, client
-from ndif.stores.accounts import Tier
+from ndif.stores.accounts.port import tier_with
 from ndif.stores.accounts.sql.database import Database
 from ndif.stores.accounts.sql.registry import SqlRegistry
 
@@ -47,11 +47,11 @@ _USERS = (
 async def _with_keys(url: str) -> list[_User]:
     registry = SqlRegistry(Database(url))
     try:
-        await registry.create_tier(Tier("first", priority=True))
-        await registry.create_tier(Tier("second", limits={"unfinished_jobs": 50}))
+        await registry.create_tier(tier_with(("priority",), "first"))
+        await registry.create_tier(tier_with((), "second", limits={"unfinished_jobs": 50}))
         made = []
         for user in _USERS:
-            key, _ = await registry.create_key(user.name, tiers=[user.tier])
+            key = (await registry.create_key(user.name, tiers=[user.tier])).api_key
             made.append(_User(user.name, user.generation, user.tier, key))
         return made
     finally:

@@ -20,14 +20,15 @@ import httpx
 from bench.profiles import drawn
 from bench.scenario import Site
 from bench.servers.processes import NAME, NDIF
-from ndif.stores.accounts import Tier
+from ndif.schema.account import Tier
+from ndif.stores.accounts.port import tier_with
 from ndif.stores.accounts.sql.database import Database
 from ndif.stores.accounts.sql.registry import SqlRegistry
 
 _READY_S = 180.0
 TRUSTED = "trusted"
 USERS: Mapping[str, Tier | None] = {
-    TRUSTED: Tier(TRUSTED, trusted=True),
+    TRUSTED: tier_with(("trusted",), TRUSTED),
     **{f"user-{number}": None for number in range(8)},
 }
 
@@ -147,7 +148,7 @@ async def _made_keys(database: str, users: Mapping[str, Tier | None]) -> dict[st
         for tier in filter(None, users.values()):
             await registry.create_tier(tier)
         return {
-            user: (await registry.create_key(user, tiers=[tier.name] if tier else []))[0]
+            user: (await registry.create_key(user, tiers=[tier.name] if tier else [])).api_key
             for user, tier in users.items()
         }
     finally:

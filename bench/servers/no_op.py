@@ -20,7 +20,7 @@ from tests.services.process import free_port
 from bench.profiles import drawn
 from bench.servers.machine import Machine
 from bench.servers.processes import ROOT
-from ndif.stores.accounts import Tier
+from ndif.stores.accounts.port import tier_with
 from ndif.stores.accounts.sql.database import Database
 from ndif.stores.accounts.sql.registry import SqlRegistry
 
@@ -115,8 +115,10 @@ def _runs(port: int, models: int) -> bool:
 async def _made_keys(database: str) -> dict[str, str]:
     registry = SqlRegistry(Database(database))
     try:
-        await registry.create_tier(Tier("limited", limits=_LIMITS))
+        await registry.create_tier(tier_with((), "limited", limits=_LIMITS))
         users = [f"user-{number}" for number in range(_USERS)]
-        return {user: (await registry.create_key(user, tiers=["limited"]))[0] for user in users}
+        return {
+            user: (await registry.create_key(user, tiers=["limited"])).api_key for user in users
+        }
     finally:
         await registry.close()
