@@ -79,8 +79,9 @@ def polled(backend: Backend) -> None:
     try:
         while backend() is None:
             time.sleep(0.05)
-    except Exception:
-        ended(backend, "ERROR")
+    except Exception as error:
+        # The server counts no error for a job that its user has ended.
+        ended(backend, "CANCELLED" if "You have ended this job" in str(error) else "ERROR")
     else:
         ended(backend, "COMPLETED")
 

@@ -36,6 +36,7 @@ class _User:
     key: str = ""
 
 
+_ENDS = ("COMPLETED", "ERROR", "CANCELLED")
 _USERS = (
     # Two keys of one user.
     _User("ada", "0.8", "first"),
@@ -101,14 +102,14 @@ def measure(site: Site) -> Iterator[Figure]:
         environment = {**site.environment, "NDIF_DATABASE_URL": database}
         with machine(dict.fromkeys(_MODELS, site.folder), environment) as one:
             told = _told(one.url, users, seconds)
-            ends = sum(each.get("COMPLETED", 0) + each.get("ERROR", 0) for each in told)
+            ends = sum(each.get(end, 0) for each in told for end in _ENDS)
             counted = _counted({**environment, "NDIF_SESSION_ROOT": str(one.folder)}, ends)
     differs: Counter[str] = Counter()
     seconds_off = 0.0
     for name in {user.name for user in users}:
         own = [each for user, each in zip(users, told, strict=True) if user.name == name]
         errors = sum(each.get("ERROR", 0) for each in own)
-        jobs = errors + sum(each.get("COMPLETED", 0) for each in own)
+        jobs = sum(each.get(end, 0) for each in own for end in _ENDS)
         row = counted[name]
         differs["jobs"] += abs(int(row["jobs"]) - jobs)
         differs["errors"] += abs(int(row["errors"]) - errors)
