@@ -103,8 +103,8 @@ class RequestSettings(Group):
     """Maximum size of all requests and messages that have begun to arrive; half of it for those from
     one address, 256 MiB of it in memory. Beyond it, clients are asked to try again later."""
     incoming_idle_s: Duration = Field(default=60, gt=0)
-    """Time within which more of a request or message must arrive, and a client must read more of what
-    it is sent; else its connection is closed."""
+    """Maximum pause in a request or message that arrives, and in a client's reading; after a longer one the
+    connection is closed."""
     incoming_timeout_s: Duration = Field(default=3600, gt=0)
     """Maximum time until a request or message has arrived."""
     max_unread_bytes: Size = Field(default=16 * MiB, gt=0)
@@ -127,9 +127,9 @@ class ResultSettings(Group):
     """Time that the responses of a polled job, and the record of any, are kept; at least as long as
     results."""
     max_stored_bytes: Size | None = Field(default=None, gt=0)
-    """Maximum size of all stored results together; a further one is an ERROR until others have
-    expired. Results of trusted users count, and are stored all the same. Default: half of what is free on
-    their disk at the start; on S3 there is none."""
+    """Maximum size of all stored results together; a further one is an ERROR until others have expired.
+    Results of trusted users count, but are never refused. Default: half of the disk's free space at the
+    start; no limit on S3."""
     max_stored_share: float = Field(default=0.25, gt=0, le=1)
     """Maximum fraction of NDIF_MAX_STORED_BYTES that the results of one user take."""
 
@@ -169,8 +169,8 @@ class ClusterSettings(Group):
         "requests in memory and polled ones on its disk.",
     )
     allow_open_broker: bool = False
-    """With NDIF_BROKER_URL: use a Redis that other machines reach without a password. Whoever reaches it
-    reads what users send and receive, and can stop the server."""
+    """With NDIF_BROKER_URL: use a Redis that other machines reach without a password. Every such
+    machine can read all requests and results, and can stop the server."""
     cluster_secret: Secrets = SecretStr("")
     """With NDIF_BROKER_URL: secret by which the processes of one server know each other, the same on every
     machine that starts a gateway or coordinator. A second one after a comma is accepted, and signs nothing,
@@ -247,7 +247,7 @@ class ExecutionSettings(Group):
     """Memory reserved beside them in addition."""
     co_batch: int = Field(default=1, ge=1, le=64)
     """Maximum number of trusted requests for one model that share a forward pass, where that changes none
-    of their values. They are those that wait when a replica is free. 1: each has its own."""
+    of their values. A free replica takes so many of the waiting requests. 1: each has its own pass."""
     model_start_timeout_s: Duration = Field(default=1800, gt=0)
     """Maximum time until a model process is ready; a slower one counts as failed."""
     processor_reply_freq_s: Duration = Field(
@@ -278,8 +278,8 @@ class CallbackSettings(Group):
     """Networks, separated by commas, in which call-backs may reach addresses that are not public, such as
     10.20.0.0/16. Empty: none."""
     callback_secret: Secrets = SecretStr("")
-    """Secret from which those that sign users' call-backs follow, of 16 characters or more; a second one
-    after a comma signs as well. Default: the server's own, NDIF_CLUSTER_SECRET with a broker."""
+    """Secret of 16 characters or more, from which each user's signing secret is derived; a second one after
+    a comma signs as well. Default: the server's own, NDIF_CLUSTER_SECRET with a broker."""
     callback_timeout_s: Duration = Field(default=10, gt=0)
     """Maximum time of one attempt to deliver a call-back."""
     callback_attempts: int = Field(default=10, ge=1)
@@ -404,7 +404,7 @@ class GatewaySettings(Group):
     and all addresses are always answered."""
     cors_origins: Origins = ""
     """Origins of web pages, such as https://notebook.example.org, separated by commas, that may use the
-    routes of users and read the answers; such a page can run code here as whoever opens it."""
+    routes of users and read the answers; such a page can run code here with the rights of its visitor."""
     forwarded_allow_ips: str = Field(default="", validation_alias="FORWARDED_ALLOW_IPS")
     """Addresses or networks of proxies, separated by commas, whose X-Forwarded-For and X-Forwarded-Proto
     are believed; * for any. Empty: this machine's, if NDIF_PUBLIC_URL or NDIF_ALLOWED_HOSTS is set."""
@@ -489,9 +489,9 @@ class OperatorSettings(Group):
     admin_session_s: Duration = Field(default=12 * 3600, ge=60, le=30 * 86_400)
     """Time after which an operator who logged in does so again."""
     dashboard: Literal["public", "login", "off"] | None = None
-    """Viewers of the dashboard, the page at /. public: whoever reaches the server sees its models, machines
-    and queues. login: users with an API key. off: nobody, there is none. Default: public on loopback, and
-    login on a server that other machines reach."""
+    """Viewers of the dashboard, the page at /. public: everybody sees models, machines and queues. login:
+    users with an API key. off: there is no page. Default: public on loopback, and login on a server that
+    other machines reach."""
 
 
 class ProbeSettings(Group):
@@ -560,12 +560,12 @@ class PlacementSettings(Group):
     """Time before an event of the schedule from which on its model is downloaded to where it will go;
     0: at its start."""
     node_gpus: Gpus = ""
-    """GPUs to use instead of those that are found, such as 2x24GiB."""
+    """GPUs to use in place of the detected ones, such as 2x24GiB."""
     gpu_context_bytes: Size = Field(default=768 * MiB, ge=0)
     """GPU memory that each process of a replica needs beside its tensors (a CUDA context: 760 MiB
     on an H200); reserved for all of them on every GPU of the replica."""
     node_cpu_memory: SizeText = ""
-    """CPU memory to use instead of what is found, such as 64GiB."""
+    """CPU memory to use in place of the detected size, such as 64GiB."""
     minimum_deployment_time_seconds: Duration = Field(default=3600, ge=0)
     """Time that a replica serves before another model may displace it."""
     model_cache_percentage: float = Field(default=0.9, gt=0, le=1)
