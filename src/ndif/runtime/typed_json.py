@@ -28,7 +28,7 @@ _LARGEST = 1 << 63
 
 def to_json(value: Any) -> bytes:
     """Return a typed value as JSON."""
-    return json.dumps(value, default=to_fields).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def to_fields(value: Any) -> dict[str, Any]:
@@ -38,6 +38,10 @@ def to_fields(value: Any) -> dict[str, Any]:
         found: dict[str, Any] = value.model_dump(mode="json", by_alias=True)
         return found
     return {name: getattr(value, name) for name in names}
+
+
+_ENCODER = json.JSONEncoder(default=to_fields)
+"""One for all: `json.dumps` makes an encoder at each call that has a default."""
 
 
 def from_json(kind: type[T], text: bytes | str) -> T:
