@@ -25,7 +25,8 @@ from ndif.cluster.model_files import ModelFilesStorage
 from ndif.cluster.models import Models
 from ndif.cluster.replica import Replica
 from ndif.control.remote import Publisher
-from ndif.gateway.hf_mirror import HfMirror, MirroredModel, PublishedHfMirror
+from ndif.gateway import hf_mirror
+from ndif.gateway.hf_mirror import HfMirror, MirroredModel, PublishedModels
 from ndif.schema.deployment import DeploymentConfig
 from ndif.stores.leader import SharedCache
 from ndif.stores.objects import FileStore, ObjectStoreError
@@ -63,12 +64,14 @@ async def published(
 ) -> AsyncIterator[str]:
     """A leader that publishes, and the address of a gateway's hub on another machine."""
     redis.command("flushall")
-    client, mirror = connect(redis.url), HfMirror(share_weights=False)
+    client = connect(redis.url)
     storing = ModelFilesStorage(models, objects)
     controller = Controller(models, unasked, unasked, unasked)  # nothing is deployed
     publisher = Publisher(controller, storing, SharedCache(client, SIGNER), life_s=60.0)
-    gateway = PublishedHfMirror(mirror, SharedCache(client, SIGNER), objects, folder / "gateway")
-    tasks = [asyncio.create_task(each.run()) for each in (storing, publisher, gateway)]
+    gateway = PublishedModels(SharedCache(client, SIGNER), objects)
+    mirror = HfMirror(share_weights=False, find=gateway.find)
+    running = (storing.run(), publisher.run(), gateway.run(mirror))
+    tasks = [asyncio.create_task(each) for each in running]
     try:
         with serving(Starlette(routes=[Mount("/hub", routes=mirror.routes())])) as url:
             yield f"{url}/hub"
@@ -109,6 +112,20 @@ async def test_a_model_is_served_to_clients_before_any_replica_is_up(
         # One that is deployed while the server runs, too.
         models.put(replace(config, repo_id="org/later"))
         assert (await until_served(f"{url}/api/models/org/later")).json()["id"] == "org/later"
+
+
+@on_loop
+async def test_a_gateway_that_has_not_read_them_yet_reads_them_when_a_client_asks(
+    redis: RedisServer, tmp_path: Path, tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf_mirror, "_INTERVAL_S", 3600.0)
+    models = Models([])
+    async with published(redis, models, FileStore(tmp_path / "objects", 3600), tmp_path) as url:
+        async with httpx.AsyncClient() as http:
+            absent = await http.get(f"{url}/api/models/{NAME}")
+        assert absent.status_code == httpx.codes.NOT_FOUND
+        models.put(DeploymentConfig(NAME, str(tiny_gpt2), dedicated=True))
+        assert (await until_served(f"{url}/api/models/{NAME}")).json()["id"] == NAME
 
 
 def test_files_that_a_replica_has_loaded_are_those_that_clients_have(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class Publisher:
     """Writes the models, their state and the addresses of their files to the shared cache.
 
     It writes a value when it changes, and again before it expires. `PublishedCatalogue` and
-    `PublishedHfMirror` of each gateway read the values.
+    `PublishedModels` of each gateway read the values.
     """
 
     controller: Controller

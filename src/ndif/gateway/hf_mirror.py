@@ -9,9 +9,10 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -351,37 +352,63 @@ def _shown(name: str) -> str:
     return ascii(name[:200])
 
 
-@dataclass
-class PublishedHfMirror:
-    """Keeps a mirror up to date with the models that the leader's `ndif.control.remote` writes."""
+class PublishedModels:
+    """The models whose files the leader's `ndif.control.remote` has published, for a mirror elsewhere."""
 
-    mirror: HfMirror
-    cache: SharedCache
-    objects: ObjectStore
-    folder: Path
-    """Keeps the files that other machines sent."""
-    _served: dict[str, str] = field(default_factory=dict)
+    def __init__(self, cache: SharedCache, objects: ObjectStore) -> None:
+        """Read the names from `cache`, and the files from `objects`."""
+        self._cache = cache
+        self._objects = objects
+        self._models: dict[str, MirroredModel] = {}
+        self._fetched: dict[str, str] = {}
+        self._fetching = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._folder = Path()
 
-    async def run(self) -> None:
-        """Offer each published model, until cancelled."""
-        while True:
+    def find(self, repo_id: str) -> MirroredModel | None:
+        """Return a published model, fetched now if it is new; from another thread than the loop's.
+
+        A client that found the model at one gateway finds it at each of them.
+        """
+        if self._loop is not None:
+            asyncio.run_coroutine_threadsafe(self._refresh(), self._loop).result()
+        return self._models.get(repo_id.casefold())
+
+    async def run(self, mirror: HfMirror) -> None:
+        """Keep `mirror` up to date with each published model, until cancelled."""
+        with TemporaryDirectory(prefix="ndif-mirror-", ignore_cleanup_errors=True) as folder:
+            self._folder, self._loop = Path(folder), asyncio.get_running_loop()
+            served: dict[str, MirroredModel] = {}
             try:
-                for repo_id, published in (await self.cache.read(FILES) or {}).items():
-                    if self._served.get(repo_id) != published["files"]:
-                        await self._serve(repo_id, published)
-            except (BrokerError, ObjectStoreError) as error:
-                logger.info("the models' files could not be fetched: %s", error)
-            except Exception:
-                logger.exception("the models' files could not be fetched")
-            await asyncio.sleep(_INTERVAL_S)
+                while True:
+                    await self._refresh()
+                    for name, model in self._models.items():
+                        if served.get(name) is not model:
+                            mirror.serve(model)
+                            served[name] = model
+                    await asyncio.sleep(_INTERVAL_S)
+            finally:
+                self._loop = None
 
-    async def _serve(self, repo_id: str, published: Mapping[str, Any]) -> None:
-        content = await self.objects.get(published["files"])
+    async def _refresh(self) -> None:
+        """Fetch the files that were published since the last time."""
+        try:
+            async with self._fetching:
+                for repo_id, published in (await self._cache.read(FILES) or {}).items():
+                    if self._fetched.get(repo_id) == published["files"]:
+                        continue
+                    if (model := await self._fetch(repo_id, published)) is not None:
+                        self._models[repo_id.casefold()] = model
+                        self._fetched[repo_id] = published["files"]
+        except (BrokerError, ObjectStoreError) as error:
+            logger.info("the models' files could not be fetched: %s", error)
+        except Exception:
+            logger.exception("the models' files could not be fetched")
+
+    async def _fetch(self, repo_id: str, published: Mapping[str, Any]) -> MirroredModel | None:
+        content = await self._objects.get(published["files"])
         if content is None:
-            return
-        folder = self.folder / Path(published["files"]).stem
+            return None
+        folder = self._folder / Path(published["files"]).stem
         snapshot = await asyncio.to_thread(unpack, content, folder)
-        self.mirror.serve(
-            MirroredModel(repo_id, snapshot, published["revision"], published["task"])
-        )
-        self._served[repo_id] = published["files"]
+        return MirroredModel(repo_id, snapshot, published["revision"], published["task"])

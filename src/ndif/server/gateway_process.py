@@ -11,7 +11,6 @@ import sys
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import uvloop
 from starlette.applications import Starlette
@@ -27,7 +26,7 @@ from ndif.control.remote import (
 from ndif.dashboard.dashboard import Dashboard
 from ndif.gateway.app import Gateway, create_gateway, uvicorn_config
 from ndif.gateway.catalogue import PublishedCatalogue
-from ndif.gateway.hf_mirror import HfMirror, PublishedHfMirror
+from ndif.gateway.hf_mirror import HfMirror, PublishedModels
 from ndif.host.runtimes import Runtimes
 from ndif.net import Http
 from ndif.schema.repositories import Repositories
@@ -67,7 +66,8 @@ def create(
     )
     leader = LeaderRpc(broker.client, broker.signer)
     cache = SharedCache(broker.client, broker.signer)
-    mirror = HfMirror(share_weights=False)
+    published = PublishedModels(cache, objects)
+    mirror = HfMirror(share_weights=False, find=published.find)
     accounts = AccountsWithProber(open_accounts(settings), config.probe_keys)
     runtimes = Runtimes(settings.runtimes)
     callbacks = RedisCallbacks(
@@ -79,16 +79,14 @@ def create(
         await objects.start()
         await broker.start()
         await accounts.start()
-        with TemporaryDirectory(prefix="ndif-mirror-", ignore_cleanup_errors=True) as scratch:
-            published = PublishedHfMirror(mirror, cache, objects, Path(scratch))
-            mirroring = asyncio.create_task(published.run(), name="mirror")
-            try:
-                yield
-            finally:
-                await end([mirroring])
-                await broker.stop()
-                await objects.stop()
-                await accounts.stop()
+        mirroring = asyncio.create_task(published.run(mirror), name="mirror")
+        try:
+            yield
+        finally:
+            await end([mirroring])
+            await broker.stop()
+            await objects.stop()
+            await accounts.stop()
 
     return create_gateway(
         settings,
