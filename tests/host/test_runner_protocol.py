@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 import pytest
 
 from ndif.host.channel import ProtocolError
-from ndif.host.execution import _Clock
 from ndif.host.runner_protocol import (
     LimitError,
     Limits,
@@ -16,7 +16,7 @@ from ndif.host.runner_protocol import (
     RunnerProtocol,
     steps_of,
 )
-from ndif.runtime.frames import MAX_TEXT
+from ndif.runtime.frames import MAX_TEXT, unpack
 from ndif.runtime.messages import (
     AnswersTogether,
     Error,
@@ -30,7 +30,6 @@ from ndif.runtime.messages import (
     Spilled,
     Verified,
     kind_of,
-    message_of,
 )
 from ndif.schema.step import RUNNER, Step
 
@@ -60,6 +59,12 @@ MESSAGES: dict[str, Message] = {
 
 def of(kind: str) -> Message:
     return MESSAGES[kind]
+
+
+def read(header: dict[str, Any]) -> Message:
+    """Return the message that a host reads from a header."""
+    message, _ = unpack(json.dumps(header).encode())
+    return message
 
 
 class Clock:
@@ -182,7 +187,7 @@ def test_the_largest_body_of_each_kind() -> None:
 def test_a_kind_that_there_is_not_is_shortened_in_the_message() -> None:
     for kind in ("", "Running", "running ", "\0", "x" * 10_000):
         with pytest.raises(ValueError, match="there is no frame") as refused:
-            message_of({"kind": kind})
+            read({"kind": kind})
         assert str(refused.value) == f"there is no frame {kind[:20]!r}"
 
 
@@ -314,7 +319,7 @@ def test_results_and_errors_are_not_counted_here() -> None:
 @pytest.mark.parametrize("peak", [0, 1, 1 << 40])
 def test_a_cost(peak: int) -> None:
     header = {"kind": "error", "report": {"peak_memory": peak, "steps": []}, "and": "more"}
-    assert message_of(header) == Error(RunReport(peak, ()))
+    assert read(header) == Error(RunReport(peak, ()))
 
 
 @pytest.mark.parametrize(
@@ -333,8 +338,8 @@ def test_a_cost(peak: int) -> None:
     ],
 )
 def test_no_cost(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"RunReport|lacks a part"):
-        message_of({"kind": "error", **fields})
+    with pytest.raises(ValueError, match=r"report|`object`|peak_memory|steps"):
+        read({"kind": "error", **fields})
 
 
 @pytest.mark.parametrize(
@@ -343,6 +348,7 @@ def test_no_cost(fields: dict[str, Any]) -> None:
         math.nan,
         math.inf,
         -math.inf,
+        -1,
         -1e-9,
         0.5,
         True,
@@ -350,28 +356,21 @@ def test_no_cost(fields: dict[str, Any]) -> None:
         None,
         "1",
         "",
-        b"1",
         [1],
         {"value": 1},
-        1j,
         # JSON has integers of a thousand digits, too, and a float of one fails.
         10**1000,
     ],
     ids=lambda value: repr(value)[:20],
 )
 def test_a_cost_that_is_no_number(value: object) -> None:
-    with pytest.raises(ValueError, match="peak_memory: it is no number, or out of range"):
-        message_of({"kind": "error", "report": {"peak_memory": value, "steps": []}})
-
-
-def test_a_cost_is_not_negative() -> None:
-    with pytest.raises(ProtocolError, match="the peak memory is not a valid number"):
-        _Clock().measured(RunReport(-1, ()))
+    with pytest.raises(ValueError, match=r"malformed|\$\.report\.peak_memory"):
+        read({"kind": "error", "report": {"peak_memory": value, "steps": []}})
 
 
 def steps(*reported: object) -> RunReport:
     """Return the report that is read from these steps."""
-    message = message_of({"kind": "spilled", "report": {"peak_memory": 1, "steps": [*reported]}})
+    message = read({"kind": "spilled", "report": {"peak_memory": 1, "steps": [*reported]}})
     assert isinstance(message, Spilled)
     return message.report
 
@@ -429,5 +428,5 @@ def test_steps_that_no_run_has(reported: list[object]) -> None:
     ],
 )
 def test_no_steps(reported: object) -> None:
-    with pytest.raises(ValueError, match="steps"):
-        message_of({"kind": "spilled", "report": {"peak_memory": 1, "steps": reported}})
+    with pytest.raises(ValueError, match=r"malformed|\$\.report\.steps"):
+        read({"kind": "spilled", "report": {"peak_memory": 1, "steps": reported}})

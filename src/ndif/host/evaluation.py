@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import shutil
 import socket
@@ -29,7 +28,7 @@ from ndif.runtime.sizing import (
     SizeQuestion,
 )
 from ndif.runtime.spec import ModelSpec
-from ndif.runtime.typed_json import reader, to_json
+from ndif.runtime.typed_json import from_json, to_json
 from ndif.sandbox.confinement.confinement import Mode
 from ndif.schema.deployment import Defaults, DeploymentConfig, read_task
 from ndif.schema.structure import ModelStructure, read_structure
@@ -299,9 +298,9 @@ async def _converse(
     try:
         writer.write(to_json(question) + b"\n")
         await writer.drain()
-        said = json.loads(await source.readline())
-        is_failure = isinstance(said, dict) and "failed" in said
-        answer: T | Failure = reader(Failure if is_failure else kind)(said)
+        said = await source.readline()
+        with contextlib.suppress(ValueError):
+            return from_json(Failure, said)
+        return from_json(kind, said)
     except (ConnectionError, ValueError) as error:  # it ended, or says what it never would
         raise _EndedError from error
-    return answer

@@ -42,8 +42,8 @@ from ndif.runtime.messages import (
 from ndif.runtime.messages import Progress as ProgressMessage
 from ndif.runtime.sizing import RepositoryFacts
 from ndif.runtime.spec import ModelSpec
-from ndif.runtime.typed_json import to_fields
 from ndif.runtime.weights.cache import CacheRules, in_use
+from ndif.schema.answer import project
 from ndif.schema.structure import read_structure
 from ndif.tasks import end, timeout, within
 
@@ -250,8 +250,7 @@ class ModelProcess:
                 case Ready():
                     self.load_s, self.loaded_at = message.load_s, message.loaded_at
                     self.exposes_weights = message.exposed
-                    facts = to_fields(message.model)
-                    return ServedModel(**facts, structure=read_structure(body))
+                    return project(ServedModel, message.model, structure=read_structure(body))
 
     def _own(self, name: str) -> str:
         """Return the name of weights of this model's files: no process can ask for those of others."""

@@ -9,6 +9,8 @@ from ndif.queue.fair_queue import Entry
 from ndif.schema.request import Request
 from ndif.schema.states import ProcessorStatus
 
+_RANK = {status: rank for rank, status in enumerate(ProcessorStatus)}
+
 
 @dataclass(slots=True)
 class Run:
@@ -58,8 +60,7 @@ class Replicas(list[ReplicaWorker]):
     def status(self) -> ProcessorStatus:
         """Return the state of the replica that is furthest."""
         statuses = (replica.status for replica in self)
-        rank = list(ProcessorStatus).index
-        return max(statuses, key=rank, default=ProcessorStatus.UNINITIALIZED)
+        return max(statuses, key=_RANK.__getitem__, default=ProcessorStatus.UNINITIALIZED)
 
     @property
     def runs(self) -> list[Run]:

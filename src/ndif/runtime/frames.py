@@ -8,40 +8,45 @@ its size.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import struct
 from collections.abc import Sequence
 from typing import TypeVar
 
+import msgspec
+
 from ndif.runtime.messages import Message, header_of, message_of
-from ndif.runtime.typed_json import to_json
+from ndif.runtime.typed_json import read, to_json
 
 LENGTHS = struct.Struct("!IQ")
 SMALL = 1 << 16
 """Largest body, in bytes, that is cheaper to copy behind its header than to send separately."""
-IN_FILE = "in_file"
-"""Name in a header of the size, in bytes, of a body that is in a file."""
 MAX_TEXT = 1 << 20
 """Largest printed line or error, in bytes, in one frame."""
+
+
+class _Header(msgspec.Struct):
+    kind: str
+    in_file: int | None = None
+
+
+_HEADER = msgspec.json.Decoder(_Header)
 
 
 def pack(message: Message, body_size: int = 0, in_file: int | None = None) -> bytes:
     """Return a frame up to its body, of which `in_file` bytes are in a file."""
     header = header_of(message)
     if in_file is not None:
-        header[IN_FILE] = in_file
+        header["in_file"] = in_file
     text = to_json(header)
     return LENGTHS.pack(len(text), body_size) + text
 
 
 def unpack(text: bytes) -> tuple[Message, int | None]:
     """Return the message of a header, and the size of a body in a file; raise ValueError without one."""
-    header = json.loads(text.decode())
-    if not isinstance(header, dict) or not isinstance(header.get("kind"), str):
-        raise ValueError("a frame's header must be an object with a kind")
-    return message_of(header), header.get(IN_FILE)
+    header = read(_HEADER, text)
+    return message_of(header.kind, text), header.in_file
 
 
 M = TypeVar("M")

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, get_args
 
 from ndif.runtime.spec import ModelSpec
-from ndif.runtime.typed_json import Reader, reader, to_fields
+from ndif.runtime.typed_json import Size, decoder, read
 
 
 class Signal(str, Enum):
@@ -211,7 +211,7 @@ class RunStep:
 class RunReport:
     """The cost of a run, by its runner."""
 
-    peak_memory: int
+    peak_memory: Size
     steps: tuple[RunStep, ...]
 
 
@@ -219,7 +219,7 @@ class RunReport:
 class Spill:
     """A question for a file of this size, for a large result."""
 
-    size: int
+    size: Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ class Error:
 class InlineAnswer:
     """The place of one result in the body of `AnswersTogether`."""
 
-    size: int
+    size: Size
     compressed: bool
 
 
@@ -274,7 +274,7 @@ _KINDS: dict[type, str] = {
     if each is not Signal
 }
 # All are made here: a runner that is reset between requests must find no cache changed.
-_READERS: dict[str, Reader] = {kind: reader(each) for each, kind in _KINDS.items()}
+_DECODERS = {kind: decoder(each) for each, kind in _KINDS.items()}
 _SIGNALS = {each.value: each for each in Signal}
 
 
@@ -284,18 +284,18 @@ def kind_of(message: Message) -> str:
 
 
 def header_of(message: Message) -> dict[str, Any]:
-    """Return the fields of a message's header; `to_fields` returns those of its values."""
+    """Return the fields of a message's header; their values are written by `to_json`."""
     if isinstance(message, Signal):
         return {"kind": message.value}
-    return {"kind": _KINDS[type(message)], **to_fields(message)}
+    names = message.__dataclass_fields__
+    return {"kind": _KINDS[type(message)], **{name: getattr(message, name) for name in names}}
 
 
-def message_of(header: Mapping[str, Any]) -> Message:
-    """Return the message of a header, or raise ValueError if it has none."""
-    kind = header["kind"]
+def message_of(kind: str, header: bytes) -> Message:
+    """Return the message of a header of this kind, or raise ValueError if it has none."""
     if (signal := _SIGNALS.get(kind)) is not None:
         return signal
-    if (read := _READERS.get(kind)) is None:
+    if (decoder := _DECODERS.get(kind)) is None:
         raise ValueError(f"there is no frame {kind[:20]!r}")
-    message: Message = read(header)
+    message: Message = read(decoder, header)
     return message

@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from ndif.schema.status import Status
 from ndif.schema.step import Step
 
 
-@dataclass(frozen=True, slots=True)
-class InlineResult:
+class InlineResult(msgspec.Struct, frozen=True, tag="inline"):
     """A result that travels in the response: the runner's bytes, opaque."""
 
     content: bytes
     compressed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StoredResult:
+class StoredResult(msgspec.Struct, frozen=True, tag="stored"):
     """A result that the client downloads."""
 
     url: str

@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import mkstemp
 from typing import TYPE_CHECKING
 
+from ndif.runtime.typed_json import to_json
 from ndif.schema.job_record import JobRecord
 from ndif.stores.usage.history import Interval
 from ndif.stores.usage.port import Group, UsageAwayError, UsageTotal
@@ -215,7 +216,7 @@ class _File:
 
     def add(self, record: JobRecord) -> None:
         """Write one more record."""
-        os.write(self._descriptor, json.dumps(record.as_fields()).encode() + b"\n")
+        os.write(self._descriptor, to_json(record) + b"\n")
 
     def close(self, *, keep: bool) -> None:
         """Unlock the file; delete it unless whoever comes next is to `keep` its records."""

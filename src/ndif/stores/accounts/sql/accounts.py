@@ -108,9 +108,11 @@ class SqlAccounts(KeyedAccounts):
 
     async def _find(self, digest: str) -> Account | None:
         blinded = self._blinded(digest)
-        key = self._known.get(blinded)
-        if key is None and blinded not in self._unknown:
-            key = await self._ask(digest, blinded)
+        key: _Key | None
+        try:  # `get` of a cache looks twice
+            key = self._known[blinded]
+        except KeyError:
+            key = None if blinded in self._unknown else await self._ask(digest, blinded)
         if key is None:
             return None
         now = self._wall()
