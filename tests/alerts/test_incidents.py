@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import replace
 from itertools import count, pairwise
@@ -15,12 +14,14 @@ from ndif.alerts.incidents import (
     Book,
     Event,
     Notice,
+    SavedBook,
     Timing,
-    as_json,
-    from_json,
+    loaded,
+    saved,
     step,
     taken_over,
 )
+from ndif.runtime.typed_json import from_json, to_json
 from ndif.schema.server_state import ProblemKind as Kind
 
 TIMING = Timing(hold_s=60, repeat_s=3600)
@@ -37,6 +38,11 @@ LOOKS = st.lists(
     ),
     max_size=60,
 )
+
+
+def by_the_next(book: Book, now: float) -> Book:
+    """The incidents that the next process takes over."""
+    return loaded(from_json(SavedBook, to_json(saved(book))), now)
 
 
 def causes(*keys: Key, at: float = 0.0) -> Findings:
@@ -63,8 +69,7 @@ def test_each_incident_is_opened_once_and_resolved_once(
         now += pause
         if restarts:
             # Another process leads, which knows what the one before had saved.
-            saved = json.loads(json.dumps(as_json(book)))
-            book = taken_over(Book(), from_json(saved, now))
+            book = taken_over(Book(), by_the_next(book, now))
             held = {key: since for key, since in held.items() if key in holding}
             held = dict.fromkeys(held, now)
         findings = replace(
@@ -180,7 +185,7 @@ def test_an_incident_of_a_process_that_is_gone_is_resolved_by_the_next() -> None
     book, (opened,) = Book(), [*play([(at * 10.0, causes(KEYS[0])) for at in range(7)])]
     for at in range(7):
         book, _ = step(book, causes(KEYS[0]), at * 10.0, TIMING)
-    book = taken_over(Book(), from_json(json.loads(json.dumps(as_json(book))), 500.0))
+    book = taken_over(Book(), by_the_next(book, 500.0))
     # Its first look finds nothing, maybe because models are not loaded yet: that alone is no end.
     book, notices = step(book, Findings(()), 500.0, TIMING)
     assert notices == []

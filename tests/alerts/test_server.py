@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 
+from ndif.alerts.watch import SavedAlerts
 from ndif.schema.alerts import Alerts as AlertsAnswer
 from ndif.schema.alerts import TestedAlerts as AnswerOfTest
 from ndif.schema.answer import from_plain
 from ndif.stores.broker.signing import Signer
 from ndif.stores.leader import SharedCache
 from ndif.stores.redis import connect
-from ndif.stores.saved import ALERTS, SharedState, State
+from ndif.stores.saved import ALERTS, SharedState
 from tests.alerts.receivers import Receiver, receiving
 from tests.alerts.test_messages import (
     of_the_schema,
@@ -202,7 +203,7 @@ def test_a_server_tells_of_a_broker_that_is_away_and_the_next_leader_of_its_end(
         operator.ndif("deploy", f"tests/broken={files}", "--dedicated", code=1)
         opened = operator.told("opened", "load-failed")
         # The next leader finds that the incident is open, and that its message is sent.
-        until(lambda: (state := saved(redis))["incidents"]["open"] and not state["messages"])
+        until(lambda: (state := saved(redis)).incidents.open and not state.messages)
 
         def leaders() -> set[int]:
             return set(processes_of(operator.server.process.pid, "ndif.server.leader"))
@@ -227,13 +228,14 @@ def test_a_server_tells_of_a_broker_that_is_away_and_the_next_leader_of_its_end(
         operator.server.stop()
 
 
-def saved(redis: RedisServer) -> State:
+def saved(redis: RedisServer) -> SavedAlerts:
     """The state of alerts that the next leader would find."""
 
-    async def load() -> State | None:
+    async def load() -> SavedAlerts | None:
         client = connect(redis.url)
         try:
-            return await SharedState(SharedCache(client, Signer([CLUSTER_SECRET])), ALERTS).load()
+            cache = SharedCache(client, Signer([CLUSTER_SECRET]))
+            return await SharedState(cache, ALERTS, SavedAlerts).load()
         finally:
             await client.aclose()
 

@@ -16,8 +16,8 @@ import pytest
 
 from ndif.alerts import digest, watch
 from ndif.alerts.causes import Cause
-from ndif.alerts.incidents import Incident, Member
-from ndif.alerts.watch import Alerts, counted, open_alerts
+from ndif.alerts.incidents import Incident, Member, SavedBook
+from ndif.alerts.watch import Alerts, SavedAlerts, counted, open_alerts
 from ndif.config.settings import Settings
 from ndif.schema.answer import from_plain
 from ndif.schema.job_record import JobRecord
@@ -74,7 +74,10 @@ class Site:
     async def watching(self) -> AsyncIterator[Alerts]:
         self.log = EventLog()
         made = open_alerts(
-            self._settings, StateFile(self._folder, ALERTS), {"broker": self.ping}, self._folder
+            self._settings,
+            StateFile(self._folder, ALERTS, SavedAlerts),
+            {"broker": self.ping},
+            self._folder,
         )
         running = asyncio.create_task(made.run(self.look, self.usage, self.log))
         try:
@@ -182,16 +185,19 @@ async def test_a_file_that_is_broken_and_a_look_that_fails_end_nothing(
 async def test_the_next_leader_finds_the_state_in_redis(redis: RedisServer) -> None:
     redis.command("flushall")
     clients = [connect(redis.url) for _ in range(2)]
-    first, second = (SharedState(SharedCache(client, SIGNER), ALERTS) for client in clients)
+    first, second = (
+        SharedState(SharedCache(client, SIGNER), ALERTS, SavedAlerts) for client in clients
+    )
+    state = SavedAlerts(SavedBook((), ()), {"a machine": 3600.0}, None, {})
     try:
         assert await first.load() is None
-        await first.save({"incidents": {}})
-        assert await second.load() == {"incidents": {}}
+        await first.save(state)
+        assert await second.load() == state
         # Its life is that of no process.
         assert int(redis.command("ttl", "alerts")) > 6 * 24 * 3600
         # A server whose secret is another now begins anew.
-        other = SharedState(SharedCache(clients[1], Signer(["another secret of tests"])), ALERTS)
-        assert await other.load() is None
+        other = SharedCache(clients[1], Signer(["another secret of tests"]))
+        assert await SharedState(other, ALERTS, SavedAlerts).load() is None
     finally:
         for client in clients:
             await client.aclose()

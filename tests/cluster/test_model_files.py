@@ -21,7 +21,7 @@ from starlette.routing import Mount
 
 from ndif.cluster import model_files
 from ndif.cluster.controller import Controller
-from ndif.cluster.model_files import ModelFilesStorage
+from ndif.cluster.model_files import ModelFilesStorage, StoredFiles
 from ndif.cluster.models import Models
 from ndif.cluster.replica import Replica
 from ndif.control.remote import Publisher
@@ -136,7 +136,7 @@ def test_files_that_a_replica_has_loaded_are_those_that_clients_have(tmp_path: P
     replica = SimpleNamespace(is_up=True, model=next(iter(models)), actor=actor)
     assert storing.stored == {}
     storing.note([cast(Replica, replica)])
-    entry = {"files": "hub/a.zip", "revision": None, "task": None}
+    entry = StoredFiles("hub/a.zip", None, None)
     # Also once the replica is gone, until the model has other files.
     assert storing.stored == {NAME: entry}
     models.put(replace(config, checkpoint="/another/folder"))

@@ -1578,7 +1578,7 @@ def test_a_gated_model_is_loaded_for_who_has_the_right(tmp_path: Path) -> None:
             (refused,) = await world.until_ended(await world.send("a/a"))
             assert "gated" in refused.description
             # A gateway of another process knows as much.
-            published = status.read(status.describe(world.controller.models), Repositories())
+            published = status.read(status.publish(world.controller.models), Repositories())
             key = DeploymentConfig("a/a", "a/a").key
             with pytest.raises(NotServedError, match="gated"):
                 published.admit(key, "0.8", hotswapping=True)

@@ -533,8 +533,8 @@ async def test_gateways_believe_no_made_up_models_and_none_of_before(
         await writing.write("models", ["honest"], 60)
         await writing.write("status", {"deployments": {}}, 60)
 
-        async def read(name: str) -> Any:
-            return await SharedCache(world.gateway.client, signer).read(name)
+        async def read(name: str) -> list[str] | None:
+            return await SharedCache(world.gateway.client, signer).read(name, list[str])
 
         assert await read("models") == ["honest"]
         status = await world.attacker.get("status")

@@ -13,10 +13,10 @@ import pytest
 from ndif.stores import events
 from ndif.stores.broker import BrokerError
 from ndif.stores.broker.signing import Signer
-from ndif.stores.events import MOST, MOST_FAILED, EventLog
+from ndif.stores.events import MOST, MOST_FAILED, EventLog, SavedEvents
 from ndif.stores.leader import SharedCache
 from ndif.stores.redis import connect
-from ndif.stores.saved import EVENTS, SharedState, State, StateFile
+from ndif.stores.saved import EVENTS, SharedState, StateFile
 from ndif.tasks import end
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
@@ -73,12 +73,12 @@ def test_failed_logins_push_nothing_else_out() -> None:
 @on_loop
 async def test_the_next_process_finds_the_events(tmp_path: Path) -> None:
     file = tmp_path / "events.json"
-    async with running(EventLog(StateFile(tmp_path, EVENTS))) as log:
+    async with running(EventLog(StateFile(tmp_path, EVENTS, SavedEvents))) as log:
         log.note("deployed", "org/a", "", "token")
         await eventually(file.exists)
         assert file.stat().st_mode & 0o077 == 0
         log.note("deployed", "org/b", "", "token")  # and ends before it is saved by itself
-    again = EventLog(StateFile(tmp_path, EVENTS))
+    again = EventLog(StateFile(tmp_path, EVENTS, SavedEvents))
     again.note("started", "the server", "", "server")
     async with running(again):
         await eventually(lambda: len(subjects(again)) == 3)
@@ -91,14 +91,14 @@ async def test_the_next_process_finds_the_events(tmp_path: Path) -> None:
 async def test_the_next_leader_finds_them_in_redis(redis: RedisServer) -> None:
     clients = [connect(redis.url) for _ in range(2)]
     try:
-        first, second = (SharedState(SharedCache(c, SIGNER), EVENTS) for c in clients)
+        first, second = (SharedState(SharedCache(c, SIGNER), EVENTS, SavedEvents) for c in clients)
         async with running(EventLog(first)) as log:
             log.note("deployed", "org/a", "", "token")
         async with running(EventLog(second)) as log:
             await eventually(lambda: subjects(log) == ["org/a"])
         # Of a leader with another secret it takes nothing over.
         other = SharedCache(clients[1], Signer(["another secret of tests"]))
-        assert await SharedState(other, EVENTS).load() is None
+        assert await SharedState(other, EVENTS, SavedEvents).load() is None
     finally:
         for client in clients:
             await client.aclose()
@@ -106,21 +106,21 @@ async def test_the_next_leader_finds_them_in_redis(redis: RedisServer) -> None:
 
 @on_loop
 async def test_a_store_that_is_away_loses_nothing(tmp_path: Path) -> None:
-    class Away(StateFile):
+    class Away(StateFile[SavedEvents]):
         is_away = True
 
-        async def load(self) -> State | None:
+        async def load(self) -> SavedEvents | None:
             if self.is_away:
                 raise BrokerError("it is away")
             return await super().load()
 
-        async def save(self, state: State) -> None:
+        async def save(self, state: SavedEvents) -> None:
             if self.is_away:
                 raise OSError("the disk is full")
             await super().save(state)
 
     (tmp_path / "events.json").write_text("{")  # it was broken before
-    store = Away(tmp_path, EVENTS)
+    store = Away(tmp_path, EVENTS, SavedEvents)
     async with running(EventLog(store)) as log:
         log.note("deployed", "org/a", "", "token")
         await asyncio.sleep(0.05)

@@ -27,7 +27,6 @@ from ndif.delivery.loop import Delivery, DeliveryError, Policy
 from ndif.delivery.mail import Mailer, open_mailer
 from ndif.queue.callbacks.guard import shown
 from ndif.schema.alerts import AlertDestination, Form, TestedAlertDestination
-from ndif.schema.answer import from_plain, to_plain
 from ndif.tasks import within
 
 logger = logging.getLogger(__name__)
@@ -197,18 +196,14 @@ class AlertDelivery(Delivery[Destination]):
             for each in self.destinations
         ]
 
-    def saved(self) -> dict[str, Any]:
-        """Return the messages that wait as JSON, by the id of their destination."""
-        return {
-            each.id: [to_plain(message) for message in each.waiting]
-            for each in self.destinations
-            if each.waiting
-        }
+    def waiting(self) -> dict[str, tuple[Message, ...]]:
+        """Return the messages that wait, by the id of their destination."""
+        return {each.id: tuple(each.waiting) for each in self.destinations if each.waiting}
 
-    def take(self, saved: Mapping[str, Any]) -> None:
+    def take(self, waiting: Mapping[str, Sequence[Message]]) -> None:
         """Take the messages that a predecessor had not brought; those of others' addresses are dropped."""
         for each in self.destinations:
-            each.waiting += from_plain(list[Message], saved.get(each.id, []))
+            each.waiting += waiting.get(each.id, ())
         self._added.set()
 
     def title(self, item: Destination) -> str:

@@ -10,10 +10,8 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
 
 from ndif.alerts.causes import FOLLOWING, ROOTS, Cause, Findings, Key
-from ndif.schema.answer import from_plain, to_plain
 from ndif.schema.server_state import ProblemKind as Kind
 
 _CHANGED_S = 600.0
@@ -100,6 +98,14 @@ class Book:
     open: tuple[Incident, ...] = ()
     over: tuple[Incident, ...] = ()
     """Incidents of the last day that were resolved, the oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedBook:
+    """The incidents that a process leaves to the next."""
+
+    open: tuple[Incident, ...]
+    over: tuple[Incident, ...]
 
 
 def step(
@@ -223,38 +229,35 @@ def _event(incident: Incident, now: float, timing: Timing) -> Event | None:
     return None
 
 
-# Books as JSON
+# Books for the next process
 
 
-def as_json(book: Book) -> dict[str, Any]:
-    """Return the incidents as JSON; `from_json` is the inverse, but for causes that were not told yet."""
-    return {name: [_as_json(each) for each in getattr(book, name)] for name in ("open", "over")}
+def saved(book: Book) -> SavedBook:
+    """Return the incidents for the next process; `loaded` is the inverse, but for causes not told yet.
+
+    The next process counts what holds as seen then: without its time here, the content seldom changes.
+    """
+    return SavedBook(
+        tuple(_as_seen(each, 0.0) for each in book.open),
+        tuple(_as_seen(each, 0.0) for each in book.over),
+    )
 
 
-def _as_json(incident: Incident) -> dict[str, Any]:
-    # The next process counts what holds as seen then: without its time here, the content seldom changes.
-    members = (m if m.over is not None else replace(m, seen=0.0) for m in incident.members)
-    return {
-        **to_plain(replace(incident, members=tuple(members))),
-        "told_keys": [[*key] for key in sorted(incident.told_keys)],
-    }
-
-
-def from_json(said: Mapping[str, Any], now: float) -> Book:
+def loaded(saved: SavedBook, now: float) -> Book:
     """Return the incidents of a process that is gone.
 
     Nobody looked since, so that each cause counts as seen now: it is over after it was missed for a while.
     """
     return Book(
-        open=tuple(_incident(each, now) for each in said["open"]),
-        over=tuple(_incident(each, now) for each in said["over"]),
+        open=tuple(_as_seen(each, now) for each in saved.open),
+        over=tuple(_as_seen(each, now) for each in saved.over),
     )
 
 
-def _incident(said: Mapping[str, Any], now: float) -> Incident:
-    found = from_plain(Incident, said)
-    members = (m if m.over is not None else replace(m, seen=now) for m in found.members)
-    return replace(found, members=tuple(members))
+def _as_seen(incident: Incident, moment: float) -> Incident:
+    """Return an incident whose causes that hold were last seen at that time."""
+    members = (m if m.over is not None else replace(m, seen=moment) for m in incident.members)
+    return replace(incident, members=tuple(members))
 
 
 def taken_over(book: Book, earlier: Book) -> Book:

@@ -8,6 +8,7 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from datetime import time as time_of_day
 from pathlib import Path
@@ -18,8 +19,8 @@ from prometheus_client import Counter
 from ndif.alerts import digest, incidents
 from ndif.alerts.causes import Counts, Increases, Limits, Observation, find, nodes_seen
 from ndif.alerts.delivery import AlertDelivery, open_destinations
-from ndif.alerts.incidents import Book, Event, Timing
-from ndif.alerts.messages import about, described, digest_message, test_message
+from ndif.alerts.incidents import Book, Event, SavedBook, Timing
+from ndif.alerts.messages import Message, about, described, digest_message, test_message
 from ndif.config.settings import Settings
 from ndif.schema.alerts import Alerts as AlertsAnswer
 from ndif.schema.alerts import TestedAlerts
@@ -29,7 +30,7 @@ from ndif.stores.broker import BrokerError
 from ndif.stores.disk import disk_usage
 from ndif.stores.events import EventLog, Kind
 from ndif.stores.ping import Ping, ask
-from ndif.stores.saved import SavedState, State
+from ndif.stores.saved import SavedState
 from ndif.stores.usage import UsageAwayError, UsageStore
 from ndif.tasks import end, within
 from ndif.telemetry import metrics
@@ -51,6 +52,18 @@ Look = Callable[[], Awaitable[tuple[ServerState, Sequence[Problem], Sequence[Que
 """Returns the state of the server, its problems, and for how long queues wait."""
 
 
+@dataclass(frozen=True, slots=True)
+class SavedAlerts:
+    """The state of alerts that a process leaves to the next."""
+
+    incidents: SavedBook
+    nodes: Mapping[str, float]
+    """The hour at which each machine was last seen, as Unix time."""
+    digest_day: str | None
+    messages: Mapping[str, tuple[Message, ...]]
+    """The messages that wait, by the id of their destination."""
+
+
 class Alerts:
     """The alerts of a server, in the process that leads.
 
@@ -62,7 +75,7 @@ class Alerts:
         self,
         settings: Settings,
         delivery: AlertDelivery,
-        saved: SavedState,
+        saved: SavedState[SavedAlerts],
         stores: Mapping[str, Ping],
         folder: Path,
         now: Callable[[], float] = time.time,
@@ -86,7 +99,7 @@ class Alerts:
         self._counts = Increases()
         self._leads_since = now()
         self._is_loaded = False
-        self._written: State | None = None
+        self._written: SavedAlerts | None = None
         self._saving = asyncio.Lock()
         self._events: EventLog | None = None
 
@@ -187,11 +200,11 @@ class Alerts:
             return
         self._is_loaded = True
         if state is not None:
-            earlier = incidents.from_json(state["incidents"], self._now())
+            earlier = incidents.loaded(state.incidents, self._now())
             self._book = incidents.taken_over(self._book, earlier)
-            self._nodes = {**state["nodes"], **self._nodes}
-            self._digest_day = state["digest_day"]
-            self._delivery.take(state["messages"])
+            self._nodes = {**state.nodes, **self._nodes}
+            self._digest_day = state.digest_day
+            self._delivery.take(state.messages)
 
     async def _note_brought(self) -> None:
         """Save at once that a message was brought, so that the next process does not bring it again."""
@@ -206,13 +219,13 @@ class Alerts:
             await self._save_state()
 
     async def _save_state(self) -> None:
-        state: State = {
-            "incidents": incidents.as_json(self._book),
+        state = SavedAlerts(
+            incidents.saved(self._book),
             # A machine's last look matters only once it is gone.
-            "nodes": {name: seen // 3600 * 3600 for name, seen in self._nodes.items()},
-            "digest_day": self._digest_day,
-            "messages": self._delivery.saved(),
-        }
+            {name: seen // 3600 * 3600 for name, seen in self._nodes.items()},
+            self._digest_day,
+            self._delivery.waiting(),
+        )
         if not self._is_loaded or state == self._written:
             return
         try:
@@ -224,7 +237,7 @@ class Alerts:
 
 
 def open_alerts(
-    settings: Settings, saved: SavedState, stores: Mapping[str, Ping], folder: Path
+    settings: Settings, saved: SavedState[SavedAlerts], stores: Mapping[str, Ping], folder: Path
 ) -> Alerts:
     """Return the alerts that the settings describe."""
     return Alerts(settings, AlertDelivery(open_destinations(settings)), saved, stores, folder)

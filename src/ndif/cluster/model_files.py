@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ndif.cluster.models import Model, Models
 from ndif.cluster.replica import Replica
@@ -32,8 +32,15 @@ _ASK_AGAIN_S = 60.0
 _Source = tuple[str, str | None]
 """Checkpoint and revision."""
 
-StoredFiles = dict[str, dict[str, Any]]
-"""For each repository its archive's key as `files`, `revision` and `task`; JSON-serialisable."""
+
+@dataclass(frozen=True, slots=True)
+class StoredFiles:
+    """The files of one model in the object store."""
+
+    files: str
+    """The archive's key."""
+    revision: str | None
+    task: str | None
 
 
 class ModelFiles(NamedTuple):
@@ -117,15 +124,15 @@ class ModelFilesStorage:
     _look_again: dict[_Source, float] = field(default_factory=dict, init=False)
 
     @property
-    def stored(self) -> StoredFiles:
-        """Return the files of the models that are accepted now; of two of one name, the first's."""
-        stored: StoredFiles = {}
+    def stored(self) -> dict[str, StoredFiles]:
+        """Return the files of the models that are accepted now, by repository; of two, the first's."""
+        stored: dict[str, StoredFiles] = {}
         for model in self.models:
             config = model.deployment
             known = self._known.get(_source(model))
             if known is not None and model.provides_files:
                 task = config.task or known.task
-                entry = {"files": known.key, "revision": config.revision, "task": task}
+                entry = StoredFiles(known.key, config.revision, task)
                 stored.setdefault(config.repo_id, entry)
         return stored
 

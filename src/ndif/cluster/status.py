@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.models import Model, Models
@@ -12,6 +11,7 @@ from ndif.cluster.replica import Replica
 from ndif.probe.history import Histories
 from ndif.probe.probe import Target
 from ndif.schedule.schedule import Window
+from ndif.schema.answer import project
 from ndif.schema.client_status import ModelStatus, ScheduledWindow, ServerStatus
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey, Variant
@@ -146,40 +146,42 @@ def describe_details(models: Models, key: ModelKey) -> ModelDetails:
     return ModelDetails(structures=dict(model.structures), load_s=dict(model.load_s))
 
 
-def describe(models: Models) -> list[dict[str, Any]]:
-    """Return models as JSON-serialisable dicts; `read` is the inverse."""
+@dataclass(frozen=True, slots=True)
+class PublishedModel:
+    """What a gateway knows of a model, to admit requests for it."""
+
+    key: str
+    config: DeploymentConfig
+    on_demand: bool
+    scheduled: DeploymentConfig | None
+    aliases: tuple[str, ...]
+    gated: bool
+    deploying: int
+    loaded: tuple[str, ...]
+    """The generations for which it is loaded."""
+
+
+def publish(models: Models) -> list[PublishedModel]:
+    """Return what gateways know of models; `read` is the inverse."""
     return [
-        {
-            "key": str(model.key),
-            "config": asdict(model.config),
-            "aliases": sorted(model.aliases),
-            "on_demand": model.on_demand,
-            "gated": model.gated,
-            "loaded": sorted(models.loaded_in(model)),
-            "deploying": model.deploying,
-            "booked": None if model.scheduled is None else asdict(model.scheduled),
-        }
+        project(
+            PublishedModel,
+            model,
+            key=str(model.key),
+            aliases=tuple(sorted(model.aliases)),
+            loaded=tuple(sorted(models.loaded_in(model))),
+        )
         for model in models
     ]
 
 
-def read(described: Sequence[Mapping[str, Any]], repositories: Repositories) -> Models:
-    """Return the models that `describe` was given; users may have those of `repositories` loaded."""
+def read(published: Sequence[PublishedModel], repositories: Repositories) -> Models:
+    """Return the models that `publish` was given; users may have those of `repositories` loaded."""
     models = Models(repositories=repositories)
     loaded = []
-    for one in described:
-        booked, key = one["booked"], ModelKey.parse(one["key"])
-        loaded += [str(Variant(key, generation)) for generation in one["loaded"]]
-        models.add(
-            Model(
-                key,
-                DeploymentConfig(**one["config"]),
-                one["on_demand"],
-                None if booked is None else DeploymentConfig(**booked),
-                aliases=set(one["aliases"]),
-                gated=one["gated"],
-                deploying=one["deploying"],
-            )
-        )
+    for one in published:
+        key = ModelKey.parse(one.key)
+        loaded += [str(Variant(key, generation)) for generation in one.loaded]
+        models.add(project(Model, one, key=key, aliases=set(one.aliases)))
     models.note_loaded(loaded)
     return models

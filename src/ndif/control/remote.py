@@ -8,9 +8,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ndif.cluster.controller import Controller
 from ndif.cluster.model_files import ModelFilesStorage
-from ndif.cluster.status import client_status, describe, describe_details
+from ndif.cluster.status import client_status, describe_details, publish
 from ndif.config.units import format_duration
 from ndif.control.answers import Stopping
 from ndif.control.control_plane import ControlPlane
@@ -18,7 +20,7 @@ from ndif.control.operations import OPERATIONS, Operation, Stop
 from ndif.host.request_lifecycle import RUNS
 from ndif.probe.history import Histories
 from ndif.schedule.schedule import Window
-from ndif.schema.answer import from_plain, to_plain
+from ndif.schema.answer import from_plain, to_json, to_plain
 from ndif.schema.deployment import OperationError
 from ndif.schema.model_key import ModelKey
 from ndif.schema.public_state import NextState
@@ -83,9 +85,9 @@ class Publisher:
         while True:
             models, replicas = self.controller.models, self.controller.replicas()
             try:
-                await self._write(MODELS, describe(models))
+                await self._write(MODELS, publish(models))
                 status = client_status(self.controller, self.coming(), self.probes)
-                await self._write(STATUS, to_plain(status))
+                await self._write(STATUS, msgspec.Raw(to_json(status)))
                 self.model_files.note(replicas)
                 await self._write(FILES, self.model_files.stored)
             except BrokerError as error:

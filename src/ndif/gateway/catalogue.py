@@ -6,13 +6,15 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from ndif.cluster.models import Models
-from ndif.cluster.status import describe_details, read
+from ndif.cluster.status import PublishedModel, describe_details, read
 from ndif.control.remote import MODELS, STATUS
 from ndif.gateway.http_error import RETRY_SOON, HttpError
-from ndif.schema.answer import from_plain
+from ndif.schema.answer import from_json
 from ndif.schema.client_status import ServerStatus
 from ndif.schema.model_key import ModelKey
 from ndif.schema.repositories import Repositories
@@ -91,30 +93,30 @@ class PublishedCatalogue:
         self._cache = cache
         self._status_timeout_s = status_timeout_s
         self._repositories = repositories
-        self._told: Any = None
+        self._told: msgspec.Raw | None = None
         self._status = ServerStatus(deployments={})
-        self._described: Any = None
+        self._published: list[PublishedModel] | None = None
         self._models = Models()
 
     async def models(self) -> Models:
         """See `Catalogue.models`."""
-        described = await self._cache.read(MODELS)
-        if described is None:
+        published = await self._cache.read(MODELS, list[PublishedModel])
+        if published is None:
             raise HttpError(503, _NOTHING_PUBLISHED, RETRY_SOON)
-        if described is not self._described and described != self._described:
-            self._models = read(described, self._repositories)
-        self._described = described
+        if published is not self._published and published != self._published:
+            self._models = read(published, self._repositories)
+        self._published = published
         return self._models
 
     async def status(self) -> ServerStatus:
         """See `Catalogue.status`."""
         deadline = time.monotonic() + self._status_timeout_s
-        while (status := await self._cache.read(STATUS)) is None:
+        while (status := await self._cache.read(STATUS, msgspec.Raw)) is None:
             if time.monotonic() > deadline:
                 raise HttpError(503, _NOTHING_PUBLISHED, RETRY_SOON)
             await asyncio.sleep(_POLL_S)
         if status is not self._told:
-            self._told, self._status = status, from_plain(ServerStatus, status)
+            self._told, self._status = status, from_json(ServerStatus, bytes(status))
         return self._status
 
     async def details(self, key: ModelKey) -> ModelDetails:

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute
 
+from ndif.cluster.model_files import StoredFiles
 from ndif.control.remote import FILES
 from ndif.gateway.answers import HUB_TREE_EXAMPLE, HubEntry, HubModel, HubRefusal, HubSibling
 from ndif.gateway.openapi import (
@@ -394,21 +395,22 @@ class PublishedModels:
         """Fetch the files that were published since the last time."""
         try:
             async with self._fetching:
-                for repo_id, published in (await self._cache.read(FILES) or {}).items():
-                    if self._fetched.get(repo_id) == published["files"]:
+                stored = await self._cache.read(FILES, dict[str, StoredFiles]) or {}
+                for repo_id, published in stored.items():
+                    if self._fetched.get(repo_id) == published.files:
                         continue
                     if (model := await self._fetch(repo_id, published)) is not None:
                         self._models[repo_id.casefold()] = model
-                        self._fetched[repo_id] = published["files"]
+                        self._fetched[repo_id] = published.files
         except (BrokerError, ObjectStoreError) as error:
             logger.info("the models' files could not be fetched: %s", error)
         except Exception:
             logger.exception("the models' files could not be fetched")
 
-    async def _fetch(self, repo_id: str, published: Mapping[str, Any]) -> MirroredModel | None:
-        content = await self._objects.get(published["files"])
+    async def _fetch(self, repo_id: str, published: StoredFiles) -> MirroredModel | None:
+        content = await self._objects.get(published.files)
         if content is None:
             return None
-        folder = self._folder / Path(published["files"]).stem
+        folder = self._folder / Path(published.files).stem
         snapshot = await asyncio.to_thread(unpack, content, folder)
-        return MirroredModel(repo_id, snapshot, published["revision"], published["task"])
+        return MirroredModel(repo_id, snapshot, published.revision, published.task)

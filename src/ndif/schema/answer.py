@@ -81,6 +81,11 @@ def to_json(value: Any) -> bytes:
     return adapter(type(value)).dump_json(value, by_alias=True)
 
 
+def from_json(kind: type[T], content: bytes) -> T:
+    """Read an answer from JSON; see `from_plain`."""
+    return adapter(kind).validate_json(content)
+
+
 def to_plain(value: Any) -> Any:
     """Return an answer as dicts, lists, numbers and strings, as its JSON has them."""
     return adapter(type(value)).dump_python(value, mode="json", by_alias=True)

@@ -40,7 +40,7 @@ from ndif.stores.accounts import (
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.broker.spool import SPOOL, Spool
 from ndif.stores.callbacks import CALLBACKS, CallbackLimits, SqliteCallbacks
-from ndif.stores.events import EventLog, OperatorsEvent
+from ndif.stores.events import EventLog, OperatorsEvent, SavedEvents
 from ndif.stores.objects import open_store
 from ndif.stores.ping import pings
 from ndif.stores.responder import DEFERRABLE, Responder, StoredResponse
@@ -117,7 +117,7 @@ class Server:
             accounts = OwnerAccounts(os.geteuid(), owner_token, trusted=trusted)
         self._accounts = accounts
         # Without an operator there is nobody to read them.
-        self._events = EventLog(StateFile(results, EVENTS) if token else None)
+        self._events = EventLog(StateFile(results, EVENTS, SavedEvents) if token else None)
         self._coordinator = Coordinator(
             settings,
             configs,
@@ -218,10 +218,10 @@ class Server:
         """Return what tells the operator of failures; None if nobody is to be told."""
         if not self._settings.sends_alerts:
             return None
-        from ndif.alerts.watch import open_alerts
+        from ndif.alerts.watch import SavedAlerts, open_alerts
 
         stores = pings(self._broker, self._objects, self._accounts)
-        saved = StateFile(self._results, ALERTS)
+        saved = StateFile(self._results, ALERTS, SavedAlerts)
         return open_alerts(self._settings, saved, stores, self._objects.folder)
 
     async def _note(self, events: Sequence[OperatorsEvent]) -> None:

@@ -45,7 +45,7 @@ from ndif.stores.broker.signing import Signer
 from ndif.stores.broker.spool import SPOOL, Spool
 from ndif.stores.callbacks import CALLBACKS, CallbackLimits, SqliteCallbacks
 from ndif.stores.callbacks.redis import RedisCallbacks
-from ndif.stores.events import EventLog
+from ndif.stores.events import EventLog, SavedEvents
 from ndif.stores.leader import LeaderLock, LeaderRpc, SharedCache
 from ndif.stores.objects import ObjectStoreError, open_store
 from ndif.stores.ping import pings
@@ -226,13 +226,15 @@ class Leader:
         if not self.settings.sends_alerts:
             yield None
             return
-        from ndif.alerts.watch import open_alerts
+        from ndif.alerts.watch import SavedAlerts, open_alerts
         from ndif.stores.accounts import open_accounts
 
         # Only asked whether they answer. A thread imports SQLAlchemy, which takes a while.
         accounts = await asyncio.to_thread(open_accounts, self.settings)
         stores = pings(self._broker, self._objects, accounts)
-        saved = SharedState(SharedCache(self._broker.client, self._broker.signer), ALERTS)
+        saved = SharedState(
+            SharedCache(self._broker.client, self._broker.signer), ALERTS, SavedAlerts
+        )
         try:
             yield open_alerts(self.settings, saved, stores, self._objects.folder)
         finally:
@@ -261,7 +263,7 @@ class Leader:
             places=True,
             alerts=alerts,
             probe_key=self._config.probe_keys[0],
-            events=EventLog(SharedState(SharedCache(client, signer), EVENTS)),
+            events=EventLog(SharedState(SharedCache(client, signer), EVENTS, SavedEvents)),
         )
         await self.take_callbacks()
         await self.take_spooled()  # before the ends expire that tell what does not run again

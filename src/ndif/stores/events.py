@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from ndif.schema.answer import answer
@@ -83,6 +83,13 @@ def event(kind: Kind, subject: str, text: str, by: str, at: float | None = None)
     return OperatorsEvent(at=at, kind=kind, subject=subject, text=text, by=by, count=1)
 
 
+@dataclass(frozen=True, slots=True)
+class SavedEvents:
+    """The events that a process leaves to the next, the oldest first."""
+
+    events: tuple[OperatorsEvent, ...]
+
+
 NoteEvents = Callable[[Sequence[OperatorsEvent]], Awaitable[None]]
 """Passes events to the process that leads."""
 
@@ -95,7 +102,7 @@ class EventLog:
     """
 
     def __init__(
-        self, saved: SavedState | None = None, now: Callable[[], float] = time.time
+        self, saved: SavedState[SavedEvents] | None = None, now: Callable[[], float] = time.time
     ) -> None:
         """Start empty; without a `saved` state the log ends with its process."""
         self._saved = saved
@@ -157,8 +164,7 @@ class EventLog:
             return
         self._is_loaded = True
         if state is not None:
-            earlier = [OperatorsEvent(**each) for each in state["events"]]
-            self._events = _bounded([*earlier, *self._events])
+            self._events = _bounded([*state.events, *self._events])
 
     async def _save(self) -> None:
         """Save the events, if they have changed and those of before are among them."""
@@ -166,7 +172,7 @@ class EventLog:
             return
         self._changed.clear()
         try:
-            await self._saved.save({"events": [asdict(each) for each in self._events]})
+            await self._saved.save(SavedEvents(tuple(self._events)))
         except (BrokerError, OSError) as error:
             self._changed.set()
             logger.warning("the events are not saved yet: %s", error)

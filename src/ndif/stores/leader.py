@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
+import msgspec
+
+from ndif.runtime.typed_json import from_json, to_json
 from ndif.schema.deployment import OperationError
 from ndif.stores.broker.port import BrokerError
 from ndif.stores.broker.signing import PROTOCOL, SignatureError, Signer, unverified
@@ -73,6 +75,7 @@ _NOBODY_LEADS = (
     "No process of this server leads now; another takes over within seconds. Try again then."
 )
 
+T = TypeVar("T")
 Handler = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
 """Carries out an event, given its name and arguments; raises `OperationError`."""
 
@@ -156,8 +159,14 @@ def obstacle(client: Any, secrets: Sequence[str], value: str) -> str | None:
     return None
 
 
+class _SharedValue(msgspec.Struct):
+    until: float
+    """Unix time at which it expires, which Redis itself may not keep."""
+    value: msgspec.Raw
+
+
 class SharedCache:
-    """Small JSON values by name, such as `status`; they expire when the leader, who writes them, dies."""
+    """Small typed values by name, such as `status`; they expire when the leader, who writes them, dies."""
 
     def __init__(self, client: Redis, signer: Signer) -> None:
         self._client = client
@@ -168,32 +177,35 @@ class SharedCache:
     async def write(self, name: str, value: Any, life_s: float) -> None:
         """Store `value` under `name` for `life_s` seconds."""
         until = time.time() + life_s + _CLOCKS_S
-        content = json.dumps({"until": until, "value": value}, separators=(",", ":")).encode()
+        content = to_json(_SharedValue(until, msgspec.Raw(to_json(value))))
         signed = self._signer.sign(_shared(name), content)
         await self._client.set(name, signed, px=int(life_s * 1000))
 
-    async def read(self, name: str) -> Any:
-        """Return the value of `name`, at most half a second old; None if there is none.
+    async def read(self, name: str, kind: type[T]) -> T | None:
+        """Return the value of `name`, which is at most half a second old; None if there is none.
 
-        A value that a process with another secret has written is a `BrokerError`.
+        Raises:
+            BrokerError: If a process with another secret has written it.
+            ValueError: If it is of another type.
         """
         async with self._locks.setdefault(name, asyncio.Lock()):
             now = asyncio.get_running_loop().time()
-            read_at, value = self._read.get(name, (-_FRESH_S, None))
+            read_at, known = self._read.get(name, (-_FRESH_S, None))
             if now - read_at < _FRESH_S:
-                return value
+                return cast("T | None", known)
             content = await self._client.get(name)
-            value = None if content is None else self._value(name, bytes(content))  # type: ignore[arg-type]
+            value = None if content is None else self._value(name, bytes(content), kind)  # type: ignore[arg-type]
             self._read[name] = now, value
             return value
 
-    def _value(self, name: str, content: bytes) -> Any:
+    def _value(self, name: str, content: bytes, kind: type[T]) -> T | None:
         try:
-            record = json.loads(self._signer.verify(_shared(name), content))
+            verified = self._signer.verify(_shared(name), content)
         except SignatureError as error:
             logger.warning("the value of %s is refused: %s", name, error)
             raise BrokerError(_DISAGREE) from error
-        return record["value"] if time.time() < record["until"] else None
+        shared = from_json(_SharedValue, verified)
+        return from_json(kind, bytes(shared.value)) if time.time() < shared.until else None
 
 
 def _shared(name: str) -> str:
@@ -202,6 +214,26 @@ def _shared(name: str) -> str:
 
 def _answer_to(event_id: str) -> str:
     return f"answer:{event_id}"
+
+
+class _Event(msgspec.Struct):
+    """A call to the leader."""
+
+    event: str
+    id: str
+    at: float
+    """Unix time at which it was sent."""
+    arguments: Mapping[str, Any]
+
+
+class _Answer(msgspec.Struct, omit_defaults=True):
+    """The leader's answer to a call."""
+
+    value: Any = None
+    refused: str = ""
+    """The sentence of a refusal; empty if there was none."""
+    status: int = 500
+    """The refusal's HTTP status."""
 
 
 class LeaderRpc:
@@ -224,8 +256,8 @@ class LeaderRpc:
         Its refusal is an `OperationError`, as is one with 503 if no process leads.
         """
         event_id = uuid.uuid4().hex
-        said = {"event": event, "id": event_id, "at": time.time(), "arguments": dict(arguments)}
-        entry = {"event": self._signer.sign(_STREAM, json.dumps(said).encode())}
+        said = _Event(event, event_id, time.time(), arguments)
+        entry = {"event": self._signer.sign(_STREAM, to_json(said))}
         try:
             await self._client.xadd(_STREAM, entry, maxlen=_MAX_EVENTS)  # type: ignore[arg-type]
             answer = await self._answer(event_id)
@@ -233,17 +265,17 @@ class LeaderRpc:
             raise OperationError(503, f"The server cannot be asked: {_DISAGREE}.") from error
         except BrokerError as error:
             raise OperationError(503, f"The server cannot be asked: {error}.") from error
-        if "refused" in answer:
-            raise OperationError(answer["status"], answer["refused"])
-        return answer["value"]
+        if answer.refused:
+            raise OperationError(answer.status, answer.refused)
+        return answer.value
 
-    async def _answer(self, event_id: str) -> Any:
+    async def _answer(self, event_id: str) -> _Answer:
         looks_without_leader = 0
         while looks_without_leader * _BLOCK_S < _STALE_S:
             found = await self._client.blpop([_answer_to(event_id)], timeout=_BLOCK_S)
             if found is not None:
                 answer = bytes(found[1])  # type: ignore[arg-type]
-                return json.loads(self._signer.verify(_answer_to(event_id), answer))
+                return from_json(_Answer, self._signer.verify(_answer_to(event_id), answer))
             leads = await somebody_leads(self._client)
             looks_without_leader = 0 if leads else looks_without_leader + 1
         raise OperationError(503, _NOBODY_LEADS)
@@ -276,40 +308,39 @@ class LeaderRpc:
     async def _carry_out(self, entry: Mapping[bytes, bytes], handler: Handler) -> None:
         message = entry.get(b"event", b"")
         try:
-            said = json.loads(self._signer.verify(_STREAM, message))
+            said = from_json(_Event, self._signer.verify(_STREAM, message))
         except SignatureError as error:
             logger.warning("an event is refused: %s", error)
             # Whoever has another secret is not left to wait: this answer tells by its signature.
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                event_id = json.loads(unverified(message))["id"]
+            with contextlib.suppress(ValueError):
+                event_id = from_json(_Event, unverified(message)).id
                 if _EVENT_ID.fullmatch(event_id):
-                    await self._send(event_id, "refused", {})
+                    await self._send(event_id, "refused", _Answer())
             return
-        event_id, event, at = said["id"], said["event"], said["at"]
+        event_id, event, at = said.id, said.event, said.at
         now = time.time()
         oldest = now - _STALE_S - _CLOCKS_S
         self._answered = {one: t for one, t in self._answered.items() if t >= oldest}
         if event_id in self._answered:
             return
         if at < oldest:  # it was recorded, or its caller's clock is behind
-            refused = {"refused": _CLOCKS_DIFFER.format(now - at), "status": 503}
-            await self._send(event_id, event, refused)
+            await self._send(event_id, event, _Answer(None, _CLOCKS_DIFFER.format(now - at), 503))
             return
         self._answered[event_id] = at
         try:
-            content: dict[str, Any] = {"value": await handler(event, said["arguments"])}
+            answer = _Answer(await handler(event, said.arguments))
         except OperationError as error:
-            content = {"refused": str(error), "status": error.status}
+            answer = _Answer(None, str(error), error.status)
         except Exception:
             logger.exception("the event %s could not be carried out", event)
-            content = {"refused": "The server failed; its log says why.", "status": 500}
-        await self._send(event_id, event, content)
+            answer = _Answer(None, "The server failed; its log says why.")
+        await self._send(event_id, event, answer)
 
-    async def _send(self, event_id: str, event: str, content: Mapping[str, Any]) -> None:
+    async def _send(self, event_id: str, event: str, answer: _Answer) -> None:
         key = _answer_to(event_id)
         try:
             pipeline = self._client.pipeline()  # a transaction: no answer stays for ever
-            pipeline.rpush(key, self._signer.sign(key, json.dumps(content).encode()))
+            pipeline.rpush(key, self._signer.sign(key, to_json(answer)))
             pipeline.expire(key, _ANSWER_TTL_S)
             with broker_errors():
                 await within(pipeline.execute(), ANSWER_S)

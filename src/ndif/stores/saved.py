@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from ndif.runtime.typed_json import from_json, to_json
 from ndif.stores.broker import BrokerError
 from ndif.stores.broker.signing import SignatureError
 from ndif.stores.disk import open_private
@@ -24,65 +24,67 @@ _DAY_S = 24 * 3600.0
 _LIFE_S = {ALERTS: 7 * _DAY_S, EVENTS: 90 * _DAY_S}
 """Seconds for which each waits for a leader; after a week an incident is nobody's news any more."""
 
-State = dict[str, Any]
+T = TypeVar("T")
 
 
-class SavedState(Protocol):
+class SavedState(Protocol[T]):
     """A place for a state that the next process finds."""
 
-    async def load(self) -> State | None:
+    async def load(self) -> T | None:
         """Return the state that was saved last; None if there is none. A BrokerError: ask again later."""
 
-    async def save(self, state: State) -> None:
+    async def save(self, state: T) -> None:
         """Save a state, or raise a BrokerError or OSError."""
 
 
-class StateFile:
+class StateFile(Generic[T]):
     """A file beside the results of a server of one process."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, kind: type[T]) -> None:
         self._name = name
+        self._kind = kind
         self._file = folder / f"{name}.json"
 
-    async def load(self) -> State | None:
+    async def load(self) -> T | None:
         """See `SavedState.load`. A file that cannot be read counts as none."""
         try:
-            state: State = json.loads(await asyncio.to_thread(self._file.read_bytes))
+            return from_json(self._kind, await asyncio.to_thread(self._file.read_bytes))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
             logger.warning("the %s of before are lost: %s", self._name, error)
             return None
-        return state
 
-    async def save(self, state: State) -> None:
+    async def save(self, state: T) -> None:
         """See `SavedState.save`."""
-        await asyncio.to_thread(self._write, json.dumps(state))
+        await asyncio.to_thread(self._write, to_json(state))
 
-    def _write(self, content: str) -> None:
+    def _write(self, content: bytes) -> None:
         part = self._file.with_name(f"{self._file.name}.part")
         with open_private(part) as file:
-            file.write(content)
+            file.write(content.decode())
         part.replace(self._file)
 
 
-class SharedState:
+class SharedState(Generic[T]):
     """A signed value in Redis, which each leader finds on whichever machine."""
 
-    def __init__(self, cache: SharedCache, name: str) -> None:
+    def __init__(self, cache: SharedCache, name: str, kind: type[T]) -> None:
         self._cache = cache
         self._name = name
+        self._kind = kind
 
-    async def load(self) -> State | None:
-        """See `SavedState.load`. A value that another secret has signed counts as none."""
+    async def load(self) -> T | None:
+        """See `SavedState.load`. A value of another secret or another version counts as none."""
         try:
-            state: State | None = await self._cache.read(self._name)
+            return await self._cache.read(self._name, self._kind)
         except BrokerError as error:
             if not isinstance(error.__cause__, SignatureError):
                 raise
-            return None
-        return state
+        except ValueError as error:
+            logger.warning("the %s of before are lost: %s", self._name, error)
+        return None
 
-    async def save(self, state: State) -> None:
+    async def save(self, state: T) -> None:
         """See `SavedState.save`."""
         await self._cache.write(self._name, state, _LIFE_S[self._name])
