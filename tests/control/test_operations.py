@@ -83,7 +83,7 @@ class EventStream:
         self.asked: list[str] = []
         self._control = control
 
-    async def ask(self, event: str, arguments: Mapping[str, Any]) -> Any:
+    async def ask(self, event: str, arguments: Mapping[str, Any]) -> bytes:
         self.asked.append(event)
         return await perform_event(self._control, event, json.loads(json.dumps(arguments)))
 

@@ -216,7 +216,7 @@ def test_older_clients_are_refused_where_the_operator_says_so(
 
 def test_a_status_that_is_not_there_is_not_waited_for_without_end() -> None:
     class NothingPublished:
-        async def read(self, _: str) -> None:
+        async def read(self, *_: object) -> None:
             return None
 
     catalogue = PublishedCatalogue(

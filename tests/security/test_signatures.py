@@ -463,15 +463,15 @@ async def test_the_leader_carries_out_no_made_up_operation_and_none_twice(
     async with a_world(redis, tmp_path) as world:
         done: list[str] = []
 
-        async def perform(event: str, arguments: Any) -> str:
+        async def perform(event: str, arguments: Any) -> bytes:
             done.append(event)
-            return "done"
+            return b'"done"'
 
         signer = world.leader.signer
         serving = asyncio.create_task(LeaderRpc(world.leader.client, signer).serve(perform))
         await world.attacker.set("dispatcher:leader", "somebody", px=60_000)
         asks = LeaderRpc(world.gateway.client, signer)
-        assert await within(asks.ask("DEPLOY", {}), PATIENCE_S) == "done"
+        assert await within(asks.ask("DEPLOY", {}), PATIENCE_S) == b'"done"'
         ((_, recorded),) = await world.attacker.xrevrange("dispatcher:events", count=1)
         event = {"event": "KILL", "id": "0" * 32, "at": time.time(), "arguments": {}}
         before = {**event, "at": str(event["at"]), "arguments": "{}"}
@@ -484,7 +484,7 @@ async def test_the_leader_carries_out_no_made_up_operation_and_none_twice(
             {"event": signer.sign("queue", content)},
         ):
             await world.attacker.xadd("dispatcher:events", entry)
-        assert await within(asks.ask("EVICT", {}), PATIENCE_S) == "done"
+        assert await within(asks.ask("EVICT", {}), PATIENCE_S) == b'"done"'
         assert done == ["DEPLOY", "EVICT"]
         # A process with another secret is told so, and does not wait for ever.
         stranger = LeaderRpc(world.gateway.client, Signer(["another's"]))
@@ -500,8 +500,8 @@ async def test_clocks_that_differ_leave_no_operation_without_an_answer(
 ) -> None:
     async with a_world(redis, tmp_path) as world:
 
-        async def perform(event: str, arguments: Any) -> str:
-            return "done"
+        async def perform(event: str, arguments: Any) -> bytes:
+            return b'"done"'
 
         async def begun(work: Any, off_s: float) -> asyncio.Task[Any]:
             """Work whose first step reads the clock of another machine."""
@@ -517,7 +517,7 @@ async def test_clocks_that_differ_leave_no_operation_without_an_answer(
         serving = await begun(rpc.serve(perform), 50)
         for off_s in (0, 50, -50):
             asking = await begun(asks.ask("EVICT", {}), off_s)
-            assert await within(asking, PATIENCE_S) == "done"
+            assert await within(asking, PATIENCE_S) == b'"done"'
         with pytest.raises(OperationError, match="the clocks of its machines differ by 500 s"):
             await within(await begun(asks.ask("EVICT", {}), -500), PATIENCE_S)
         await end([serving])
@@ -601,8 +601,8 @@ async def test_all_that_is_written_is_signed(redis: RedisServer, tmp_path: Path)
     assert SECRET.encode() not in b" ".join(b" ".join(words) for words in monitor.commands)
 
 
-async def _nothing(event: str, arguments: Any) -> None:
-    pass
+async def _nothing(event: str, arguments: Any) -> bytes:
+    return b"null"
 
 
 # Secrets

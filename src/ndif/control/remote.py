@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,8 +20,9 @@ from ndif.control.control_plane import ControlPlane
 from ndif.control.operations import OPERATIONS, Operation, Stop
 from ndif.host.request_lifecycle import RUNS
 from ndif.probe.history import Histories
+from ndif.runtime.typed_json import from_json, to_json
 from ndif.schedule.schedule import Window
-from ndif.schema.answer import from_plain, to_json, to_plain
+from ndif.schema import answer
 from ndif.schema.deployment import OperationError
 from ndif.schema.model_key import ModelKey
 from ndif.schema.public_state import NextState
@@ -87,7 +89,7 @@ class Publisher:
             try:
                 await self._write(MODELS, publish(models))
                 status = client_status(self.controller, self.coming(), self.probes)
-                await self._write(STATUS, msgspec.Raw(to_json(status)))
+                await self._write(STATUS, msgspec.Raw(answer.to_json(status)))
                 self.model_files.note(replicas)
                 await self._write(FILES, self.model_files.stored)
             except BrokerError as error:
@@ -125,15 +127,24 @@ class RemoteControlPlane:
                 "`ndif logs dispatcher` says what it does."
             )
             asked = _within(asked, self.status_timeout_s, silent)
-        return from_plain(operation.answer, await asked)
+        return answer.from_json(operation.answer, await asked)
 
 
-async def _within(asked: Coroutine[Any, Any, Any], limit_s: float, silent: str) -> Any:
+async def _within(asked: Coroutine[Any, Any, bytes], limit_s: float, silent: str) -> bytes:
     """Return the leader's answer; raise an OperationError with this sentence if it takes longer."""
     try:
         return await within(asked, limit_s)
     except asyncio.TimeoutError as error:
         raise OperationError(504, silent) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """The leader's answer to the question of where a job is."""
+
+    held: bool
+    """True if the leader has the job."""
+    update: StoredResponse | None
 
 
 @dataclass(frozen=True)
@@ -154,12 +165,11 @@ class RemoteQueue:
             return None
         question = {"request_id": request_id, "is_stored": stored is not None}
         try:
-            answer = await within(self.leader.ask(UPDATE, question), _ASK_S)
+            told = from_json(_Update, await within(self.leader.ask(UPDATE, question), _ASK_S))
         except (OperationError, asyncio.TimeoutError):
             return None
-        if answer["held"] or is_known:
-            update: dict[str, Any] | None = answer["update"]
-            return None if update is None else StoredResponse.read(update)
+        if told.held or is_known:
+            return told.update
         return StoredResponse(envelope_fields(Response(request_id, Status.ERROR, LOST)), "")
 
 
@@ -193,7 +203,7 @@ class RemoteDetails:
         """Return the leader's `describe_details`; raise OperationError if no process leads."""
         asked = self.leader.ask(DETAILS, {"key": str(key)})
         silent = f"The leader did not answer within {format_duration(self.timeout_s)}."
-        return ModelDetails.read(await _within(asked, self.timeout_s, silent))
+        return ModelDetails.read(json.loads(await _within(asked, self.timeout_s, silent)))
 
 
 @dataclass(frozen=True)
@@ -205,29 +215,30 @@ class RemoteOverview:
     async def next(self, seen: str, users: Sequence[str]) -> NextState:
         """See `Overview.next`; raise an OperationError if the leader does not answer."""
         asked = self.leader.ask(OVERVIEW, {"seen": seen, "users": list(users)})
-        return from_plain(NextState, await _within(asked, _OVERVIEW_S, _SILENT))
+        return answer.from_json(NextState, await _within(asked, _OVERVIEW_S, _SILENT))
 
 
-async def perform_event(control: ControlPlane, event: str, arguments: Mapping[str, Any]) -> Any:
-    """Perform the operation that an event asks the leader for; raise OperationError if there is none."""
+async def perform_event(control: ControlPlane, event: str, arguments: Mapping[str, Any]) -> bytes:
+    """Perform the operation that an event asks the leader for, and return the JSON of its answer.
+
+    Raises:
+        OperationError: If there is no such operation, or it cannot be done.
+    """
     if event == UPDATE:
         request_id = str(arguments["request_id"])
         dispatcher = control.dispatcher
         update = dispatcher.update_of(request_id, is_stored=arguments["is_stored"])
-        return {
-            "held": dispatcher.holds(request_id),
-            "update": None if update is None else update.record,
-        }
+        return to_json(_Update(dispatcher.holds(request_id), update))
     if event == NOTE:
         for each in arguments["events"]:
             control.events.add(OperatorsEvent(**each))
-        return {}
+        return b"{}"
     if event == DETAILS:
         key = ModelKey.parse(str(arguments["key"]))
-        return to_plain(describe_details(control.controller.models, key))
+        return answer.to_json(describe_details(control.controller.models, key))
     if event == OVERVIEW:
-        return to_plain(await control.overview.next(arguments["seen"], arguments["users"]))
+        return answer.to_json(await control.overview.next(arguments["seen"], arguments["users"]))
     for kind in OPERATIONS:
         if kind.event == event:
-            return to_plain(await kind.model_validate(arguments).perform(control))
+            return answer.to_json(await kind.model_validate(arguments).perform(control))
     raise OperationError(_NO_SUCH_EVENT, f"There is no event {event[:_MAX_QUOTED]!r}.")

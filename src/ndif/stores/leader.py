@@ -76,8 +76,12 @@ _NOBODY_LEADS = (
 )
 
 T = TypeVar("T")
-Handler = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
-"""Carries out an event, given its name and arguments; raises `OperationError`."""
+Handler = Callable[[str, Mapping[str, Any]], Awaitable[bytes]]
+"""Carries out an event, given its name and arguments, and returns the JSON of the answer.
+
+Raises:
+    OperationError: If it cannot be carried out.
+"""
 
 
 class LeaderLock:
@@ -229,7 +233,7 @@ class _Event(msgspec.Struct):
 class _Answer(msgspec.Struct, omit_defaults=True):
     """The leader's answer to a call."""
 
-    value: Any = None
+    value: msgspec.Raw = msgspec.Raw(b"null")
     refused: str = ""
     """The sentence of a refusal; empty if there was none."""
     status: int = 500
@@ -250,8 +254,8 @@ class LeaderRpc:
         self._answered: dict[str, float] = {}
         """The times of the events that were carried out, until they are too old to be."""
 
-    async def ask(self, event: str, arguments: Mapping[str, Any]) -> Any:
-        """Return the leader's answer, however long that takes while a process leads.
+    async def ask(self, event: str, arguments: Mapping[str, Any]) -> bytes:
+        """Return the JSON of the leader's answer, however long that takes while a process leads.
 
         Its refusal is an `OperationError`, as is one with 503 if no process leads.
         """
@@ -267,7 +271,7 @@ class LeaderRpc:
             raise OperationError(503, f"The server cannot be asked: {error}.") from error
         if answer.refused:
             raise OperationError(answer.status, answer.refused)
-        return answer.value
+        return bytes(answer.value)
 
     async def _answer(self, event_id: str) -> _Answer:
         looks_without_leader = 0
@@ -324,16 +328,18 @@ class LeaderRpc:
         if event_id in self._answered:
             return
         if at < oldest:  # it was recorded, or its caller's clock is behind
-            await self._send(event_id, event, _Answer(None, _CLOCKS_DIFFER.format(now - at), 503))
+            await self._send(
+                event_id, event, _Answer(refused=_CLOCKS_DIFFER.format(now - at), status=503)
+            )
             return
         self._answered[event_id] = at
         try:
-            answer = _Answer(await handler(event, said.arguments))
+            answer = _Answer(msgspec.Raw(await handler(event, said.arguments)))
         except OperationError as error:
-            answer = _Answer(None, str(error), error.status)
+            answer = _Answer(refused=str(error), status=error.status)
         except Exception:
             logger.exception("the event %s could not be carried out", event)
-            answer = _Answer(None, "The server failed; its log says why.")
+            answer = _Answer(refused="The server failed; its log says why.")
         await self._send(event_id, event, answer)
 
     async def _send(self, event_id: str, event: str, answer: _Answer) -> None:

@@ -8,11 +8,12 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
 
+from ndif.runtime.typed_json import to_json
 from ndif.schema import wires
 from ndif.schema.callback import callback_for, is_told
 from ndif.schema.request import Request
@@ -240,27 +241,17 @@ class StoredResponse:
         expires = time.time() + kept_s if isinstance(response.data, StoredResult) else None
         return cls(wires.fields(request, response), user, expires)
 
-    @property
-    def record(self) -> dict[str, Any]:
-        """Return it as one JSON object."""
-        unsent = {_USER: self.user or None, _EXPIRES: self.expires}
-        return {**self.fields, **{k: v for k, v in unsent.items() if v is not None}}
-
-    @classmethod
-    def read(cls, record: Mapping[str, Any]) -> StoredResponse:
-        """Return what `record` was made of."""
-        fields = dict(record)
-        user, expires = fields.pop(_USER, ""), fields.pop(_EXPIRES, None)
-        return cls(cast("wires.JobUpdate", fields), user, expires)
-
     def encode(self) -> bytes:
-        """Return it as an object of the store."""
-        return json.dumps(self.record).encode()
+        """Return it as an object of the store: one JSON object."""
+        unsent = {_USER: self.user or None, _EXPIRES: self.expires}
+        return to_json({**self.fields, **{k: v for k, v in unsent.items() if v is not None}})
 
     @classmethod
     def decode(cls, content: bytes) -> StoredResponse:
         """Return what `encode` wrote."""
-        return cls.read(json.loads(content))
+        fields = json.loads(content)
+        user, expires = fields.pop(_USER, ""), fields.pop(_EXPIRES, None)
+        return cls(cast("wires.JobUpdate", fields), user, expires)
 
 
 async def last_response(objects: ObjectStore, request_id: str) -> StoredResponse | None:
