@@ -15,13 +15,14 @@ import click
 from ndif.cli.durations import DurationParam
 from ndif.cli.jobs import as_user
 from ndif.cli.output import console, show_json, table
-from ndif.cli.server_client import CommandError, NotFoundError, ServerClient, options
+from ndif.cli.server_client import CommandError, NotFoundError, ServerClient, options, read
 from ndif.launch.waiting import waiting_for
 
 if TYPE_CHECKING:
     from ndif.host.runtimes import Runtime
     from ndif.probe.outcome import Outcome, Value
     from ndif.probe.probe import Target
+    from ndif.schema.client_status import ModelStatus
 
 _MS = 1000.0
 _FAILED_EXIT = 1
@@ -59,6 +60,7 @@ def command(
     exit code is 1. Without an API key, the operator's token counts.
     """
     from ndif.host.runtimes import Runtimes, how_to_add
+    from ndif.schema.client_status import ServerStatus
 
     runtimes = Runtimes(options().runtimes).installed()
     if missing := [each for each in generations if each not in runtimes]:
@@ -66,17 +68,17 @@ def command(
             f"nnsight {missing[0]} is not installed here; {', '.join(runtimes) or 'none'} is. "
             f"{how_to_add(missing[0])}"
         )
-    deployments = server.get("/status")["deployments"]
+    deployments = read(ServerStatus, server.get("/status")).deployments
     # A model of several replicas has several entries.
-    unique = {entry["model_key"]: entry for entry in deployments.values()}
+    unique = {model.model_key: model for model in deployments.values()}
     chosen = list(_chosen(unique, models))
     results: list[tuple[Target, Outcome]] = []
     first: dict[str, Value] = {}
     with TemporaryDirectory(prefix="ndif-probe-", ignore_cleanup_errors=True) as cache:
-        for entry in chosen:
-            for generation in generations or _generations_of(entry, runtimes):
+        for model in chosen:
+            for generation in generations or _generations_of(model, runtimes):
                 found = _probe(
-                    server, entry, runtimes[generation], Path(cache), first, timeout_s=timeout
+                    server, model, runtimes[generation], Path(cache), first, timeout_s=timeout
                 )
                 results.append(found)
     if as_json:
@@ -94,8 +96,8 @@ def command(
 
 
 def _chosen(
-    deployments: Mapping[str, Mapping[str, Any]], names: tuple[str, ...]
-) -> Iterator[Mapping[str, Any]]:
+    deployments: Mapping[str, ModelStatus], names: tuple[str, ...]
+) -> Iterator[ModelStatus]:
     """Yield the deployed models, or those of these names."""
     if not names:
         yield from (each for each in deployments.values() if _is_deployed(each))
@@ -103,32 +105,32 @@ def _chosen(
     for name in names:
         repo_id, _, revision = name.partition("@")
         found = [
-            entry
-            for entry in deployments.values()
-            if entry["repo_id"].lower() == repo_id.lower()
-            and (not revision or entry["revision"] == revision)
+            model
+            for model in deployments.values()
+            if model.repo_id.lower() == repo_id.lower()
+            and (not revision or model.revision == revision)
         ]
         if not found:
             raise NotFoundError(f"The server has no model {name!r} deployed.")
         yield from found
 
 
-def _is_deployed(entry: Mapping[str, Any]) -> bool:
+def _is_deployed(model: ModelStatus) -> bool:
     """Return True if a model is dedicated, or an operator deployed it and it serves."""
-    if entry.get("dedicated"):
+    if model.dedicated:
         return True
-    return any(entry["replicas"].values()) and not entry["on_demand"]
+    return any(model.replicas.values()) and not model.on_demand
 
 
-def _generations_of(entry: Mapping[str, Any], runtimes: Mapping[str, Runtime]) -> Iterator[str]:
+def _generations_of(model: ModelStatus, runtimes: Mapping[str, Runtime]) -> Iterator[str]:
     """Yield the installed generations that a model has replicas or a problem in, or else the newest."""
-    deployed = [each for each in runtimes if each in entry["runtimes"]]
+    deployed = [each for each in runtimes if each in model.runtimes]
     yield from deployed or [*runtimes][:1]
 
 
 def _probe(
     server: ServerClient,
-    entry: Mapping[str, Any],
+    model: ModelStatus,
     runtime: Runtime,
     cache: Path,
     first: dict[str, Value],
@@ -138,15 +140,15 @@ def _probe(
     """Return a probe's outcome; `first` has the first value of each model, from whichever generation."""
     from ndif.probe.outcome import Outcome
     from ndif.probe.probe import Target, probe
-    from ndif.schema.states import ProbeKind
+    from ndif.schema.states import ProbeKind, ReplicaState
 
     generation = runtime.generation
-    target = Target(entry["repo_id"], entry["revision"], entry["task"], generation)
-    if entry["trust_remote_code"]:
+    target = Target(model.repo_id, model.revision, model.task, generation)
+    if model.trust_remote_code:
         return target, Outcome(
             ProbeKind.UNSUPPORTED, "Its client would run the repository's own code."
         )
-    if entry["runtimes"].get(generation, entry["state"]) == "DEPLOYING":
+    if model.runtimes.get(generation, model.state) is ReplicaState.DEPLOYING:
         return target, Outcome(ProbeKind.LOADING, "The model is being loaded.")
     with waiting_for(f"a trace of {target.label} by nnsight {generation}"):
         outcome = asyncio.run(

@@ -99,7 +99,7 @@ def _restart_service(name: str, url: str | None, token: str | None, as_json: boo
         raise no_server()
     run_folder, record = running
     if name in STANDALONE:
-        is_here = record.services.get(name, {}).get("ours", False)
+        is_here = name in record.services and record.services[name].ours
     elif "broker" not in record.services:
         # A server without a broker is one process.
         _restart_server(connect(None, token), as_json)

@@ -148,7 +148,7 @@ def describe_details(models: Models, key: ModelKey) -> ModelDetails:
 
 @dataclass(frozen=True, slots=True)
 class PublishedModel:
-    """What a gateway knows of a model, to admit requests for it."""
+    """A model as a gateway knows it, to admit requests for it."""
 
     key: str
     config: DeploymentConfig
@@ -162,7 +162,7 @@ class PublishedModel:
 
 
 def publish(models: Models) -> list[PublishedModel]:
-    """Return what gateways know of models; `read` is the inverse."""
+    """Return models as gateways know them; `read` is the inverse."""
     return [
         project(
             PublishedModel,

@@ -16,7 +16,7 @@ from ndif.config.settings import Settings
 from ndif.launch.cluster_secret import ensure_cluster_secrets
 from ndif.launch.log_rotation import rotate_forever
 from ndif.launch.preflight import Prepared
-from ndif.launch.run_folder import ActiveRunFolder, RunRecord
+from ndif.launch.run_folder import ActiveRunFolder, RunRecord, ServiceRecord
 from ndif.launch.services.plan import addresses
 from ndif.launch.services.ray import authentication
 from ndif.launch.services.redis import url_with_password
@@ -105,7 +105,7 @@ class Run:
             admin_host="" if admin is None else self.options.admin_host,
             admin_port=0 if admin is None else admin.getsockname()[1],
             services={
-                name: {"address": address, "ours": name in started}
+                name: ServiceRecord(address, name in started)
                 for name, address in addresses(self.options).items()
             },
         )

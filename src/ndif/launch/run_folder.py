@@ -63,6 +63,15 @@ def started_at(pid: int) -> int | None:
 
 
 @dataclass(frozen=True)
+class ServiceRecord:
+    """A service that a run uses."""
+
+    address: str
+    ours: bool
+    """True if it stops with this run."""
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """Content of `config.json`: what other commands need to know about a run."""
 
@@ -85,8 +94,7 @@ class RunRecord:
     admin_host: str = ""
     admin_port: int = 0
     """Address of /admin/* where it is another; else 0."""
-    services: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """For each service its `address`, and as `ours` True if it stops with this run."""
+    services: dict[str, ServiceRecord] = field(default_factory=dict)
 
     @classmethod
     def of_this_process(cls, session_id: str, **fields: Any) -> RunRecord:
@@ -149,9 +157,12 @@ class RunFolder:
     def record(self) -> RunRecord | None:
         """Return the run's record; None if it cannot be read."""
         try:
+            content = json.loads((self.folder / "config.json").read_text())
+            services = content.get("services", {})
+            content["services"] = {name: ServiceRecord(**each) for name, each in services.items()}
             # The record of an older server lacks the newer fields, which have defaults.
-            return RunRecord(**json.loads((self.folder / "config.json").read_text()))
-        except (OSError, ValueError, TypeError):
+            return RunRecord(**content)
+        except (OSError, ValueError, TypeError, AttributeError):
             return None
 
 

@@ -136,8 +136,8 @@ def service_status(run_folders: RunFolders) -> dict[str, ServiceStatus]:
     running = run_folders.running()
     if running is not None:
         for name, service in running[1].services.items():
-            whose = "of this session" if service["ours"] else "not of this session"
-            found[name] = service["address"], whose
+            whose = "of this session" if service.ours else "not of this session"
+            found[name] = service.address, whose
     for name in STANDALONE:
         alone = run_folders.of_service(name).running()
         if alone is not None:

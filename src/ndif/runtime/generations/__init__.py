@@ -42,6 +42,9 @@ _SOUGHT = "__ndif_sought__"
 # that would take it for a default.
 setattr(dataclasses._MISSING_TYPE, "__new__", lambda cls: dataclasses.MISSING)  # noqa: B010 - mypy
 
+Saves = dict[str, Any]
+"""The values that a block has saved, by name."""
+
 _MAX_CONFIG_BYTES = 64 << 10
 """Largest `config.json` that is published; those with thousands of labels are larger."""
 
@@ -99,9 +102,7 @@ class Generation:
         """Return the payload, not compressed, that a client would send for a block."""
         raise NotImplementedError
 
-    def run(
-        self, payload: bytes, stream: ClientStream, policy: Protector | None = None
-    ) -> dict[str, Any]:
+    def run(self, payload: bytes, stream: ClientStream, policy: Protector | None = None) -> Saves:
         """Run a decompressed payload on the prepared model and return its saved values by name.
 
         Untrusted code has a policy.
@@ -113,7 +114,7 @@ class Generation:
         with nullcontext() if policy is None else self._guarding(policy):
             return self._run(payload, stream, policy)
 
-    def run_together(self, payloads: Sequence[bytes]) -> list[dict[str, Any] | None]:
+    def run_together(self, payloads: Sequence[bytes]) -> list[Saves | None]:
         """Run trusted payloads in one forward pass of the prepared model; return saved values by name.
 
         None stands for one that has to run alone: nothing of it has happened yet that could be noticed.
@@ -134,12 +135,10 @@ class Generation:
         """Apply `policy` to blocks and the functions that they call while the context lasts."""
         raise NotImplementedError
 
-    def _run(
-        self, payload: bytes, stream: ClientStream, policy: Protector | None
-    ) -> dict[str, Any]:
+    def _run(self, payload: bytes, stream: ClientStream, policy: Protector | None) -> Saves:
         raise NotImplementedError
 
-    def export(self, saves: dict[str, Any]) -> dict[str, Any]:
+    def export(self, saves: Saves) -> Saves:
         """Return the saved values in the form that this generation's client expects."""
         return saves
 

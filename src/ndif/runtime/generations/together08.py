@@ -28,6 +28,7 @@ from nnsight.modeling.language import LanguageModel
 from nnsight.modeling.transformers import TransformersModel
 from nnsight.tracing import tracer as tracing
 
+from ndif.runtime.generations import Saves
 from ndif.runtime.generations.row_wise import Edits, Kind, row_wise_edits
 from ndif.runtime.generations.unsaved import Unsaved
 
@@ -66,9 +67,9 @@ class Together:
         self._locations: Locations | None = None
         """Locations of which a trace may have values; None before they are known."""
 
-    def run(self, payloads: Sequence[bytes], read: Read) -> list[dict[str, Any] | None]:
+    def run(self, payloads: Sequence[bytes], read: Read) -> list[Saves | None]:
         """Return the saved values of each trace; None for one that is to run alone."""
-        found: list[dict[str, Any] | None] = [None] * len(payloads)
+        found: list[Saves | None] = [None] * len(payloads)
         waiting = list(range(len(payloads)))
         for _ in range(_ATTEMPTS):
             # Anew in each attempt: a block fills containers that came with it.
@@ -175,7 +176,7 @@ class _Member:
     has_failed: bool = False
     saves: set[int] = field(default_factory=set)
     """Ids of the objects that the block has saved."""
-    values: dict[str, Any] | None = None
+    values: Saves | None = None
     """Values for its client; None if it is to run alone."""
     _unsaved: Unsaved = field(init=False)
 

@@ -31,6 +31,7 @@ from ndif.runtime.generations import (
     ClientStream,
     Generation,
     PayloadError,
+    Saves,
     decorated07,  # noqa: F401 - replaces a function of nnsight's
     explain_absent,
     find_class,
@@ -239,9 +240,7 @@ class Nnsight07(Generation):
         request = RequestModel(interventions=base.Backend()(tracer), tracer=tracer)
         return bytes(request.serialize(False))
 
-    def _run(
-        self, payload: bytes, stream: ClientStream, policy: Protector | None
-    ) -> dict[str, Any]:
+    def _run(self, payload: bytes, stream: ClientStream, policy: Protector | None) -> Saves:
         sources.forget()
         objects = _Objects(self._objects if policy is None else policy.objects(self._objects))
         with unpickling_errors(self.name):
@@ -265,7 +264,7 @@ class Nnsight07(Generation):
         try:
             self._enter()
             sources.instrument(())
-            values: dict[str, Any] = tracer.execute(fn)
+            values: Saves = tracer.execute(fn)
             saved = tracing_globals.Globals.saves
             values = {**_filled(blocks, saved), **values}
             values = {name: value for name, value in values.items() if _holds(value, saved)}
@@ -285,7 +284,7 @@ class Nnsight07(Generation):
             # The cache is keyed by file and line: an edited script's next run would get the old block.
             tracing_globals.Globals.clear()
 
-    def export(self, saves: dict[str, Any]) -> dict[str, Any]:
+    def export(self, saves: Saves) -> Saves:
         """See `Generation.export`. The client drops values that its own process has not marked as saved."""
         return {name: _Saved(value) for name, value in saves.items()}
 
@@ -355,7 +354,7 @@ class Nnsight06(Nnsight07):
 
     name = "0.6"
 
-    def export(self, saves: dict[str, Any]) -> dict[str, Any]:
+    def export(self, saves: Saves) -> Saves:
         """See `Generation.export`."""
         return saves
 
@@ -365,7 +364,7 @@ class Nnsight06(Nnsight07):
         tracing_globals.Globals.enter()
 
 
-def _filled(blocks: list[FunctionType], saved: set[int]) -> dict[str, Any]:
+def _filled(blocks: list[FunctionType], saved: set[int]) -> Saves:
     """Return the lists and dicts outside the blocks that these put saved values into.
 
     Run by a client itself, a block changes the client's own. Sent, it changes copies, which come back.

@@ -28,6 +28,7 @@ from ndif.runtime.generations import (
     ClientStream,
     Generation,
     PayloadError,
+    Saves,
     find_class,
     sources,
     unpickling_errors,
@@ -105,9 +106,7 @@ class Nnsight08(Generation):
         """See `Generation.serialize`."""
         return bytes(RequestModel.serialize(tracer, compress=False))
 
-    def _run(
-        self, payload: bytes, stream: ClientStream, policy: Protector | None
-    ) -> dict[str, Any]:
+    def _run(self, payload: bytes, stream: ClientStream, policy: Protector | None) -> Saves:
         if self._objects is None:
             self._objects = self.model._remoteable_persistent_objects()
         objects, unpickler = self._objects, serialization.CustomCloudUnpickler
@@ -140,7 +139,7 @@ class Nnsight08(Generation):
         finally:
             tracing.dec()
 
-    def run_together(self, payloads: Sequence[bytes]) -> list[dict[str, Any] | None]:
+    def run_together(self, payloads: Sequence[bytes]) -> list[Saves | None]:
         """See `Generation.run_together`."""
         objects = self._objects = self._objects or self.model._remoteable_persistent_objects()
         if self._together is None:

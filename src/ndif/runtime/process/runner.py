@@ -24,7 +24,7 @@ import torch
 import zstandard
 
 from ndif.runtime.frames import MAX_TEXT, Channel
-from ndif.runtime.generations import BlockError, ClientStream, Generation, PayloadError
+from ndif.runtime.generations import BlockError, ClientStream, Generation, PayloadError, Saves
 from ndif.runtime.messages import (
     AnswersTogether,
     Error,
@@ -292,7 +292,7 @@ class Runner:
         moments = [_now()]
         answers: list[tuple[InlineAnswer | None, bytes]] = [(None, b"")] * len(runs)
         printed = io.StringIO()
-        saves: list[dict[str, Any] | None] = []
+        saves: list[Saves | None] = []
         try:
             with redirect_stdout(printed), redirect_stderr(printed):
                 self._prepare(runs[0].env)  # all of them ask for the same
@@ -315,7 +315,7 @@ class Runner:
             b"".join(content for _, content in answers),
         )
 
-    def _answer(self, saves: dict[str, Any] | None, run: Run) -> tuple[InlineAnswer | None, bytes]:
+    def _answer(self, saves: Saves | None, run: Run) -> tuple[InlineAnswer | None, bytes]:
         """Return the place and the content of a result; no place if no frame can have it."""
         if saves is None:
             return None, b""
