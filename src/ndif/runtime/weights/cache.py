@@ -36,7 +36,7 @@ class NoSpaceError(UserFacingError):
 class CacheRules:
     """The rules of an operator for the cache of a machine."""
 
-    limit: float | None = None
+    limit: int | float | None = None
     """Bytes, or a fraction of the disk; None: no limit, and nothing is deleted."""
     protected: tuple[str, ...] = ()
     """Names of repositories that stay: they are deployed or booked."""
