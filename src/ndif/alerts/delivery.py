@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from http import HTTPStatus
 from math import inf
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -27,6 +26,7 @@ from ndif.delivery.loop import Delivery, DeliveryError, Policy
 from ndif.delivery.mail import Mailer, open_mailer
 from ndif.queue.callbacks.guard import shown
 from ndif.schema.alerts import AlertDestination, Form, TestedAlertDestination
+from ndif.schema.answer import JsonObject
 from ndif.tasks import within
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _TOO_OLD_S = 24 * 3600.0
 _REFUSES_CONTENT = (400, 410, 413, 422)
 """Answers to one message that is not sent again; others may be of an address that the operator corrects."""
 
-Body = Callable[[Message], dict[str, Any]]
+Body = Callable[[Message], JsonObject]
 FORMS: Mapping[Form, Body] = {
     "slack": messages.slack,
     "discord": messages.discord,
@@ -106,7 +106,7 @@ class Webhook(Destination):
             raise DeliveryError(problem, wait_s=wait_s)
         raise DeliveryError(problem, final=answer.status_code in _REFUSES_CONTENT)
 
-    async def _answer(self, body: dict[str, Any]) -> httpx.Response:
+    async def _answer(self, body: JsonObject) -> httpx.Response:
         """Return the answer, of which no more than its headers is read."""
         tls = await asyncio.to_thread(_authorities)
         async with (

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from email.message import EmailMessage
 from email.utils import formatdate
 from string import Template
-from typing import Any, Final
+from typing import Final
 
 from ndif.alerts.incidents import Event, Incident, Member, Notice
 from ndif.config.mail_template import split_template
 from ndif.config.units import format_duration
 from ndif.delivery.mail import new_mail
 from ndif.schema.alerts import AlertCause, AlertIncident, Severity
-from ndif.schema.answer import to_plain
+from ndif.schema.answer import JsonObject, to_plain
 from ndif.schema.server_state import ProblemKind as Kind
 
 CRITICAL: Final = "critical"
@@ -251,7 +251,7 @@ def _plain(text: str) -> str:
 # Forms
 
 
-def slack(message: Message) -> dict[str, Any]:
+def slack(message: Message) -> JsonObject:
     """Return the body for an incoming webhook of Slack."""
     headline = f"{_MARKS[message.severity]} {message.headline}"
     body = "\n".join(filter(None, (*message.lines, message.advice, f"Server: {message.server}")))
@@ -275,7 +275,7 @@ def slack(message: Message) -> dict[str, Any]:
     }
 
 
-def discord(message: Message) -> dict[str, Any]:
+def discord(message: Message) -> JsonObject:
     """Return the body for a webhook of Discord."""
     body = "\n".join(filter(None, (*message.lines, message.advice)))
     return {
@@ -291,9 +291,9 @@ def discord(message: Message) -> dict[str, Any]:
     }
 
 
-def plain_json(message: Message) -> dict[str, Any]:
+def plain_json(message: Message) -> JsonObject:
     """Return the body for any other webhook; docs/monitoring.md has its fields."""
-    body: dict[str, Any] = to_plain(message)
+    body: JsonObject = to_plain(message)
     del body["lines"], body["advice"]
     return {**body, "text": message.text}
 

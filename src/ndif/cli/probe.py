@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ndif.host.runtimes import Runtime
     from ndif.probe.outcome import Outcome, Value
     from ndif.probe.probe import Target
+    from ndif.schema.answer import JsonObject
     from ndif.schema.client_status import ModelStatus
 
 _MS = 1000.0
@@ -159,7 +160,7 @@ def _probe(
     return target, outcome
 
 
-def _described(target: Target, outcome: Outcome) -> dict[str, Any]:
+def _described(target: Target, outcome: Outcome) -> JsonObject:
     return {
         "model": target.label,
         "generation": target.generation,

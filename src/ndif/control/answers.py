@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from ndif.schema.answer import answer
+from ndif.schema.answer import JsonObject, answer
 from ndif.schema.deployment_file import AsInFile
 from ndif.schema.deployment_settings import SettingDifference
 from ndif.schema.job_state import A_JOB
@@ -15,7 +15,7 @@ from ndif.stores.usage import Group, UsageTotal
 _VARIANT = f"{A_MODEL}@0.8"
 _REPLICA = "5f0c2a7d"
 _SOME_TIME = 1_785_000_000.0
-_REPLICA_KEY: dict[str, Any] = {"model_key": _VARIANT, "replica_id": _REPLICA}
+_REPLICA_KEY: JsonObject = {"model_key": _VARIANT, "replica_id": _REPLICA}
 
 
 @answer(

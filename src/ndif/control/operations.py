@@ -42,6 +42,7 @@ from ndif.errors import problems
 from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.schema.alerts import Alerts as AlertsState
 from ndif.schema.alerts import TestedAlerts
+from ndif.schema.answer import JsonObject
 from ndif.schema.callback import Callbacks
 from ndif.schema.deployment import DeploymentConfig, Generation, OperationError
 from ndif.schema.deployment_file import (
@@ -100,7 +101,7 @@ Deployments = Annotated[
 """Models to deploy; in JSON the list or mapping of a deployment file."""
 
 
-def with_example(example: dict[str, Any]) -> ConfigDict:
+def with_example(example: JsonObject) -> ConfigDict:
     """Return the configuration of an operation with an example of its body."""
     return ConfigDict(json_schema_extra={"examples": [example]})
 

@@ -31,6 +31,7 @@ from ndif.gateway.openapi import (
     json_response,
     reason,
 )
+from ndif.schema.answer import JsonObject
 
 _CACHED = {"Cache-Control": "no-cache"}
 _STYLE = """
@@ -82,7 +83,7 @@ class Documents:
         return self._own
 
     @cached_property
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """The OpenAPI document."""
         return document(self._described, __version__)
 

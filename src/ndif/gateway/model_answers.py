@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ndif.schema.answer import answer
+from ndif.schema.answer import JsonObject, answer
 from ndif.schema.states import DeploymentLevel, ReplicaState
 from ndif.schema.structure import TensorShape
 
@@ -31,7 +31,7 @@ _NORM = {
 }
 
 
-def _around(name: str, kind: str, count: int, child: dict[str, Any], **more: Any) -> dict[str, Any]:
+def _around(name: str, kind: str, count: int, child: JsonObject, **more: Any) -> JsonObject:
     """Return the module around `child`, whose path is that of the child without its last step."""
     last = f"[{child['name']}]" if child["indices"] else f".{child['name']}"
     paths = {each: path.removesuffix(last) for each, path in child["paths"].items()}

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
-from ndif.schema.answer import adapter, answer, to_json
+from ndif.schema.answer import JsonObject, adapter, answer, to_json
 from ndif.telemetry.request_id import HEADER
 
 VERSION = "3.1.0"
@@ -86,7 +86,7 @@ class Parameter:
     required: bool = False
     """True if a request without it is refused; parts of the path are always there."""
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> JsonObject:
         """Return the parameter for a document."""
         return {
             "name": self.name,
@@ -184,12 +184,12 @@ async def _respond(handler: Callable[[Request], Awaitable[Any]], http: Request) 
     return json_response(await handler(http))
 
 
-def document(routes: Iterable[BaseRoute], version: str) -> dict[str, Any]:
+def document(routes: Iterable[BaseRoute], version: str) -> JsonObject:
     """Return the document of these routes of a server of this version."""
     found = list(_described(routes))
     channels = list(_channels(routes))
     schemas, components = _schemas(each for _, route in found for each in _models(route))
-    paths: dict[str, dict[str, Any]] = {}
+    paths: dict[str, JsonObject] = {}
     for path, route in found:
         paths.setdefault(path, {})[route.method.lower()] = _operation(path, route, schemas)
     tags = list(dict.fromkeys(route.description.tag for _, route in found))
@@ -250,7 +250,7 @@ def _models(route: ApiRoute) -> Iterator[Any]:
             yield content.schema
 
 
-def _schemas(types: Iterable[Any]) -> tuple[dict[Any, dict[str, Any]], dict[str, Any]]:
+def _schemas(types: Iterable[Any]) -> tuple[dict[Any, JsonObject], JsonObject]:
     """Return a reference to each answer or model, and the definitions that they refer to."""
     distinct: list[Any] = list(dict.fromkeys((Refusal, *types)))
     references, definitions = TypeAdapter.json_schemas(
@@ -260,15 +260,15 @@ def _schemas(types: Iterable[Any]) -> tuple[dict[Any, dict[str, Any]], dict[str,
     return found, definitions["$defs"]
 
 
-def _operation(path: str, route: ApiRoute, schemas: Mapping[Any, dict[str, Any]]) -> dict[str, Any]:
+def _operation(path: str, route: ApiRoute, schemas: Mapping[Any, JsonObject]) -> JsonObject:
     described = route.description
 
-    def content(by_type: Mapping[str, Content]) -> dict[str, Any]:
+    def content(by_type: Mapping[str, Content]) -> JsonObject:
         return {media_type: _content(each, schemas) for media_type, each in by_type.items()}
 
     refused = content({JSON: Content(Refusal)})
     usual = {HEADER: {"$ref": f"#/components/headers/{HEADER}"}}
-    responses: dict[str, Any] = {}
+    responses: JsonObject = {}
     for status, each in described.answers.items():
         own = {
             name: {"description": text, "schema": {"type": "string"}}
@@ -288,7 +288,7 @@ def _operation(path: str, route: ApiRoute, schemas: Mapping[Any, dict[str, Any]]
         responses.setdefault(
             code, {"description": text, "headers": dict(usual), "content": refused}
         )
-    operation: dict[str, Any] = {
+    operation: JsonObject = {
         "operationId": f"{route.method.lower()}{path.translate(_UNDERSCORES)}",
         "summary": described.summary,
         "tags": [described.tag],
@@ -302,7 +302,7 @@ def _operation(path: str, route: ApiRoute, schemas: Mapping[Any, dict[str, Any]]
         operation["requestBody"] = {"required": True, "content": content(described.body)}
     if described.needs != "nothing":
         # A server without keys takes anyone's.
-        others: list[dict[str, Any]] = [{}] if described.needs == "key" else []
+        others: list[JsonObject] = [{}] if described.needs == "key" else []
         operation["security"] = [{described.needs: []}, *others]
     return operation
 
@@ -310,13 +310,13 @@ def _operation(path: str, route: ApiRoute, schemas: Mapping[Any, dict[str, Any]]
 _UNDERSCORES = str.maketrans({"/": "_", "{": None, "}": None, ".": "_"})
 
 
-def _content(content: Content, schemas: Mapping[Any, dict[str, Any]]) -> dict[str, Any]:
+def _content(content: Content, schemas: Mapping[Any, JsonObject]) -> JsonObject:
     schema, example = content.schema, content.example
     if not isinstance(schema, Mapping):
         if example is None:
             example = example_of(schema)
         schema = schemas[schema]
-    described: dict[str, Any] = {"schema": dict(schema)}
+    described: JsonObject = {"schema": dict(schema)}
     if example is not None:
         described["example"] = example
     if content.encoding:

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from ndif.schema.answer import answer
+from ndif.schema.answer import JsonObject, answer
 from ndif.schema.limits import Limits
 
 _SOME_TIME = 1_785_000_000.0
-_KEY: dict[str, Any] = {
+_KEY: JsonObject = {
     "id": "9b1f0c62d7aa",
     "user": "ada@example.org",
     "name": "notebook",
@@ -25,7 +25,7 @@ _KEY: dict[str, Any] = {
     "revoked": None,
     "account": "5f1c0a9d3e7b46820c9d1e2f3a4b5c6d",
 }
-_TIER: dict[str, Any] = {
+_TIER: JsonObject = {
     "name": "lab",
     "hotswapping": True,
     "priority": False,
@@ -35,7 +35,7 @@ _TIER: dict[str, Any] = {
     "limits": {"requests_per_minute": 60},
     "keys": 1,
 }
-_USER: dict[str, Any] = {
+_USER: JsonObject = {
     "name": "ada@example.org",
     "created": _SOME_TIME,
     "keys": 1,

@@ -18,6 +18,9 @@ from typing_extensions import dataclass_transform
 
 T = TypeVar("T")
 
+JsonObject = dict[str, Any]
+"""An object as JSON has it: of an OpenAPI document, an example, or a body for another's service."""
+
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def answer(*, example: Any = None) -> Callable[[type[T]], type[T]]:
@@ -26,7 +29,7 @@ def answer(*, example: Any = None) -> Callable[[type[T]], type[T]]:
     A string below an attribute is the attribute's description there, in answers that inherit it, too. The
     document lists every field; a reader passes over fields that only a later version has.
     """
-    shown: dict[str, Any] = {"additionalProperties": False}
+    shown: JsonObject = {"additionalProperties": False}
     if example is not None:
         shown["examples"] = [example]
 
@@ -45,7 +48,7 @@ def answer(*, example: Any = None) -> Callable[[type[T]], type[T]]:
     return decorate
 
 
-def _inherit(base: type[Any], core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+def _inherit(base: type[Any], core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonObject:
     """Return an answer's JSON Schema with the descriptions of its base: pydantic reads its own alone."""
     found = handler(core)
     properties = handler.resolve_ref_schema(found)["properties"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
-from ndif.schema.answer import answer
+from ndif.schema.answer import JsonObject, answer
 from ndif.schema.model_key import A_MODEL
 from ndif.schema.server_state import PublicProbe
 from ndif.schema.states import DeploymentLevel, ReplicaState
@@ -54,9 +54,9 @@ class ModelStatus:
     """True if it is not evicted for other models."""
 
     @model_serializer(mode="wrap")
-    def _told(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _told(self, handler: SerializerFunctionWrapHandler) -> JsonObject:
         """Return the fields that there are: clients of 0.7 look for the presence of some."""
-        found: dict[str, Any] = handler(self)
+        found: JsonObject = handler(self)
         return {
             name: value
             for name, value in found.items()

@@ -17,6 +17,7 @@ from pydantic.json_schema import JsonSchemaValue, models_json_schema
 from pydantic_core import CoreSchema
 
 from ndif.errors import NdifError, quoted
+from ndif.schema.answer import JsonObject
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.deployment_settings import (
     SETTING_NAMES,
@@ -56,7 +57,7 @@ class _Entry:
     """Lines of its fields."""
 
 
-def schema() -> dict[str, Any]:
+def schema() -> JsonObject:
     """Return the JSON Schema of a deployment file."""
     references, definitions = models_json_schema(
         [(DeploymentEntry, "validation"), (DeploymentSettings, "validation")]

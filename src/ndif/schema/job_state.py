@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
-from ndif.schema.answer import answer, project
+from ndif.schema.answer import JsonObject, answer, project
 from ndif.schema.job_record import JobRecord
 from ndif.schema.model_key import A_MODEL
 from ndif.schema.states import ProcessorStatus
@@ -123,7 +123,7 @@ class OwnJob:
     """Size of an ended job's result, as it was sent or downloaded."""
 
     @model_serializer(mode="wrap")
-    def _told(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _told(self, handler: SerializerFunctionWrapHandler) -> JsonObject:
         """Return the fields of a job that has ended, or of one that has not."""
         absent = _OF_ENDED if self.ended is None else _OF_UNFINISHED
         return {name: value for name, value in handler(self).items() if name not in absent}
@@ -146,7 +146,7 @@ class JobState(OwnJob):
         return project(OwnJob, self)
 
 
-OWN_JOBS: list[dict[str, Any]] = [
+OWN_JOBS: list[JsonObject] = [
     {
         "id": A_JOB,
         "model": "openai-community/gpt2",
@@ -221,7 +221,7 @@ class OwnTrace:
     """In the order of their beginning."""
 
 
-OWN_TRACE: dict[str, Any] = {
+OWN_TRACE: JsonObject = {
     "id": A_JOB,
     "model": "openai-community/gpt2",
     "generation": "0.8",

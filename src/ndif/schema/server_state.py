@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
-from ndif.schema.answer import answer
+from ndif.schema.answer import JsonObject, answer
 from ndif.schema.model_key import A_MODEL
 from ndif.schema.states import DeploymentLevel, ProbeKind, ProcessorStatus
 
@@ -174,7 +173,7 @@ class ScheduleState:
     windows: list[BookedWindow]
 
 
-_EXAMPLE: dict[str, Any] = {
+_EXAMPLE: JsonObject = {
     "nodes": [
         {
             "id": "n1",

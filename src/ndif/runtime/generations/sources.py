@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 from nnsight.intervention.envoy import Envoy
 
+from ndif.sandbox.protector.names import Variables
+
 _SAME_ITEMS = frozenset(("enumerate", "zip", "list", "tuple", "reversed", "iter", "next"))
 _SAME_ITEMS_METHODS = frozenset(("items", "values", "children", "named_children"))
 _ANY = "*"
@@ -47,7 +49,7 @@ def instrument(blocks: Iterable[tuple[str, Mapping[str, Any]]], also: Iterable[A
             _ = envoy.source
 
 
-def names_of(function: FunctionType) -> dict[str, Any]:
+def names_of(function: FunctionType) -> Variables:
     """Return the values of the script that a function refers to."""
     names = dict(function.__globals__)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):

@@ -21,6 +21,7 @@ from nnsight.intervention import serialization
 from nnsight.intervention.tracing.util import ExceptionWrapper
 
 from ndif.runtime.tracebacks import explain, show_frames, walk
+from ndif.sandbox.protector.names import Variables
 
 _COMPILED = "<nnsight "
 _REWRITTEN = "<nnsight>"
@@ -32,7 +33,7 @@ _INFO = "__nnsight_tracing_info__"
 
 class _Frame(NamedTuple):
     f_code: CodeType
-    f_globals: dict[str, Any]
+    f_globals: Variables
     f_locals: Mapping[str, Any] = MappingProxyType({})
 
 

@@ -44,6 +44,7 @@ from ndif.runtime.generations.unsaved import Unsaved
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.weights.weights import load_arguments
 from ndif.sandbox.generics import with_parameters
+from ndif.sandbox.protector.names import Variables
 
 if TYPE_CHECKING:
     from ndif.sandbox.protector import Protector
@@ -311,7 +312,7 @@ class Nnsight07(Generation):
             sources.note(given[_TEXT], adopted)
             return adopted
 
-        def setstate(function: FunctionType, state: tuple[Any, dict[str, Any]]) -> None:
+        def setstate(function: FunctionType, state: tuple[Any, Variables]) -> None:
             own, slots = state
             names = slots.get("__globals__", {})
             policy.fill(function, names)

@@ -39,6 +39,7 @@ from ndif.runtime.results import trusted
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import explain, show_frames
 from ndif.runtime.weights.weights import Placement, load_arguments
+from ndif.sandbox.protector.names import Variables
 
 if TYPE_CHECKING:
     from ndif.sandbox.protector import Protector
@@ -292,7 +293,7 @@ class _Frame(NamedTuple):
     """A frame without its variables."""
 
     f_code: CodeType
-    f_globals: dict[str, Any]
+    f_globals: Variables
 
 
 def _above(frame: FrameType | None) -> list[tuple[_Frame, int]]:
@@ -379,7 +380,7 @@ def _fill_cell(function: FunctionType, names: Mapping[str, Any]) -> None:
 
 
 @functools.wraps(_fill)
-def _fill_method(function: FunctionType, names: dict[str, Any]) -> None:
+def _fill_method(function: FunctionType, names: Variables) -> None:
     """Replace `_fill`: fill the cell for the class, too."""
     _fill_cell(function, names)
     _fill(function, names)

@@ -37,6 +37,7 @@ from ndif.sandbox.protector.builtins import Builtins
 from ndif.sandbox.protector.definitions import Definitions, copied
 from ndif.sandbox.protector.guards import AccessGuards
 from ndif.sandbox.protector.modules import Modules
+from ndif.sandbox.protector.names import Variables
 from ndif.sandbox.protector.objects import ProtectedObjects
 from ndif.sandbox.protector.payload_prefix import CachedPrefix
 from ndif.sandbox.protector.transformer import compile_guarded, compile_plain, nested
@@ -139,7 +140,7 @@ class Protector:
             f"the function {function.__name__!r} was made in the block, and its source is not known"
         )
 
-    def execute(self, code: CodeType, scope: dict[str, Any], local: Any = None) -> None:
+    def execute(self, code: CodeType, scope: Variables, local: Any = None) -> None:
         """Execute code that `compile` made; in place of the builtin `exec`."""
         # Python itself bypasses the class of a scope that is a subclass of dict.
         dict.__setitem__(scope, "__builtins__", self.builtins)

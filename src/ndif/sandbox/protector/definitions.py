@@ -28,7 +28,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
 from ndif.sandbox.generics import with_parameters
 from ndif.sandbox.protector import inheritance
 from ndif.sandbox.protector.guards import AccessGuards
-from ndif.sandbox.protector.names import UNBOUND, words
+from ndif.sandbox.protector.names import UNBOUND, Variables, words
 from ndif.sandbox.protector.placeholders import Placeholder, check, module_of, named
 from ndif.sandbox.protector.unpickling import bound
 from ndif.sandbox.protector.whitelist import ForbiddenError
@@ -133,7 +133,7 @@ class Definitions:
         self._functions.add(made)
         return made
 
-    def scope(self, names: Any) -> dict[str, Any]:
+    def scope(self, names: Any) -> Variables:
         """Return the globals that a payload gives to code, without names that Python itself would use.
 
         Placeholders among them learn their variables.
@@ -218,7 +218,7 @@ class Definitions:
         if not isinstance(bases, tuple) or not all(isinstance(base, type) for base in bases):
             raise ForbiddenError("the bases of a class must be classes")
 
-    def _content(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    def _content(self, attributes: Mapping[str, Any]) -> Variables:
         refused = (UNBOUND - _OF_DATACLASSES) & set(attributes)
         if refused:
             raise ForbiddenError(
@@ -254,7 +254,7 @@ class Definitions:
             cls.register(each)  # type: ignore[attr-defined]
         return cls
 
-    def _fill_dataclass(self, cls: Any, attributes: dict[str, Any]) -> Any:
+    def _fill_dataclass(self, cls: Any, attributes: Variables) -> Any:
         """Generate a dataclass's methods again: they have no source, and were sent as bytecode."""
         fields = attributes["__dataclass_fields__"]
         parameters = attributes.get("__dataclass_params__")
@@ -295,9 +295,7 @@ class Definitions:
         )
 
 
-def copied(
-    function: FunctionType, code: CodeType, scope: dict[str, Any] | None = None
-) -> FunctionType:
+def copied(function: FunctionType, code: CodeType, scope: Variables | None = None) -> FunctionType:
     """Return a copy of a function with other code, and with `scope` as its globals if that is given."""
     made = FunctionType(
         code,
@@ -338,7 +336,7 @@ def as_dataclass(cls: Any, options: Mapping[str, Any]) -> Any:
     return made
 
 
-def _named_tuple(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _named_tuple(name: str, attributes: Mapping[str, Any]) -> Variables:
     """Return the generated methods of a named tuple: the most important has no source."""
     make: Callable[..., Any] = collections.namedtuple
     fields, defaults = attributes.get("_fields", ()), attributes.get("_field_defaults", {})

@@ -25,7 +25,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
 
 from ndif.sandbox.protector import inheritance
-from ndif.sandbox.protector.names import FORMAT_METHODS, words
+from ndif.sandbox.protector.names import FORMAT_METHODS, Variables, words
 from ndif.sandbox.protector.transformer import private
 from ndif.sandbox.protector.whitelist import Whitelist
 
@@ -404,7 +404,7 @@ def _compile_generated(text: str, filename: str, mode: str) -> CodeType:
     return code
 
 
-def _execute_generated(code: str | CodeType, names: dict[str, Any], own: Any = None) -> None:
+def _execute_generated(code: str | CodeType, names: Variables, own: Any = None) -> None:
     """Replace `exec` where sympy generates functions, and imports what these need."""
     if isinstance(code, str):
         tree = ast.parse(code)
@@ -423,7 +423,7 @@ def _execute_generated(code: str | CodeType, names: dict[str, Any], own: Any = N
     exec(code, {**names, "__builtins__": builtin}, names if own is None else own)  # noqa: S102
 
 
-def _evaluate(code: str, local_dict: dict[str, Any], global_dict: dict[str, Any]) -> Any:
+def _evaluate(code: str, local_dict: Variables, global_dict: Variables) -> Any:
     """Evaluate an expression of calls, operators and numbers; in place of sympy's `eval_expr`."""
     tree = ast.parse(code, mode="eval")
     for node in ast.walk(tree):

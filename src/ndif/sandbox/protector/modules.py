@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from ndif.sandbox.advice import send_along
 from ndif.sandbox.protector import libraries, stand_ins
-from ndif.sandbox.protector.names import words
+from ndif.sandbox.protector.names import Variables, words
 from ndif.sandbox.protector.placeholders import Placeholder
 from ndif.sandbox.protector.whitelist import Whitelist, WhitelistedModule
 
@@ -202,7 +202,7 @@ class Modules:
         roots = {name.partition(".")[0] for name in names}
         return ", ".join(sorted(r for r in roots if not r.startswith("_") and is_installed(r)))
 
-    def make(self, name: str, variables: dict[str, Any]) -> UserModule:
+    def make(self, name: str, variables: Variables) -> UserModule:
         """Make a module of the user's own; in place of `cloudpickle.dynamic_subimport`."""
         module = UserModule(name)
         vars(module).update(

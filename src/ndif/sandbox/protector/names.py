@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+Variables = dict[str, Any]
+"""The values of a user's code by name: of its globals, a class or a pattern."""
+
 
 def words(text: str) -> frozenset[str]:
     """Return the names in a text, which are separated by white space."""

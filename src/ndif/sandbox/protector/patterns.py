@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from ndif.sandbox.protector.names import Variables
+
 _Read = Callable[[Any, str], Any]
 
 _numbers = itertools.count()
@@ -87,7 +89,7 @@ _MISSING = object()
 
 def matched(
     read: _Read, subject: Any, pattern: ast.pattern, values: tuple[Any, ...]
-) -> dict[str, Any] | None:
+) -> Variables | None:
     """Match as Python does, with `read` for attributes; return the values of the names, or None."""
     by_id = dict(zip(map(id, _expressions(pattern)), values, strict=True))
     attempt = _Match(read, by_id, {})
@@ -99,7 +101,7 @@ class _Match:
     read: _Read
     values: Mapping[int, Any]
     """Values of the pattern's expressions, by the expression's id."""
-    found: dict[str, Any]
+    found: Variables
     """Values of the pattern's names."""
 
     def matches(self, subject: Any, pattern: Any) -> bool:

@@ -8,12 +8,15 @@ from dataclasses import fields
 from struct import Struct
 from typing import Any, NamedTuple
 
+import msgspec
+
+from ndif.runtime.typed_json import from_json, to_json
 from ndif.schema import wires
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.schema.step import steps_from
+from ndif.schema.step import Step, steps_from
 
 _NUMBER = Struct(">Q")
 _DESCRIPTION = 200
@@ -25,8 +28,6 @@ _UPDATE, _TEXT, _TERMINAL = 0x80, 1, 2
 _PREFIX = 2
 _SUBMITTED, _QUESTION = b"\0", b"\1"
 
-_text = json.JSONEncoder(separators=(",", ":")).encode
-
 
 def encode_request(request: Request, digest: str = "") -> bytes:
     """Encode a request without its payload, but with the digest of one that Redis has."""
@@ -34,7 +35,7 @@ def encode_request(request: Request, digest: str = "") -> bytes:
     record |= {"model": str(request.model), "wire": request.wire.value, "env": dict(request.env)}
     if digest:
         record["digest"] = digest
-    return _text(record).encode()
+    return to_json(record)
 
 
 def decode_request(content: bytes, **known: Any) -> Request:
@@ -77,52 +78,59 @@ def decode_numbered(content: bytes) -> tuple[int, bytes]:
     return number, content[_NUMBER.size :]
 
 
-_META = ("execution_time", "peak_memory")
+class _End(msgspec.Struct, omit_defaults=True):
+    """The end of a request, or without a status the news that it did not end at its replica."""
+
+    id: str
+    status: Status | None = None
+    description: str = ""
+    execution_time: float | None = None
+    """The run's seconds; None of a request that did not run."""
+    peak_memory: int | None = None
+    result_bytes: int = 0
+    limit: str = ""
+    steps: tuple[Step, ...] = ()
 
 
 def encode_end(response: Response) -> bytes:
     """Encode the terminal response of a request, with a shortened description."""
-    record: dict[str, Any] = {
-        "id": response.id,
-        "status": response.status.value,
-        "description": response.description[:_DESCRIPTION],
-    }
+    end = _End(
+        response.id,
+        response.status,
+        response.description[:_DESCRIPTION],
+        limit=response.limit,
+        steps=response.steps,
+    )
     if response.meta is not None:
-        record |= {
-            "execution_time": response.execution_s,
-            "peak_memory": response.peak_memory,
-            "result_bytes": response.result_bytes,
-        }
-    if response.limit:
-        record["limit"] = response.limit
-    if response.steps:
-        record["steps"] = response.steps
-    return _text(record).encode()
+        end.execution_time, end.peak_memory = response.execution_s, response.peak_memory
+        end.result_bytes = response.result_bytes
+    return to_json(end)
 
 
 def encode_return(request_id: str) -> bytes:
     """Encode the news that a request did not end at the replica to which it was sent."""
-    return _text({"id": request_id}).encode()
+    return to_json(_End(request_id))
 
 
 def decode_end(content: bytes) -> tuple[str, Response | None]:
     """Decode a request's id and its terminal response, which its client has; None if it was returned."""
-    record = json.loads(content.decode())
-    request_id = record["id"]
-    if "status" not in record:
-        return request_id, None
-    end = Response(
-        request_id,
-        Status(record["status"]),
-        record["description"],
-        # One that did not run has none.
-        meta={name: record[name] for name in _META if name in record} or None,
-        result_bytes=record.get("result_bytes", 0),
+    end = from_json(_End, content)
+    if end.status is None:
+        return end.id, None
+    ran = end.execution_time is not None
+    response = Response(
+        end.id,
+        end.status,
+        end.description,
+        meta={"execution_time": end.execution_time, "peak_memory": end.peak_memory}
+        if ran
+        else None,
+        result_bytes=end.result_bytes,
         delivered=True,
-        limit=record.get("limit", ""),
-        steps=steps_from(record.get("steps", ())),
+        limit=end.limit,
+        steps=steps_from(end.steps),
     )
-    return request_id, end
+    return end.id, response
 
 
 class Update(NamedTuple):
@@ -169,7 +177,7 @@ def decode_submission(content: bytes) -> bytes | None:
 
 def encode_question(request_id: str, answers: str) -> bytes:
     """Encode the question of whether a client waits for a request, and the channel for the answer."""
-    return _QUESTION + _text({"id": request_id, "answers": answers}).encode()
+    return _QUESTION + to_json({"id": request_id, "answers": answers})
 
 
 def decode_question(content: bytes) -> tuple[str, str] | None:
