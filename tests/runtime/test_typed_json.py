@@ -103,6 +103,20 @@ def test_a_number_is_finite(number: str) -> None:
         from_json(Outer, text)
 
 
+class Sentence(str):
+    """A text that knows more than its words."""
+
+    limit: str
+
+
+class Count(int):
+    """A number of a library."""
+
+
+def test_subclasses_of_text_and_numbers_are_written_as_what_they_are() -> None:
+    assert json.loads(to_json({"a": [Sentence("late"), Count(3)]})) == {"a": ["late", 3]}
+
+
 def test_text_that_no_utf_8_has_is_marked() -> None:
     written = to_json({"half": "a\ud800", "large": 10**30, "value": VALUE})
     assert json.loads(written) == {"half": "a?", "large": 10**30, "value": FIELDS}

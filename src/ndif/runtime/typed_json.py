@@ -58,8 +58,12 @@ decoder: Callable[[Any], msgspec.json.Decoder[Any]] = functools.cache(_decoder)
 """Return the decoder of a type, made at its first use."""
 
 
-def _plain(model: Any) -> Any:
-    return model.model_dump(mode="json", by_alias=True)
+def _plain(value: Any) -> Any:
+    # msgspec takes no subclasses of these, such as a sentence that knows its limit.
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    return value.model_dump(mode="json", by_alias=True)
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
