@@ -14,11 +14,13 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nnsight.intervention.envoy import Envoy
 
-from ndif.sandbox.protector.names import Variables
+if TYPE_CHECKING:
+    from ndif.sandbox.protector.names import Variables
+
 
 _SAME_ITEMS = frozenset(("enumerate", "zip", "list", "tuple", "reversed", "iter", "next"))
 _SAME_ITEMS_METHODS = frozenset(("items", "values", "children", "named_children"))

@@ -15,13 +15,15 @@ import symtable
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, FrameType, FunctionType, MappingProxyType, TracebackType
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from nnsight.intervention import serialization
 from nnsight.intervention.tracing.util import ExceptionWrapper
 
 from ndif.runtime.tracebacks import explain, show_frames, walk
-from ndif.sandbox.protector.names import Variables
+
+if TYPE_CHECKING:
+    from ndif.sandbox.protector.names import Variables
 
 _COMPILED = "<nnsight "
 _REWRITTEN = "<nnsight>"

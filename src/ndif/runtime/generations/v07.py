@@ -44,10 +44,10 @@ from ndif.runtime.generations.unsaved import Unsaved
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.weights.weights import load_arguments
 from ndif.sandbox.generics import with_parameters
-from ndif.sandbox.protector.names import Variables
 
 if TYPE_CHECKING:
     from ndif.sandbox.protector import Protector
+    from ndif.sandbox.protector.names import Variables
 
 _END_TIMEOUT_S = 1.0
 

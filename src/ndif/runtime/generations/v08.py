@@ -39,10 +39,10 @@ from ndif.runtime.results import trusted
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import explain, show_frames
 from ndif.runtime.weights.weights import Placement, load_arguments
-from ndif.sandbox.protector.names import Variables
 
 if TYPE_CHECKING:
     from ndif.sandbox.protector import Protector
+    from ndif.sandbox.protector.names import Variables
 
 _INTERNAL = str(Path(nnsight.__file__).parent)
 
