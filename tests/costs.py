@@ -154,6 +154,12 @@ class Summary:
     fixtures: defaultdict[str, Cost] = field(default_factory=lambda: defaultdict(Cost))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when not in (
+            "setup",
+            "call",
+            "teardown",
+        ):  # xdist's, of a worker that has crashed
+            return
         file = report.nodeid.partition("::")[0]
         parts = Path(file).parts
         folder = "/".join(parts[:2]) if len(parts) > 2 else parts[0]

@@ -1,0 +1,27 @@
+"""The costs of a run outlive the crash of a test process, so that the run says which test it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.costs import Summary
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_test_process_that_crashed_costs_nothing() -> None:
+    summary = Summary()
+    for phase in ("call", "???"):  # as xdist reports a crash
+        summary.pytest_runtest_logreport(
+            pytest.TestReport(
+                "tests/a/test_b.py::test_c",
+                ("tests/a/test_b.py", 1, "test_c"),
+                {},
+                "failed",
+                None,
+                phase,  # type: ignore[arg-type]
+                duration=2.0,
+            )
+        )
+    assert summary.files["tests/a/test_b.py"].seconds == 2.0
+    assert summary.files["tests/a/test_b.py"].count == 1
