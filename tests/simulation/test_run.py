@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -250,6 +250,7 @@ def asked(names: list[str], requests: int, seed: int) -> list[TraceRequest]:
     st.integers(1, 3),
     st.sampled_from(["64GiB", "24GiB", "1TiB"]),
 )
+@example(285, 16, 62, 1, "64GiB")  # a request that loses its replica finds no room after it
 def test_every_request_ends_once_and_the_numbers_agree(
     seed: int, models: int, requests: int, gpus: int, memory: str
 ) -> None:

@@ -100,7 +100,12 @@ class SimulatedActor:
         if self._on_cpu:
             run_s *= self._world.speeds.cpu_slowdown
         limit_s = self._config.execution_timeout_s or self._world.execution_timeout_s
-        reason = await self._run_for(min(run_s, limit_s))
+        try:
+            reason = await self._run_for(min(run_s, limit_s))
+        except ReplicaEvictedError:
+            # The request waits again, and may be refused then.
+            outcome.dispatched, outcome.on_cpu = None, False
+            raise
         if reason is None and run_s > limit_s:
             reason = f"The job ran longer than the {format_duration(limit_s)} that it may."
         if reason is not None:

@@ -51,7 +51,7 @@ class Outcome:
     asked: TraceRequest
     received: float
     dispatched: float | None = None
-    """Time of the last dispatch; a request that lost its replica is dispatched again."""
+    """Time of the last dispatch; None while the request waits, also after it lost its replica."""
     ended: float | None = None
     """None while the request waits or runs."""
     error: str | None = None
