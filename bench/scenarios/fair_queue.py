@@ -7,10 +7,11 @@ import random
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from bench.figures import Figure
 from bench.scenario import Site
-from ndif.queue.fair_queue import Entry, FairQueue
+from ndif.queue.fair_queue import FairQueue
 
 _WAITING = 10_000
 _USERS = 500
@@ -18,10 +19,22 @@ _ROUNDS = 20
 _PAIRS = 1_000
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A waiting request of which nothing but its turn matters."""
+
+    id: str
+    user: str
+    arrived: float
+    weight: float
+    priority: bool
+    cost: float
+
+
 def measure(_: Site) -> list[Figure]:
     """Measure an add and take of one entry, and the positions of all."""
     entries = _entries()
-    full: FairQueue[None] = FairQueue()
+    full: FairQueue[_Waiting] = FairQueue()
     for entry in itertools.islice(entries, _WAITING):
         full.add(entry)
     pairs = []
@@ -44,13 +57,12 @@ def measure(_: Site) -> list[Figure]:
     ]
 
 
-def _entries() -> Iterator[Entry[None]]:
+def _entries() -> Iterator[_Waiting]:
     dice = random.Random(0)
     for number in itertools.count():
-        yield Entry(
+        yield _Waiting(
             id=f"request-{number}",
             user=f"user-{dice.randrange(_USERS)}",
-            item=None,
             arrived=float(number),
             weight=dice.choice([1.0, 1.0, 2.0, 4.0]),
             priority=dice.random() < 0.05,

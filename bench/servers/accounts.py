@@ -14,14 +14,14 @@ import uvloop
 
 from ndif.config.settings import Settings
 from ndif.schema.deployment import DeploymentConfig
-from ndif.server.embedded import Server
+from ndif.server.embedded import Operator, Server
 
 
 async def serve(folder: Path, database: str) -> None:
     """Serve until killed, with the keys of a database, or without keys."""
     settings = Settings(dev_mode=not database, database_url=database)
     config = DeploymentConfig("bench/nothing", str(folder), dedicated=True)
-    server = Server(settings, [config], folder, host="127.0.0.1", places=True)
+    server = Server(settings, [config], folder, Operator(), host="127.0.0.1")
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(1024)

@@ -15,7 +15,7 @@ from bench.noop import NoopRuntimes
 from ndif.config.settings import Settings
 from ndif.net import Http, listen
 from ndif.schema.deployment import DeploymentConfig
-from ndif.server.embedded import Server
+from ndif.server.embedded import Operator, Server
 from ndif.telemetry import logs
 
 _HOST = "127.0.0.1"
@@ -34,9 +34,8 @@ async def serve(folder: Path, port: int, models: int) -> None:
         settings,
         [DeploymentConfig(name, str(checkpoint), dedicated=True) for name in names],
         folder / "results",
+        Operator("a token"),
         host=_HOST,
-        places=True,
-        token="a token",
         secret="a secret",
         runtimes=NoopRuntimes(folder, _SIZE),
     )

@@ -8,7 +8,6 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from ndif.cluster.models import Models
 from ndif.config.settings import Settings
 from ndif.control.operations import (
     CollectGarbage,
@@ -35,7 +34,6 @@ from ndif.control.operations import (
 )
 from ndif.gateway.admin import AdminRoutes
 from ndif.gateway.app import create_app
-from ndif.gateway.catalogue import InProcessCatalogue
 from ndif.gateway.header_wire import SocketIoSubscriptions
 from ndif.gateway.health import HealthRoutes
 from ndif.gateway.hf_mirror import HfMirror
@@ -46,7 +44,6 @@ from ndif.gateway.sessions import Sessions
 from ndif.host.runtimes import Runtimes
 from ndif.schema.alerts import Alerts
 from ndif.schema.answer import adapter, from_plain
-from ndif.schema.client_status import ServerStatus
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_file import to_entry
 from ndif.schema.deployment_settings import DeploymentChange, differences
@@ -55,6 +52,7 @@ from ndif.schema.server_state import ServerState
 from ndif.stores.accounts import Accounts, OpenAccounts
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.events import OperatorsEvent
+from tests.gateway.catalogue import KnownCatalogue
 from tests.waiting import time_passes_async
 
 TOKEN = "opens-it"
@@ -384,11 +382,7 @@ def application(
     accounts = accounts or OpenAccounts(hotswapping=True)
     routes = [
         *AdminRoutes(table.perform, OPERATORS, options, accounts.registry, table.note).routes(),
-        *HealthRoutes(
-            InProcessCatalogue(Models(), lambda: ServerStatus(deployments={}), lambda: True),
-            accounts,
-            Runtimes(options.runtimes),
-        ).routes(),
+        *HealthRoutes(KnownCatalogue(), accounts, Runtimes(options.runtimes)).routes(),
     ]
     return create_app(
         routes,

@@ -24,7 +24,7 @@ from ndif.cluster.controller import Controller
 from ndif.cluster.model_files import ModelFilesStorage, StoredFiles
 from ndif.cluster.models import Models
 from ndif.cluster.replica import Replica
-from ndif.control.remote import Publisher
+from ndif.control.publisher import Publisher
 from ndif.gateway import hf_mirror
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel, PublishedModels
 from ndif.schema.deployment import DeploymentConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -37,11 +37,12 @@ from ndif.control.operations import (
     Stop,
     parse_operation,
 )
-from ndif.control.remote import RemoteControlPlane, RemoteEvents, perform_event
+from ndif.control.remote_leader import RemoteLeader, answer_call
 from ndif.gateway.openapi import example_of
 from ndif.schema.answer import from_plain
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_settings import DeploymentChange
+from ndif.schema.repositories import Repositories
 from ndif.stores.events import EventLog, event
 from ndif.stores.leader import LeaderRpc
 from tests.on_loop import on_loop
@@ -85,7 +86,18 @@ class EventStream:
 
     async def ask(self, event: str, arguments: Mapping[str, Any]) -> bytes:
         self.asked.append(event)
-        return await perform_event(self._control, event, json.loads(json.dumps(arguments)))
+        return await answer_call(self._control, event, json.loads(json.dumps(arguments)))
+
+
+def leader(
+    rpc: object, timeout_s: float = 60.0, stop: Callable[[], None] = lambda: None
+) -> RemoteLeader:
+    """A gateway's leader, whose calls `rpc` answers."""
+    nothing = cast(Any, None)
+    known = Repositories()
+    return RemoteLeader(
+        cast(LeaderRpc, rpc), nothing, nothing, known, timeout_s=timeout_s, stop=stop
+    )
 
 
 def answer_of(kind: type[Operation]) -> Any:
@@ -129,7 +141,7 @@ async def test_the_leader_performs_an_operation_of_another_process(
 ) -> None:
     stopped: list[bool] = []
     events = EventStream(cast(ControlPlane, None))
-    remote = RemoteControlPlane(cast(LeaderRpc, events), lambda: stopped.append(True), 60)
+    remote = leader(events, stop=lambda: stopped.append(True))
     answer = await remote.perform(sample)
     if isinstance(sample, Stop):
         # It ends the gateway's own server, which ends the leader.
@@ -144,7 +156,7 @@ async def test_the_leader_notes_the_events_of_another_process() -> None:
     log = EventLog()
     events = EventStream(cast(ControlPlane, SimpleNamespace(events=log)))
     noted = event("deployed", "org/a", "1 replica.", "login", 1.0)
-    await RemoteEvents(cast(LeaderRpc, events)).note([noted])
+    await leader(events).note([noted])
     assert log.latest() == [noted]
 
 
@@ -156,16 +168,14 @@ async def test_without_a_leader_events_are_in_the_log_alone(
         async def ask(self, *_: object) -> Any:
             raise OperationError(503, "No process of this server leads now.")
 
-    await RemoteEvents(cast(LeaderRpc, Nobody())).note(
-        [event("deployed", "org/a", "1 replica.", "login", 1.0)]
-    )
+    await leader(Nobody()).note([event("deployed", "org/a", "1 replica.", "login", 1.0)])
     assert "deployed org/a, by login: 1 replica." in caplog.text
 
 
 @on_loop
 async def test_an_unknown_event_is_refused() -> None:
     with pytest.raises(OperationError, match="There is no event 'NONE'") as caught:
-        await perform_event(cast(ControlPlane, None), "NONE", {})
+        await answer_call(cast(ControlPlane, None), "NONE", {})
     assert caught.value.status == 400
 
 
@@ -175,7 +185,7 @@ async def test_a_leader_that_does_not_tell_is_not_waited_for_without_end() -> No
         async def ask(self, *_: object) -> Any:
             await asyncio.Event().wait()
 
-    remote = RemoteControlPlane(cast(LeaderRpc, Silent()), lambda: None, 0.01)
+    remote = leader(Silent(), timeout_s=0.01)
     with pytest.raises(OperationError, match=r"within 0s \(STATUS_REQUEST_TIMEOUT_S\)") as error:
         await remote.perform(GetStatus())
     assert error.value.status == 504

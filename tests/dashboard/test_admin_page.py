@@ -17,6 +17,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from ndif.gateway import login
+from ndif.server.embedded import Operator
 from tests.cli.test_start import Place, a_place
 from tests.conftest import NAME
 from tests.dashboard.browser import PHONE, check_access, chromium, visiting
@@ -52,8 +53,8 @@ def is_in(page: Page) -> None:
 
 @pytest.fixture
 def server(runtimes: Path, tmp_path: Path) -> Iterator[Gateway]:
-    options = {"token": TOKEN}
-    with gateway(tmp_path, runtimes, options=options, admin_password_hash=HASH) as found:
+    whose = Operator(TOKEN)
+    with gateway(tmp_path, runtimes, whose=whose, admin_password_hash=HASH) as found:
         yield found
 
 

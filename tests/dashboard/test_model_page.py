@@ -19,21 +19,19 @@ from ndif.cluster.models import Models
 from ndif.config.settings import Settings
 from ndif.dashboard.dashboard import Dashboard
 from ndif.gateway.app import create_app
-from ndif.gateway.catalogue import InProcessCatalogue
 from ndif.gateway.header_wire import SocketIoSubscriptions
 from ndif.gateway.hf_mirror import HfMirror
 from ndif.gateway.model_pages import ModelRoutes
 from ndif.gateway.open_channels import OpenChannels
 from ndif.host.runtimes import Runtimes
 from ndif.runtime.structure import describe_structure
-from ndif.schema.answer import from_plain
-from ndif.schema.client_status import ServerStatus
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.public_state import History, NextState, PublicState
 from ndif.schema.structure import ModelStructure, read_structure
 from ndif.stores.accounts import OpenAccounts
 from ndif.stores.broker import MemoryBroker
 from tests.dashboard.browser import DESKTOP, PHONE, check_access, chromium, visiting
+from tests.gateway.catalogue import KnownCatalogue
 from tests.gateway.test_model_pages import entry_of
 from tests.services.packages import need
 from tests.serving import serving
@@ -83,8 +81,7 @@ def url(tmp_path_factory: pytest.TempPathFactory, runtimes: Path) -> Iterator[st
 def application(models: Models, runtimes: Path) -> Starlette:
     settings = Settings(runtimes_dir=runtimes)
     entries = {str(each.config.key): entry_of(each) for each in models}
-    status = from_plain(ServerStatus, {"deployments": entries})
-    catalogue = InProcessCatalogue(models, lambda: status, lambda: True)
+    catalogue = KnownCatalogue(models, entries)
     installed = Runtimes(runtimes)
 
     async def state(seen: str, users: Any) -> NextState:

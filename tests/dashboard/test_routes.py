@@ -16,6 +16,7 @@ from ndif.config.settings import Settings
 from ndif.dashboard import events
 from ndif.dashboard.access import mode_of
 from ndif.dashboard.pages import Pages
+from ndif.server.embedded import Operator
 from tests.dashboard.sample import KEY, RUNNING, USER, Laboratory, served
 from tests.security.serving import gateway
 
@@ -183,7 +184,7 @@ def test_the_page_names_every_module_before_it_is_asked_for() -> None:
 
 @pytest.mark.process
 def test_a_real_servers_state_names_no_user(runtimes: Path, tmp_path: Path) -> None:
-    with gateway(tmp_path, runtimes, options={"token": "opens-it"}) as server:
+    with gateway(tmp_path, runtimes, whose=Operator("opens-it")) as server:
         server.submit()
         answer = get(f"{server.url}/")
         assert answer.headers["Content-Type"] == "text/html; charset=utf-8"

@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from ndif.server.embedded import Operator
 from tests.security.serving import gateway
 from tests.services.packages import need
 from tests.serving import serving
@@ -134,7 +135,7 @@ BLOCKED = "TypeError"
 def test_a_page_of_another_site_can_do_nothing(
     browser: Browser, notebook: Notebook, runtimes: Path, tmp_path: Path
 ) -> None:
-    with gateway(tmp_path, runtimes, options={"token": "opens-it"}) as server:
+    with gateway(tmp_path, runtimes, whose=Operator("opens-it")) as server:
         found = notebook.tries(browser, server.url)
     assert found == {**dict.fromkeys(found, BLOCKED), "live": "refused"}
     assert len(found) == 6
@@ -144,7 +145,7 @@ def test_of_a_public_server_it_can_read_that_it_is_there(
     browser: Browser, notebook: Notebook, runtimes: Path, tmp_path: Path
 ) -> None:
     public = "http://ndif.example.org"
-    with gateway(tmp_path, runtimes, options={"token": "opens-it"}, public_url=public) as server:
+    with gateway(tmp_path, runtimes, whose=Operator("opens-it"), public_url=public) as server:
         found = notebook.tries(browser, server.url)
     status, request_id, said = found.pop("ping")
     assert (status, said) == (200, '"pong"')
@@ -156,7 +157,7 @@ def test_a_page_that_the_operator_names_can_use_it_and_not_operate_it(
     browser: Browser, notebook: Notebook, runtimes: Path, tmp_path: Path
 ) -> None:
     with gateway(
-        tmp_path, runtimes, options={"token": "opens-it"}, cors_origins=notebook.url
+        tmp_path, runtimes, whose=Operator("opens-it"), cors_origins=notebook.url
     ) as server:
         found = notebook.tries(browser, server.url)
     assert found["ping"][0] == 200
@@ -170,7 +171,7 @@ def test_a_page_that_the_operator_names_can_use_it_and_not_operate_it(
 def test_the_description_is_shown_as_it_is_meant(
     browser: Browser, runtimes: Path, tmp_path: Path
 ) -> None:
-    with gateway(tmp_path, runtimes, options={"token": "opens-it"}) as server:
+    with gateway(tmp_path, runtimes, whose=Operator("opens-it")) as server:
         page, log = browser.show(f"{server.url}/docs")
     assert "<h2>jobs</h2>" in page
     assert page.count("<details") > 40

@@ -32,6 +32,7 @@ from ndif.gateway.header_wire import SocketIoSubscriptions
 from ndif.gateway.hf_mirror import HfMirror
 from ndif.gateway.incoming import Incoming
 from ndif.gateway.open_channels import OpenChannels
+from ndif.server.embedded import Operator
 from ndif.stores.broker import MemoryBroker
 from ndif.telemetry.request_id import LOG_FORMAT, name_requests
 from tests.security.serving import Gateway, gateway, get
@@ -68,7 +69,7 @@ def log() -> Iterator[io.StringIO]:
 @pytest.fixture(scope="module")
 def server(runtimes: Path, tmp_path_factory: pytest.TempPathFactory, log: Any) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("results")
-    with gateway(folder, runtimes, options={"token": TOKEN}) as found:
+    with gateway(folder, runtimes, whose=Operator(TOKEN)) as found:
         yield found
 
 
@@ -281,7 +282,7 @@ def test_browsers_are_told_to_stay_with_tls_where_there_is_tls(
         ("https://ndif.example.org", "max-age=31536000"),
         ("http://ndif.example.org", None),
     ):
-        with gateway(tmp_path / public[:5], runtimes, options={}, public_url=public) as server:
+        with gateway(tmp_path / public[:5], runtimes, public_url=public) as server:
             for path in ("/ping", "/nothing", "/hub/api/models/a"):
                 headers = get(server.url + path).headers
                 assert headers.get("Strict-Transport-Security") == told
@@ -473,8 +474,8 @@ def heads(draw: st.DrawFn) -> bytes:
 def hasty(runtimes: Path, tmp_path_factory: pytest.TempPathFactory, log: Any) -> Iterator[Gateway]:
     """A server that does not wait long for what is missing."""
     folder = tmp_path_factory.mktemp("results")
-    options = {"token": TOKEN}
-    with gateway(folder, runtimes, options=options, incoming_idle_s=0.2) as found:
+    whose = Operator(TOKEN)
+    with gateway(folder, runtimes, whose=whose, incoming_idle_s=0.2) as found:
         yield found
 
 

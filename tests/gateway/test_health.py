@@ -11,12 +11,12 @@ import pytest
 from starlette.applications import Starlette
 
 from ndif.cluster.models import Models
-from ndif.gateway.catalogue import InProcessCatalogue
 from ndif.gateway.health import HealthRoutes
 from ndif.host.runtimes import Runtimes
 from ndif.schema.answer import from_plain
 from ndif.schema.client_status import ServerStatus
 from ndif.stores.accounts import Accounts, FileAccounts, OpenAccounts
+from tests.gateway.catalogue import KnownCatalogue
 from tests.on_loop import on_loop
 
 READY = "Ready: loads on request"
@@ -43,11 +43,7 @@ async def listed(
     accounts: Accounts, folder: Path, deployments: dict[str, Any], *, fixed: bool = False
 ) -> dict[str, dict[str, Any]]:
     """Entries of `/status`, by the repository."""
-    catalogue = InProcessCatalogue(
-        Models(fixed=fixed),
-        lambda: from_plain(ServerStatus, {"deployments": deployments}),
-        lambda: True,
-    )
+    catalogue = KnownCatalogue(Models(fixed=fixed), deployments)
     app = Starlette(routes=HealthRoutes(catalogue, accounts, Runtimes(folder)).routes())
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://server"

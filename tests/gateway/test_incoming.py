@@ -30,7 +30,6 @@ from ndif.control.operations import Operation
 from ndif.gateway import socket_io_channel
 from ndif.gateway.callbacks import CallbackRoute
 from ndif.gateway.caller import subscription_of
-from ndif.gateway.catalogue import InProcessCatalogue
 from ndif.gateway.connections import limited
 from ndif.gateway.envelope_wire import WebSocketSubscriptions
 from ndif.gateway.header_wire import SocketIoSubscriptions
@@ -40,6 +39,7 @@ from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.quota import Quota
 from ndif.gateway.submit import SubmitRoute
 from ndif.host.runtimes import Runtimes
+from ndif.queue.callbacks.guard import CallbackRules
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey
 from ndif.schema.payload import PayloadFile
@@ -53,7 +53,9 @@ from ndif.stores.callbacks import SqliteCallbacks
 from ndif.stores.objects import FileStore
 from ndif.stores.rates import Rates
 from ndif.stores.responder import Responder
+from ndif.stores.stores import Stores
 from ndif.tasks import end, within
+from tests.gateway.catalogue import KnownCatalogue
 from tests.on_loop import on_loop
 from tests.security.hostile_clients import frame, part
 from tests.waiting import PATIENCE_S, eventually, time_passes_async
@@ -77,27 +79,15 @@ class Gateway:
         self.broker = MemoryBroker(spool=Spool(folder / "spool", objects))
         self.incoming = Incoming(settings)
         accounts = OpenAccounts(hotswapping=False, trusted=True)
+        queue = SqliteCallbacks(folder / uuid.uuid4().hex)
         submit = SubmitRoute(
             settings,
-            self.broker,
-            Responder(self.broker, objects),
+            Stores(self.broker, objects, queue, accounts, Responder(self.broker, objects)),
+            KnownCatalogue(Models([DeploymentConfig("org/name", "org/name", dedicated=True)])),
             Runtimes(folder / "runtimes"),
-            InProcessCatalogue(
-                Models([DeploymentConfig("org/name", "org/name", dedicated=True)]),
-                dict,
-                lambda: True,
-            ),
-            accounts,
             self.incoming,
             Quota(settings, _nothing_ran, Rates("")),
-            CallbackRoute(
-                accounts,
-                (),
-                (),
-                SqliteCallbacks(folder / uuid.uuid4().hex),
-                sends_mail=False,
-                most=1000,
-            ),
+            CallbackRoute(settings, CallbackRules((), ()), accounts, queue),
             OpenChannels(settings),
         )
         self.app = Starlette(

@@ -18,6 +18,7 @@ from starlette.requests import Request
 
 from ndif.gateway import login
 from ndif.gateway.sessions import Sessions
+from ndif.server.embedded import Operator
 from tests.security.serving import Gateway, gateway
 
 pytestmark = pytest.mark.process
@@ -31,7 +32,7 @@ OWN_PAGE = {"Sec-Fetch-Site": "same-origin"}
 
 def a_gateway(folder: Path, runtimes: Path, **settings: Any) -> Any:
     settings = {"admin_password_hash": HASH, **settings}
-    return gateway(folder, runtimes, options={"token": TOKEN}, **settings)
+    return gateway(folder, runtimes, whose=Operator(TOKEN), **settings)
 
 
 @pytest.fixture

@@ -164,7 +164,7 @@ async def test_the_leader_is_asked_once_in_a_while(monkeypatch: pytest.MonkeyPat
 
 
 def test_refusals_and_requests_are_counted(runtimes: Path, tmp_path: Path) -> None:
-    with gateway(tmp_path / "results", runtimes, options={}, dev_mode=True) as found:
+    with gateway(tmp_path / "results", runtimes, dev_mode=True) as found:
 
         def count(name: str, **labels: Any) -> float:
             pairs = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))

@@ -14,17 +14,16 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from ndif.cluster.models import Model, Models
 from ndif.cluster.status import describe_details
-from ndif.gateway.catalogue import InProcessCatalogue
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.model_answers import DescribedModel
 from ndif.gateway.model_pages import ModelRoutes, _shown_address
 from ndif.host.runtimes import Runtimes
 from ndif.runtime.structure import describe_structure
-from ndif.schema.answer import adapter, from_plain
-from ndif.schema.client_status import ServerStatus
+from ndif.schema.answer import adapter
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey
 from ndif.schema.structure import ModelDetails, ModelStructure, read_structure
+from tests.gateway.catalogue import KnownCatalogue
 from tests.on_loop import on_loop
 from tests.tiny_models import make_bert, make_gpt2
 
@@ -33,7 +32,7 @@ pytestmark = pytest.mark.process
 GPT2, BERT = "org/gpt2", "org/bert"
 
 
-class Asked(InProcessCatalogue):
+class Asked(KnownCatalogue):
     """A catalogue that counts for which models it is asked."""
 
     keys: list[ModelKey] = []  # noqa: RUF012 - cleared by each server
@@ -65,9 +64,7 @@ def application(models: Models, runtimes: Path, status: dict[str, Any] | None = 
     entries = {str(model.config.key): entry_of(model) for model in models}
     listed = entries if status is None else status
     Asked.keys.clear()
-    catalogue = Asked(
-        models, lambda: from_plain(ServerStatus, {"deployments": listed}), lambda: True
-    )
+    catalogue = Asked(models, listed)
     routes = ModelRoutes(catalogue, Runtimes(runtimes), "https://ndif.example.org", None).routes()
     return Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
 

@@ -20,7 +20,7 @@ from ndif.control.account_operations import ACCOUNT_OPERATIONS
 from ndif.control.operations import OPERATIONS
 from ndif.gateway.openapi import EventsRoute
 from ndif.schema.deployment import DeploymentConfig
-from ndif.server.embedded import Server
+from ndif.server.embedded import Operator, Server
 from ndif.stores.accounts.sql.accounts import SqlAccounts
 from ndif.stores.accounts.sql.database import Database
 from tests.cli.operations import TOKEN, Table, application
@@ -44,9 +44,8 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Starlette:
         Settings(),
         [DeploymentConfig("org/name", "org/name")],
         folder,
+        Operator(TOKEN),
         host="127.0.0.1",
-        places=True,
-        token=TOKEN,
     )
     found: Any = server.app
     while not isinstance(found, Starlette):

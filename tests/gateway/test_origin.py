@@ -241,7 +241,7 @@ async def test_a_page_that_the_operator_names_may_use_the_routes_of_users() -> N
 def test_a_page_that_the_operator_names_may_open_a_live_channel(
     runtimes: Path, tmp_path: Path
 ) -> None:
-    with gateway(tmp_path, runtimes, options={}, cors_origins="https://a.page") as server:
+    with gateway(tmp_path, runtimes, cors_origins="https://a.page") as server:
         for path in ("/subscribe", "/ws/socket.io/?EIO=4&transport=websocket"):
             address = f"{server.url.replace('http', 'ws')}{path}"
             websocket.create_connection(

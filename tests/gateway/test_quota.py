@@ -25,6 +25,7 @@ from ndif.gateway.http_error import HttpError
 from ndif.gateway.quota import Quota
 from ndif.schema.deployment import OperationError
 from ndif.schema.limits import Limits
+from ndif.server.embedded import Operator
 from ndif.stores.accounts import Account, tier_with
 from ndif.stores.accounts.sql.database import Database
 from ndif.stores.accounts.sql.registry import SqlRegistry
@@ -65,8 +66,8 @@ def keys(tmp_path: Path) -> tuple[str, dict[str, str]]:
 
 @pytest.fixture
 def keyed(keys: tuple[str, dict[str, str]], runtimes: Path, tmp_path: Path) -> Iterator[Gateway]:
-    options = {"places": True}
-    with gateway(tmp_path / "results", runtimes, options=options, database_url=keys[0]) as found:
+    whose = Operator()
+    with gateway(tmp_path / "results", runtimes, whose=whose, database_url=keys[0]) as found:
         yield found
 
 
@@ -129,7 +130,7 @@ async def test_so_many_channels_are_open_at_once(
 def test_so_many_channels_are_of_one_address(runtimes: Path, tmp_path: Path) -> None:
     settings = {"dev_mode": True, "max_channels_per_address": 2}
     with (
-        gateway(tmp_path / "results", runtimes, options={}, **settings) as found,
+        gateway(tmp_path / "results", runtimes, **settings) as found,
         contextlib.ExitStack() as held,
     ):
 
@@ -155,7 +156,7 @@ def test_so_many_channels_are_of_one_address(runtimes: Path, tmp_path: Path) -> 
 
 def test_so_many_jobs_of_a_model_wait(runtimes: Path, tmp_path: Path) -> None:
     settings = {"dev_mode": True, "max_queue_depth": 2}
-    with gateway(tmp_path / "results", runtimes, options={}, **settings) as found:
+    with gateway(tmp_path / "results", runtimes, **settings) as found:
         found.accepted(found.submit())
         found.accepted(found.submit_old())
         for refusal in (found.submit(), found.submit_old()):
@@ -165,10 +166,10 @@ def test_so_many_jobs_of_a_model_wait(runtimes: Path, tmp_path: Path) -> None:
 def test_so_many_call_backs_of_a_user_wait(runtimes: Path, tmp_path: Path) -> None:
     settings = {"dev_mode": True, "max_callbacks": 2}
     named = {"ndif-callback": "https://example.org/done"}
-    with gateway(tmp_path / "results", runtimes, options={}, **settings) as found:
+    with gateway(tmp_path / "results", runtimes, **settings) as found:
         user = found.accepted(found.submit_old(**named)).user
         for _ in range(2):
-            asyncio.run(found.server._callbacks.add(replace(a_callback(), user=user)))
+            asyncio.run(found.server.stores.callbacks.add(replace(a_callback(), user=user)))
         assert "2 call-backs of your jobs wait" in refused(found.submit_old(**named), 429)
         found.accepted(found.submit_old())
 

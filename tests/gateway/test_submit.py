@@ -17,15 +17,16 @@ from starlette.applications import Starlette
 from ndif.cluster.models import Models
 from ndif.config.settings import Settings
 from ndif.control.operations import Operation
+from ndif.control.remote_leader import RemoteLeader
 from ndif.gateway.callbacks import CallbackRoute
-from ndif.gateway.catalogue import InProcessCatalogue, PublishedCatalogue
-from ndif.gateway.http_error import EXCEPTION_HANDLERS, HttpError
+from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.incoming import Incoming
 from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.quota import Quota
 from ndif.gateway.submit import SubmitRoute
 from ndif.host.runtimes import Runtimes
-from ndif.schema.deployment import DeploymentConfig
+from ndif.queue.callbacks.guard import CallbackRules
+from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.repositories import Repositories
 from ndif.schema.request import Request
 from ndif.stores.accounts import OpenAccounts
@@ -35,6 +36,8 @@ from ndif.stores.callbacks import SqliteCallbacks
 from ndif.stores.objects import FileStore
 from ndif.stores.rates import Rates
 from ndif.stores.responder import Responder
+from ndif.stores.stores import Stores
+from tests.gateway.catalogue import KnownCatalogue
 from tests.on_loop import on_loop
 from tests.stores.small_disk import fill, small_disk
 from tests.waiting import PATIENCE_S
@@ -53,24 +56,17 @@ def application(folder: Path, broker: MemoryBroker, settings: Settings | None = 
     """Return an application with the real route over `broker`."""
     models = Models([DeploymentConfig("org/name", "org/name", dedicated=True)])
     accounts = OpenAccounts(hotswapping=False, trusted=True)
+    settings, objects = settings or Settings(), FileStore(folder, 60)
+    queue = SqliteCallbacks(folder.parent / uuid.uuid4().hex)
     submit = SubmitRoute(
-        settings or Settings(),
-        broker,
-        Responder(broker, FileStore(folder, 60)),
+        settings,
+        Stores(broker, objects, queue, accounts, Responder(broker, objects)),
+        KnownCatalogue(models),
         Runtimes(folder / "runtimes"),
-        InProcessCatalogue(models, dict, lambda: True),
-        accounts,
-        Incoming(settings or Settings()),
-        Quota(settings or Settings(), _nothing_ran, Rates("")),
-        CallbackRoute(
-            accounts,
-            (),
-            (),
-            SqliteCallbacks(folder.parent / uuid.uuid4().hex),
-            sends_mail=False,
-            most=1000,
-        ),
-        OpenChannels(settings or Settings()),
+        Incoming(settings),
+        Quota(settings, _nothing_ran, Rates("")),
+        CallbackRoute(settings, CallbackRules((), ()), accounts, queue),
+        OpenChannels(settings),
     )
     return Starlette(routes=submit.routes(), exception_handlers=EXCEPTION_HANDLERS)
 
@@ -219,8 +215,14 @@ def test_a_status_that_is_not_there_is_not_waited_for_without_end() -> None:
         async def read(self, *_: object) -> None:
             return None
 
-    catalogue = PublishedCatalogue(
-        cast(Any, None), cast(Any, NothingPublished()), 0.01, Repositories(), cast(Any, None)
+    leader = RemoteLeader(
+        cast(Any, None),
+        cast(Any, NothingPublished()),
+        cast(Any, None),
+        Repositories(),
+        timeout_s=0.01,
+        stop=lambda: None,
     )
-    with pytest.raises(HttpError, match="No process of this server has come up"):
-        asyncio.run(catalogue.status())
+    with pytest.raises(OperationError, match="No process of this server has come up") as refused:
+        asyncio.run(leader.status())
+    assert refused.value.status == 503

@@ -42,12 +42,10 @@ from ndif.cluster.models import Models
 from ndif.cluster.ray import actors
 from ndif.cluster.ray.actors import RayModelActor
 from ndif.cluster.remote_actor import NodeServices, RemoteActor
-from ndif.host import request_lifecycle
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.evaluation import Measured
 from ndif.host.execution import announce
-from ndif.host.port import Progress, ReplicaEvictedError, ReplicaLostError, Respond, ServedModel
-from ndif.host.request_lifecycle import (
+from ndif.host.job_states import (
     TRANSITIONS,
     WAITING,
     Event,
@@ -56,10 +54,14 @@ from ndif.host.request_lifecycle import (
     Stored,
     next_state,
 )
+from ndif.host.port import Progress, ReplicaEvictedError, ReplicaLostError, Respond, ServedModel
+from ndif.placement.demand import PlacementRules
 from ndif.placement.node import Node
 from ndif.placement.replica import PlacedReplica
 from ndif.placement.resources import Resources
+from ndif.queue import lifecycle as queue_lifecycle
 from ndif.queue.dispatcher import Dispatcher
+from ndif.queue.lifecycle import QueueLifecycle
 from ndif.queue.processor import QueuePolicy
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request, Wire
@@ -117,15 +119,16 @@ def test_nothing_of_a_live_request_is_left_when_it_has_ended(tmp_path: Path) -> 
     async def live_and_end() -> None:
         broker = MemoryBroker()
         responder = Responder(broker, FileStore(tmp_path, 3600))
-        lifecycle = request_lifecycle.RequestLifecycle(broker, responder, Party.QUEUE)
+        lifecycle = QueueLifecycle(broker, responder)
         client = await broker.subscribe()
         sent = (CONFIG.key, "0.8", Wire.ENVELOPE, b"", False, "http://here")
         await broker.submit(Request(*sent, subscription_id=client.id))
         request = await broker.claim()
-        assert lifecycle.claim(request)
-        await lifecycle.report(request, Response(request.id, Status.QUEUED))
+        job = lifecycle.claim(request)
+        assert job is not None
+        await lifecycle.report(job, Response(request.id, Status.QUEUED))
         await asyncio.sleep(0)  # its client is watched
-        await lifecycle.fail(request, "as the test wants it")
+        await lifecycle.fail(job, "as the test wants it")
         await eventually(lambda: len(asyncio.all_tasks()) == 1)
 
     gc.collect()
@@ -360,7 +363,8 @@ class Lives:
             ray_actors.append(actor)
             return actor
 
-        controller = Controller(Models([CONFIG]), make, unmeasured, one_machine, drain_s=BRIEFLY_S)
+        rules = PlacementRules(drain_s=BRIEFLY_S)
+        controller = Controller(Models([CONFIG]), make, unmeasured, one_machine, rules=rules)
         await controller.discover()
         policy = QueuePolicy(update_interval_s=BRIEFLY_S, max_attempts=2)
         dispatcher = Dispatcher(controller, broker, Responder(broker, self.objects), policy)
@@ -713,7 +717,7 @@ class LeadersMachine(LivesMachine):
 def hasty() -> Iterator[None]:
     """Waits of seconds take no time."""
     with (
-        patch.object(request_lifecycle, "_LOOK_S", BRIEFLY_S / 10),
+        patch.object(queue_lifecycle, "_LOOK_S", BRIEFLY_S / 10),
         patch.object(redis_broker, "_LOOK_S", BRIEFLY_S),
         patch.object(redis_broker, "_INHERIT_S", BRIEFLY_S),
         patch.object(redis_broker, "_BLOCK_MS", 20),

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from ndif.host import request_lifecycle
+from ndif.host import job as host_job
+from ndif.host import lifecycle as host_lifecycle
 from ndif.host.port import Respond
 from ndif.schema.job_record import JobRecord
 from ndif.schema.request import Request
@@ -63,7 +64,8 @@ def record_of(
     async def main() -> None:
         loop = asyncio.get_running_loop()
         clock = SimpleNamespace(time=lambda: 1e9 + loop.time())
-        monkeypatch.setattr(request_lifecycle, "time", clock)
+        for each in (host_job, host_lifecycle):
+            monkeypatch.setattr(each, "time", clock)
         async with Runners(folder, {NAME: 20}) as world:
             world.dispatcher.lifecycle.on_end = records.append
             await world.until_ended(await world.send(NAME, 0.0))  # it is loaded

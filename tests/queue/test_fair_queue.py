@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ndif.queue.fair_queue import Entry, FairQueue
+from ndif.queue.fair_queue import FairQueue
 from tests.fuzzing import examples
+from tests.queue.entries import Waiting
 
 Step = tuple[Any, ...]
 
@@ -24,25 +25,25 @@ _numbers = itertools.count()
 
 def entry(
     user: str = "ann", *, priority: bool = False, weight: float = 1.0, cost: float = 1.0
-) -> Entry[None]:
+) -> Waiting:
     number = next(_numbers)
-    return Entry(
-        f"{user}-{number}", user, None, float(number), weight=weight, priority=priority, cost=cost
+    return Waiting(
+        f"{user}-{number}", user, float(number), weight=weight, priority=priority, cost=cost
     )
 
 
-def add(line: FairQueue[None], user: str, count: int = 1, **kwargs: float) -> list[Entry[None]]:
+def add(line: FairQueue[Waiting], user: str, count: int = 1, **kwargs: float) -> list[Waiting]:
     added = [entry(user, **kwargs) for _ in range(count)]  # type: ignore[arg-type]
     for one in added:
         line.add(one)
     return added
 
 
-def takes(line: FairQueue[None], count: int = FOREVER) -> list[Entry[None]]:
+def takes(line: FairQueue[Waiting], count: int = FOREVER) -> list[Waiting]:
     return list(itertools.islice(iter(line.take, None), count))
 
 
-def users(entries: list[Entry[None]]) -> list[str]:
+def users(entries: list[Waiting]) -> list[str]:
     return [one.user for one in entries]
 
 
@@ -50,13 +51,13 @@ def users(entries: list[Entry[None]]) -> list[str]:
 
 
 def test_one_user_is_served_in_the_order_they_came() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     came = add(line, "ann", 50)
     assert takes(line) == came
 
 
 def test_a_flood_does_not_hold_up_another_users_single_request() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", 1000)
     takes(line, 100)
     add(line, "bob")
@@ -64,14 +65,14 @@ def test_a_flood_does_not_hold_up_another_users_single_request() -> None:
 
 
 def test_users_take_turns() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     for user in ("ann", "bob", "carol"):
         add(line, user, 4)
     assert users(takes(line)) == ["ann", "bob", "carol"] * 4
 
 
 def test_a_weight_of_three_is_served_three_times_as_often() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", 400, weight=1)
     add(line, "bob", 400, weight=3)
     served = Counter(users(takes(line, 400)))
@@ -79,7 +80,7 @@ def test_a_weight_of_three_is_served_three_times_as_often() -> None:
 
 
 def test_long_jobs_get_no_more_of_the_machine() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", 100, cost=10)
     add(line, "bob", 1000, cost=1)
     seconds: Counter[str] = Counter()
@@ -89,7 +90,7 @@ def test_long_jobs_get_no_more_of_the_machine() -> None:
 
 
 def test_what_an_estimate_got_wrong_is_settled() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", 400)
     add(line, "bob", 400)
     seconds: Counter[str] = Counter()
@@ -99,8 +100,8 @@ def test_what_an_estimate_got_wrong_is_settled() -> None:
 
 
 def takes_settled(
-    line: FairQueue[None], runs_s: dict[str, float], count: int
-) -> Iterator[Entry[None]]:
+    line: FairQueue[Waiting], runs_s: dict[str, float], count: int
+) -> Iterator[Waiting]:
     for _ in range(count):
         one = line.take()
         assert one is not None
@@ -109,7 +110,7 @@ def takes_settled(
 
 
 def test_settling_what_nobody_remembers_is_nothing() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     [one] = add(line, "ann")
     line.take()
     line.reset()
@@ -120,7 +121,7 @@ def test_settling_what_nobody_remembers_is_nothing() -> None:
 
 
 def test_who_was_idle_has_saved_nothing_up() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     add(line, "bob")
     add(line, "ann", 500)
     add(line, "carol", 500)
@@ -130,7 +131,7 @@ def test_who_was_idle_has_saved_nothing_up() -> None:
 
 
 def test_who_goes_away_for_a_moment_still_owes() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", cost=20)
     add(line, "bob", 100)
     takes(line, 2)
@@ -140,7 +141,7 @@ def test_who_goes_away_for_a_moment_still_owes() -> None:
 
 
 def test_what_nobody_waited_for_is_not_held_against_a_user() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", cost=3600)
     takes(line, 1)
     assert line.take() is None
@@ -154,7 +155,7 @@ def test_what_nobody_waited_for_is_not_held_against_a_user() -> None:
 
 
 def test_priority_goes_first() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", 10)
     takes(line, 5)
     add(line, "bob", 10)
@@ -163,14 +164,14 @@ def test_priority_goes_first() -> None:
 
 
 def test_priority_goes_before_the_same_users_ordinary_requests() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", 3)
     [urgent] = add(line, "ann", priority=True)
     assert line.take() is urgent
 
 
 def test_a_priority_request_brings_its_waiting_user_forward() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", 5)
     add(line, "bob", 5)
     takes(line, 1)
@@ -179,7 +180,7 @@ def test_a_priority_request_brings_its_waiting_user_forward() -> None:
 
 
 def test_newcomers_do_not_pay_for_anothers_head_start() -> None:
-    line: FairQueue[None] = FairQueue(head_start_s=50, patience=FOREVER)
+    line: FairQueue[Waiting] = FairQueue(head_start_s=50, patience=FOREVER)
     add(line, "ann", 500)
     add(line, "bob", 500, priority=True)
     takes(line, 60)
@@ -188,7 +189,7 @@ def test_newcomers_do_not_pay_for_anothers_head_start() -> None:
 
 
 def test_newcomers_do_not_pay_for_what_was_due_by_age() -> None:
-    line: FairQueue[None] = FairQueue(patience=4)
+    line: FairQueue[Waiting] = FairQueue(patience=4)
     add(line, "bob", cost=500)
     takes(line, 1)
     [due] = add(line, "bob")
@@ -199,7 +200,7 @@ def test_newcomers_do_not_pay_for_what_was_due_by_age() -> None:
 
 
 def test_a_flood_of_priority_uses_its_head_start_up() -> None:
-    line: FairQueue[None] = FairQueue(head_start_s=20, patience=FOREVER)
+    line: FairQueue[Waiting] = FairQueue(head_start_s=20, patience=FOREVER)
     add(line, "ann", 1000, priority=True)
     add(line, "bob", 1000)
     first = users(takes(line, 22))
@@ -208,7 +209,7 @@ def test_a_flood_of_priority_uses_its_head_start_up() -> None:
 
 
 def test_a_head_start_is_earned_again_by_standing_back() -> None:
-    line: FairQueue[None] = FairQueue(head_start_s=20, patience=FOREVER)
+    line: FairQueue[Waiting] = FairQueue(head_start_s=20, patience=FOREVER)
     add(line, "ann", 20, priority=True)
     add(line, "bob", 1000)
     takes(line, 20)
@@ -223,7 +224,7 @@ def test_a_head_start_is_earned_again_by_standing_back() -> None:
 @pytest.mark.parametrize("patience", [1, 2, 8, 32])
 @pytest.mark.parametrize("ahead", [0, 5])
 def test_nobody_starves_behind_new_users_without_end(patience: int, ahead: int) -> None:
-    line: FairQueue[None] = FairQueue(patience=patience)
+    line: FairQueue[Waiting] = FairQueue(patience=patience)
     add(line, "ann", ahead)
     [waits] = add(line, "ann")
     most = (patience - 1) * (ahead + 1)
@@ -237,7 +238,7 @@ def test_nobody_starves_behind_new_users_without_end(patience: int, ahead: int) 
 
 def test_without_patience_somebody_would_starve() -> None:
     """The flood of the test before is one that turns alone do not stop."""
-    line: FairQueue[None] = FairQueue(patience=FOREVER)
+    line: FairQueue[Waiting] = FairQueue(patience=FOREVER)
     add(line, "ann")
     for number in range(2000):
         add(line, f"stranger-{number}", priority=True, cost=0.0)
@@ -268,7 +269,7 @@ _histories = st.builds(
     st.lists(_steps, max_size=60),
 )
 _lines = st.builds(
-    lambda head_start_s, patience: FairQueue[None](head_start_s, patience),
+    lambda head_start_s, patience: FairQueue[Waiting](head_start_s, patience),
     st.sampled_from([0.0, 5.0, 60.0]),
     st.sampled_from([1, 2, 3, 5, 32]),
 )
@@ -278,11 +279,11 @@ _lines = st.builds(
 class History:
     """Apply a history to a queue; return who overtook whom."""
 
-    line: FairQueue[None]
+    line: FairQueue[Waiting]
     ahead: dict[str, int] = field(default_factory=dict)
     came: dict[str, int] = field(default_factory=dict)
     overtaken: Counter[str] = field(default_factory=Counter)
-    taken: list[Entry[None]] = field(default_factory=list)
+    taken: list[Waiting] = field(default_factory=list)
     """Out, and not given back."""
     seen: set[str] = field(default_factory=set)
     """Taken once, if not more."""
@@ -311,7 +312,7 @@ class History:
             else:
                 self.line.settle(one, 3.0)
 
-    def took(self, one: Entry[None] | None) -> None:
+    def took(self, one: Waiting | None) -> None:
         if one is None:
             assert len(self.line) == 0
             self.line.reset()
@@ -326,7 +327,7 @@ class History:
 
 
 @given(_lines, _histories)
-def test_positions_are_the_order_of_takes(line: FairQueue[None], steps: list[Step]) -> None:
+def test_positions_are_the_order_of_takes(line: FairQueue[Waiting], steps: list[Step]) -> None:
     History(line).run(steps)
     told = line.positions()
     assert line.positions() == told, "asking changes nothing"
@@ -338,7 +339,7 @@ def test_positions_are_the_order_of_takes(line: FairQueue[None], steps: list[Ste
 @settings(max_examples=examples(2))
 @given(_lines, _histories, st.integers(0, 60))
 def test_no_history_breaks_the_bound(
-    line: FairQueue[None], steps: list[Step], strangers: int
+    line: FairQueue[Waiting], steps: list[Step], strangers: int
 ) -> None:
     history = History(line)
     history.run(steps)
@@ -352,7 +353,9 @@ def test_no_history_breaks_the_bound(
 
 
 @given(_lines, _histories)
-def test_nothing_is_lost_and_nothing_comes_twice(line: FairQueue[None], steps: list[Step]) -> None:
+def test_nothing_is_lost_and_nothing_comes_twice(
+    line: FairQueue[Waiting], steps: list[Step]
+) -> None:
     history = History(line)
     history.run(steps)
     waiting = sorted(one.id for one in line)
@@ -386,7 +389,7 @@ def test_users_who_both_wait_are_served_alike(
     demands: dict[str, tuple[float, list[float]]], since: int, count: int
 ) -> None:
     """Start-time fair queueing's theorem: no two differ by more than an entry of each, by weight."""
-    line: FairQueue[None] = FairQueue(patience=FOREVER)
+    line: FairQueue[Waiting] = FairQueue(patience=FOREVER)
     for user, (weight, costs) in demands.items():
         for cost in costs:
             line.add(entry(user, weight=weight, cost=cost))
@@ -407,7 +410,7 @@ def test_users_who_both_wait_are_served_alike(
 
 
 def test_what_is_given_back_goes_next_and_is_charged_once() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", 100, cost=5)
     add(line, "bob", 500)
     first = line.take()
@@ -421,7 +424,7 @@ def test_what_is_given_back_goes_next_and_is_charged_once() -> None:
 
 
 def test_several_given_back_keep_their_order_whatever_died_first() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     came = add(line, "ann", 5)
     out = takes(line, 3)
     for one in (out[1], out[2], out[0]):
@@ -431,7 +434,7 @@ def test_several_given_back_keep_their_order_whatever_died_first() -> None:
 
 
 def test_removal_in_the_middle() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     came = add(line, "ann", 5)
     bobs = add(line, "bob", 2)
     assert line.remove(came[2].id) is came[2]
@@ -442,7 +445,7 @@ def test_removal_in_the_middle() -> None:
 
 
 def test_removing_a_later_request_does_not_move_the_first() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     came = add(line, "ann", 3)
     add(line, "bob", 3)
     line.remove(came[2].id)
@@ -450,7 +453,7 @@ def test_removing_a_later_request_does_not_move_the_first() -> None:
 
 
 def test_a_removed_priority_request_leaves_no_head_start() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     add(line, "bob", 3)
     add(line, "ann", 1)
     [urgent] = add(line, "ann", priority=True)
@@ -459,7 +462,7 @@ def test_a_removed_priority_request_leaves_no_head_start() -> None:
 
 
 def test_what_was_given_back_can_be_removed() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     came = add(line, "ann", 2)
     line.take()
     line.give_back(came[0])
@@ -468,7 +471,7 @@ def test_what_was_given_back_can_be_removed() -> None:
 
 
 def test_all_that_may_not_stay_are_removed() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     anns = add(line, "ann", 3)
     bobs = add(line, "bob", 3)
     line.take()
@@ -479,7 +482,7 @@ def test_all_that_may_not_stay_are_removed() -> None:
 
 
 def test_a_place_far_back_is_not_looked_for() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     came = add(line, "ann", 20)
     assert line.position(came[4].id, within=5) == 5
     assert line.position(came[5].id, within=5) is None
@@ -490,7 +493,7 @@ def test_a_place_far_back_is_not_looked_for() -> None:
 
 
 def test_nothing_waits_twice() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     [one] = add(line, "ann")
     for put in (line.add, line.give_back):
         with pytest.raises(ValueError, match="already"):
@@ -504,13 +507,13 @@ def test_nothing_waits_twice() -> None:
 @pytest.mark.parametrize("number", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_weight_that_would_disorder_turns_is_refused(number: float) -> None:
     with pytest.raises(ValueError, match="weight"):
-        entry(weight=number)
+        FairQueue().add(entry(weight=number))
 
 
 @pytest.mark.parametrize("number", [-1.0, float("nan"), float("inf")])
 def test_a_cost_that_would_disorder_turns_is_refused(number: float) -> None:
     with pytest.raises(ValueError, match="cost"):
-        entry(cost=number)
+        FairQueue().add(entry(cost=number))
 
 
 @pytest.mark.parametrize(("head_start_s", "patience"), [(-1.0, 1), (float("nan"), 1), (1.0, 0)])
@@ -520,7 +523,7 @@ def test_a_line_without_sense_is_refused(head_start_s: float, patience: int) -> 
 
 
 def test_a_line_that_is_never_empty_forgets_who_has_gone() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", 2)
     dice = random.Random(0)
     for number in range(20_000):
@@ -532,7 +535,7 @@ def test_a_line_that_is_never_empty_forgets_who_has_gone() -> None:
 
 
 def test_a_line_from_which_nothing_is_taken_forgets_what_was_removed() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", cost=100)
     takes(line, 1)
     add(line, "bob")  # whose turn is next, while ann's comes and goes
@@ -544,7 +547,7 @@ def test_a_line_from_which_nothing_is_taken_forgets_what_was_removed() -> None:
 
 
 def test_a_debt_is_not_forgotten_in_a_crowd() -> None:
-    line: FairQueue[None] = FairQueue()
+    line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", cost=10_000)
     add(line, "bob", 10)
     takes(line, 2)

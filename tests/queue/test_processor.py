@@ -22,12 +22,11 @@ from starlette.applications import Starlette
 from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import MakeActor
 from ndif.cluster.models import Models
-from ndif.control import remote
+from ndif.control import remote_leader
 from ndif.control.control_plane import ControlPlane
-from ndif.control.remote import RemoteQueue, perform_event
+from ndif.control.remote_leader import RemoteLeader, answer_call
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.results import ResponseRoute
-from ndif.host import request_lifecycle
 from ndif.host.evaluation import Measured
 from ndif.host.execution import announce
 from ndif.host.port import ActorError, EndedError, ReplicaLostError, ServedModel
@@ -35,11 +34,13 @@ from ndif.placement.node import Node
 from ndif.placement.replica import PlacedReplica
 from ndif.placement.resources import Resources
 from ndif.queue import dispatcher as dispatcher_module
+from ndif.queue import lifecycle as queue_lifecycle
 from ndif.queue import processor as processor_module
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor, QueuePolicy
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey
+from ndif.schema.repositories import Repositories
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response, StoredResult
 from ndif.schema.states import ProcessorStatus
@@ -48,7 +49,7 @@ from ndif.stores.accounts import PROBER, Caller, FileAccounts
 from ndif.stores.broker import Broker, MemoryBroker, Subscription
 from ndif.stores.broker.redis import broker as broker_module
 from ndif.stores.broker.redis.broker import RedisBroker
-from ndif.stores.leader import LeaderRpc
+from ndif.stores.leader import LeaderRpc, SharedCache
 from ndif.stores.objects import FileStore
 from ndif.stores.objects.port import update_key
 from ndif.stores.responder import Responder, StoredResponse, last_response
@@ -928,17 +929,18 @@ async def test_jobs_wait_for_a_broker_that_is_away_however_long(
 async def test_gateways_ask_the_leader_where_a_polled_job_is(
     tmp_path: Path, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "_ASK_S", OFTEN_S)
+    monkeypatch.setattr(remote_leader, "_ASK_S", OFTEN_S)
     gate, unknown = Gate(), str(uuid.uuid4())
     async with on_redis(redis, tmp_path) as broker, a_line(tmp_path, gate, broker=broker) as line:
-        asks = RemoteQueue(LeaderRpc(broker.client, SIGNER), broker)
+        rpc, cache = LeaderRpc(broker.client, SIGNER), SharedCache(broker.client, SIGNER)
+        asks = RemoteLeader(rpc, cache, broker, Repositories(), timeout_s=60, stop=lambda: None)
         first, second = [await line.join(polled=True) for _ in range(2)]
         await gate.began.get()
         assert await asks.update_of(second.request.id, Status.RECEIVED) is None, "nobody leads"
-        monkeypatch.setattr(remote, "_ASK_S", PATIENCE_S)
+        monkeypatch.setattr(remote_leader, "_ASK_S", PATIENCE_S)
         control = cast(ControlPlane, SimpleNamespace(dispatcher=line.dispatcher))
         serving = asyncio.create_task(
-            LeaderRpc(broker.client, SIGNER).serve(partial(perform_event, control))
+            LeaderRpc(broker.client, SIGNER).serve(partial(answer_call, control))
         )
         told = await asks.update_of(second.request.id, Status.RECEIVED)
         assert told == line.dispatcher.update_of(second.request.id)
@@ -1054,7 +1056,7 @@ async def test_a_defect_costs_one_request(tmp_path: Path) -> None:
 async def test_a_client_that_left_while_it_waited_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_lifecycle, "_LOOK_S", OFTEN_S)
+    monkeypatch.setattr(queue_lifecycle, "_LOOK_S", OFTEN_S)
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         first, gone, third = [await line.join() for _ in range(3)]

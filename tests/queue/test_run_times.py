@@ -13,20 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndif.queue.fair_queue import Entry, FairQueue
+from ndif.queue.fair_queue import FairQueue
 from ndif.queue.run_times import RunTimes, describe_wait
+from tests.queue.entries import Waiting
 
 Draw = Callable[[random.Random], float]
-
-
-def entry(user: str = "ann") -> Entry[None]:
-    return Entry(user, user, None, 0.0)
 
 
 def measured(*runs_s: float, user: str = "ann") -> RunTimes:
     times = RunTimes()
     for ran_s in runs_s:
-        times.measured(entry(user), ran_s)
+        times.measured(user, ran_s)
     return times
 
 
@@ -35,23 +32,23 @@ def measured(*runs_s: float, user: str = "ann") -> RunTimes:
 
 def test_before_any_measurement() -> None:
     times = RunTimes()
-    assert times.expected(entry()) == 1.0
+    assert times.expected("ann") == 1.0
     assert times.wait_s(1, 1, [0.0], 0.0) is None
 
 
 def test_an_entry_is_expected_to_run_as_its_users_others_did() -> None:
     times = RunTimes()
     for _ in range(30):
-        times.measured(entry("ann"), 0.1)
-        times.measured(entry("bob"), 20.0)
-    assert 0.1 < times.expected(entry("ann")) < 0.5
-    assert times.expected(entry("bob")) == pytest.approx(20, rel=0.2)
-    assert times.expected(entry("carol")) == pytest.approx(10, rel=0.2)
+        times.measured("ann", 0.1)
+        times.measured("bob", 20.0)
+    assert 0.1 < times.expected("ann") < 0.5
+    assert times.expected("bob") == pytest.approx(20, rel=0.2)
+    assert times.expected("carol") == pytest.approx(10, rel=0.2)
 
 
 def test_one_outlier_says_little_about_a_stranger() -> None:
     times = measured(*[1.0] * 100, 3600.0)
-    assert times.expected(entry("bob")) == pytest.approx(1.0)
+    assert times.expected("bob") == pytest.approx(1.0)
 
 
 def test_one_outlier_counts_only_where_another_is_likely() -> None:
@@ -65,14 +62,14 @@ def test_one_outlier_counts_only_where_another_is_likely() -> None:
 
 def test_what_is_long_past_is_forgotten() -> None:
     times = measured(*[100.0] * 300, *[1.0] * 256)
-    assert times.expected(entry("ann")) == pytest.approx(1.0)
-    assert times.expected(entry("bob")) == pytest.approx(1.0)
+    assert times.expected("ann") == pytest.approx(1.0)
+    assert times.expected("bob") == pytest.approx(1.0)
 
 
 def test_many_users_are_not_all_remembered() -> None:
     times = RunTimes()
     for number in range(5000):
-        times.measured(entry(f"user-{number}"), 1.0)
+        times.measured(f"user-{number}", 1.0)
     assert len(times._users) <= 1024
 
 
@@ -142,7 +139,7 @@ def simulated(draw: Draw, replicas: int, load: float, count: int = 1000) -> list
     for _ in range(count):
         now += dice.expovariate(load * replicas / mean)
         while ended and ended[0][0] <= now:
-            times.measured(entry("ann"), heapq.heappop(ended)[1])
+            times.measured("ann", heapq.heappop(ended)[1])
         start = max(now, heapq.heappop(free))
         ran = draw(dice)
         heapq.heappush(free, start + ran)
@@ -177,15 +174,15 @@ def test_waits_are_honest_where_users_are_unlike() -> None:
     }
     times = RunTimes()
     for user in (["ann"] + ["bob"] * 20) * 12:
-        times.measured(entry(user), runs_s[user](dice))
-    line: FairQueue[None] = FairQueue()
+        times.measured(user, runs_s[user](dice))
+    line: FairQueue[Waiting] = FairQueue()
     for number, user in enumerate(["ann"] * 30 + ["bob"] * 600):
-        one = Entry(f"{number}", user, None, float(number))
-        line.add(replace(one, cost=times.expected(one)))
+        one = Waiting(f"{number}", user, float(number))
+        line.add(replace(one, cost=times.expected(one.user)))
     told, ahead_s = [], 0.0
     for one, place in line.positions():
         told.append(times.wait_s(place, 2, [0.0, 0.0], 0.0, ahead_s))
-        ahead_s += times.expected(one)
+        ahead_s += times.expected(one.user)
     real, free = [], [runs_s["bob"](dice), runs_s["ann"](dice)]
     for one, _ in line.positions():
         start = min(free)

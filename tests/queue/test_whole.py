@@ -271,8 +271,7 @@ class World:
             self._make,
             self._size,
             self._discover,
-            rules=PlacementRules(minimum_deployment_time_s=minimum_s),
-            drain_s=30.0,
+            rules=PlacementRules(minimum_deployment_time_s=minimum_s, drain_s=30.0),
             now=lambda: self.now().timestamp(),
             rng=random.Random(0),
         )

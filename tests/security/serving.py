@@ -23,7 +23,7 @@ import zstandard
 from ndif.config.settings import Settings
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request
-from ndif.server.embedded import Server
+from ndif.server.embedded import Operator, Owner, Server
 from tests.waiting import PATIENCE_S, until
 
 NAME = "test-org/model"
@@ -83,7 +83,7 @@ class Gateway:
     def accepted(self, answer: httpx.Response) -> Request:
         """The request that an answer accepts."""
         assert answer.status_code == 200, answer.text
-        unfinished = self.server._broker.unfinished
+        unfinished = self.server.stores.broker.unfinished
         return next(each for each in unfinished if each.id == answer.json()["id"])
 
 
@@ -93,19 +93,16 @@ def gateway(
     runtimes: Path,
     *,
     host: str = "127.0.0.1",
-    options: dict[str, Any],
+    whose: Owner | Operator = Owner(trusted=False),  # noqa: B008 - it is immutable
     **settings: Any,
 ) -> Iterator[Gateway]:
-    """A gateway that listens on `host`, with these options and settings."""
+    """A gateway that listens on `host`, of one user or of many, with these settings."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, 0), family=family, dualstack_ipv6=":" in host)
     model = DeploymentConfig(NAME, NAME, task="text-generation", dedicated=True)
-    options = {"places": False, **options}
     has_keys = bool({"api_keys", "database_url"} & set(settings))
     settings = {"dev_mode": not has_keys, **settings}
-    server = Server(
-        Settings(runtimes_dir=runtimes, **settings), [model], folder, host=host, **options
-    )
+    server = Server(Settings(runtimes_dir=runtimes, **settings), [model], folder, whose, host=host)
     config = server.uvicorn_config(listening)
     config.lifespan = "off"
     http = uvicorn.Server(config)

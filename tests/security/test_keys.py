@@ -16,13 +16,15 @@ import pytest
 from ndif.config.settings import Settings
 from ndif.launch.machine_checks import check_machine
 from ndif.launch.preflight import ServerOptions, preflight
-from ndif.queue.fair_queue import Entry, FairQueue
+from ndif.queue.fair_queue import FairQueue
 from ndif.sandbox.confinement.layers import detect_layers, missing_layers
+from ndif.server.embedded import Operator
 from ndif.stores.accounts import Caller, FileAccounts, NoSuchKeyError, OpenAccounts
 from ndif.stores.accounts.guesses import Guesses, TooManyGuessesError
 from ndif.stores.accounts.sql.database import Database
 from ndif.stores.accounts.sql.registry import SqlRegistry
 from tests.on_loop import on_loop
+from tests.queue.entries import Waiting
 from tests.security.serving import SOMEBODY, Gateway, gateway, get, needs_root, user
 from tests.services.process import free_port
 from tests.waiting import time_passes
@@ -47,9 +49,9 @@ def keys(tmp_path: Path) -> Path:
 def keyed(keys: Path, runtimes: Path, tmp_path: Path) -> Iterator[Gateway]:
     """A server behind a proxy of this machine, whose users have keys."""
     names = "ndif.example.org"
-    options = {"places": True}
+    whose = Operator()
     with gateway(
-        tmp_path / "results", runtimes, options=options, api_keys=keys, allowed_hosts=names
+        tmp_path / "results", runtimes, whose=whose, api_keys=keys, allowed_hosts=names
     ) as started:
         yield started
 
@@ -92,7 +94,7 @@ def test_while_the_database_of_keys_is_away_nobody_is_let_in(
     way: str, runtimes: Path, tmp_path: Path
 ) -> None:
     away = "postgresql://ndif:secret@127.0.0.1:1/ndif"
-    with gateway(tmp_path, runtimes, options={"places": True}, database_url=away) as served:
+    with gateway(tmp_path, runtimes, whose=Operator(), database_url=away) as served:
         for key in (KEY, "another"):
             assert WAYS[way](served, {"ndif-api-key": key}) == 503
         refused = served.submit(**{"ndif-api-key": KEY})
@@ -110,7 +112,7 @@ def test_a_key_of_the_database_is_revoked_while_its_holder_works(
     row = asyncio.run(_then_close(registry, registry.create_key("ada@example.org")))
     key = row.api_key
     with gateway(
-        tmp_path, runtimes, options={"places": True}, database_url=url, accounts_cache_s=0.2
+        tmp_path, runtimes, whose=Operator(), database_url=url, accounts_cache_s=0.2
     ) as served:
         assert served.accepted(served.submit(**{"ndif-api-key": key})).user == "ada@example.org"
         said = get(f"{served.url}/whoami", headers={"ndif-api-key": key}).json()
@@ -250,17 +252,17 @@ async def test_inventing_keys_makes_nobody_another_user() -> None:
 @on_loop
 async def test_inventing_keys_buys_no_turns() -> None:
     """Eight jobs of one address, each with a key of its own, and then one of an honest user."""
-    accounts, queue = OpenAccounts(hotswapping=True), FairQueue[None]()
+    accounts, queue = OpenAccounts(hotswapping=True), FairQueue[Waiting]()
     for number in range(8):
         account = await accounts.account(Caller(f"invented-{number}", "10.0.0.7"))
-        queue.add(Entry(f"flood-{number}", account.user, None, float(number)))
+        queue.add(Waiting(f"flood-{number}", account.user, float(number)))
     honest = await accounts.account(Caller("", "10.0.0.8"))
-    queue.add(Entry("honest", honest.user, None, 9.0))
+    queue.add(Waiting("honest", honest.user, 9.0))
     assert {entry.id: place for entry, place in queue.positions()}["honest"] <= 2
 
 
 def test_inventing_keys_on_an_open_server_is_one_user(runtimes: Path, tmp_path: Path) -> None:
-    with gateway(tmp_path, runtimes, options={"places": True}) as served:
+    with gateway(tmp_path, runtimes, whose=Operator()) as served:
         users = {
             served.accepted(submit(**{"ndif-api-key": f"invented-{number}"})).user
             for number in range(3)

@@ -17,6 +17,7 @@ import pytest
 import socketio
 
 from ndif.gateway.peer import uid_of
+from ndif.server.embedded import Owner
 from ndif.stores.accounts import Caller, NoSuchKeyError, OwnerAccounts
 from tests.clients.harness import Client, LocalServer
 from tests.conftest import NAME, client_environment
@@ -41,9 +42,9 @@ UNKNOWN = "00000000-0000-4000-8000-000000000000"
 @pytest.fixture(scope="module")
 def local(runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """A local server that listens on every address."""
-    options = {"owner_token": TOKEN, "trusted": True}
+    whose = Owner(trusted=True, token=TOKEN)
     folder = tmp_path_factory.mktemp("results")
-    with gateway(folder, runtimes, host="::", options=options) as started:
+    with gateway(folder, runtimes, host="::", whose=whose) as started:
         yield started
 
 
@@ -126,9 +127,9 @@ def test_a_proxys_client_does_not_borrow_a_connection_of_the_owner(
     runtimes: Path, tmp_path: Path
 ) -> None:
     """The port of a connection that the owner has open, as the port of whom a believed proxy names."""
-    options = {"owner_token": TOKEN, "trusted": True}
+    whose = Owner(trusted=True, token=TOKEN)
     with (
-        gateway(tmp_path, runtimes, options=options, public_url="http://a.example") as local,
+        gateway(tmp_path, runtimes, whose=whose, public_url="http://a.example") as local,
         socket.create_connection(("127.0.0.1", local.port)) as owners,
     ):
         borrowed = f"127.0.0.1:{owners.getsockname()[1]}"

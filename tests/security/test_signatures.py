@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from ndif.host.execution import announcement
-from ndif.host.request_lifecycle import Party, RequestLifecycle
+from ndif.queue.lifecycle import QueueLifecycle
 from ndif.schema.deployment import OperationError
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
@@ -238,9 +238,10 @@ async def test_the_owner_of_a_refused_job_reads_why_and_no_other_end_is_lost(
             await objects.put(end_key(forged.id), b'{"status": "COMPLETED"}')
         await world.put(encode_request(forged))
         claimed = await within(world.leader.claim(), PATIENCE_S)
-        lifecycle = RequestLifecycle(world.leader, responder, Party.QUEUE)
-        assert lifecycle.claim(claimed)
-        await lifecycle.fail(claimed, claimed.refusal)
+        lifecycle = QueueLifecycle(world.leader, responder)
+        job = lifecycle.claim(claimed)
+        assert job is not None
+        await lifecycle.fail(job, claimed.refusal)
         told = await last_response(objects, forged.id)
         assert told is not None
         assert told.status is (Status.COMPLETED if had_ended else Status.ERROR)

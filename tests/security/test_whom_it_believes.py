@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from ndif.schema.response import Response
 from ndif.schema.status import Status
+from ndif.server.embedded import Operator
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.responder import Responder
 from ndif.tasks import end
@@ -49,7 +50,7 @@ KEYS += "- {key: ada-s-other-key, user: ada}\n"
 def served(runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """A server of many users without keys, that listens on every address."""
     folder = tmp_path_factory.mktemp("results")
-    with gateway(folder, runtimes, host="0.0.0.0", options={"places": True}) as started:
+    with gateway(folder, runtimes, host="0.0.0.0", whose=Operator()) as started:
         yield started
 
 
@@ -57,8 +58,8 @@ def served(runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def proxied(runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """One behind a proxy of this machine, with a public name."""
     folder, names = tmp_path_factory.mktemp("results"), "ndif.example.org"
-    options = {"places": True}
-    with gateway(folder, runtimes, options=options, allowed_hosts=names) as started:
+    whose = Operator()
+    with gateway(folder, runtimes, whose=whose, allowed_hosts=names) as started:
         yield started
 
 
@@ -68,7 +69,7 @@ def keyed(runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     folder = tmp_path_factory.mktemp("results")
     keys = folder / "keys.yaml"
     keys.write_text(KEYS)
-    with gateway(folder, runtimes, options={"places": True}, api_keys=keys) as started:
+    with gateway(folder, runtimes, whose=Operator(), api_keys=keys) as started:
         yield started
 
 
@@ -232,9 +233,9 @@ def test_each_key_is_told_the_secret_of_its_own_call_backs(keyed: Gateway) -> No
 
 @on_loop
 async def test_a_callback_that_an_older_server_took_is_not_made(served: Gateway) -> None:
-    queue = served.server._callbacks
-    responder = Responder(MemoryBroker(), served.server._objects, queue)
-    delivering = asyncio.create_task(served.server._coordinator._callbacks.run())
+    queue = served.server.stores.callbacks
+    responder = Responder(MemoryBroker(), served.server.stores.objects, queue)
+    delivering = asyncio.create_task(served.server.coordinator.control_plane.callbacks.run())
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         for trusted in (False, True):
@@ -345,7 +346,7 @@ def test_an_id_alone_gives_no_response_where_keys_are_in_use(keyed: Gateway) -> 
 @on_loop
 async def test_an_end_is_its_users_too(keyed: Gateway) -> None:
     request = keyed.accepted(keyed.submit(**ADA))
-    await Responder(keyed.server._broker, keyed.server._objects).respond(
+    await Responder(keyed.server.stores.broker, keyed.server.stores.objects).respond(
         request, Response(request.id, Status.ERROR, "It failed.")
     )
     url = f"{keyed.url}/response/{request.id}"

@@ -21,7 +21,7 @@ from ndif.config.settings import Settings
 from ndif.control.operations import ListCallbacks, RetryCallbacks
 from ndif.schema.callback import Callbacks
 from ndif.schema.deployment import OperationError
-from ndif.server.embedded import Server
+from ndif.server.embedded import Operator, Owner, Server
 from ndif.server.leader import Leader
 from ndif.server.process_config import ProcessConfig
 from ndif.stores.callbacks import CALLBACKS, SqliteCallbacks
@@ -219,8 +219,8 @@ def test_an_operator_sees_what_was_given_up_and_makes_it_again(
 
 @on_loop
 async def test_operations_on_call_backs_that_are_not_there(tmp_path: Path) -> None:
-    server = Server(Settings(), [], tmp_path, host="127.0.0.1", places=True)
-    control = server._coordinator.control_plane
+    server = Server(Settings(), [], tmp_path, Operator(), host="127.0.0.1")
+    control = server.coordinator.control_plane
     none = Callbacks(waiting=0, given_up=0, callbacks=[])
     assert await ListCallbacks().perform(control) == none
     assert (await RetryCallbacks(all=True).perform(control)).retried == []
@@ -230,7 +230,7 @@ async def test_operations_on_call_backs_that_are_not_there(tmp_path: Path) -> No
     for wrong in (RetryCallbacks(), RetryCallbacks(request_id="abc", all=True)):
         with pytest.raises(OperationError, match="either one request, or all"):
             await wrong.perform(control)
-    await server._callbacks._file._in_thread(server._callbacks._file._connection.close)
+    await server.stores.callbacks.stop()
     with pytest.raises(OperationError, match="The call-backs cannot be read"):
         await ListCallbacks().perform(control)
 
@@ -255,27 +255,26 @@ async def test_a_server_that_gets_a_broker_takes_its_call_backs_along(
     )
     leader = Leader(Settings(broker_url=redis.url), config)
     await leader.take_callbacks()
-    assert await leader._callbacks.due(100.0, 10) == callbacks
-    await leader._broker.stop()
+    assert await leader.stores.callbacks.due(100.0, 10) == callbacks
+    await leader.stores.stop()
     again = SqliteCallbacks(tmp_path / CALLBACKS)
     assert await again.counts() == (0, 0)
     await again.stop()
 
 
 @pytest.mark.parametrize(
-    ("trusted", "places", "is_called"),
-    [(True, False, True), (False, False, False), (True, True, False), (False, True, False)],
+    ("whose", "is_called"),
+    [(Owner(trusted=True), True), (Owner(trusted=False), False), (Operator(), False)],
 )
 def test_only_a_server_whose_one_user_it_trusts_calls_this_machine(
-    tmp_path: Path, trusted: bool, places: bool, is_called: bool
+    tmp_path: Path, whose: Owner | Operator, is_called: bool
 ) -> None:
     server = Server(
         Settings(dev_mode=True),
         [],
         tmp_path,
+        whose,
         host="127.0.0.1",
-        places=places,
-        trusted=trusted,
         secret="s" * 16,
     )
     client = TestClient(

@@ -15,7 +15,7 @@ from ndif.config.settings import Settings
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.server.embedded import Server
+from ndif.server.embedded import Operator, Server
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.broker.spool import SPOOL, Spool
 from ndif.stores.objects import FileStore
@@ -47,7 +47,7 @@ def client(
         DeploymentConfig(NAME, NAME),
         DeploymentConfig("my-lab/elsewhere", "my-lab/elsewhere"),
     ]
-    server = Server(Settings(dev_mode=True), models, tmp_path, host="127.0.0.1", places=True)
+    server = Server(Settings(dev_mode=True), models, tmp_path, Operator(), host="127.0.0.1")
     return TestClient(server.app, "http://127.0.0.1")  # without its lifespan, nothing is loaded
 
 
@@ -81,7 +81,7 @@ async def test_a_job_that_ended_long_ago_does_not_run_again(tmp_path: Path) -> N
     await spool.close()
     await Responder(MemoryBroker(), objects).respond(request, Response(request.id, Status.ERROR))
     os.utime(objects.path(end_key(request.id)), (0, 0))
-    server = Server(Settings(dev_mode=True), [], tmp_path, host="127.0.0.1", places=True)
+    server = Server(Settings(dev_mode=True), [], tmp_path, Operator(), host="127.0.0.1")
     assert server.is_polled, "its end may be asked for, though its update is gone"
     async with server._lifespan(cast(Starlette, None)):
         assert server.unfinished == 0

@@ -63,7 +63,7 @@ line: {head_start: 30s, patience: 8, max_attempts: 1}
     assert world.replica_bytes(large) == 141 * 10**9
     assert world.weights("ORG/small") == 5 * 10**9
     assert world.weights("org/other") == 16 * 10**9
-    assert (world.rules.minimum_deployment_time_s, world.drain_s) == (300, 10)
+    assert (world.rules.minimum_deployment_time_s, world.rules.drain_s) == (300, 10)
     assert world.speeds.loading_s(5 * 10**9) == 5.0
     assert world.speeds.returning_s(5 * 10**9) == 0.5
     assert world.speeds.caching_s(5 * 10**9) == 0.25
@@ -77,9 +77,9 @@ def test_what_is_left_out_is_as_a_server_has_it() -> None:
     world = read(SMALL, "c.yaml")
     server = {name: field.default for name, field in Settings.model_fields.items()}
     assert world.rules == PlacementRules(
-        minimum_deployment_time_s=server["minimum_deployment_time_seconds"]
+        minimum_deployment_time_s=server["minimum_deployment_time_seconds"],
+        drain_s=server["drain_timeout_s"],
     )
-    assert world.drain_s == server["drain_timeout_s"]
     assert world.execution_timeout_s == server["execution_timeout_seconds"]
     assert world.autoscale == Bounds(
         most=server["autoscale_max_replicas"],
@@ -107,7 +107,7 @@ def test_the_example_of_the_documentation_is_one() -> None:
     world = read(cluster, "c.yaml")
     assert len(world.nodes) == 5
     plain = read(SMALL, "c.yaml")
-    for field in ("rules", "drain_s", "speeds", "autoscale", "queue_policy", "execution_timeout_s"):
+    for field in ("rules", "speeds", "autoscale", "queue_policy", "execution_timeout_s"):
         assert getattr(world, field) == getattr(plain, field), field
 
 

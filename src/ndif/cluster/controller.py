@@ -81,28 +81,24 @@ class Controller:
         discover: Discover,
         *,
         rules: PlacementRules = DEFAULT_RULES,
-        drain_s: float = 60.0,
         now: Callable[[], float] = time.time,
         rng: random.Random | None = None,
         places: bool = True,
-        on_up: Callable[[Replica], None] = lambda _: None,
     ) -> None:
         """Prepare a controller without machines; `discover` finds them.
 
-        `drain_s`: seconds that an evicted replica may finish its requests in. `rng` decides ties and ids.
-        `places`: models go where there is room; otherwise where their options say. `on_up` is called with
-        each replica that begins to serve.
+        `rng` decides ties and ids. `places`: models go where there is room; otherwise where their options
+        say.
         """
         self.models = models
         self._cluster = Cluster()
         self._leave_listeners: list[Leaving] = []
-        self._on_up = on_up
+        self._up_listeners: list[Callable[[Replica], None]] = []
         self._make_actor = make_actor
         self._evaluate = evaluate
         self._discover = discover
         self._rules = rules
         self._places = places
-        self._drain_s = drain_s
         self._now = now
         self._rng = rng or random.Random()  # noqa: S311 - ties, not secrets
         self._replicas: dict[ReplicaKey, Replica] = {}
@@ -149,6 +145,10 @@ class Controller:
     def on_leave(self, listener: Leaving) -> None:
         """Call `listener` for each replica that no longer serves."""
         self._leave_listeners.append(listener)
+
+    def on_up(self, listener: Callable[[Replica], None]) -> None:
+        """Call `listener` with each replica that begins to serve."""
+        self._up_listeners.append(listener)
 
     def _notify_leaving(self, key: ReplicaKey, why: str) -> None:
         for listener in self._leave_listeners:
@@ -486,7 +486,7 @@ class Controller:
 
     async def _drain(self, lease: Lease) -> None:
         with contextlib.suppress(asyncio.TimeoutError):
-            await within(lease.ended(), self._drain_s)
+            await within(lease.ended(), self._rules.drain_s)
 
     async def _end(self, replica: Replica) -> None:
         replica.is_ending = True
@@ -536,7 +536,8 @@ class Controller:
         self._take_over()
         logger.info("%s is ready", replica.placed.name)
         replica.model.problems.pop(replica.generation, None)
-        self._on_up(replica)
+        for listener in self._up_listeners:
+            listener(replica)
         replica.came_up()
 
     def _learn(self, replica: Replica) -> None:

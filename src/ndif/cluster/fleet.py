@@ -53,6 +53,8 @@ class Fleet(Protocol):
 
     outlives: bool
     """True if replicas go on when the leader ends."""
+    places: bool
+    """True to measure models and place them; False to load each where its options say."""
     lost: asyncio.Event
     """Set once the machines are out of reach for good."""
     fork_servers: ForkServers

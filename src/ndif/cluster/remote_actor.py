@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ndif.host.device_errors import DeviceFailure
+from ndif.host.job import LEFT, Job
+from ndif.host.lifecycle import Lifecycle
 from ndif.host.port import (
     ActorError,
     DeviceError,
@@ -23,7 +25,6 @@ from ndif.host.port import (
     ReplicaLostError,
     ServedModel,
 )
-from ndif.host.request_lifecycle import Party, RequestLifecycle
 from ndif.placement.replica import PlacedReplica
 from ndif.runtime.typed_json import from_json, to_json
 from ndif.schema.deployment import DeploymentConfig
@@ -108,7 +109,7 @@ class Jobs:
     """The jobs that one replica was sent.
 
     Runs them in turn on the replica's `ModelActor`, leaves their states and ends to a
-    `RequestLifecycle`, and answers the leader. Which job comes next is the leader's choice.
+    `Lifecycle`, and answers the leader. Which job comes next is the leader's choice.
     """
 
     def __init__(self, services: NodeServices, replica_id: str = "") -> None:
@@ -116,9 +117,9 @@ class Jobs:
         self._name = replica_id
         self._actor = services.actor
         self._channel = services.channel
-        self._lifecycle = RequestLifecycle(services.broker, services.responder, Party.REPLICA)
+        self._lifecycle = Lifecycle(services.broker, services.responder)
         self._turn = asyncio.Lock()
-        self._current: Request | None = None
+        self._current: Job | None = None
         self._runs: dict[str, asyncio.Task[JobAnswer]] = {}
         self._cancelled_early: dict[str, str] = {}
 
@@ -166,14 +167,16 @@ class Jobs:
             await self._channel.give_back(request)
 
     async def _run(self, request: Request) -> JobAnswer:
-        self._lifecycle.claim(request)
+        job = self._lifecycle.claim(request)
+        if job is None:
+            raise RuntimeError(f"request {request.id} is held already")
         if (reason := self._cancelled_early.pop(request.id, None)) is not None:
             self._lifecycle.cancel(request.id, reason)
         watching = asyncio.create_task(self._watch_current(), name="client of the current job")
         try:
             async with self._turn:
                 watching.cancel()
-                return await self._execute(request)
+                return await self._execute(job)
         finally:
             watching.cancel()
             del self._runs[request.id]
@@ -182,24 +185,24 @@ class Jobs:
         """Cancel the job that runs once its client has left: its leader, who would do so, may be gone."""
         while True:
             current = self._current
-            if current is not None and await self._lifecycle.disconnected([current]):
-                self.cancel(current.id, "The client left.")
+            if current is not None and await self._lifecycle.disconnected([current.request]):
+                self.cancel(current.id, LEFT)
             await asyncio.sleep(_LOOK_S)
 
-    async def _execute(self, request: Request) -> JobAnswer:
-        self._current = request
+    async def _execute(self, job: Job) -> JobAnswer:
+        self._current = job
         try:
-            response = await self._lifecycle.dispatch(request, self._actor, self._name)
+            response = await self._lifecycle.dispatch(job, self._actor, self._name)
         except BrokerAwayError as error:
-            await self._lifecycle.give_back(request)
+            await self._lifecycle.give_back(job)
             return JobAnswer(None, "away", str(error))
         except (ClientLeftError, EndedError, ReplicaLostError) as error:
-            await self._lifecycle.give_back(request)
+            await self._lifecycle.give_back(job)
             evicted = isinstance(error, ReplicaEvictedError)
             return JobAnswer(None, "evicted" if evicted else "lost", str(error))
         finally:
             self._current = None
-        return _answer(await self._lifecycle.complete(request, response))
+        return _answer(await self._lifecycle.complete(job, response))
 
 
 def _answer(end: Response) -> JobAnswer:

@@ -575,7 +575,8 @@ class Kill(Operation):
         lifecycle = control.dispatcher.lifecycle
         held = [request.id for request in lifecycle.held]
         request_id = _whole_id(self.request_id, held)
-        if self.user not in (None, lifecycle.owner_of(request_id)):
+        job = lifecycle.job(request_id)
+        if self.user not in (None, None if job is None else job.user):
             raise OperationError(
                 404, f"No job {self.request_id[:_MAX_QUOTED]!r} of yours waits or runs here."
             )
@@ -643,8 +644,9 @@ class GetTrace(Operation):
 
     async def perform(self, control: ControlPlane) -> Trace:
         """See `Operation.perform`."""
-        if (held := control.dispatcher.lifecycle.steps_of(self.job_id)) is not None:
-            found: Trace | None = trace_of(*held)
+        job = control.dispatcher.lifecycle.job(self.job_id)
+        if job is not None and job.state is not None:
+            found: Trace | None = trace_of(job.request, job.state, job.steps_now())
         else:
             record = await _read(control.usage.find(self.job_id))
             found = None if record is None else Trace.of(record)
@@ -818,7 +820,7 @@ OPERATIONS: tuple[type[Operation], ...] = tuple(Operation.__subclasses__())
 """Every operation, in the order of this file."""
 
 Perform = Callable[[Operation], Awaitable[Any]]
-"""Performs an operation: in this process, or through `ndif.control.remote`."""
+"""Performs an operation; see `ndif.control.leader.Leader.perform`."""
 
 
 Parsed = TypeVar("Parsed", bound=BaseModel)

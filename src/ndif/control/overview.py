@@ -276,7 +276,7 @@ def _generation(
         processor=None if row.processor is None else row.processor.value,
         desired=row.desired_replicas,
         waiting=row.waiting,
-        oldest=None if oldest is None else oldest.item.received,
+        oldest=None if oldest is None else oldest.arrived,
         running=len(processor.replicas.runs) if processor else 0,
         wait_s=None if waits_s is None else _rounded(waits_s),
         last_used=None if used is None else round(wall + used, 1),

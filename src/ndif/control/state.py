@@ -109,7 +109,7 @@ def _model(
     variant = Variant(model.key, generation or "")
     processor = dispatcher.processors.get(variant)
     workers: Iterable[ReplicaWorker] = processor.replicas if processor else ()
-    running = {worker.id: run.entry.id for worker in workers for run in worker.runs[:1]}
+    running = {worker.id: job.id for worker in workers for job in worker.runs[:1]}
     return ModelState(
         model_key=str(key),
         repo_id=key.repo_id,
@@ -172,23 +172,23 @@ def _queue(processor: Processor) -> QueueState:
         processor=processor.status,
         running=[
             RunningRequest(
-                request_id=run.entry.id,
-                user=run.entry.user,
+                request_id=job.id,
+                user=job.user,
                 replica_id=worker.id,
-                since=wall + run.since,
+                since=wall + job.run_since,
             )
             for worker in processor.replicas
-            for run in worker.runs
+            for job in worker.runs
         ],
         waiting=[
             WaitingRequest(
-                request_id=entry.id,
-                user=entry.user,
+                request_id=job.id,
+                user=job.user,
                 position=position,
-                received=entry.item.received,
+                received=job.arrived,
                 expected_start_s=processor.expected_wait_s(position),
             )
-            for entry, position in processor.queue.positions()
+            for job, position in processor.queue.positions()
         ],
     )
 
@@ -199,13 +199,13 @@ def queue_waits(dispatcher: Dispatcher) -> list[QueueWait]:
     found = []
     for processor in dispatcher.processors.values():
         oldest = next(iter(processor.queue), None)
-        dispatched = [wall + run.since for run in processor.replicas.runs]
+        dispatched = [wall + job.run_since for job in processor.replicas.runs]
         found.append(
             QueueWait(
                 label=processor.model.config.key.label,
                 generation=processor.variant.generation,
                 waiting=len(processor.queue),
-                oldest=None if oldest is None else oldest.item.received,
+                oldest=None if oldest is None else oldest.arrived,
                 last_dispatched=max(dispatched, default=None),
             )
         )
@@ -221,20 +221,20 @@ def unfinished_jobs(dispatcher: Dispatcher, user: str | None) -> list[JobState]:
     """Return the unfinished jobs of a user, or of all, the newest first."""
     places: dict[str, tuple[int, float | None]] = {}
     for processor in dispatcher.processors.values():
-        for entry, position in processor.queue.positions():
-            places[entry.id] = position, processor.expected_wait_s(position)
+        for job, position in processor.queue.positions():
+            places[job.id] = position, processor.expected_wait_s(position)
     jobs = []
-    for request, status, dispatched in dispatcher.lifecycle.unfinished():
-        if user not in (None, request.user):
+    for job in dispatcher.lifecycle.unfinished():
+        if user not in (None, job.user):
             continue
-        place = places.get(request.id)
+        place = places.get(job.id)
         jobs.append(
             project(
                 JobState,
-                request,
-                model=request.model.repo_id,
-                status=status,
-                dispatched=dispatched,
+                job.request,
+                model=job.request.model.repo_id,
+                status=job.state,
+                dispatched=job.dispatched,
                 ended=None,
                 position=None if place is None else place[0],
                 expected_start_s=None if place is None else place[1],

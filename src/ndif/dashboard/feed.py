@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 Next = Callable[[str, Sequence[str]], Awaitable[NextState]]
 """Returns the state once it is not the one of this name, and the unfinished jobs of these users.
 
-See `ndif.control.overview.Overview.next`, and `ndif.control.remote.RemoteOverview`.
+See `ndif.control.leader.Leader.next_state`.
 """
 
 JOBS, AWAY = "jobs", "away"

@@ -16,10 +16,9 @@ from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from ndif.config.settings import Settings
-from ndif.control.operations import Perform
+from ndif.control.leader import Leader
 from ndif.gateway.admin import AdminRoutes
 from ndif.gateway.callbacks import CallbackRoute
-from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.connections import limited
 from ndif.gateway.documents import Documents
 from ndif.gateway.envelope_wire import WebSocketSubscriptions
@@ -39,19 +38,15 @@ from ndif.gateway.origin import SameOrigin
 from ndif.gateway.quota import Quota
 from ndif.gateway.request_log import RequestLog
 from ndif.gateway.response_headers import ResponseHeaders
-from ndif.gateway.results import ResponseRoute, ResultRoute, UpdateOf
+from ndif.gateway.results import ResponseRoute, ResultRoute
 from ndif.gateway.sessions import Sessions
 from ndif.gateway.submit import SubmitRoute
 from ndif.host.runtimes import Runtimes
-from ndif.queue.callbacks.guard import Network
-from ndif.stores.accounts import Accounts
+from ndif.queue.callbacks.guard import CallbackRules
 from ndif.stores.broker import Broker
-from ndif.stores.callbacks import CallbackQueue
-from ndif.stores.events import NoteEvents
-from ndif.stores.objects import FileStore, ObjectStore
-from ndif.stores.ping import pings
+from ndif.stores.objects import FileStore
 from ndif.stores.rates import Rates
-from ndif.stores.responder import Responder
+from ndif.stores.stores import Stores
 
 _SHUTDOWN_S = 3
 """Seconds that open connections have to end when the server does."""
@@ -90,97 +85,95 @@ class Gateway:
         await asyncio.gather(self.websockets.fail_all(_STOPPED), self.socket_io.fail_all(_STOPPED))
 
 
+@dataclass(frozen=True)
+class GatewayOptions:
+    """The address of a gateway, and the secrets that its routes check."""
+
+    host: str
+    """Name or address that the server listens on."""
+    callbacks: CallbackRules
+    token: str | None = None
+    """Bearer token of `/admin/*`; without one there are no such routes."""
+    admin: socket.socket | None = None
+    """Socket of the operator's routes; None: they are beside the others."""
+    session_secrets: Sequence[str] = ()
+    """The first signs operators' logins; without any the token does."""
+
+
 def create_gateway(
     settings: Settings,
-    broker: Broker,
-    objects: ObjectStore,
-    responder: Responder,
-    catalogue: Catalogue,
+    options: GatewayOptions,
+    stores: Stores[Broker],
+    leader: Leader,
     runtimes: Runtimes,
-    accounts: Accounts,
     hub: HfMirror,
-    lifespan: Lifespan[Starlette],
-    *,
-    host: str,
-    perform: Perform,
-    update_of: UpdateOf,
-    token: str | None,
-    session_secrets: Sequence[str] = (),
-    note: NoteEvents,
-    callbacks: CallbackQueue,
-    callback_networks: Sequence[Network],
-    callback_secrets: Sequence[str],
     pages: Pages,
-    admin: socket.socket | None = None,
+    lifespan: Lifespan[Starlette],
 ) -> Gateway:
-    """Return the gateway over these stores and models.
-
-    `host` is the name or address that the server listens on.
-    `perform` performs operations, `update_of` asks the queue, and `note` notes events for operators.
-    Without an operator's `token` there are no `/admin` routes; with the socket `admin` they are on that one
-    alone. The first of `session_secrets` signs operators' logins; without any the token does. Call-backs
-    reach public addresses and `callback_networks`; the first of `callback_secrets` is what their receivers
-    are told of. `pages` are on both sockets.
-    """
+    """Return the gateway over these stores, which asks `leader`; `pages` are on both of its sockets."""
+    broker, objects, accounts, admin = stores.broker, stores.objects, stores.accounts, options.admin
     rates = Rates(settings.broker_url)
     channels = OpenChannels(settings)
     websockets = WebSocketSubscriptions(broker, accounts, channels, settings)
     socket_io = SocketIoSubscriptions(broker, channels, settings)
     incoming = Incoming(settings)
-    callback_route = CallbackRoute(
-        accounts,
-        callback_networks,
-        callback_secrets,
-        callbacks,
-        sends_mail=settings.sends_mail,
-        most=settings.max_callbacks,
-    )
+    callbacks = CallbackRoute(settings, options.callbacks, accounts, stores.callbacks)
     submit = SubmitRoute(
         settings,
-        broker,
-        responder,
+        stores,
+        leader,
         runtimes,
-        catalogue,
-        accounts,
         incoming,
-        Quota(settings, perform, rates),
-        callback_route,
+        Quota(settings, leader.perform, rates),
+        callbacks,
         channels,
     )
     routes = [
         *submit.routes(),
-        *callback_route.routes(),
+        *callbacks.routes(),
         *websockets.routes(),
-        *JobRoutes(accounts, perform, objects).routes(),
-        *ResponseRoute(objects, update_of, accounts).routes(),
+        *JobRoutes(accounts, leader.perform, objects).routes(),
+        *ResponseRoute(objects, leader.update_of, accounts).routes(),
         # From any other store clients download their results directly.
         *(ResultRoute(objects).routes() if isinstance(objects, FileStore) else ()),
     ]
-    models = ModelRoutes(
-        catalogue, runtimes, settings.public_url, os.environ.get("HF_ENDPOINT")
-    ).routes()
-    health = [*HealthRoutes(catalogue, accounts, runtimes).routes(), *models, *pages.routes()]
-    stores = pings(broker, objects, accounts)
-    networks = settings.allowed_metrics_networks
-    measured = MetricsRoute(perform, stores, objects.folder, networks, token).routes()
-    operators = [*measured]
-    if token:
-        password = settings.admin_password_hash.get_secret_value()
-        sessions = Sessions(session_secrets or (token,), password, settings.admin_session_s)
-        known = Operators(token, sessions)
-        pages.admit(known.is_logged_in, None if admin is None else admin.getsockname()[1])
-        operators += LoginRoutes(known, password, rates, note).routes()
-        operators += AdminRoutes(perform, known, settings, accounts.registry, note).routes()
+    endpoint = os.environ.get("HF_ENDPOINT")
+    models = ModelRoutes(leader, runtimes, settings.public_url, endpoint).routes()
+    health = [*HealthRoutes(leader, accounts, runtimes).routes(), *models, *pages.routes()]
+    operators = _operators_routes(settings, options, stores, leader, rates, pages)
     if admin is None:
-        routes = [*routes, *health, *operators]
-        app = create_app(routes, socket_io, hub, lifespan, settings, host=host)
+        app = create_app(
+            [*routes, *health, *operators], socket_io, hub, lifespan, settings, host=options.host
+        )
     else:
         address, port = admin.getsockname()[:2]
         app = ByPort(
-            create_app([*routes, *health], socket_io, hub, lifespan, settings, host=host),
+            create_app([*routes, *health], socket_io, hub, lifespan, settings, host=options.host),
             {port: _application([*health, *operators], settings, address)},
         )
     return Gateway(app, websockets, socket_io, incoming, pages)
+
+
+def _operators_routes(
+    settings: Settings,
+    options: GatewayOptions,
+    stores: Stores[Broker],
+    leader: Leader,
+    rates: Rates,
+    pages: Pages,
+) -> list[BaseRoute]:
+    """Return the routes of operators and of monitoring."""
+    token, admin, registry = options.token, options.admin, stores.accounts.registry
+    networks, folder = settings.allowed_metrics_networks, stores.objects.folder
+    routes = MetricsRoute(leader.perform, stores.pings, folder, networks, token).routes()
+    if token:
+        password = settings.admin_password_hash.get_secret_value()
+        secrets = options.session_secrets or (token,)
+        known = Operators(token, Sessions(secrets, password, settings.admin_session_s))
+        pages.admit(known.is_logged_in, None if admin is None else admin.getsockname()[1])
+        routes += LoginRoutes(known, password, rates, leader.note).routes()
+        routes += AdminRoutes(leader.perform, known, settings, registry, leader.note).routes()
+    return routes
 
 
 def create_app(

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
+from ndif.config.settings import Settings
 from ndif.gateway.answers import CallbackSecret
 from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import RETRY_SOON, HttpError
 from ndif.gateway.openapi import ApiRoute, Description
-from ndif.queue.callbacks.guard import CallbackAddressError, Kind, Network, read_address
+from ndif.queue.callbacks.guard import (
+    CallbackAddressError,
+    CallbackRules,
+    Kind,
+    read_address,
+)
 from ndif.queue.callbacks.webhook import signing_secret
 from ndif.stores.accounts import Accounts
 from ndif.stores.callbacks import CallbackQueue
@@ -39,15 +44,10 @@ _SECRET = Description(
 class CallbackRoute:
     """Checks the address that a job names, and answers with the secret of a key's signed call-backs."""
 
+    settings: Settings
+    rules: CallbackRules
     accounts: Accounts
-    networks: Sequence[Network]
-    """Networks whose addresses are called beside public ones."""
-    secrets: Sequence[str]
-    """The server's secrets, of which the first is told of."""
     queue: CallbackQueue
-    sends_mail: bool
-    most: int
-    """Call-backs of one user that may wait."""
 
     def routes(self) -> list[BaseRoute]:
         """Return the route."""
@@ -56,15 +56,16 @@ class CallbackRoute:
     async def admit(self, address: str, user: str) -> None:
         """Raise an `HttpError` for an address that is not called, or a user for whom too many wait."""
         try:
-            found = read_address(address, self.networks)
+            found = read_address(address, self.rules.networks)
         except CallbackAddressError as error:
             raise HttpError(400, str(error)) from error
-        if found.kind is Kind.MAIL and not self.sends_mail:
+        if found.kind is Kind.MAIL and not self.settings.sends_mail:
             raise HttpError(400, _NO_MAIL)
-        if await self.queue.waiting_of(user) >= self.most:
+        most = self.settings.max_callbacks
+        if await self.queue.waiting_of(user) >= most:
             raise HttpError(
                 429,
-                f"{self.most} call-backs of your jobs wait for receivers that do not take them, and no "
+                f"{most} call-backs of your jobs wait for receivers that do not take them, and no "
                 "more may. Mend those receivers, or send this job without a callback and poll for it.",
                 RETRY_SOON,
             )
@@ -72,4 +73,4 @@ class CallbackRoute:
     async def secret(self, http: Request) -> CallbackSecret:
         """Answer with the secret that signs the call-backs of the caller's API key."""
         account = await self.accounts.account(caller_of(http))
-        return CallbackSecret(secret=signing_secret(self.secrets[0], account.key))
+        return CallbackSecret(secret=signing_secret(self.rules.secrets[0], account.key))

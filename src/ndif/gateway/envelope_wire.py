@@ -25,7 +25,6 @@ from ndif.gateway.http_error import CLOSE, HttpError, broker_unavailable, no_acc
 from ndif.gateway.incoming import MAX_ENVELOPE, IncomingPayload
 from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.openapi import Channel, LiveRoute
-from ndif.schema.request import Submission
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.schema.wires import envelope_fields, envelope_frame
@@ -57,12 +56,16 @@ _REFUSED = 4000
 
 
 class Envelope(BaseModel):
-    """The part `data` of a request: `nnsight.schema.request.RequestModel` of nnsight 0.8."""
+    """The fields of a request beside its payload, as `nnsight.schema.request.RequestModel` of 0.8 has them.
+
+    It is the part `data` of a request of nnsight 0.8; clients of the older wire send some of it in headers.
+    """
 
     model_config = ConfigDict(protected_namespaces=(), strict=True)
 
     model_key: str
     session_id: str = ""
+    """The id of the client's open subscription; empty if it polls."""
     compress: bool = False
     env: dict[str, Any] = {}
     trusted: bool | None = None
@@ -71,7 +74,7 @@ class Envelope(BaseModel):
 
 async def read_envelope(
     content_type: str, body: AsyncIterator[list[bytes]], payload: IncomingPayload
-) -> Submission:
+) -> Envelope:
     """Read the body of `POST /request`: the parts `data`, an envelope, and `blob`, into `payload`.
 
     Whatever is wrong with it is an `HttpError`.
@@ -87,23 +90,14 @@ async def read_envelope(
     content = bytes(parts["data"])
     try:
         if len(content) <= _PARSED_AT_ONCE:
-            envelope = Envelope.model_validate_json(content)
-        else:
-            envelope = await asyncio.to_thread(Envelope.model_validate_json, content)
+            return Envelope.model_validate_json(content)
+        return await asyncio.to_thread(Envelope.model_validate_json, content)
     except ValidationError as error:
         first = problems(error)[0]
         raise HttpError(
             400,
             f"The request's envelope is not valid: {first.place or 'data'}: {first.reason}.",
         ) from error
-    return Submission(
-        envelope.model_key,
-        subscription_id=envelope.session_id or None,
-        compress=envelope.compress,
-        env=envelope.env,
-        payload=await payload.finish(),
-        trusted=envelope.trusted is not False,
-    )
 
 
 async def _read_parts(

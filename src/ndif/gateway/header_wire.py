@@ -15,12 +15,12 @@ from starlette.requests import HTTPConnection
 from ndif.config.settings import Settings
 from ndif.gateway.caller import caller_of, subscription_of
 from ndif.gateway.connections import DOES_NOT_READ, TAKES_LARGE, disconnect, on_its_way
+from ndif.gateway.envelope_wire import Envelope
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.openapi import Channel
 from ndif.gateway.results import is_job_id
 from ndif.gateway.socket_io_channel import Acknowledgements, SocketIoChannel
-from ndif.schema.request import Submission
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.schema.wires import header_frame
@@ -30,7 +30,7 @@ _MAX_QUOTED = 100
 """Characters of a header that an answer repeats."""
 
 
-def read_headers(headers: Headers) -> Submission:
+def read_headers(headers: Headers) -> Envelope:
     """Return what the headers of `POST /request` say, or raise an `HttpError`; its body is the payload."""
     compress = headers.get("nnsight-compress", "True")
     if compress not in ("True", "False"):
@@ -38,9 +38,9 @@ def read_headers(headers: Headers) -> Submission:
             400,
             f"The header nnsight-compress must be True or False, not {compress[:_MAX_QUOTED]!r}.",
         )
-    return Submission(
-        headers["nnsight-model-key"],
-        subscription_id=headers.get("ndif-session_id") or None,
+    return Envelope(
+        model_key=headers["nnsight-model-key"],
+        session_id=headers.get("ndif-session_id", ""),
         compress=compress == "True",
     )
 

@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from ndif.control.leader import Catalogue
 from ndif.gateway.answers import READY, Identity, PythonEnvironment
 from ndif.gateway.caller import caller_of
-from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.environment import environment
 from ndif.gateway.http_error import RETRY_SOON, HttpError
 from ndif.gateway.openapi import Answer, ApiRoute, Description, Parameter, json_response

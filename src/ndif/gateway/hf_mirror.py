@@ -20,7 +20,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute
 
 from ndif.cluster.model_files import StoredFiles
-from ndif.control.remote import FILES
+from ndif.control.publisher import FILES
 from ndif.gateway.answers import HUB_TREE_EXAMPLE, HubEntry, HubModel, HubRefusal, HubSibling
 from ndif.gateway.openapi import (
     BYTES,
@@ -354,7 +354,7 @@ def _shown(name: str) -> str:
 
 
 class PublishedModels:
-    """The models whose files the leader's `ndif.control.remote` has published, for a mirror elsewhere."""
+    """The models whose files the leader's `Publisher` has published, for a mirror elsewhere."""
 
     def __init__(self, cache: SharedCache, objects: ObjectStore) -> None:
         """Read the names from `cache`, and the files from `objects`."""

@@ -149,7 +149,9 @@ _HTTP_ERRORS: Mapping[type[Exception], Callable[[Request, Any], HttpError]] = {
     TooManyGuessesError: lambda _, error: no_account(error),
     AccountsAwayError: lambda _, error: no_account(error),
     NotServedError: lambda _, error: HttpError(400, str(error)),
-    OperationError: lambda _, error: HttpError(error.status, str(error)),
+    OperationError: lambda _, error: HttpError(
+        error.status, str(error), RETRY_SOON if error.status == 503 else None
+    ),
     TooManyJobsError: lambda _, error: HttpError(429, str(error), RETRY_SOON),
     BrokerError: lambda _, error: broker_unavailable(error),
     DiskError: _disk_refuses,
@@ -172,6 +174,7 @@ _REASONS_BY_ERROR: Mapping[type[BaseException], str] = {
     NoSuchKeyError: "key",
     TooManyGuessesError: "guesses",
     AccountsAwayError: "accounts",
+    OperationError: "unavailable",
     NotServedError: "model",
     TooManyJobsError: "jobs",
     QueueFullError: "queue_bytes",

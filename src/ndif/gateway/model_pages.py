@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from ndif.cluster.models import Model, is_repo_id
+from ndif.control.leader import Catalogue
 from ndif.gateway.answers import READY
-from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.model_answers import DescribedModel, DescribedModule
 from ndif.gateway.module_paths import ROOT, Place

@@ -24,7 +24,7 @@ from ndif.gateway.openapi import (
     Description,
     Parameter,
 )
-from ndif.host.request_lifecycle import RUNS
+from ndif.host.job_states import RUNS
 from ndif.schema import wires
 from ndif.schema.payload import ZSTD_MAGIC
 from ndif.schema.response import Response as Update
@@ -53,7 +53,7 @@ def job_id_of(http: Request) -> str:
 
 
 UpdateOf = Callable[[str, "Status | None"], Awaitable["StoredResponse | None"]]
-"""Returns what follows a request's stored update (None for none); None if nothing does."""
+"""Returns the update that follows a request's stored one; see `ndif.control.leader.Leader.update_of`."""
 
 
 _ID = Parameter("id", "path", "The job's id.", JOB_ID)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 import re
 import time
-import uuid
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from starlette.requests import Request as HttpRequest
 from starlette.routing import BaseRoute
 
 from ndif.config.settings import Settings
+from ndif.control.leader import Catalogue
 from ndif.gateway.answers import MODEL_KEY, OLDER_MODEL_KEY
 from ndif.gateway.callbacks import CallbackRoute
 from ndif.gateway.caller import caller_of, subscription_of
-from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.envelope_wire import REFUSED_SESSION, Envelope, read_envelope
 from ndif.gateway.header_wire import read_headers
 from ndif.gateway.http_error import HttpError, reason_of
@@ -26,16 +26,17 @@ from ndif.gateway.quota import Quota
 from ndif.host.runtimes import SUPPORTED, Runtimes, generation_of
 from ndif.net import is_loopback
 from ndif.schema import wires
+from ndif.schema.limits import Limits
 from ndif.schema.model_key import ModelKey, explain_class
-from ndif.schema.payload import ZSTD_MAGIC
-from ndif.schema.request import Request, Submission, Wire
+from ndif.schema.payload import ZSTD_MAGIC, Payload
+from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response as Update
 from ndif.schema.status import Status
 from ndif.schema.step import GATEWAY
 from ndif.schema.wires import JobUpdate
-from ndif.stores.accounts import Account, Accounts, Caller
+from ndif.stores.accounts import Account, Caller
 from ndif.stores.broker import Broker
-from ndif.stores.responder import Responder
+from ndif.stores.stores import Stores
 from ndif.telemetry import metrics
 from ndif.telemetry.steps import Steps
 
@@ -136,11 +137,9 @@ class SubmitRoute:
     """
 
     settings: Settings
-    broker: Broker
-    responder: Responder
-    runtimes: Runtimes
+    stores: Stores[Broker]
     catalogue: Catalogue
-    accounts: Accounts
+    runtimes: Runtimes
     incoming: Incoming
     quota: Quota
     callbacks: CallbackRoute
@@ -157,7 +156,7 @@ class SubmitRoute:
         """Accept a request and answer RECEIVED."""
         caller, began = caller_of(http), time.time()
         with self.incoming.open(caller.address) as unfinished:
-            payload = IncomingPayload(self.broker.create_payload, unfinished)
+            payload = IncomingPayload(self.stores.broker.create_payload, unfinished)
             try:
                 return await self._submit(http, caller, payload, unfinished, began)
             except BaseException as error:
@@ -173,7 +172,7 @@ class SubmitRoute:
         unfinished: Unfinished,
         began: float,
     ) -> JobUpdate:
-        account = await self.accounts.account(caller)
+        account = await self.stores.accounts.account(caller)
         limits = self.quota.limits_of(account)
         version = http.headers.get("nnsight-version", "")
         self._refuse_older(version, http.headers.get("python-version", ""))
@@ -186,73 +185,94 @@ class SubmitRoute:
             wire = Wire.ENVELOPE
             # A client that runs from a source tree does not know its version.
             generation = self._generation(version, wire) if version else _NEWEST
-            submission = await read_envelope(http.headers["content-type"], body, payload)
-            model = await self._model(submission.model_key, generation, account)
+            envelope = await read_envelope(http.headers["content-type"], body, payload)
+            model = await self._model(envelope.model_key, generation, account)
         elif "nnsight-model-key" in http.headers:
             wire = Wire.HEADERS
             generation = self._generation(version, wire)
-            submission = read_headers(http.headers)
-            model = await self._model(submission.model_key, generation, account)
-            async for chunks in body:
-                for chunk in chunks:
-                    payload.add(chunk)
-                await payload.spill()
-            submission.payload = await payload.finish()
+            envelope = read_headers(http.headers)
+            model = await self._model(envelope.model_key, generation, account)
+            await self._read_payload(body, payload)
         else:
             raise HttpError(
                 400,
                 "This is neither a request of nnsight 0.8 (multipart/form-data with `data` and "
                 "`blob`) nor of 0.6 or 0.7 (the header nnsight-model-key is missing).",
             )
-        no_channel = HttpError(409, _NO_CHANNEL)
-        if submission.subscription_id is not None:
-            if submission.subscription_id == REFUSED_SESSION:
-                no_channel = self.channels.refusal(caller, account) or no_channel
-            # Clients of the older wire send no key when they open their channel.
-            owner = account.user if wire is Wire.ENVELOPE else caller.name
-            submission.subscription_id = subscription_of(submission.subscription_id, owner)
-        await self._check(submission, no_channel)
-        # The first key that is sent for a channel that was opened without says whose it is.
-        unclaimed = account.key and wire is Wire.HEADERS and submission.subscription_id
-        if unclaimed and not await self.broker.takes(unclaimed, account.user):
-            raise no_channel
+        content = await payload.finish()
+        _refuse_unreadable(content, compressed=envelope.compress)
         request = Request(
-            id=str(uuid.uuid4()),
             model=model,
             generation=generation,
             wire=wire,
-            payload=submission.payload,
-            compress=submission.compress,
+            payload=content,
+            compress=envelope.compress,
             base_url=self.settings.public_url or str(http.base_url).rstrip("/"),
             nearby=is_loopback(caller.address),
-            subscription_id=submission.subscription_id,
-            env=submission.env,
+            subscription_id=await self._subscription(envelope, wire, caller, account),
+            env=envelope.env,
             callback=callback,
             user=account.user,
             key=account.key,
             weight=account.weight,
             priority=account.priority,
             hotswapping=account.hotswapping,
-            trusted=account.trusted and submission.trusted,
+            trusted=account.trusted and envelope.trusted is not False,
             gated=account.gated,
             max_result_bytes=limits.result_bytes,
             max_stored_bytes=limits.stored_bytes,
             began=began,
             traceparent=_traceparent(http),
         )
+        return await self._send(request, limits)
+
+    async def _read_payload(
+        self, body: AsyncIterator[list[bytes]], payload: IncomingPayload
+    ) -> None:
+        """Read a body that is the payload alone."""
+        async for chunks in body:
+            for chunk in chunks:
+                payload.add(chunk)
+            await payload.spill()
+
+    async def _send(self, request: Request, limits: Limits) -> JobUpdate:
+        """Submit a request to the broker, and return RECEIVED for its client."""
         steps = Steps(request, GATEWAY)
-        steps.add("receive", began, request.received)
+        steps.add("receive", request.began, request.received)
         received = Update(request.id, Status.RECEIVED, "Your job has been received.")
         if request.subscription_id is None:
             # A client that polls at once must find the job.
-            await self.responder.respond(request, received)
-        await self.broker.submit(
+            await self.stores.responder.respond(request, received)
+        await self.stores.broker.submit(
             request, most_of_key=limits.unfinished_jobs, most_of_model=limits.queue_depth
         )
         metrics.submitted(request)
         logger.info("job %s is accepted", request.id)
         steps.add("submit", request.received)
         return wires.fields(request, received)
+
+    async def _subscription(
+        self, envelope: Envelope, wire: Wire, caller: Caller, account: Account
+    ) -> str | None:
+        """Return the id of the subscription that a request names; None for one that is polled.
+
+        One that is not open, or not this caller's, is an `HttpError`.
+        """
+        if not envelope.session_id:
+            return None
+        no_channel = HttpError(409, _NO_CHANNEL)
+        if envelope.session_id == REFUSED_SESSION:
+            no_channel = self.channels.refusal(caller, account) or no_channel
+        # Clients of the older wire send no key when they open their channel.
+        owner = account.user if wire is Wire.ENVELOPE else caller.name
+        subscription_id = subscription_of(envelope.session_id, owner)
+        if await self.stores.broker.disconnected([subscription_id]):
+            raise no_channel
+        # The first key that is sent for a channel that was opened without says whose it is.
+        is_unclaimed = account.key and wire is Wire.HEADERS
+        if is_unclaimed and not await self.stores.broker.takes(subscription_id, account.user):
+            raise no_channel
+        return subscription_id
 
     async def _model(self, text: str, generation: str, account: Account) -> ModelKey:
         """Return the key under which the server keeps the model that a client's key names."""
@@ -321,19 +341,17 @@ class SubmitRoute:
             f"`pip install '{SUPPORTED[_NEWEST]}'`{add if generation in SUPPORTED else ''}.",
         )
 
-    async def _check(self, submission: Submission, no_channel: HttpError) -> None:
-        """Refuse a payload that cannot be run, and with `no_channel` a subscription that is not open."""
-        if not submission.payload:
-            raise HttpError(400, "The request has no payload.")
-        if submission.compress and not submission.payload.startswith(ZSTD_MAGIC):
-            raise HttpError(
-                400,
-                "The payload is not zstd data though the request says it is compressed: it was damaged "
-                "on its way. Send it again.",
-            )
-        waits_on = submission.subscription_id
-        if waits_on is not None and await self.broker.disconnected([waits_on]):
-            raise no_channel
+
+def _refuse_unreadable(payload: Payload, *, compressed: bool) -> None:
+    """Refuse a payload that cannot be run."""
+    if not payload:
+        raise HttpError(400, "The request has no payload.")
+    if compressed and not payload.startswith(ZSTD_MAGIC):
+        raise HttpError(
+            400,
+            "The payload is not zstd data though the request says it is compressed: it was damaged "
+            "on its way. Send it again.",
+        )
 
 
 def _release(version: str) -> tuple[int, ...]:

@@ -234,7 +234,7 @@ class ServerRun(Run):
             )
         else:
             # A second of imports, of which a start that is refused or supervises others has no need.
-            from ndif.server.embedded import Server
+            from ndif.server.embedded import Operator, Server
             from ndif.server.heap import return_free_memory
 
             return_free_memory()
@@ -243,12 +243,9 @@ class ServerRun(Run):
                 self.options,
                 config.deployments,
                 config.results,
-                secret=config.secret,
-                token=config.token,
+                Operator(config.token, lambda: http.stop(), admin),
                 host=config.host,
-                places=True,
-                stop=lambda: http.stop(),
-                admin=admin,
+                secret=config.secret,
             )
             http = Http(server.uvicorn_config(listening), on_ready, server.farewell)
             await http.serve(sockets=[listening, *([] if admin is None else [admin])])

@@ -58,6 +58,8 @@ class PlacementRules:
     """A GPU with a smaller fraction free takes no other replica."""
     minimum_deployment_time_s: float = 3600.0
     """Seconds that a replica is HOT before another model may evict it."""
+    drain_s: float = 60.0
+    """Seconds that an evicted replica may finish its requests in."""
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction_largest_possible < 1:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from ndif.config.groups import SchedulingSettings
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor
 from ndif.schema.model_key import Variant
@@ -38,6 +39,18 @@ class Bounds:
     backoff_s: float = 30.0
     """Seconds of pause after the first refusal; each further one doubles the pause."""
     longest_backoff_s: float = 960.0
+
+    @classmethod
+    def of(cls, settings: SchedulingSettings) -> Bounds:
+        """Return the bounds that the settings describe."""
+        return cls(
+            most=settings.autoscale_max_replicas,
+            target_wait_s=settings.autoscale_target_wait_s,
+            idle_s=settings.autoscale_idle_s,
+            cooldown_s=settings.autoscale_cooldown_s,
+            backoff_s=settings.autoscale_backoff_s,
+            longest_backoff_s=settings.autoscale_longest_backoff_s,
+        )
 
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.most:
@@ -205,7 +218,7 @@ class Scaling:
             replicas=processor.replicas.serving,
             busy=most.running,
             waiting=most.waiting,
-            waited_s=median_wait((entry.item.received for entry in processor.queue), self.now()),
+            waited_s=median_wait((job.arrived for job in processor.queue), self.now()),
             refused=most.refused,
         )
         wanted = scaler.step(observation, asyncio.get_running_loop().time())

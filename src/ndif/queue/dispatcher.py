@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import OrphanReplica
 from ndif.cluster.models import Model, NotServedError
-from ndif.host.request_lifecycle import Party, RequestLifecycle
+from ndif.host.job import Job
 from ndif.placement.replica import ReplicaKey
+from ndif.queue.lifecycle import QueueLifecycle
 from ndif.queue.processor import Processor, QueuePolicy
 from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
@@ -34,7 +35,7 @@ class Dispatcher:
     """Claim requests from the broker and put each into the queue of its model and generation.
 
     Owns one `Processor` per model and generation, made when its first request comes, and the
-    `RequestLifecycle` of every request that it claimed. Turns and replicas are the processors'.
+    `QueueLifecycle` of every request that it claimed. Turns and replicas are the processors'.
     """
 
     def __init__(
@@ -48,8 +49,8 @@ class Dispatcher:
         self._controller = controller
         self._broker = broker
         self._policy = policy or QueuePolicy()
-        self.lifecycle = RequestLifecycle(
-            broker, responder, Party.QUEUE, self._policy.max_attempts, self._client_leaves
+        self.lifecycle = QueueLifecycle(
+            broker, responder, self._policy.max_attempts, self._client_leaves
         )
         self._cancelled_keys: dict[str, tuple[float, str]] = {}
         """Reasons to end the requests of API keys that still come, each until a time of the event loop."""
@@ -110,7 +111,7 @@ class Dispatcher:
         for processor in self.processors.values():
             if (waiting := processor.queue.remove(request_id)) is not None:
                 self.lifecycle.cancel(request_id, reason)  # which its record says
-                await self.lifecycle.fail(waiting.item, reason)
+                await self.lifecycle.fail(waiting, reason)
                 return True
         if not self.lifecycle.cancel(request_id, reason):
             return False
@@ -151,10 +152,12 @@ class Dispatcher:
         That is the update of a request that waits, and of one that runs unless one `is_stored`: updates
         expire while a job that runs long, or has waited long, goes on.
         """
-        found = None if is_stored else self.lifecycle.run_of(request_id)
         for processor in self.processors.values():
-            found = processor.update_of(request_id) or found
-        return None if found is None else StoredResponse.of(*found)
+            if (found := processor.update_of(request_id)) is not None:
+                return StoredResponse.of(*found)
+        job = None if is_stored else self.lifecycle.job(request_id)
+        update = None if job is None else job.update()
+        return None if job is None or update is None else StoredResponse.of(job.request, update)
 
     def forget_idle(self) -> None:
         """Drop idle processors that exist only because a user asked for them.
@@ -179,18 +182,17 @@ class Dispatcher:
 
     async def accept(self, request: Request) -> None:
         """Hold a request that the broker handed out, and put it into the queue of its model."""
-        if not self.lifecycle.claim(request):
+        if (job := self.lifecycle.claim(request)) is None:
             return
-        reason = (
-            request.refusal or self._reason_of(request.key) or self.lifecycle.exhausted(request)
-        )
+        reason = request.refusal or self._reason_of(request.key) or self.lifecycle.exhausted(job)
         if not reason:
-            await self.enqueue(request)
+            await self.enqueue(job)
         else:
-            await self.lifecycle.fail(request, reason)
+            await self.lifecycle.fail(job, reason)
 
-    async def enqueue(self, request: Request) -> None:
-        """Put a request into the queue of its model, or tell its client why there is none."""
+    async def enqueue(self, job: Job) -> None:
+        """Put a job into the queue of its model, or tell its client why there is none."""
+        request = job.request
         try:
             # The gateway admitted the request; since then its model may have been forgotten.
             model = self._controller.models.admit(
@@ -199,17 +201,17 @@ class Dispatcher:
                 hotswapping=request.hotswapping,
                 gated=request.gated,
             )
-            await self.processor(model, request.generation).enqueue(request)
+            await self.processor(model, request.generation).enqueue(job)
         except NotServedError as error:
-            await self.lifecycle.fail(request, str(error))
+            await self.lifecycle.fail(job, str(error))
         except Exception:
             # A defect of ours costs one request.
             logger.exception("request %s could not be put into its queue", request.id)
             reason = "The server failed before it ran this job; its log says why."
-            await self.lifecycle.fail(request, reason)
+            await self.lifecycle.fail(job, reason)
 
-    def _client_leaves(self, request: Request) -> None:
-        any(processor.await_client_of(request) for processor in self.processors.values())
+    def _client_leaves(self, job: Job) -> None:
+        any(processor.await_client_of(job) for processor in self.processors.values())
 
     def _replica_leaves(self, key: ReplicaKey, why: str) -> None:
         model_key, replica_id = key

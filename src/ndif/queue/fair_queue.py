@@ -24,42 +24,45 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
-from typing import Generic, TypeVar
-
-T = TypeVar("T")
+from typing import Generic, Protocol, TypeVar
 
 _LEAST_COST_S = 0.001
 """Least cost of an entry, in seconds: turns that cost nothing would never end."""
 _FEW_ACCOUNTS = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Entry(Generic[T]):
+class Entry(Protocol):
     """One waiting request, with all that its turn depends on."""
 
-    id: str
-    user: str
-    """The user, opaque."""
-    item: T
-    arrived: float
-    """Time of arrival in seconds; orders entries that are given back."""
-    weight: float = 1.0
-    """Share of the model beside other users, from the tier of the API key."""
-    priority: bool = False
-    cost: float = 1.0
-    """Estimated run time in seconds."""
-    alone: bool = False
-    """True once a forward pass that it was to share has not answered it."""
+    @property
+    def id(self) -> str:
+        """Return its id."""
 
-    def __post_init__(self) -> None:
-        # One NaN or infinite turn would disorder everybody's.
-        if not 0 < self.weight < math.inf:
-            raise ValueError(f"a weight must be more than 0 and finite, not {self.weight}")
-        if not 0 <= self.cost < math.inf:
-            raise ValueError(f"a cost must be at least 0 and finite, not {self.cost}")
+    @property
+    def user(self) -> str:
+        """Return the user, opaque."""
+
+    @property
+    def arrived(self) -> float:
+        """Return the time of arrival in seconds; it orders entries that are given back."""
+
+    @property
+    def weight(self) -> float:
+        """Return the share of the model beside other users, from the tier of the API key."""
+
+    @property
+    def priority(self) -> bool:
+        """Return True if it goes before its user's other entries, and earlier than others'."""
+
+    @property
+    def cost(self) -> float:
+        """Return the estimated run time in seconds, which stays the same while it waits and runs."""
 
 
-def _charge(entry: Entry[T], ran_s: float | None = None) -> float:
+T = TypeVar("T", bound=Entry)
+
+
+def _charge(entry: Entry, ran_s: float | None = None) -> float:
     """Return the virtual time that an entry takes, by its estimate or by its measured run time."""
     return max(entry.cost if ran_s is None else ran_s, _LEAST_COST_S) / entry.weight
 
@@ -69,12 +72,12 @@ class _Account(Generic[T]):
     """The waiting entries of one user, and the virtual time at which the user's next turn starts."""
 
     start: float = 0.0
-    priority: OrderedDict[str, Entry[T]] = field(default_factory=OrderedDict)
-    ordinary: OrderedDict[str, Entry[T]] = field(default_factory=OrderedDict)
+    priority: OrderedDict[str, T] = field(default_factory=OrderedDict)
+    ordinary: OrderedDict[str, T] = field(default_factory=OrderedDict)
     turn: _Turn[T] | None = None
     """The turn in the heap that counts for this account; None while nothing waits."""
 
-    def entries_beside(self, entry: Entry[T]) -> OrderedDict[str, Entry[T]]:
+    def entries_beside(self, entry: T) -> OrderedDict[str, T]:
         """Return the entries of this user that an entry waits among."""
         return self.priority if entry.priority else self.ordinary
 
@@ -93,7 +96,7 @@ class _Reader(Generic[T]):
         self._remaining = iter(account.ordinary.values()), iter(account.priority.values())
         self.ordinary, self.priority = (next(entries, None) for entries in self._remaining)
 
-    def pass_by(self, entry: Entry[T]) -> None:
+    def pass_by(self, entry: T) -> None:
         """Step past an entry as if it had been taken."""
         self.start += _charge(entry)
         following = next(self._remaining[entry.priority], None)
@@ -116,8 +119,8 @@ class FairQueue(Generic[T]):
         """Seconds of work, by weight, that a user's `priority` entries may take before others."""
         self.patience = patience
         """Takes in a row of which at least one is of the entry that has waited longest."""
-        self._waiting: OrderedDict[str, Entry[T]] = OrderedDict()
-        self._returned: list[Entry[T]] = []
+        self._waiting: OrderedDict[str, T] = OrderedDict()
+        self._returned: list[T] = []
         self._accounts: dict[str, _Account[T]] = {}
         self._many_accounts = _FEW_ACCOUNTS
         # A heap. A turn that its account has given up stays until that turn comes to the top.
@@ -126,9 +129,14 @@ class FairQueue(Generic[T]):
         self._virtual = 0.0
         self._overtaken = 0  # takes of others since the entry that has waited longest became that
 
-    def add(self, entry: Entry[T]) -> None:
-        """Add an entry."""
+    def add(self, entry: T) -> None:
+        """Add an entry; its weight and its cost must be finite."""
         self._refuse_twice(entry)
+        # One NaN or infinite turn would disorder everybody's.
+        if not 0 < entry.weight < math.inf:
+            raise ValueError(f"a weight must be more than 0 and finite, not {entry.weight}")
+        if not 0 <= entry.cost < math.inf:
+            raise ValueError(f"a cost must be at least 0 and finite, not {entry.cost}")
         self._forget_the_idle()
         account = self._accounts.setdefault(entry.user, _Account())
         if account.turn is None:
@@ -138,12 +146,12 @@ class FairQueue(Generic[T]):
         if account.turn is None or urgent != bool(account.priority):
             self._give_turn(account)
 
-    def give_back(self, entry: Entry[T]) -> None:
+    def give_back(self, entry: T) -> None:
         """Put a taken entry back at the very head, uncharged; several go in the order they arrived."""
         self._refuse_twice(entry)
         insort(self._returned, entry, key=lambda other: other.arrived)
 
-    def take(self) -> Entry[T] | None:
+    def take(self) -> T | None:
         """Remove and return the first entry in the order of `positions`; None if nothing waits."""
         entry = next(self.order(), None)
         if entry is None:
@@ -164,7 +172,7 @@ class FairQueue(Generic[T]):
         self._accounts.clear()
         self._turns.clear()
 
-    def settle(self, entry: Entry[T], ran_s: float) -> None:
+    def settle(self, entry: T, ran_s: float) -> None:
         """Charge the user of a taken entry for the seconds that the request ran instead of the estimate."""
         account = self._accounts.get(entry.user)
         if account is None:
@@ -173,7 +181,7 @@ class FairQueue(Generic[T]):
         if account.turn is not None:
             self._give_turn(account)
 
-    def remove(self, entry_id: str) -> Entry[T] | None:
+    def remove(self, entry_id: str) -> T | None:
         """Remove and return an entry, uncharged; None if it does not wait here."""
         entry = self.find(entry_id)
         if entry is None:
@@ -188,19 +196,19 @@ class FairQueue(Generic[T]):
             self._give_turn(account)
         return entry
 
-    def remove_all(self, which: Callable[[Entry[T]], bool]) -> list[Entry[T]]:
+    def remove_all(self, which: Callable[[T], bool]) -> list[T]:
         """Remove, uncharged, every entry for which `which` is true, and return them."""
         removed = [entry for entry in self if which(entry)]
         for entry in removed:
             self.remove(entry.id)
         return removed
 
-    def find(self, entry_id: str) -> Entry[T] | None:
+    def find(self, entry_id: str) -> T | None:
         """Return an entry; None if it does not wait here."""
         entry = self._waiting.get(entry_id)
         return entry or next((other for other in self._returned if other.id == entry_id), None)
 
-    def positions(self) -> list[tuple[Entry[T], int]]:
+    def positions(self) -> list[tuple[T, int]]:
         """Return every entry and its position from 1, in the order they go if nothing else comes."""
         return [(entry, place) for place, entry in enumerate(self.order(), start=1)]
 
@@ -212,14 +220,14 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return len(self._waiting) + len(self._returned)
 
-    def __iter__(self) -> Iterator[Entry[T]]:
+    def __iter__(self) -> Iterator[T]:
         """Iterate over entries that were given back, then over the others in the order they came."""
         return chain(self._returned, self._waiting.values())
 
     def __contains__(self, entry_id: object) -> bool:
         return entry_id in self._waiting or any(e.id == entry_id for e in self._returned)
 
-    def order(self) -> Iterator[Entry[T]]:
+    def order(self) -> Iterator[T]:
         """Iterate over entries in the order they go. No other place decides that order."""
         yield from self._returned
         while self._turns and self._turns[0] is not self._turns[0][2].turn:
@@ -266,7 +274,7 @@ class FairQueue(Generic[T]):
             self._turns = [turn for turn in self._turns if turn is turn[2].turn]
             heapify(self._turns)
 
-    def _charge_and_drop(self, entry: Entry[T]) -> None:
+    def _charge_and_drop(self, entry: T) -> None:
         account = self._accounts[entry.user]
         oldest = entry.id == next(iter(self._waiting))
         if account.turn is not None and not (oldest and self._overtaken + 1 >= self.patience):
@@ -278,12 +286,12 @@ class FairQueue(Generic[T]):
         self._drop(entry)
         self._give_turn(account)
 
-    def _drop(self, entry: Entry[T]) -> None:
+    def _drop(self, entry: T) -> None:
         if entry.id == next(iter(self._waiting)):
             self._overtaken = 0
         del self._waiting[entry.id], self._accounts[entry.user].entries_beside(entry)[entry.id]
 
-    def _refuse_twice(self, entry: Entry[T]) -> None:
+    def _refuse_twice(self, entry: T) -> None:
         if entry.id in self:
             raise ValueError(f"{entry.id!r} is in the queue already")
 

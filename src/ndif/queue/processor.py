@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import ReplicaRequest
 from ndif.cluster.models import Model
 from ndif.cluster.replica import DeploymentError, EvictedError, Replica
+from ndif.config.settings import Settings
 from ndif.config.units import format_duration
+from ndif.host.job import Job
 from ndif.host.port import (
     EndedError,
     NotSharedError,
@@ -21,11 +24,11 @@ from ndif.host.port import (
     ReplicaLostError,
     RequestRunner,
 )
-from ndif.host.request_lifecycle import RequestLifecycle
 from ndif.placement.replica import ReplicaKey
-from ndif.queue.co_batch import CoBatch, Seat, may_share
-from ndif.queue.fair_queue import Entry, FairQueue
-from ndif.queue.replicas import Replicas, ReplicaWorker, Run
+from ndif.queue import sharing
+from ndif.queue.fair_queue import FairQueue
+from ndif.queue.lifecycle import QueueLifecycle
+from ndif.queue.replicas import Replicas, ReplicaWorker
 from ndif.queue.run_times import RunTimes, describe_wait
 from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
@@ -65,6 +68,16 @@ class QueuePolicy:
     head_start_s: float = 60.0
     patience: int = 32
 
+    @classmethod
+    def of(cls, settings: Settings) -> QueuePolicy:
+        """Return the policy that the settings describe."""
+        return cls(
+            settings.processor_reply_freq_s,
+            settings.max_attempts,
+            settings.line_head_start_s,
+            settings.line_patience,
+        )
+
     def update_pause_s(self, took_s: float) -> float:
         """Return the seconds until the next round of positions, after one that took `took_s`.
 
@@ -87,7 +100,7 @@ class Processor:
     """Run one model's requests: users take turns, and each request goes to the first idle replica.
 
     Owns a `FairQueue` of waiting requests and one worker task per replica. It asks the controller for
-    replicas and gives a request back to the queue when its replica is lost. The `RequestLifecycle` keeps
+    replicas and gives a request back to the queue when its replica is lost. The `QueueLifecycle` keeps
     states and delivers ends. A processor never loads models or stores results.
     """
 
@@ -96,11 +109,11 @@ class Processor:
         model: Model,
         generation: str,
         controller: Controller,
-        lifecycle: RequestLifecycle,
+        lifecycle: QueueLifecycle,
         policy: QueuePolicy,
-        enqueue: Callable[[Request], Awaitable[None]],
+        enqueue: Callable[[Job], Awaitable[None]],
     ) -> None:
-        """`enqueue` puts a request into the queue of its model, which may be another one by now."""
+        """`enqueue` puts a job into the queue of its model, which may be another one by now."""
         self.model = model
         self.variant = Variant(model.key, generation)
         self.least_replicas = model.least_in(generation)
@@ -111,7 +124,7 @@ class Processor:
         self._lifecycle = lifecycle
         self._policy = policy
         self._enqueue = enqueue
-        self.queue: FairQueue[Request] = FairQueue(policy.head_start_s, policy.patience)
+        self.queue: FairQueue[Job] = FairQueue(policy.head_start_s, policy.patience)
         self.replicas = Replicas()
         self.last_used: float | None = None
         """Seconds of the event loop's clock when a request last began or ended to run; None before any."""
@@ -167,25 +180,21 @@ class Processor:
     @property
     def _waiting(self) -> int:
         """Return the number of waiting requests; 0 if a probe alone waits, which asks for no replica."""
-        return len(self.queue) if any(e.user != PROBER for e in self.queue) else 0
+        return len(self.queue) if any(job.user != PROBER for job in self.queue) else 0
 
     # Requests and orders
 
-    async def enqueue(self, request: Request) -> None:
-        """Put a request into the queue and tell its client the position."""
-        entry = Entry(
-            request.id, request.user, request, request.received, request.weight, request.priority
-        )
-        entry = replace(entry, cost=self._run_times.expected(entry))
-        self.queue.add(entry)
+    async def enqueue(self, job: Job) -> None:
+        """Put a job into the queue and tell its client the position."""
+        job.cost = self._run_times.expected(job.user)
+        self.queue.add(job)
         self._load.waiting = max(self._load.waiting, self._waiting)
-        is_polled = request.subscription_id is None
-        position = None if is_polled else self.queue.position(request.id)
+        position = self.queue.position(job.id) if job.is_live else None
         self._arrived.set()
         if len(self.replicas.staying) < self._needed:
             self._short.set()
         if position is not None:  # else the next of the regular updates tells it
-            await self._send_position(entry, position)
+            await self._send_position(job, position)
 
     async def run(self) -> None:
         """Serve the queue until cancelled."""
@@ -247,7 +256,7 @@ class Processor:
         first = self.model.dedicated_in(generation)
         hot = self._controller.cluster.hot(str(self.variant))
         counts = [first] if sum(d.dedicated for d in hot) < first < replicas else []
-        gated = any(entry.item.gated for entry in self.queue)
+        gated = any(job.request.gated for job in self.queue)
         return [
             ReplicaRequest(self.model, generation, count, gated) for count in [*counts, replicas]
         ]
@@ -267,29 +276,29 @@ class Processor:
             if self.queue:
                 self._short.set()
 
-    def await_client_of(self, request: Request) -> bool:
-        """Take a waiting request out of the queue until its client is back; return False if none waits."""
-        if self.queue.remove(request.id) is None:
+    def await_client_of(self, job: Job) -> bool:
+        """Take a job out of the queue until its client is back; return False if it does not wait."""
+        if self.queue.remove(job.id) is None:
             return False
-        self._await_client(request)
+        self._await_client(job)
         return True
 
     async def notify_waiting(self, text: str) -> None:
-        """Tell all waiting clients, those who poll too, whose requests go on waiting."""
-        for entry in list(self.queue):
-            await self._report(entry, Response(entry.id, Status.QUEUED, text))
+        """Tell all waiting clients, those who poll too, whose jobs go on waiting."""
+        for job in list(self.queue):
+            await self._report(job, Response(job.id, Status.QUEUED, text))
 
     async def fail_waiting(
         self, reason: str, unless: Callable[[Request], bool] = lambda _: False
     ) -> int:
-        """End every waiting request as an ERROR, except some, and return how many have ended."""
-        return await self._fail(self.queue.remove_all(lambda e: not unless(e.item)), reason)
+        """End every waiting job as an ERROR, except some, and return how many have ended."""
+        return await self._fail(self.queue.remove_all(lambda job: not unless(job.request)), reason)
 
-    async def _fail(self, entries: list[Entry[Request]], reason: str) -> int:
-        for first in range(0, len(entries), _TELL_AT_ONCE):
-            some = entries[first : first + _TELL_AT_ONCE]
-            await asyncio.gather(*(self._lifecycle.fail(entry.item, reason) for entry in some))
-        return len(entries)
+    async def _fail(self, jobs: list[Job], reason: str) -> int:
+        for first in range(0, len(jobs), _TELL_AT_ONCE):
+            some = jobs[first : first + _TELL_AT_ONCE]
+            await asyncio.gather(*(self._lifecycle.fail(job, reason) for job in some))
+        return len(jobs)
 
     # Updates to waiting clients
 
@@ -299,34 +308,34 @@ class Processor:
         Clients that poll have their updates from here: storing each update of a long queue would hold up
         everybody.
         """
-        entry = self.queue.find(request_id)
-        if entry is None:
+        job = self.queue.find(request_id)
+        if job is None:
             return None
         if time.monotonic() >= self._count_again:
             self._count()
         place = self._places.get(request_id)  # None for one that came since
-        text = f"Your job waits in the queue for {entry.item.model.repo_id}."
+        text = f"Your job waits in the queue for {job.request.model.repo_id}."
         if place is not None:
-            text = self._position_text(entry, place + 1, self._work_ahead_s[place])
-        return entry.item, self._waiting_update(entry, text)
+            text = self._position_text(job, place + 1, self._work_ahead_s[place])
+        return job.request, self._waiting_update(job, text)
 
-    def _waiting_update(self, entry: Entry[Request], position: str) -> Response:
-        """Return the update of a waiting request: what its model is waiting for, and its position."""
+    def _waiting_update(self, job: Job, position: str) -> Response:
+        """Return the update of a waiting job: what its model is waiting for, and its position."""
         status = self.status
         if status is ProcessorStatus.PROVISIONING:
-            return Response(entry.id, Status.PROVISIONING, f"{_PROVISIONING} {position}")
+            return Response(job.id, Status.PROVISIONING, f"{_PROVISIONING} {position}")
         if status is ProcessorStatus.DEPLOYING:
-            return Response(entry.id, Status.DEPLOYING, f"{self._loading} {position}")
-        return Response(entry.id, Status.QUEUED, position)
+            return Response(job.id, Status.DEPLOYING, f"{self._loading} {position}")
+        return Response(job.id, Status.QUEUED, position)
 
     def _count(self) -> None:
-        """Count the places of all waiting requests, seldom if that takes long."""
+        """Count the places of all waiting jobs, seldom if that takes long."""
         began = time.monotonic()
         self._places, self._work_ahead_s, work_ahead_s = {}, [], 0.0
-        for place, entry in enumerate(self.queue.order()):
-            self._places[entry.id] = place
+        for place, job in enumerate(self.queue.order()):
+            self._places[job.id] = place
             self._work_ahead_s.append(work_ahead_s)
-            work_ahead_s += self._run_times.expected(entry)
+            work_ahead_s += self._run_times.expected(job.user)
         ended = time.monotonic()
         self._count_again = ended + (ended - began) / _COUNTING
 
@@ -351,28 +360,26 @@ class Processor:
         while True:
             await asyncio.sleep(self._policy.update_pause_s(took_s))
             began, work_ahead_s = time.monotonic(), 0.0
-            for entry, position in self.queue.positions() if self.queue else ():
-                await self._send_position(entry, position, work_ahead_s)
-                work_ahead_s += self._run_times.expected(entry)
+            for job, position in self.queue.positions() if self.queue else ():
+                await self._send_position(job, position, work_ahead_s)
+                work_ahead_s += self._run_times.expected(job.user)
                 if position % _TELL_AT_ONCE == 0:
                     await asyncio.sleep(0)
             took_s = time.monotonic() - began
 
     async def _send_position(
-        self, entry: Entry[Request], position: int, work_ahead_s: float | None = None
+        self, job: Job, position: int, work_ahead_s: float | None = None
     ) -> None:
         """Tell one live client its position."""
-        if entry.item.subscription_id is not None:
-            text = self._position_text(entry, position, work_ahead_s)
-            await self._report(entry, self._waiting_update(entry, text))
+        if job.is_live:
+            text = self._position_text(job, position, work_ahead_s)
+            await self._report(job, self._waiting_update(job, text))
 
-    def _position_text(
-        self, entry: Entry[Request], position: int, work_ahead_s: float | None
-    ) -> str:
+    def _position_text(self, job: Job, position: int, work_ahead_s: float | None) -> str:
         """Return a position in words, with the estimated start where run times are known."""
         text = (
             f"Your job is number {position + len(self.replicas.runs)} in the queue for "
-            f"{entry.item.model.repo_id}."
+            f"{job.request.model.repo_id}."
         )
         wait_s = self.expected_wait_s(position, work_ahead_s)
         if wait_s is not None:
@@ -381,16 +388,16 @@ class Processor:
 
     async def _send_all(self, status: Status, text: str) -> None:
         """Tell every live client."""
-        for entry in list(self.queue):
-            if entry.item.subscription_id is not None:
-                await self._report(entry, Response(entry.id, status, text))
+        for job in list(self.queue):
+            if job.is_live:
+                await self._report(job, Response(job.id, status, text))
 
-    async def _report(self, entry: Entry[Request], update: Response) -> None:
+    async def _report(self, job: Job, update: Response) -> None:
         try:
-            await self._lifecycle.report(entry.item, update)
+            await self._lifecycle.report(job, update)
         except Exception:
             # The request waits all the same, and a later update tells its client.
-            logger.exception("request %s: its position could not be delivered", entry.id)
+            logger.exception("request %s: its position could not be delivered", job.id)
 
     # Replicas
 
@@ -418,12 +425,12 @@ class Processor:
     async def provision(self) -> None:
         """Request missing replicas, or tell waiting clients why there are none."""
         # Nothing is loaded for clients that have left, or for users who may not have a model loaded.
-        gone = await self._lifecycle.disconnected(entry.item for entry in self.queue)
-        for entry in self.queue.remove_all(lambda entry: entry.id in gone):
-            self._await_client(entry.item)
+        gone = await self._lifecycle.disconnected(job.request for job in self.queue)
+        for job in self.queue.remove_all(lambda job: job.id in gone):
+            self._await_client(job)
         # A model that an operator deployed was loaded when these requests were admitted.
         if self.model.on_demand and not self.model.dedicated:
-            refused = self.queue.remove_all(lambda entry: not entry.item.hotswapping)
+            refused = self.queue.remove_all(lambda job: not job.request.hotswapping)
             models, named = self._controller.models, self.variant.model
             await self._fail(refused, models.not_open(named, None, self.variant.generation))
         await self._refuse_unpermitted()
@@ -443,10 +450,10 @@ class Processor:
             self._is_provisioning = False
         await self._refuse_unpermitted()  # what the hub says of it was not known before
         if self.model.same_as is not None:
-            for entry in list(self.queue):
+            for job in list(self.queue):
                 # One by one: a request in neither queue would be cancelled, or left by its client, in vain.
-                if self.queue.remove(entry.id) is not None:
-                    await self._enqueue(entry.item)
+                if self.queue.remove(job.id) is not None:
+                    await self._enqueue(job)
             return
         if request.withdrawn:
             self._short.set()  # requests that wait now have come since
@@ -469,23 +476,25 @@ class Processor:
             gated: models.not_permitted(self.variant.model, self.model, gated=gated)
             for gated in (False, True)
         }
-        removed = self.queue.remove_all(lambda entry: why[entry.item.gated] is not None)
+        removed = self.queue.remove_all(lambda job: why[job.request.gated] is not None)
         for gated, reason in why.items():
-            await self._fail([each for each in removed if each.item.gated is gated], reason or "")
+            await self._fail([job for job in removed if job.request.gated is gated], reason or "")
 
     def _back_off(self) -> None:
         self._not_before = asyncio.get_running_loop().time() + _BACK_OFF_S
 
     async def _work(self, worker: ReplicaWorker) -> None:
         """Serve the queue with one replica, from when it comes up until it leaves."""
-        replica_ = self._controller.replica(self.variant, worker.id)
+        replica = self._controller.replica(self.variant, worker.id)
         failure: DeploymentError | None = None
         try:
-            if replica_ is not None:
-                with replica_.lease:
-                    await replica_.up()
+            if replica is not None:
+                with replica.lease:
+                    await replica.up()
                     worker.status = ProcessorStatus.READY
-                    await self._serve_with(worker, replica_)
+                    while jobs := await self._next(worker, replica):
+                        await sharing.run(replica.actor, jobs, partial(self._run, worker, replica))
+                        replica.mark_used()
         except EvictedError:
             pass  # waiting requests ask for another
         except DeploymentError as error:
@@ -499,92 +508,80 @@ class Processor:
             if is_last:
                 await self.fail_waiting(str(failure))
 
-    async def _serve_with(self, worker: ReplicaWorker, replica_: Replica) -> None:
+    async def _next(self, worker: ReplicaWorker, replica: Replica) -> list[Job]:
+        """Wait for the next jobs of a replica, which run at once; return none once the replica leaves."""
         while not worker.leaving:
             if not self.queue:
                 # An idle replica means that no user waits for what others have had.
                 self.queue.reset()
                 self._arrived.clear()
-                replica_.mark_used()
+                replica.mark_used()
             await self._arrived.wait()
-            entries = [] if worker.leaving else self._take(replica_.actor.most_together)
-            # The request that came may have been cancelled, or sent to another replica, meanwhile.
-            if not entries:
-                continue
-            if replica_.actor.ended.is_set():
-                for entry in entries:
-                    self.queue.give_back(entry)
-                self._controller.lost(replica_)
-                return
-            await self._serve_all(worker, replica_, entries)
-            replica_.mark_used()
-
-    def _take(self, most: int) -> list[Entry[Request]]:
-        """Take the request whose turn it is, and those of the next ones that may share its forward pass."""
-        first = self.queue.take() if self.queue else None
-        if first is None:
-            return []
-        taken = [first]
-        while len(taken) < most and (entry := next(self.queue.order(), None)) is not None:
-            if first.alone or entry.alone or not may_share(first.item, entry.item):
+            jobs = [] if worker.leaving else sharing.take(self.queue, replica.actor.most_together)
+            # The job that came may have been cancelled, or sent to another replica, meanwhile.
+            if jobs and not replica.actor.ended.is_set():
+                return jobs
+            for job in jobs:
+                self.queue.give_back(job)
+            if jobs:
+                self._controller.lost(replica)
                 break
-            self.queue.take()
-            taken.append(entry)
-        return taken
+        return []
 
-    async def _serve_all(
-        self, worker: ReplicaWorker, replica_: Replica, entries: Sequence[Entry[Request]]
-    ) -> None:
-        """Run requests on a replica: one by itself, several in one forward pass as far as they can."""
-        if len(entries) == 1:
-            await self._serve_one(worker, replica_, replica_.actor, entries[0], 1)
-            return
-        batch = CoBatch(replica_.actor, [entry.item for entry in entries])
-        serving = [
-            asyncio.create_task(
-                self._serve_one(worker, replica_, Seat(batch), entry, len(entries)),
-                name=f"request {entry.id}",
-            )
-            for entry in entries
-        ]
-        try:
-            await asyncio.wait([*serving, batch.running])
-        finally:
-            await end([*serving, batch.running])
-        for each in serving:
-            each.result()
-
-    async def _serve_one(
+    async def _run(
         self,
         worker: ReplicaWorker,
-        replica_: Replica,
+        replica: Replica,
+        job: Job,
         runner: RequestRunner,
-        entry: Entry[Request],
-        sharing: int,
+        sharers: int,
     ) -> None:
-        """Run one request to its end, or give it back; `sharing` requests take the replica's time."""
+        """Run a job to its end, or give it back; so many jobs share the time of the replica."""
+        lifecycle = self._lifecycle
         try:
-            await self._serve(worker, runner, entry, sharing)
-        except NotSharedError as error:
-            if await self._lifecycle.give_back(entry.item, error):
-                self.queue.give_back(replace(entry, alone=True))
+            with self._busy(worker, job):
+                try:
+                    response = await lifecycle.dispatch(job, runner, worker.id)
+                    ran_s = (asyncio.get_running_loop().time() - job.run_since) / sharers
+                    self._run_times.measured(job.user, ran_s)
+                    self.queue.settle(job, ran_s)
+                    await lifecycle.complete(job, response)
+                except EndedError:
+                    await lifecycle.release(job.request)
+                except ClientLeftError:
+                    self._await_client(job)
+        except (BrokerAwayError, NotSharedError, ReplicaLostError) as error:
+            is_lost = isinstance(error, ReplicaLostError)
+            if is_lost:
+                worker.leaving = True
+                if not isinstance(error, ReplicaEvictedError):
+                    self._controller.lost(replica)
+            job.alone |= isinstance(error, NotSharedError)
+            if await lifecycle.give_back(job, error):
+                self.queue.give_back(job)
                 self._arrived.set()
-        except ReplicaLostError as error:
-            worker.leaving = True
-            if not isinstance(error, ReplicaEvictedError):
-                self._controller.lost(replica_)
-            if await self._lifecycle.give_back(entry.item, error):
-                self.queue.give_back(entry)
-                self._arrived.set()
-                self._short.set()
-        except BrokerAwayError as error:
-            if await self._lifecycle.give_back(entry.item, error):
-                self.queue.give_back(entry)
-                self._arrived.set()
+                if is_lost:
+                    self._short.set()
         except Exception:
             # The next request has nothing to do with this defect.
-            logger.exception("request %s could not be brought to its end", entry.id)
-            await self._lifecycle.fail(entry.item, _DEFECT)
+            logger.exception("request %s could not be brought to its end", job.id)
+            await lifecycle.fail(job, _DEFECT)
+
+    @contextlib.contextmanager
+    def _busy(self, worker: ReplicaWorker, job: Job) -> Iterator[None]:
+        """Count a job among those that run, and its replica as busy."""
+        clock = asyncio.get_running_loop().time
+        self.last_used = job.run_since = clock()
+        worker.runs.append(job)
+        worker.status = ProcessorStatus.BUSY
+        self._load.running = max(self._load.running, len(self.replicas.busy))
+        try:
+            yield
+        finally:
+            worker.runs.remove(job)
+            if not worker.runs:
+                worker.status = ProcessorStatus.READY
+            self.last_used = clock()
 
     def _worker_ended(self, task: asyncio.Task[None]) -> None:
         self._workers.discard(task)
@@ -593,39 +590,12 @@ class Processor:
         if self.queue:
             self._short.set()
 
-    # One request
-
-    async def _serve(
-        self, worker: ReplicaWorker, runner: RequestRunner, entry: Entry[Request], sharing: int
-    ) -> None:
-        """Run one request on a replica and deliver its end; raise if the replica is lost before."""
-        self.last_used = asyncio.get_running_loop().time()
-        run = Run(entry, self.last_used)
-        worker.runs.append(run)
-        worker.status = ProcessorStatus.BUSY
-        try:
-            self._load.running = max(self._load.running, len(self.replicas.busy))
-            response = await self._lifecycle.dispatch(entry.item, runner, worker.id)
-            ran_s = (asyncio.get_running_loop().time() - run.since) / sharing
-            self._run_times.measured(entry, ran_s)
-            self.queue.settle(entry, ran_s)
-            await self._lifecycle.complete(entry.item, response)
-        except EndedError:
-            await self._lifecycle.release(entry.item)
-        except ClientLeftError:
-            self._await_client(entry.item)
-        finally:
-            worker.runs.remove(run)
-            if not worker.runs:
-                worker.status = ProcessorStatus.READY
-            self.last_used = asyncio.get_running_loop().time()
-
-    def _await_client(self, request: Request) -> None:
-        """Let a request wait for its client, and then in the queue again."""
-        task = asyncio.create_task(self._return(request), name=f"client of {request.id}")
+    def _await_client(self, job: Job) -> None:
+        """Let a job wait for its client, and then in the queue again."""
+        task = asyncio.create_task(self._return(job), name=f"client of {job.id}")
         self._returning.add(task)
         task.add_done_callback(self._returning.discard)
 
-    async def _return(self, request: Request) -> None:
-        if await self._lifecycle.give_back(request):
-            await self._enqueue(request)
+    async def _return(self, job: Job) -> None:
+        if await self._lifecycle.give_back(job):
+            await self._enqueue(job)

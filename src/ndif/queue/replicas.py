@@ -5,20 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ndif.queue.fair_queue import Entry
-from ndif.schema.request import Request
+from ndif.host.job import Job
 from ndif.schema.states import ProcessorStatus
 
 _RANK = {status: rank for rank, status in enumerate(ProcessorStatus)}
-
-
-@dataclass(slots=True)
-class Run:
-    """A request on a replica."""
-
-    entry: Entry[Request]
-    since: float
-    """Seconds of the event loop's clock."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,8 +17,8 @@ class ReplicaWorker:
 
     id: str
     status: ProcessorStatus = ProcessorStatus.DEPLOYING
-    runs: list[Run] = field(default_factory=list)
-    """Requests that it runs now: several where they share a forward pass."""
+    runs: list[Job] = field(default_factory=list)
+    """Jobs that it runs now: several where they share a forward pass."""
     leaving: bool = False
     """True once the replica may take no further request."""
 
@@ -63,14 +53,14 @@ class Replicas(list[ReplicaWorker]):
         return max(statuses, key=_RANK.__getitem__, default=ProcessorStatus.UNINITIALIZED)
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[Job]:
         """Return the requests that run now."""
         return [run for replica in self for run in replica.runs]
 
     @property
     def busy(self) -> list[float]:
         """Return since when each replica that runs requests does, by the event loop's clock."""
-        return [replica.runs[0].since for replica in self if replica.runs]
+        return [replica.runs[0].run_since for replica in self if replica.runs]
 
     @property
     def serving(self) -> int:

@@ -13,9 +13,6 @@ from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from operator import mul
-from typing import Any
-
-from ndif.queue.fair_queue import Entry
 
 _WINDOW = 256
 _USERS = 1024
@@ -77,25 +74,25 @@ class RunTimes:
         self._errors = _Window()  # run times, divided by their estimates
         self._users: OrderedDict[str, deque[float]] = OrderedDict()
 
-    def measured(self, entry: Entry[Any], ran_s: float) -> None:
-        """Add the run time of a request."""
+    def measured(self, user: str, ran_s: float) -> None:
+        """Add the run time of a user's request."""
         ran_s = max(ran_s, _LEAST_S)
         if self._runs:
-            self._errors.add(ran_s / self.expected(entry))
+            self._errors.add(ran_s / self.expected(user))
         self._runs.add(ran_s)
-        mine = self._users.setdefault(entry.user, deque(maxlen=_USER_WINDOW))
+        mine = self._users.setdefault(user, deque(maxlen=_USER_WINDOW))
         mine.append(ran_s)
-        self._users.move_to_end(entry.user)
+        self._users.move_to_end(user)
         if len(self._users) > _USERS:
             self._users.popitem(last=False)
 
-    def expected(self, entry: Entry[Any]) -> float:
-        """Estimate an entry's run time in seconds, from its user's and everybody's; 1 before any."""
+    def expected(self, user: str) -> float:
+        """Estimate the run time in seconds of a user's request; 1 before any was measured."""
         if not self._runs:
             return _UNMEASURED_S
         everybody, _ = self._runs.winsorised(_OUTLIERS)
         # The user's own mean keeps outliers: others wait for them.
-        mine = self._users.get(entry.user, ())
+        mine = self._users.get(user, ())
         return (_PRIOR * everybody + math.fsum(mine)) / (_PRIOR + len(mine))
 
     def wait_s(

@@ -22,20 +22,6 @@ class Wire(str, Enum):
     """nnsight 0.6 and 0.7: Socket.IO and the envelope in HTTP headers."""
 
 
-@dataclass(slots=True)
-class Submission:
-    """The fields of a request that its client sends, before any of them is checked."""
-
-    model_key: str
-    subscription_id: str | None
-    """The id of the client's open subscription; None if it polls."""
-    compress: bool
-    env: Mapping[str, Any] = field(default_factory=dict)
-    payload: Payload = b""
-    trusted: bool = True
-    """False if the client wants its block confined, whatever the key may."""
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
     """One accepted trace. Only a runner reads its `payload`."""

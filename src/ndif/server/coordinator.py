@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
@@ -16,7 +17,7 @@ from ndif.cluster.controller_types import ReplicaRequest
 from ndif.cluster.fleet import Fleet
 from ndif.cluster.models import Models
 from ndif.cluster.replica import Replica
-from ndif.config.groups import SchedulingSettings, TelemetrySettings
+from ndif.config.groups import TelemetrySettings
 from ndif.config.settings import Settings
 from ndif.control.control_plane import ControlPlane
 from ndif.control.fetch_ahead import FetchAhead
@@ -33,7 +34,8 @@ from ndif.placement.replica import ReplicaKey
 from ndif.probe.history import Histories
 from ndif.probe.prober import Prober
 from ndif.queue.autoscaler import Bounds, Scaling
-from ndif.queue.callbacks.delivery import CallbackDelivery
+from ndif.queue.callbacks.delivery import open_delivery
+from ndif.queue.callbacks.guard import CallbackRules
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor, QueuePolicy
 from ndif.schedule.expansion import LOCAL
@@ -49,7 +51,8 @@ from ndif.stores.accounts import PROBER
 from ndif.stores.broker import Broker
 from ndif.stores.events import EventLog
 from ndif.stores.responder import Responder
-from ndif.stores.usage import UsageStore
+from ndif.stores.stores import Stores
+from ndif.stores.usage import MemoryUsage, open_usage
 from ndif.tasks import end
 
 if TYPE_CHECKING:
@@ -64,126 +67,123 @@ _PREPARE_AFTER_S = 3.0
 """Seconds after its start at which a server prepares for its first deployment."""
 
 
+@dataclass(frozen=True)
+class Oversight:
+    """The operator's means of a server: its log of events, its alerts, and its end."""
+
+    events: EventLog
+    alerts: Alerts | None = None
+    """None if the server sends none."""
+    stop: Callable[[], None] = lambda: None
+    """End the process."""
+
+
 class Coordinator:
     """The queues, the controller and the operator's operations of one server, put together.
 
-    Owns their start, their order of stopping and the periodic tasks. The broker, stores and machines come
-    from its caller.
+    Owns their start, their order of stopping and the periodic tasks. The stores and the machines come from
+    its caller.
     """
 
     def __init__(
         self,
         settings: Settings,
         configs: Sequence[DeploymentConfig],
-        broker: Broker,
-        responder: Responder,
+        stores: Stores[Broker],
         fleet: Fleet,
         runtimes: Runtimes,
-        callbacks: CallbackDelivery,
-        *,
-        usage: UsageStore,
-        places: bool,
-        alerts: Alerts | None = None,
-        stop: Callable[[], None] = lambda: None,
-        on_up: Callable[[Replica], None] = lambda _: None,
-        probe_key: str = "",
-        events: EventLog | None = None,
+        callbacks: CallbackRules,
+        oversight: Oversight,
     ) -> None:
-        """Put the parts together; `start` starts them.
-
-        `places`: True to measure models and place them; False to load each where its options say.
-        `probe_key` lets probes in; without one there are none.
-        """
+        """Put the parts together; `start` starts them, and loads the models of `configs`."""
         self._settings = settings
-        self._probe_key = probe_key
-        self.histories = Histories()
-        self._events = events or EventLog()
         self._configs = configs
-        self._broker = broker
-        self._places = places
-        self._usage = usage
-        self._alerts = alerts
-        self._traces = _open_traces(settings)
-        self._runtimes = runtimes
         self._fleet = fleet
-        self._callbacks = callbacks
-        self._evaluator = Evaluator(
-            fleet.prepare,
-            fleet.fork_servers,
-            sandbox=settings.sandbox,
-            pickled=bool(settings.allow_pickled_weights),
-            defaults=Defaults.of(settings),
-        )
+        self._runtimes = runtimes
+        self._oversight = oversight
         self._tasks: list[asyncio.Task[None]] = []
-        self.controller = Controller(
-            Models(configs, fixed=not places, repositories=Repositories.of(settings)),
+        self._usage = open_usage(settings) if fleet.places else MemoryUsage()
+        self._traces = _open_traces(settings)
+        self._callbacks = open_delivery(settings, stores.callbacks, stores.objects, callbacks)
+        self._evaluator = _evaluator(settings, fleet)
+        self.histories = Histories()
+        self.controller = self._make_controller()
+        self.dispatcher = Dispatcher(
+            self.controller, stores.broker, stores.responder, QueuePolicy.of(settings)
+        )
+        self.dispatcher.lifecycle.on_end = self._note_end
+        self.reconciler = self._make_reconciler()
+        fleet.protected = self.reconciler.kept_repositories
+        self.control_plane = self._make_control_plane(stores.responder)
+
+    def _make_controller(self) -> Controller:
+        settings, fleet = self._settings, self._fleet
+        repositories = Repositories.of(settings)
+        controller = Controller(
+            Models(self._configs, fixed=not fleet.places, repositories=repositories),
             fleet.make_actor,
-            self._evaluate if places else _unmeasured,
+            self._evaluate if fleet.places else _unmeasured,
             fleet.discover,
             rules=PlacementRules(
-                minimum_deployment_time_s=settings.minimum_deployment_time_seconds
+                minimum_deployment_time_s=settings.minimum_deployment_time_seconds,
+                drain_s=settings.drain_timeout_s,
             ),
-            drain_s=settings.drain_timeout_s,
-            places=places,
-            on_up=on_up,
+            places=fleet.places,
         )
-        policy = QueuePolicy(
-            settings.processor_reply_freq_s,
-            settings.max_attempts,
-            settings.line_head_start_s,
-            settings.line_patience,
-        )
-        self.dispatcher = Dispatcher(self.controller, broker, responder, policy)
-        self.dispatcher.lifecycle.on_end = self._note_end
-        self.controller.on_leave(self._note_left)
+        controller.on_leave(self._note_left)
+        return controller
+
+    def _make_reconciler(self) -> Reconciler:
+        settings, places = self._settings, self._fleet.places
         is_scheduled = places and settings.schedule
-        self.reconciler = Reconciler(
+        bounds = Bounds.of(settings) if places else Bounds()
+        return Reconciler(
             self.controller,
             self.dispatcher,
-            Scaling(
-                self.dispatcher,
-                _bounds(settings) if places else Bounds(),
-                on_change=self._note_scaled,
-            ),
+            Scaling(self.dispatcher, bounds, on_change=self._note_scaled),
             ScheduleSource(settings.schedule, zone=LOCAL) if is_scheduled else None,
             self.generations,
             settings.controller_sync_interval_s,
-            events=self._events,
+            events=self._oversight.events,
             fetch_ahead=self._fetch_ahead() if is_scheduled else None,
         )
-        fleet.protected = self.reconciler.kept_repositories
-        self.overview = Overview(
+
+    def _make_control_plane(self, responder: Responder) -> ControlPlane:
+        settings, oversight = self._settings, self._oversight
+        overview = Overview(
             self.controller,
             self.dispatcher,
             self.reconciler,
-            usage,
+            self._usage,
             self.histories,
             settings.minimum_deployment_time_seconds,
         )
-        self.control_plane = ControlPlane(
+        return ControlPlane(
             self.controller,
             self.dispatcher,
             self.reconciler,
             self.generations,
-            stop,
-            usage,
+            oversight.stop,
+            self._usage,
             responder,
             max(settings.response_ttl_s, settings.result_ttl_s),
-            callbacks,
-            self.overview,
+            self._callbacks,
+            overview,
             self.histories,
-            alerts,
-            self._events,
+            oversight.alerts,
+            oversight.events,
         )
 
     def generations(self) -> list[str]:
         """Return the installed nnsight generations, the newest first."""
         return sorted(self._runtimes.installed(), key=Version, reverse=True)
 
-    async def start(self, waited: Sequence[Request] = (), url: str = "") -> None:
+    async def start(
+        self, waited: Sequence[Request] = (), url: str = "", probe_key: str = ""
+    ) -> None:
         """Look at the machines, serve the queues, `waited` first, and deploy the configured models.
 
-        Probes, if there are any, are sent to the server's address `url`.
+        Probes are sent to the server's address `url`; without a key there are none.
         """
         await self._usage.start()
         await self.controller.discover()
@@ -191,19 +191,22 @@ class Coordinator:
         for request in waited:
             await self.dispatcher.accept(request)
         self.dispatcher.start()
-        self._events.note("started", "the server", f"Version {__version__}.", "server")
-        self._tasks.append(asyncio.create_task(self._events.run(), name="events"))
-        self._tasks.append(asyncio.create_task(self.reconciler.run(), name="reconciler"))
-        self._tasks.append(asyncio.create_task(self._callbacks.run(), name="call-backs"))
-        if self._alerts is not None:
-            watching = self._alerts.run(self._look, self._usage, self._events)
-            self._tasks.append(asyncio.create_task(watching, name="alerts"))
-        if self._places and self._configs:
-            self._tasks.append(asyncio.create_task(self._deploy(), name="first deployments"))
-            self._tasks.append(asyncio.create_task(self._prepare(), name="fork servers"))
-        if self._settings.probe_interval_s and self._probe_key and url:
-            prober = self._prober(self._settings.public_url or url)
-            self._tasks.append(asyncio.create_task(prober.run(), name="prober"))
+        events, alerts = self._oversight.events, self._oversight.alerts
+        events.note("started", "the server", f"Version {__version__}.", "server")
+        self._start(events.run(), "events")
+        self._start(self.reconciler.run(), "reconciler")
+        self._start(self._callbacks.run(), "call-backs")
+        if alerts is not None:
+            self._start(alerts.run(self._look, self._usage, events), "alerts")
+        if self._fleet.places and self._configs:
+            self._start(self._deploy(), "first deployments")
+            self._start(self._prepare(), "fork servers")
+        if self._settings.probe_interval_s and probe_key and url:
+            prober = self._prober(self._settings.public_url or url, probe_key)
+            self._start(prober.run(), "prober")
+
+    def _start(self, task: Coroutine[Any, Any, None], name: str) -> None:
+        self._tasks.append(asyncio.create_task(task, name=name))
 
     async def fail_all(self) -> None:
         """End every request as an ERROR that the broker does not keep for the process after this one."""
@@ -229,12 +232,12 @@ class Coordinator:
         found = [*current_problems(self.controller), *self.reconciler.problems()]
         return server, found, queue_waits(self.dispatcher)
 
-    def _prober(self, url: str) -> Prober:
+    def _prober(self, url: str, key: str) -> Prober:
         return Prober(
             lambda: [*watched(self.controller, self.reconciler)],
             self._runtimes.installed,
             url,
-            self._probe_key,
+            key,
             self._settings.probe_interval_s,
             self._settings.probe_timeout_s,
             self.histories,
@@ -249,12 +252,14 @@ class Coordinator:
     def _note_left(self, key: ReplicaKey, why: str) -> None:
         if self._tasks and not why.startswith(OPERATORS):  # whose event is noted with the operation
             name = Variant.parse(key[0]).model.repo_id
-            self._events.note("left", name, f"A replica left its devices: {why}.", "server")
+            self._oversight.events.note(
+                "left", name, f"A replica left its devices: {why}.", "server"
+            )
 
     def _note_scaled(self, processor: Processor, replicas: int) -> None:
         was = processor.desired_replicas
         text = f"{was} → {replicas} replicas for nnsight {processor.variant.generation}."
-        self._events.note("scaled", processor.variant.model.repo_id, text, "autoscaler")
+        self._oversight.events.note("scaled", processor.variant.model.repo_id, text, "autoscaler")
 
     async def bring_up(self, generation: str) -> list[Replica]:
         """Request the replicas of every known model, and return those that come."""
@@ -292,7 +297,7 @@ class Coordinator:
         if not self._settings.schedule_fetch_ahead_s:
             return None
         ahead = timedelta(seconds=self._settings.schedule_fetch_ahead_s)
-        return FetchAhead(self.controller, self._fleet.fetch, ahead, self._events)
+        return FetchAhead(self.controller, self._fleet.fetch, ahead, self._oversight.events)
 
     async def _evaluate(self, config: DeploymentConfig, generation: str) -> Measured:
         runtime = self._runtimes.installed().get(generation)
@@ -308,6 +313,16 @@ async def _unmeasured(config: DeploymentConfig, generation: str) -> Measured:
     return Measured(1)
 
 
+def _evaluator(settings: Settings, fleet: Fleet) -> Evaluator:
+    return Evaluator(
+        fleet.prepare,
+        fleet.fork_servers,
+        sandbox=settings.sandbox,
+        pickled=bool(settings.allow_pickled_weights),
+        defaults=Defaults.of(settings),
+    )
+
+
 def _open_traces(settings: TelemetrySettings) -> TraceExporter | None:
     """Return what sends the spans of jobs; None if nothing does, and nothing is imported for it."""
     url = settings.otlp_url.get_secret_value()
@@ -316,14 +331,3 @@ def _open_traces(settings: TelemetrySettings) -> TraceExporter | None:
     from ndif.telemetry.traces import TraceExporter
 
     return TraceExporter(url)
-
-
-def _bounds(settings: SchedulingSettings) -> Bounds:
-    return Bounds(
-        most=settings.autoscale_max_replicas,
-        target_wait_s=settings.autoscale_target_wait_s,
-        idle_s=settings.autoscale_idle_s,
-        cooldown_s=settings.autoscale_cooldown_s,
-        backoff_s=settings.autoscale_backoff_s,
-        longest_backoff_s=settings.autoscale_longest_backoff_s,
-    )

@@ -16,34 +16,21 @@ import uvloop
 from starlette.applications import Starlette
 
 from ndif.config.settings import Settings
-from ndif.control.remote import (
-    RemoteControlPlane,
-    RemoteDetails,
-    RemoteEvents,
-    RemoteOverview,
-    RemoteQueue,
-)
+from ndif.control.remote_leader import RemoteLeader
 from ndif.dashboard.dashboard import Dashboard
-from ndif.gateway.app import Gateway, create_gateway, uvicorn_config
-from ndif.gateway.catalogue import PublishedCatalogue
+from ndif.gateway.app import Gateway, GatewayOptions, create_gateway, uvicorn_config
 from ndif.gateway.hf_mirror import HfMirror, PublishedModels
 from ndif.host.runtimes import Runtimes
 from ndif.net import Http
 from ndif.schema.repositories import Repositories
 from ndif.server.heap import return_free_memory
+from ndif.server.open_stores import callback_rules, open_shared_stores
 from ndif.server.process_config import (
     ProcessConfig,
     announce_up,
     on_parent_exit,
 )
-from ndif.stores.accounts import AccountsWithProber, open_accounts
-from ndif.stores.broker.redis.broker import RedisBroker
-from ndif.stores.broker.signing import Signer
-from ndif.stores.callbacks import CallbackLimits
-from ndif.stores.callbacks.redis import RedisCallbacks
 from ndif.stores.leader import LeaderRpc, SharedCache
-from ndif.stores.objects import open_store
-from ndif.stores.responder import Responder
 from ndif.tasks import end
 from ndif.telemetry import influxdb, logs
 
@@ -56,73 +43,37 @@ def create(
     It answers on a socket that all gateways share, and reads models and jobs from Redis and the object
     store. It sends operations to the leader over the broker; it knows neither the queue nor the cluster.
     """
-    objects = open_store(settings, config.results, config.secret)
-    broker = RedisBroker(
-        config.broker_url or settings.broker_url,
-        objects,
-        Signer(config.cluster_secrets),
-        inline_bytes=settings.broker_inline_bytes,
-        max_bytes=settings.max_queued_bytes,
+    stores = open_shared_stores(settings, config, leads=False)
+    client, signer = stores.broker.client, stores.broker.signer
+    cache = SharedCache(client, signer)
+    leader = RemoteLeader(
+        LeaderRpc(client, signer),
+        cache,
+        stores.broker,
+        Repositories.of(settings),
+        timeout_s=settings.status_request_timeout_s,
+        stop=_stop,
     )
-    leader = LeaderRpc(broker.client, broker.signer)
-    cache = SharedCache(broker.client, broker.signer)
-    published = PublishedModels(cache, objects)
+    published = PublishedModels(cache, stores.objects)
     mirror = HfMirror(share_weights=False, find=published.find)
-    accounts = AccountsWithProber(open_accounts(settings), config.probe_keys)
     runtimes = Runtimes(settings.runtimes)
-    callbacks = RedisCallbacks(
-        broker.client, broker.signer, CallbackLimits(of_user=settings.max_callbacks)
-    )
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        await objects.start()
-        await broker.start()
-        await accounts.start()
+        await stores.start()
         mirroring = asyncio.create_task(published.run(mirror), name="mirror")
         try:
             yield
         finally:
             await end([mirroring])
-            await broker.stop()
-            await objects.stop()
-            await accounts.stop()
+            await stores.stop()
 
-    return create_gateway(
-        settings,
-        broker,
-        objects,
-        Responder(broker, objects, callbacks),
-        PublishedCatalogue(
-            broker.client,
-            cache,
-            settings.status_request_timeout_s,
-            Repositories.of(settings),
-            RemoteDetails(leader, settings.status_request_timeout_s),
-        ),
-        runtimes,
-        accounts,
-        mirror,
-        lifespan,
-        host=config.host,
-        perform=RemoteControlPlane(leader, _stop, settings.status_request_timeout_s).perform,
-        update_of=RemoteQueue(leader, broker).update_of,
-        token=config.token,
-        session_secrets=config.cluster_secrets,
-        note=RemoteEvents(leader).note,
-        callbacks=callbacks,
-        callback_networks=settings.allowed_callback_networks,
-        callback_secrets=settings.callback_secrets or config.cluster_secrets,
-        pages=Dashboard(
-            settings,
-            accounts,
-            runtimes,
-            RemoteOverview(leader).next,
-            host=config.host,
-            places=True,
-        ),
-        admin=admin,
+    pages = Dashboard(
+        settings, stores.accounts, runtimes, leader.next_state, host=config.host, places=True
     )
+    rules = callback_rules(settings, config)
+    options = GatewayOptions(config.host, rules, config.token, admin, config.cluster_secrets)
+    return create_gateway(settings, options, stores, leader, runtimes, mirror, pages, lifespan)
 
 
 def _stop() -> None:

@@ -24,34 +24,25 @@ from ndif.cluster.model_files import ModelFilesStorage
 from ndif.cluster.remote_actor import RemoteActor
 from ndif.config.settings import Settings
 from ndif.config.units import format_duration
-from ndif.control.remote import Publisher, perform_event
+from ndif.control.publisher import Publisher
+from ndif.control.remote_leader import answer_call
 from ndif.host.runtimes import Runtimes
 from ndif.net import STOP_SIGNALS
-from ndif.queue.callbacks.delivery import open_delivery
 from ndif.queue.dispatcher import HoldingQueue
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.server.coordinator import Coordinator
+from ndif.server.coordinator import Coordinator, Oversight
 from ndif.server.heap import return_free_memory
-from ndif.server.process_config import (
-    ProcessConfig,
-    announce_up,
-    on_parent_exit,
-)
+from ndif.server.open_stores import callback_rules, open_shared_stores
+from ndif.server.process_config import ProcessConfig, announce_up, on_parent_exit
 from ndif.stores.broker import BrokerError
-from ndif.stores.broker.redis.broker import RedisBroker
-from ndif.stores.broker.signing import Signer
 from ndif.stores.broker.spool import SPOOL, Spool
-from ndif.stores.callbacks import CALLBACKS, CallbackLimits, SqliteCallbacks
-from ndif.stores.callbacks.redis import RedisCallbacks
+from ndif.stores.callbacks import CALLBACKS, SqliteCallbacks
 from ndif.stores.events import EventLog, SavedEvents
 from ndif.stores.leader import LeaderLock, LeaderRpc, SharedCache
-from ndif.stores.objects import ObjectStoreError, open_store
-from ndif.stores.ping import pings
-from ndif.stores.responder import DEFERRABLE, Responder
+from ndif.stores.objects import ObjectStoreError
 from ndif.stores.saved import ALERTS, EVENTS, SharedState
-from ndif.stores.usage import open_usage
 from ndif.tasks import end
 from ndif.telemetry import influxdb, logs
 
@@ -83,21 +74,10 @@ class Leader:
         self.settings = settings
         self._up = up
         self._config = config
-        self._objects = open_store(settings, config.results, config.secret)
-        self._broker = RedisBroker(
-            config.broker_url or settings.broker_url,
-            self._objects,
-            Signer(config.cluster_secrets),
-            inline_bytes=settings.broker_inline_bytes,
-            counts_attempts=not settings.ray_address,
-        )
-        self._callbacks = RedisCallbacks(
-            self._broker.client, self._broker.signer, CallbackLimits(of_user=settings.max_callbacks)
-        )
-        # Replicas on other machines tell their clients what follows a dispatch, and of its end.
-        deferred = (Status.QUEUED,) if settings.ray_address else DEFERRABLE
-        self._responder = Responder(self._broker, self._objects, self._callbacks, deferred=deferred)
-        self._lock = LeaderLock(self._broker.client)
+        self.stores = open_shared_stores(settings, config, leads=True)
+        broker = self.stores.broker
+        self._cache = SharedCache(broker.client, broker.signer)
+        self._lock = LeaderLock(broker.client)
         self._runtimes = self.runtimes()
         self.stopping = asyncio.Event()
 
@@ -111,13 +91,13 @@ class Leader:
             await self._lead_until(stopping)
         await end([stopping, standing_by])
         await self._lock.leave()
-        await self._broker.stop()
+        await self.stores.stop()
 
     async def _lead_until(self, stopping: asyncio.Task[Any]) -> None:
         """Lead until told to stop, until another process leads, or until the cluster is lost."""
         fleet = self.fleet()
         replaced = asyncio.create_task(self._lock.lost.wait())
-        holding = HoldingQueue(self._broker, self._responder, _CLUSTER_LOST)
+        holding = HoldingQueue(self.stores.broker, self.stores.responder, _CLUSTER_LOST)
 
         def wait() -> None:
             holding.open()
@@ -131,10 +111,7 @@ class Leader:
             )
             if connecting.done():
                 connecting.result()
-                async with (
-                    self._alerts() as alerts,
-                    self._leading(fleet, await holding.close(), alerts) as coordinator,
-                ):
+                async with self._leading(fleet, await holding.close()) as coordinator:
                     self._up()
                     await asyncio.wait(
                         {stopping, replaced, lost}, return_when=asyncio.FIRST_COMPLETED
@@ -158,7 +135,7 @@ class Leader:
 
     def fleet(self) -> Fleet:
         """Return the machines of a Ray cluster, or this machine alone."""
-        settings, broker = self.settings, self._broker
+        settings, broker, objects = self.settings, self.stores.broker, self.stores.objects
         if settings.ray_address:
             # Imported only where a cluster is configured.
             from ndif.cluster.ray.cluster import RayCluster
@@ -166,13 +143,13 @@ class Leader:
 
             return RayCluster(settings.ray_address, self.replica(), JobSender(broker))
         return ThisMachine(
-            settings, broker, self._objects, self._runtimes, trusted=False, places=True, shares=True
+            settings, broker, objects, self._runtimes, trusted=False, places=True, shares=True
         )
 
     async def _stand_by(self) -> None:
         while True:
             try:
-                await self._broker.start()
+                await self.stores.broker.start()
                 break
             except BrokerError as error:
                 again = format_duration(_RETRY_S)
@@ -188,15 +165,15 @@ class Leader:
         if not folder.is_dir():
             return
         try:
-            spool = Spool(folder, self._objects)
+            spool = Spool(folder, self.stores.objects)
             try:
                 for request, _ in await spool.unfinished():
                     payload = await spool.payload(request.id)
                     # Its client polls another store now, which also tells that the job is still to run.
-                    await self._responder.respond(
+                    await self.stores.responder.respond(
                         request, Response(request.id, Status.QUEUED, _WAITS)
                     )
-                    await self._broker.submit(replace(request, payload=payload))
+                    await self.stores.broker.submit(replace(request, payload=payload))
                     spool.remove(request.id)
             finally:
                 await spool.close()
@@ -213,85 +190,61 @@ class Leader:
             try:
                 while found := await left.all(_PAGE):
                     for callback in found:
-                        await self._callbacks.update(callback)
+                        await self.stores.callbacks.update(callback)
                         await left.remove(callback.id)
             finally:
                 await left.stop()
         except BrokerError as error:
             logger.warning("Call-backs wait in %s for the next start: %s", folder, error)
 
-    @contextlib.asynccontextmanager
-    async def _alerts(self) -> AsyncIterator[Alerts | None]:
-        """Yield what tells the operator of failures; None if nobody is to be told."""
+    def _alerts(self) -> Alerts | None:
+        """Return the alerts of the operator; None if the server sends none."""
         if not self.settings.sends_alerts:
-            yield None
-            return
+            return None
         from ndif.alerts.watch import SavedAlerts, open_alerts
-        from ndif.stores.accounts import open_accounts
 
-        # Only asked whether they answer. A thread imports SQLAlchemy, which takes a while.
-        accounts = await asyncio.to_thread(open_accounts, self.settings)
-        stores = pings(self._broker, self._objects, accounts)
-        saved = SharedState(
-            SharedCache(self._broker.client, self._broker.signer), ALERTS, SavedAlerts
-        )
-        try:
-            yield open_alerts(self.settings, saved, stores, self._objects.folder)
-        finally:
-            await accounts.stop()
+        saved = SharedState(self._cache, ALERTS, SavedAlerts)
+        return open_alerts(self.settings, saved, self.stores.pings, self.stores.objects.folder)
 
     @contextlib.asynccontextmanager
-    async def _leading(
-        self, fleet: Fleet, held: Sequence[Request], alerts: Alerts | None
-    ) -> AsyncIterator[Coordinator]:
-        settings, client, signer = self.settings, self._broker.client, self._broker.signer
+    async def _leading(self, fleet: Fleet, held: Sequence[Request]) -> AsyncIterator[Coordinator]:
+        settings, config, stores = self.settings, self._config, self.stores
+        events = EventLog(SharedState(self._cache, EVENTS, SavedEvents))
         coordinator = Coordinator(
             settings,
-            self._config.deployments,
-            self._broker,
-            self._responder,
+            config.deployments,
+            stores,
             fleet,
             self._runtimes,
-            open_delivery(
-                settings,
-                self._callbacks,
-                self._objects,
-                settings.callback_secrets or self._config.cluster_secrets,
-                settings.allowed_callback_networks,
-            ),
-            usage=open_usage(settings),
-            places=True,
-            alerts=alerts,
-            probe_key=self._config.probe_keys[0],
-            events=EventLog(SharedState(SharedCache(client, signer), EVENTS, SavedEvents)),
+            callback_rules(settings, config),
+            Oversight(events, self._alerts()),
         )
         await self.take_callbacks()
         await self.take_spooled()  # before the ends expire that tell what does not run again
-        await self._objects.start()
-        await coordinator.start(held, self._config.url())
-        model_files = ModelFilesStorage(coordinator.controller.models, self._objects)
+        await stores.objects.start()
+        await coordinator.start(held, config.url(), config.probe_keys[0])
+        controller = coordinator.controller
+        model_files = ModelFilesStorage(controller.models, stores.objects)
         publisher = Publisher(
-            coordinator.controller,
+            controller,
             model_files,
-            SharedCache(client, signer),
+            self._cache,
             settings.status_cache_freq_s,
             coordinator.reconciler.coming,
             coordinator.histories,
         )
-        operations = LeaderRpc(client, signer).serve(
-            partial(perform_event, coordinator.control_plane)
-        )
+        rpc = LeaderRpc(stores.broker.client, stores.broker.signer)
+        calls = rpc.serve(partial(answer_call, coordinator.control_plane))
         tasks = [
             asyncio.create_task(model_files.run(), name="files of models"),
             asyncio.create_task(publisher.run(), name="publishing"),
-            asyncio.create_task(operations, name="events"),
+            asyncio.create_task(calls, name="events"),
         ]
         try:
             yield coordinator
         finally:
             await end(tasks)
             await coordinator.stop()
-            await self._objects.stop()
 
 
 async def _run(leader: Leader, parent_pipe: int) -> None:

@@ -28,7 +28,7 @@ from ndif.host.model_actor import LocalModelActor
 from ndif.net import Http, StartError, for_url, listen, reachable_as
 from ndif.sandbox.confinement.confinement import ConfinementError, verify
 from ndif.schema.deployment import DeploymentConfig, read_task
-from ndif.server.embedded import Server
+from ndif.server.embedded import Owner, Server
 from ndif.server.heap import return_free_memory
 from ndif.stores.broker import BrokerError
 from ndif.stores.objects.files import signing_key
@@ -92,11 +92,8 @@ class Local:
                     options,
                     [config],
                     results,
+                    Owner(not self.sandbox, token, self.share_weights),
                     host=self.host,
-                    places=False,
-                    trusted=not self.sandbox,
-                    share_weights=self.share_weights,
-                    owner_token=token,
                     secret=secret,
                 )
             except BrokerError as error:
@@ -203,7 +200,7 @@ class Local:
         )
         with bar:
             task = bar.add_task(f"Loading {self.checkpoint}", total=None)
-            replicas = await server.bring_up(_GENERATION)
+            replicas = await server.coordinator.bring_up(_GENERATION)
             for replica in replicas:
                 up = asyncio.create_task(replica.up())
                 while not up.done():

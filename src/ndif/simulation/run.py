@@ -100,7 +100,6 @@ class _Simulation:
             self._evaluate,
             self._discover,
             rules=world.rules,
-            drain_s=world.drain_s,
             now=self._now,
             rng=random.Random(self.seed),  # noqa: S311 - ties, not secrets
         )

@@ -134,7 +134,7 @@ class _Rules(_Settings):
     fraction_largest_possible: float = _RULES.fraction_largest_possible
     min_available_gpu_fraction: float = _RULES.min_available_gpu_fraction
     model_cache_percentage: float = Field(default=0.9, gt=0, le=1)
-    drain_timeout_s: Span = 60.0
+    drain_s: Span = Field(default=_RULES.drain_s, alias="drain_timeout")
     execution_timeout_s: Duration = 3600.0
 
 
@@ -186,8 +186,6 @@ class World:
     default_size_bytes: int | None
     """Bytes of models that are not in `sizes`; None if every model must be."""
     rules: PlacementRules
-    drain_s: float
-    """Seconds that an evicted replica may finish its requests in."""
     speeds: Speeds
     autoscale: Bounds
     queue_policy: QueuePolicy
@@ -251,7 +249,6 @@ def read(text: str, source: str) -> World:
         sizes={name.lower(): weights for name, weights in sizes.items()},
         default_size_bytes=file.default_size or None,
         rules=file.rules.make(),
-        drain_s=file.rules.drain_timeout_s,
         speeds=file.speeds,
         autoscale=file.autoscale.make(),
         queue_policy=file.line.make(),

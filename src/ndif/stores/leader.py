@@ -244,7 +244,7 @@ class LeaderRpc:
     """Calls from gateways to the leader: events on a stream, each with its answer in a list of its own.
 
     Gateways `ask`, and the leader's `serve` answers. Names and arguments of events belong to its callers
-    (`ndif.control.remote`).
+    (`ndif.control.remote_leader`).
     """
 
     def __init__(self, client: Redis, signer: Signer) -> None:

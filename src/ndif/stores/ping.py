@@ -5,18 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
-from ndif.stores.accounts import Accounts, AccountsAwayError
-from ndif.stores.broker.port import Broker, BrokerError
-from ndif.stores.objects.port import ObjectStore, ObjectStoreError
+from ndif.stores.accounts import AccountsAwayError
+from ndif.stores.broker.port import BrokerError
+from ndif.stores.objects.port import ObjectStoreError
 from ndif.tasks import within
 
 Ping = Callable[[], Awaitable[None]]
 """Asks a store for an answer; raises its port's error if there is none."""
-
-
-def pings(broker: Broker, objects: ObjectStore, accounts: Accounts) -> Mapping[str, Ping]:
-    """Return the question of each store, by the name that metrics and alerts have for it."""
-    return {"broker": broker.ping, "objects": objects.ping, "accounts": accounts.ping}
 
 
 async def ask(stores: Mapping[str, Ping], patience_s: float) -> dict[str, Exception | None]:

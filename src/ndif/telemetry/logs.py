@@ -23,7 +23,7 @@ STEPS = "ndif.steps"
 """Logger of one event for each step of a job: in JSON, for Loki, and in lines of level DEBUG."""
 _VERBOSE_LIBRARIES = ("alembic", "httpx", "httpcore")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
-_RETRYING = ("ndif.stores", "ndif.queue.callbacks", "ndif.control.remote")
+_RETRYING = ("ndif.stores", "ndif.queue.callbacks", "ndif.control.publisher")
 """Loggers that are told of a service at each try, and not when it goes and when it comes back."""
 _REPEATS_S = 10.0
 _MAX_REMEMBERED = 256

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from ndif.config.settings import Settings
 from ndif.schema.deployment import DeploymentConfig
-from ndif.server.embedded import Server
+from ndif.server.embedded import Owner, Server
 
 NAME = "test-org/tiny-gpt2"
 NEW = "nnsight.modeling.transformers.TransformersModel"
@@ -53,8 +53,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
         ),
         [DeploymentConfig(repo_id=NAME, checkpoint=NAME, task="text-generation", dedicated=True)],
         tmp_path_factory.mktemp("results"),
+        Owner(trusted=False),
         host="127.0.0.1",
-        places=False,
     )
     return TestClient(server.app, base_url="http://127.0.0.1", raise_server_exceptions=False)
 

@@ -164,7 +164,7 @@ def obstacle_to(url: str, secrets: Sequence[str]) -> str | None:
     """Return why a server cannot work with the process that leads there, in a clause; None if it can."""
     from redis.exceptions import RedisError
 
-    from ndif.control.remote import MODELS
+    from ndif.control.publisher import MODELS
     from ndif.stores.leader import obstacle
 
     try:

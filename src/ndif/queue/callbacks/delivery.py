@@ -15,6 +15,7 @@ from ndif.delivery.loop import Delivery, DeliveryError, Policy
 from ndif.delivery.mail import Mailer, new_mail, open_mailer
 from ndif.queue.callbacks.guard import (
     CallbackAddressError,
+    CallbackRules,
     Kind,
     Network,
     read_address,
@@ -169,16 +170,16 @@ def open_delivery(
     settings: Settings,
     queue: CallbackQueue,
     objects: ObjectStore,
-    secrets: Sequence[str],
-    allowed: Sequence[Network],
+    rules: CallbackRules,
 ) -> CallbackDelivery:
-    """Return the delivery that the settings describe, to public addresses and `allowed` networks."""
+    """Return the delivery that the settings and `rules` describe."""
+    webhooks = Webhooks(rules.networks, rules.secrets, settings.callback_timeout_s, time.time)
     return CallbackDelivery(
         queue,
         objects,
-        Webhooks(allowed, secrets, settings.callback_timeout_s, time.time),
+        webhooks,
         open_mailer(settings),
-        allowed,
+        rules.networks,
         Policy(settings.callback_attempts, settings.callback_max_age_s),
     )
 

@@ -14,7 +14,7 @@ import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from urllib.parse import urlencode
 
@@ -76,6 +76,16 @@ _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
 _SIX_TO_FOUR = ipaddress.IPv6Network("2002::/16")
 _ISATAP = (0x00005EFE, 0x02005EFE)
 """Upper half of the interface's part of an address that holds an IPv4 address."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackRules:
+    """Addresses that a server's call-backs may have, and the secrets that sign them."""
+
+    networks: Sequence[Network]
+    """Networks whose addresses are called beside public ones."""
+    secrets: Sequence[str] = field(repr=False)
+    """Receivers are told of the first; after a change of secrets they know the others as well."""
 
 
 class CallbackAddressError(ValueError):

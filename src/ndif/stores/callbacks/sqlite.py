@@ -59,16 +59,12 @@ class SqliteCallbacks:
         """Open the queue in `folder`, or raise a `CallbackQueueError`."""
         self._limits = limits
         self._came = asyncio.Event()
-        self.left = 0
-        """Call-backs that waited when the queue was stopped."""
         self._file = SqliteFile(
             folder / _FILE, _SCHEMA, "callback", "call-backs", CallbackQueueError
         )
 
     async def stop(self) -> None:
         """See `CallbackQueue.stop`."""
-        with contextlib.suppress(CallbackQueueError):
-            self.left, _ = await self.counts()
         await self._file.close()
 
     async def add(self, callback: Callback) -> None:

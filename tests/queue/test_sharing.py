@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ndif.queue.co_batch import may_share
+from ndif.queue.sharing import may_share
 from ndif.schema.payload import PayloadFile
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response

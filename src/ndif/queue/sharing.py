@@ -8,20 +8,59 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ndif.host.execution import announce
-from ndif.host.port import ModelActor, NotSharedError, ReplicaLostError, Respond
+from ndif.host.job import Job
+from ndif.host.port import ModelActor, NotSharedError, ReplicaLostError, RequestRunner, Respond
+from ndif.queue.fair_queue import FairQueue
 from ndif.schema.payload import PayloadFile
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
+from ndif.tasks import end
 from ndif.telemetry import metrics
 from ndif.telemetry.steps import current
 
 logger = logging.getLogger(__name__)
+
+
+Serve = Callable[[Job, RequestRunner, int], Coroutine[Any, Any, None]]
+"""Runs a job on a replica, or on a place in one, whose time so many jobs share."""
+
+
+def take(queue: FairQueue[Job], most: int) -> list[Job]:
+    """Take the job whose turn it is, and the next ones that may share its forward pass."""
+    first = queue.take() if queue else None
+    if first is None:
+        return []
+    taken = [first]
+    while len(taken) < most and (job := next(queue.order(), None)) is not None:
+        if first.alone or job.alone or not may_share(first.request, job.request):
+            break
+        queue.take()
+        taken.append(job)
+    return taken
+
+
+async def run(actor: ModelActor, jobs: Sequence[Job], serve: Serve) -> None:
+    """Serve jobs on a replica: one by itself, several in one forward pass as far as they can share it."""
+    if len(jobs) == 1:
+        await serve(jobs[0], actor, 1)
+        return
+    shared = _Pass(actor, [job.request for job in jobs])
+    serving = [
+        asyncio.create_task(serve(job, _Seat(shared), len(jobs)), name=f"request {job.id}")
+        for job in jobs
+    ]
+    try:
+        await asyncio.wait([*serving, shared.running])
+    finally:
+        await end([*serving, shared.running])
+    for each in serving:
+        each.result()
 
 
 def may_share(first: Request, other: Request) -> bool:
@@ -35,7 +74,7 @@ def may_share(first: Request, other: Request) -> bool:
     )
 
 
-class CoBatch:
+class _Pass:
     """One forward pass of several requests, which begins at once."""
 
     def __init__(self, actor: ModelActor, requests: Sequence[Request]) -> None:
@@ -57,11 +96,11 @@ class CoBatch:
         return {request.id: response for request, response in answered if response is not None}
 
 
-class Seat:
+class _Seat:
     """The `RequestRunner` of one request of a pass."""
 
-    def __init__(self, batch: CoBatch) -> None:
-        self._batch = batch
+    def __init__(self, shared: _Pass) -> None:
+        self._shared = shared
         self._cancelled: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def cancel(self, reason: str) -> None:
@@ -72,7 +111,7 @@ class Seat:
     async def run(self, request: Request, respond: Respond) -> Response:
         """See `RequestRunner.run`. Raise a `NotSharedError` if the pass does not answer the request."""
         await announce(request, respond)
-        running = self._batch.running
+        running = self._shared.running
         either: set[asyncio.Future[Any]] = {running, self._cancelled}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if self._cancelled.done():

@@ -1,0 +1,104 @@
+"""The port through which gateways ask the process that leads, and its form within that process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ndif.cluster.models import Models
+from ndif.cluster.status import client_status, describe_details
+from ndif.control.control_plane import ControlPlane
+from ndif.control.operations import Operation
+from ndif.schema.client_status import ServerStatus
+from ndif.schema.model_key import ModelKey
+from ndif.schema.public_state import NextState
+from ndif.schema.status import Status
+from ndif.schema.structure import ModelDetails
+from ndif.stores.events import OperatorsEvent
+from ndif.stores.responder import StoredResponse
+
+
+class Catalogue(Protocol):
+    """The models of a server and their state, as its clients see them.
+
+    Its methods raise an `OperationError` with 503 while nothing is known of the models.
+    """
+
+    async def models(self) -> Models:
+        """Return every model."""
+
+    async def status(self) -> ServerStatus:
+        """Return the answer of `GET /status`."""
+
+    async def details(self, key: ModelKey) -> ModelDetails:
+        """Return the details of a model."""
+
+    async def connected(self) -> bool:
+        """Return True if the server can run a request that arrives now."""
+
+
+class Leader(Catalogue, Protocol):
+    """The process that leads a server: its models, its queue, its operations and its log of events."""
+
+    async def perform(self, operation: Operation) -> Any:
+        """Perform an operation and return its answer.
+
+        Raises:
+            OperationError: If it cannot be performed, or if no process leads.
+        """
+
+    async def update_of(self, request_id: str, stored: Status | None) -> StoredResponse | None:
+        """Return the update that follows a request's stored one; None if there is none.
+
+        `stored` is the status of the stored update. A request that waits has its place in the queue, and
+        one that was lost has its end.
+        """
+
+    async def note(self, events: Sequence[OperatorsEvent]) -> None:
+        """Note events for the operators."""
+
+    async def next_state(self, seen: str, users: Sequence[str]) -> NextState:
+        """Return the state of the dashboard once its name is not `seen`; see `Overview.next`."""
+
+
+@dataclass(frozen=True)
+class InProcessLeader:
+    """The form of `Leader` for the process that leads."""
+
+    _control: ControlPlane
+
+    async def models(self) -> Models:
+        """See `Catalogue.models`."""
+        return self._control.controller.models
+
+    async def status(self) -> ServerStatus:
+        """See `Catalogue.status`."""
+        control = self._control
+        return client_status(control.controller, control.reconciler.coming(), control.histories)
+
+    async def details(self, key: ModelKey) -> ModelDetails:
+        """See `Catalogue.details`."""
+        return describe_details(self._control.controller.models, key)
+
+    async def connected(self) -> bool:
+        """See `Catalogue.connected`. A model that is not loaded yet is loaded for its first request."""
+        controller = self._control.controller
+        return not controller.models.fixed or any(each.serving for each in controller.replicas())
+
+    async def perform(self, operation: Operation) -> Any:
+        """See `Leader.perform`."""
+        return await operation.perform(self._control)
+
+    async def update_of(self, request_id: str, stored: Status | None) -> StoredResponse | None:
+        """See `Leader.update_of`."""
+        return self._control.dispatcher.update_of(request_id, is_stored=stored is not None)
+
+    async def note(self, events: Sequence[OperatorsEvent]) -> None:
+        """See `Leader.note`."""
+        for each in events:
+            self._control.events.add(each)
+
+    async def next_state(self, seen: str, users: Sequence[str]) -> NextState:
+        """See `Leader.next_state`."""
+        return await self._control.overview.next(seen, users)

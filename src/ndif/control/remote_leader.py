@@ -1,0 +1,211 @@
+"""The form of `Leader` for gateways in other processes, and the leader's side of their calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ndif.cluster.models import Models
+from ndif.cluster.status import PublishedModel, describe_details, read
+from ndif.config.units import format_duration
+from ndif.control.answers import Stopping
+from ndif.control.control_plane import ControlPlane
+from ndif.control.operations import OPERATIONS, Operation, Stop
+from ndif.control.publisher import MODELS, STATUS
+from ndif.host.job_states import RUNS
+from ndif.runtime.typed_json import from_json, to_json
+from ndif.schema import answer
+from ndif.schema.client_status import ServerStatus
+from ndif.schema.deployment import OperationError
+from ndif.schema.model_key import ModelKey
+from ndif.schema.public_state import NextState
+from ndif.schema.repositories import Repositories
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+from ndif.schema.structure import ModelDetails
+from ndif.schema.wires import envelope_fields
+from ndif.stores.broker import LOST
+from ndif.stores.events import OperatorsEvent
+from ndif.stores.responder import StoredResponse
+from ndif.tasks import within
+
+if TYPE_CHECKING:
+    # A server of one process has no client of Redis.
+    from ndif.stores.broker.redis.broker import RedisBroker
+    from ndif.stores.leader import LeaderRpc, SharedCache
+
+logger = logging.getLogger(__name__)
+
+UPDATE, NOTE, DETAILS, STATE = "UPDATE", "NOTE", "MODEL_DETAILS", "OVERVIEW"
+"""The calls of a gateway that are no operations: `update_of`, `note`, `details` and `next_state`."""
+
+_ASK_S = 1.0
+_NO_SUCH_EVENT = 400
+_STATE_S = 15.0
+"""Seconds after which a gateway stops waiting for the leader's next state."""
+_POLL_S = 0.5
+_NOTHING_PUBLISHED = (
+    "No process of this server has come up yet that could run a job. Try again in a moment."
+)
+_SILENT = "The process of this server that leads does not answer now."
+_MAX_QUOTED = 100
+"""Characters of an unknown event's name that an error repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """The leader's answer to the question where a job is."""
+
+    held: bool
+    """True if the leader has the job."""
+    update: StoredResponse | None
+
+
+class RemoteLeader:
+    """The form of `Leader` for a gateway of many: it calls the leader, and reads what that publishes."""
+
+    def __init__(
+        self,
+        rpc: LeaderRpc,
+        cache: SharedCache,
+        broker: RedisBroker,
+        repositories: Repositories,
+        *,
+        timeout_s: float,
+        stop: Callable[[], None],
+    ) -> None:
+        """Prepare the calls. Users may have the models of `repositories` loaded.
+
+        A question is given up after `timeout_s`; an operation that changes something is waited for. `stop`
+        ends the server that this gateway belongs to.
+        """
+        self._rpc = rpc
+        self._cache = cache
+        self._broker = broker
+        self._repositories = repositories
+        self._timeout_s = timeout_s
+        self._stop = stop
+        self._told: msgspec.Raw | None = None
+        self._status = ServerStatus(deployments={})
+        self._published: list[PublishedModel] | None = None
+        self._models = Models()
+
+    async def models(self) -> Models:
+        """See `Catalogue.models`."""
+        published = await self._cache.read(MODELS, list[PublishedModel])
+        if published is None:
+            raise OperationError(503, _NOTHING_PUBLISHED)
+        if published is not self._published and published != self._published:
+            self._models = read(published, self._repositories)
+        self._published = published
+        return self._models
+
+    async def status(self) -> ServerStatus:
+        """See `Catalogue.status`; wait for one that is not published yet."""
+        deadline = time.monotonic() + self._timeout_s
+        while (status := await self._cache.read(STATUS, msgspec.Raw)) is None:
+            if time.monotonic() > deadline:
+                raise OperationError(503, _NOTHING_PUBLISHED)
+            await asyncio.sleep(_POLL_S)
+        if status is not self._told:
+            self._told, self._status = status, answer.from_json(ServerStatus, bytes(status))
+        return self._status
+
+    async def details(self, key: ModelKey) -> ModelDetails:
+        """See `Catalogue.details`."""
+        silent = f"The leader did not answer within {format_duration(self._timeout_s)}."
+        told = await _within(self._rpc.ask(DETAILS, {"key": str(key)}), self._timeout_s, silent)
+        return ModelDetails.read(msgspec.json.decode(told))
+
+    async def connected(self) -> bool:
+        """See `Catalogue.connected`."""
+        from ndif.stores.leader import somebody_leads
+
+        return await somebody_leads(self._broker.client)
+
+    async def perform(self, operation: Operation) -> Any:
+        """See `Leader.perform`. This process itself ends the server."""
+        if isinstance(operation, Stop):
+            self._stop()
+            return Stopping(stopping=True)
+        asked = self._rpc.ask(operation.event, operation.model_dump(mode="json"))
+        if operation.method == "GET":
+            limit = format_duration(self._timeout_s)
+            silent = (
+                f"The leader did not answer within {limit} (STATUS_REQUEST_TIMEOUT_S); "
+                "`ndif logs dispatcher` says what it does."
+            )
+            asked = _within(asked, self._timeout_s, silent)
+        return answer.from_json(operation.answer, await asked)
+
+    async def update_of(self, request_id: str, stored: Status | None) -> StoredResponse | None:
+        """See `Leader.update_of`."""
+        is_known = await self._broker.knows(request_id)
+        # A job is lost that had a response and is neither stored, nor held, nor ended.
+        if (is_known and stored in RUNS) or not (is_known or stored):
+            return None
+        question = {"request_id": request_id, "is_stored": stored is not None}
+        try:
+            told = from_json(_Update, await within(self._rpc.ask(UPDATE, question), _ASK_S))
+        except (OperationError, asyncio.TimeoutError):
+            return None
+        if told.held or is_known:
+            return told.update
+        return StoredResponse(envelope_fields(Response(request_id, Status.ERROR, LOST)), "")
+
+    async def note(self, events: Sequence[OperatorsEvent]) -> None:
+        """See `Leader.note`. While no process leads, events are in this process's log alone."""
+        try:
+            asked = self._rpc.ask(NOTE, {"events": [asdict(each) for each in events]})
+            await within(asked, _ASK_S)
+        except (OperationError, asyncio.TimeoutError):
+            for each in events:
+                logger.warning(
+                    "Not noted, for nobody leads: %s %s, by %s: %s",
+                    *(each.kind, each.subject, each.by, each.text),
+                )
+
+    async def next_state(self, seen: str, users: Sequence[str]) -> NextState:
+        """See `Leader.next_state`."""
+        asked = self._rpc.ask(STATE, {"seen": seen, "users": list(users)})
+        return answer.from_json(NextState, await _within(asked, _STATE_S, _SILENT))
+
+
+async def _within(asked: Coroutine[Any, Any, bytes], limit_s: float, silent: str) -> bytes:
+    """Return the leader's answer; raise an OperationError with this sentence if it takes longer."""
+    try:
+        return await within(asked, limit_s)
+    except asyncio.TimeoutError as error:
+        raise OperationError(504, silent) from error
+
+
+async def answer_call(control: ControlPlane, event: str, arguments: Mapping[str, Any]) -> bytes:
+    """Answer a call of a `RemoteLeader`: perform what it asks for, and return the JSON of the answer.
+
+    Raises:
+        OperationError: If there is no such call, or if it cannot be done.
+    """
+    if event == UPDATE:
+        request_id = str(arguments["request_id"])
+        dispatcher = control.dispatcher
+        update = dispatcher.update_of(request_id, is_stored=arguments["is_stored"])
+        return to_json(_Update(dispatcher.holds(request_id), update))
+    if event == NOTE:
+        for each in arguments["events"]:
+            control.events.add(OperatorsEvent(**each))
+        return b"{}"
+    if event == DETAILS:
+        key = ModelKey.parse(str(arguments["key"]))
+        return answer.to_json(describe_details(control.controller.models, key))
+    if event == STATE:
+        return answer.to_json(await control.overview.next(arguments["seen"], arguments["users"]))
+    for kind in OPERATIONS:
+        if kind.event == event:
+            return answer.to_json(await kind.model_validate(arguments).perform(control))
+    raise OperationError(_NO_SUCH_EVENT, f"There is no event {event[:_MAX_QUOTED]!r}.")

@@ -1,0 +1,243 @@
+"""The jobs of one process, from claim to end: the part that the queue and a replica's process share.
+
+`ndif.queue.lifecycle` adds the queue's part: clients that leave, replicas that are lost, and records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from ndif.host.job import Job
+from ndif.host.job_states import RUNS, Event, Party
+from ndif.host.port import EndedError, NotSharedError, ReplicaLostError, RequestRunner
+from ndif.host.reporter import Reporter
+from ndif.schema.request import Request
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+from ndif.stores.broker.port import Broker, BrokerAwayError, BrokerError, ClientLeftError
+from ndif.stores.objects import ObjectStoreError
+from ndif.stores.responder import Responder
+from ndif.tasks import end
+from ndif.telemetry.steps import recording
+
+logger = logging.getLogger(__name__)
+
+_REMEMBERED = 1000
+"""Ends that a process remembers: whoever else takes part may not have heard of them."""
+_STOP_S = 5.0
+_LOST = "The job ended, and its result was lost with its replica. Send it again."
+_UNDELIVERED = "The job ended, and its result could not be delivered."
+_DEFECT = "The server failed while it ran this job; its log says why."
+
+
+@dataclass(eq=False)
+class Lifecycle:
+    """The jobs of a replica's process, and the base of the queue's `QueueLifecycle`.
+
+    Of each job it delivers the updates in order, and exactly one terminal response. It owns no claim: a job
+    that does not end here is the queue's again. Its callers say which job runs next, and where.
+    """
+
+    broker: Broker
+    responder: Responder
+    by: ClassVar[Party] = Party.REPLICA
+    """The party that this process is."""
+    _jobs: dict[str, Job] = field(default_factory=dict, init=False)
+    _ended: dict[str, Response] = field(default_factory=dict, init=False)
+    _tasks: set[asyncio.Task[Any]] = field(default_factory=set, init=False)
+
+    @property
+    def remembered(self) -> list[str]:
+        """Ids of the jobs that ended most recently."""
+        return [*self._ended]
+
+    def end_of(self, job_id: str) -> Response | None:
+        """Return how a job ended here, without its result; None if it is not known to have ended."""
+        return self._ended.get(job_id)
+
+    # The five verbs
+
+    def claim(self, request: Request) -> Job | None:
+        """Hold a request from now on; return None if it is held or has ended here already.
+
+        A broker whose connection was lost may hand out the same request twice.
+        """
+        if request.id in self._jobs or request.id in self._ended:
+            return None
+        job = self._jobs[request.id] = Job(request, self.by)
+        job.move(Event.CLAIM)
+        return job
+
+    async def dispatch(self, job: Job, runner: RequestRunner, replica_id: str = "") -> Response:
+        """Run a job on a replica and return its terminal response, which `complete` takes.
+
+        `replica_id` names the replica in the log. The errors of `RequestRunner.run` say that the request
+        did not run to its end. After an `EndedError` `release` follows, after the others `give_back`.
+        """
+        job.steps.replica = replica_id
+        job.move(Event.DISPATCH)
+        job.dispatched, job.running = time.time(), None
+        job.runner = runner
+        reporter = Reporter(job, self.responder, tells_dispatch=self.by is Party.QUEUE)
+        try:
+            if job.cancelled is not None:
+                return Response(job.id, Status.ERROR, job.cancelled)
+            with recording(job.steps):
+                return await runner.run(job.request, reporter.report_run)
+        except (BrokerAwayError, ClientLeftError, EndedError, NotSharedError, ReplicaLostError):
+            raise
+        except (BrokerError, ObjectStoreError) as error:
+            logger.error("request %s: %s", job.id, error)  # noqa: TRY400 - a sentence
+            return Response(job.id, Status.ERROR, f"The job could not be run: {error}.")
+        except Exception:
+            # A defect of ours costs one request, not the queue.
+            logger.exception("request %s failed in its replica", job.id)
+            return Response(job.id, Status.ERROR, _DEFECT)
+        finally:
+            job.runner = None
+
+    async def give_back(self, job: Job, error: Exception | None = None) -> bool:
+        """Take a job back that did not run to its end; return True if it is to wait here again."""
+        if not job.over.is_set() and job.is_held:
+            self._forget(job)
+        return False
+
+    async def complete(self, job: Job, response: Response) -> Response:
+        """Deliver the terminal response, with which the job has ended. A second end changes nothing.
+
+        Return the end, without its result; `delivered` says whether the client can know of it.
+        """
+        if not job.finish(response):
+            return self._ended.get(job.id, response)
+        is_silent = response.meta is None and response.status is Status.ERROR
+        if is_silent and job.running is not None:
+            # Its runner was ended, and did not say how long the block had run.
+            ran_s = round(max(0.0, job.since - job.running), 6)
+            job.end = response = replace(response, meta={"peak_memory": 0, "execution_time": ran_s})
+        if self.by is Party.REPLICA:
+            # The process that leads may hear of the end by the very message that its client has.
+            response = replace(response, steps=job.steps.all)
+        return await self._end(job, response)
+
+    async def fail(self, job: Job, reason: str) -> None:
+        """End a job as an ERROR, even if the caller is cancelled meanwhile."""
+        ran_s = job.ran_s() if job.state in RUNS else 0.0
+        response = Response(job.id, Status.ERROR, reason)
+        if job.finish(response):
+            job.unanswered_s += ran_s
+            await asyncio.shield(self._spawn(self._end(job, response), f"end of {job.id}"))
+
+    async def release(self, request: Request) -> None:
+        """Drop a job whose terminal response was already delivered, and which a poll finds."""
+        if (job := self._jobs.get(request.id)) is not None:
+            job.move(Event.RELEASE)
+            self._forget(job)
+            self._note_end(job, self._ended.get(request.id))
+        if request.subscription_id is not None:
+            return
+        end_ = self._ended.get(request.id) or Response(request.id, Status.ERROR, _LOST)
+        try:
+            await self.responder.ensure_end(request, end_)
+        except Exception:
+            logger.exception("request %s: its end could not be delivered", request.id)
+
+    # Beside them
+
+    def cancel(self, job_id: str, reason: str) -> bool:
+        """End a job as an ERROR with `reason`; return False if none is held that has not ended.
+
+        A job that waits ends when it would be sent to a replica, unless its caller ends it before.
+        """
+        job = self._jobs.get(job_id)
+        if job is None or not job.is_held:
+            return False
+        job.cancelled = reason
+        if job.runner is not None:
+            job.runner.cancel(reason)
+        return True
+
+    async def disconnected(self, requests: Iterable[Request]) -> set[str]:
+        """Return the ids of the requests whose live client is not there."""
+        live = {request.id: request.subscription_id for request in requests}
+        gone = await self.broker.disconnected({id_ for id_ in live.values() if id_ is not None})
+        return {request_id for request_id, id_ in live.items() if id_ in gone}
+
+    async def stop(self) -> None:
+        """Give responses on their way a few seconds to be delivered."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_STOP_S)
+        await end(list(self._tasks))
+
+    # The end of a job
+
+    async def _end(self, job: Job, response: Response) -> Response:
+        """Deliver a terminal response and remember it."""
+        try:
+            await self._deliver(job.request, response)
+        except Exception as error:
+            return await self._undelivered(job, response, error)
+        return self._delivered(job, response)
+
+    def _delivered(self, job: Job, response: Response) -> Response:
+        if not response.delivered:
+            job.steps.add("deliver", job.since)
+        return self._remember(job, replace(response, delivered=True))
+
+    async def _undelivered(self, job: Job, response: Response, error: Exception) -> Response:
+        """Return the end of a job whose terminal response could not be delivered."""
+        if not isinstance(error, ObjectStoreError):
+            logger.error("request %s: its end could not be delivered", job.id, exc_info=error)
+        return self._remember(job, Response(job.id, Status.ERROR, _UNDELIVERED))
+
+    async def _deliver(self, request: Request, response: Response) -> None:
+        if request.subscription_id is not None:
+            if not response.delivered:
+                await self.responder.respond(request, response)
+        elif response.delivered:
+            # The replica that delivered the response may be lost before it lets go of the request.
+            await self.broker.release(request)
+        elif request.refusal:
+            # Nobody signed it, and it may have the id of another job, whose end stays.
+            await self.responder.ensure_end(request, response)
+            await self.broker.release(request)
+        elif await self._is_complete(request):
+            # Two leaders sent it to two replicas: the first end holds.
+            await self.responder.ensure_end(request, response)
+        else:
+            await self.responder.respond(request, response)
+
+    async def _is_complete(self, request: Request) -> bool:
+        try:
+            return await self.broker.is_complete(request)
+        except BrokerError as error:
+            logger.warning("request %s: %s", request.id, error)
+            return False
+
+    def _remember(self, job: Job, response: Response) -> Response:
+        """Keep the end of a job in mind; no client fetches a live result a second time."""
+        self._forget(job)
+        self._note_end(job, response)
+        if job.is_live:
+            response = replace(response, data=None)
+        self._ended[job.id] = response
+        if len(self._ended) > _REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+        return response
+
+    def _note_end(self, job: Job, response: Response | None) -> None:
+        """Note that a job has ended, in the process that has its record."""
+
+    def _forget(self, job: Job) -> None:
+        self._jobs.pop(job.id, None)
+        job.over.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,0 +1,17 @@
+"""A waiting request of which nothing but its turn matters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The form of a queue's `Entry` whose fields a test gives."""
+
+    id: str
+    user: str
+    arrived: float
+    weight: float = 1.0
+    priority: bool = False
+    cost: float = 1.0
