@@ -1,0 +1,66 @@
+"""Names with an underscore belong to the class that defines them, and no other file reaches for them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import ndif
+
+SOURCE = Path(ndif.__file__).parent
+FOREIGN = {
+    "os._exit",
+    "os.environ._data",
+    "row._mapping",  # documented by SQLAlchemy
+    "serialization._fill",
+    "tracing._saves",
+    "part._edits",
+    "model._call",
+    "self._model._call",
+    "TransformersModel._call",
+}
+"""Names of Python, SQLAlchemy and nnsight that some class of ours has as well."""
+
+
+def own_names(kind: ast.ClassDef) -> set[str]:
+    """Return the private names that a class defines: methods, fields, attributes of `self`."""
+    names = set[str]()
+    for node in ast.walk(kind):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names |= {node.attr} if ast.unparse(node.value) in ("self", "cls") else set()
+    return {name for name in names if name.startswith("_") and not name.startswith("__")}
+
+
+def reaches(node: ast.AST, inside: frozenset[str], ours: set[str]) -> Iterator[ast.Attribute]:
+    """Yield each private name of ours that is used outside of the classes that define it."""
+    for child in ast.iter_child_nodes(node):
+        names = inside | own_names(child) if isinstance(child, ast.ClassDef) else inside
+        if isinstance(child, ast.Attribute) and child.attr in ours - inside:
+            is_own = ast.unparse(child.value) in ("self", "cls", "super()")
+            if not is_own and ast.unparse(child) not in FOREIGN:
+                yield child
+        yield from reaches(child, names, ours)
+
+
+def test_no_line_reaches_into_another_objects_underscore() -> None:
+    trees = {path: ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
+    classes = [n for tree in trees.values() for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
+    ours = set[str]().union(*map(own_names, classes))
+    assert {"_work", "_jobs"} <= ours
+    found = [
+        f"{path.relative_to(SOURCE)}:{each.lineno}: {ast.unparse(each)}"
+        for path, tree in trees.items()
+        for each in reaches(tree, frozenset(), ours)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_a_reach_is_found() -> None:
+    tree = ast.parse("class A:\n def _b(self): other._b()\n\nclass C:\n def d(self, a): a._b()\n")
+    (found,) = reaches(tree, frozenset(), {"_b"})
+    assert (found.lineno, ast.unparse(found)) == (5, "a._b")
