@@ -220,8 +220,9 @@ async def test_a_job_that_is_ended_on_a_shared_gpu_gets_the_reason(
         running = asyncio.create_task(served.run(lasting(client)))
         await within(served.begun.wait(), PATIENCE_S)
         assert watch._sample[0] > 0  # of before it began
-        assert served.actor._runner is not None
-        use(machine, 0, **{f"p{owner}": 8000, f"p{served.actor._runner.pid}": 4000})
+        runner = served.actor.state.runner_pid
+        assert runner is not None
+        use(machine, 0, **{f"p{owner}": 8000, f"p{runner}": 4000})
         response = await within(running, PATIENCE_S)
         assert response.status is Status.ERROR
         assert "of GPU memory, and with it the model holds more than" in response.description

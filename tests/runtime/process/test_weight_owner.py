@@ -264,7 +264,7 @@ async def test_a_device_that_hangs_costs_the_replica_and_not_the_server(
     async with serve(tiny_gpt2, runtime, strangers(tmp_path)) as served:
         family = [served.zygote, *children(served.zygote)]
         assert (await served.run(read, trusted=False)).status is Status.COMPLETED
-        await eventually(lambda: served.actor._verifying is None or served.actor._verifying.done())
+        await eventually(lambda: not served.actor.state.is_verifying)
         (tmp_path / "weights" / "busy").touch()
         assert (await served.run(read, trusted=False)).status is Status.COMPLETED
         with pytest.raises(ReplicaLostError, match="on GPU 0: it did nothing"):
@@ -326,7 +326,7 @@ async def test_a_runner_that_cannot_be_ended_costs_the_replica(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ndif.host.model_actor.GONE_S", 0.3)
+    monkeypatch.setattr("ndif.host.replica_runners.GONE_S", 0.3)
     monkeypatch.setattr(RunnerHandle, "kill", lambda _: None)
     async with serve(tiny_gpt2, runtime, strangers(tmp_path)) as served:
         assert (await served.run(lingering(client), trusted=False)).status is Status.COMPLETED
