@@ -19,6 +19,7 @@ from nnsight import TransformersModel
 from ndif.config.settings import Settings
 from ndif.host import request_run
 from ndif.host.execution import Execution
+from ndif.host.model_actor import ReplicaDevices
 from ndif.host.port import ActorError, ModelActor, ReplicaEvictedError, ReplicaLostError
 from ndif.host.runner_protocol import LimitReason
 from ndif.host.watchdogs import ResourceWatchdog
@@ -373,7 +374,7 @@ async def test_a_process_that_is_killed_while_warm(
 async def test_gpus_that_are_only_declared_change_nothing(
     tiny_gpt2: Path, client: TransformersModel
 ) -> None:
-    async with serve(tiny_gpt2, device="cpu") as served:
+    async with serve(tiny_gpt2, devices=ReplicaDevices(device="cpu")) as served:
         await served.actor.to_cache()
         await served.actor.from_cache({0: 1 << 30})
         assert served.actor.model.device == "cpu"
@@ -452,15 +453,15 @@ async def test_a_model_whose_runners_cannot_start(tiny_gpt2: Path, tmp_path: Pat
 
 @on_loop
 async def test_the_device_that_is_given(tiny_gpt2: Path) -> None:
-    async with serve(tiny_gpt2, device="cpu") as served:
+    async with serve(tiny_gpt2, devices=ReplicaDevices(device="cpu")) as served:
         assert served.actor.process.spec.device == "cpu"
         assert served.actor.model.device == "cpu"
 
 
 def test_what_contexts_take_is_not_for_tensors(tiny_gpt2: Path) -> None:
-    given = {"gpu_mem_bytes_by_id": {1: 100, 2: 80}, "context_bytes": 30}
-    assert a_replica(tiny_gpt2, **given).actor.process.spec.max_memory == {1: 70, 2: 50}
-    assert a_replica(tiny_gpt2, context_bytes=30).actor.process.spec.max_memory is None
+    gpus, none = ReplicaDevices({1: 100, 2: 80}, 30), ReplicaDevices({}, 30)
+    assert a_replica(tiny_gpt2, devices=gpus).actor.process.spec.max_memory == {1: 70, 2: 50}
+    assert a_replica(tiny_gpt2, devices=none).actor.process.spec.max_memory is None
 
 
 async def rehearsal_of(zygote: int) -> int:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ndif.config.settings import Settings
@@ -25,7 +25,7 @@ from ndif.host.runtimes import Runtime
 from ndif.host.shared_weights import SharedWeights
 from ndif.host.snapshot import publish
 from ndif.host.watchdogs import GpuWatch, ResourceWatchdog, runner_cgroups
-from ndif.runtime.spec import CO_BATCHING, UntrustedSettings
+from ndif.runtime.spec import CO_BATCHING, ModelSpec, UntrustedSettings
 from ndif.runtime.weights.cache import CacheRules
 from ndif.schema.deployment import Defaults, DeploymentConfig
 from ndif.schema.repositories import Repositories
@@ -39,6 +39,42 @@ logger = logging.getLogger(__name__)
 
 Choice = Callable[[], AbstractAsyncContextManager["Mapping[int, int] | None"]]
 """Chooses what the tensors of a replica may take of which GPUs while it loads; None: as it was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostResources:
+    """Objects that all replicas on one machine share."""
+
+    weights: SharedWeights = field(default_factory=SharedWeights)
+    fork_servers: ForkServers = field(default_factory=ForkServers)
+    gpu_watch: GpuWatch | None = None
+    """Watch over requests on GPUs that replicas share; None where no such GPU is."""
+    cache_rules: Callable[[], CacheRules] = CacheRules
+    """Return the rules for the Hub's cache, as they are now."""
+    shares_files: bool = False
+    """Another process answers clients who ask for the files of checkpoints."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaDevices:
+    """The devices that one replica is given."""
+
+    gpu_mem_bytes_by_id: Mapping[int, int] = field(default_factory=dict)
+    """Bytes that the replica may take of each GPU, contexts among them; empty if it takes as it likes."""
+    context_bytes: int = 0
+    """Bytes of each GPU for the CUDA contexts of its processes."""
+    device: str | None = None
+    """Device in the place of the one that the deployment names."""
+    chosen: Choice = contextlib.nullcontext
+    """Choice at the start, in the place of `gpu_mem_bytes_by_id`."""
+    near: Callable[[Collection[int]], Collection[int] | None] = lambda _: None
+    """Return the CPUs beside some GPUs, on which the replica runs; None for all."""
+
+    @property
+    def max_memory(self) -> dict[int, int] | None:
+        """Return the bytes of each GPU that are left for tensors; None where there is no GPU."""
+        held, contexts = self.gpu_mem_bytes_by_id, self.context_bytes
+        return {index: size - contexts for index, size in held.items()} or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,53 +101,22 @@ class LocalModelActor:
         settings: Settings,
         broker: Broker,
         objects: ObjectStore,
-        weights: SharedWeights,
-        fork_servers: ForkServers | None = None,
+        host: HostResources,
+        devices: ReplicaDevices,
         *,
         untrusted: bool,
-        gpu_mem_bytes_by_id: Mapping[int, int] | None = None,
-        device: str | None = None,
-        shares: bool = False,
-        context_bytes: int = 0,
-        chosen: Choice = contextlib.nullcontext,
-        gpu_watch: GpuWatch | None = None,
-        near: Callable[[Collection[int]], Collection[int] | None] = lambda _: None,
-        cache_rules: Callable[[], CacheRules] = CacheRules,
     ) -> None:
-        """Prepare a replica; `start` loads it. Replicas share `weights` and `fork_servers`.
-
-        `untrusted`: requests may come that are not trusted. `gpu_mem_bytes_by_id`: bytes that it may take
-        of which GPUs, `context_bytes` of each for the CUDA contexts of its processes; None for what it
-        likes. `device` goes before the one in `config`. `shares`: another process answers clients who ask
-        for the checkpoint's files. `chosen` says at the start, in the place of these, what its tensors
-        may take of which GPUs, and `near` on which CPUs it runs, beside the GPUs that it is given.
-        `cache_rules` returns the rules for the Hub's cache.
-        """
-        spec = spec_of(
-            config,
-            runtime.generation,
-            dtype=Defaults.of(settings).dtype_of(config),
-            device=device or config.device,
-            attn_implementation=config.attn_implementation,
-            threads=config.threads,
-            untrusted=_untrusted(settings) if untrusted else None,
-            pickled=bool(settings.allow_pickled_weights),
-            max_memory=_for_tensors(gpu_mem_bytes_by_id or {}, context_bytes),
-        )
-        self._context_bytes = context_bytes
-        self._held = gpu_mem_bytes_by_id or {}
-        """Bytes that it has of each GPU, contexts among them."""
-        self._near = near
-        self._chosen = chosen
-        servers = fork_servers or ForkServers()
-        process = ModelProcess(spec, runtime, weights, servers, cache_rules)
+        """Prepare a replica; `start` loads it. With `untrusted`, requests may come that are not trusted."""
+        spec = _spec(config, runtime, settings, devices, untrusted=untrusted)
+        process = ModelProcess(spec, runtime, host.weights, host.fork_servers, host.cache_rules)
         self.process, self.ended = process, process.ended
         self.runners = ReplicaRunners(process, settings, untrusted=untrusted)
         self.most_together = settings.co_batch if runtime.generation in CO_BATCHING else 1
         self.timeout_s = config.execution_timeout_s or settings.execution_timeout_seconds
         """Seconds that a job may run."""
         self._start_timeout_s = settings.model_start_timeout_s
-        self._published = objects if shares else None
+        self._devices = devices
+        self._published = objects if host.shares_files else None
         """Store from which clients have the checkpoint's files."""
         limits = settings.runner_memory_bytes, settings.runner_max_threads
         self._tools = RunTools(
@@ -120,7 +125,7 @@ class LocalModelActor:
             Execution(settings, broker, objects),
             _adapters(runtime, settings),
             ResourceWatchdog(*limits, runner_cgroups),
-            gpu_watch,
+            host.gpu_watch,
         )
         self._run: RequestRun | None = None
         self._idle = asyncio.Event()
@@ -149,10 +154,10 @@ class LocalModelActor:
             raise ModelProcessError("the replica was ended while it was loaded") from None
 
     async def _start(self, progress: Progress) -> None:
-        async with self._chosen() as memory:
+        async with self._devices.chosen() as memory:
             memory = self.process.spec.max_memory if memory is None else memory
             with self._blames_device():
-                cpus = self._near(memory or ())
+                cpus = self._devices.near(memory or ())
                 await self.process.start(self._start_timeout_s, progress, memory, cpus)
         try:
             # Nobody who waits for it waits for an object store as well.
@@ -207,10 +212,10 @@ class LocalModelActor:
         if self.process.exposes_weights:
             if not gpu_mem_bytes_by_id and self.process.spec.max_memory is not None:
                 raise ModelProcessError("a model that was loaded for GPUs cannot come to the CPU")
-            self._held = gpu_mem_bytes_by_id
-            memory = _for_tensors(gpu_mem_bytes_by_id, self._context_bytes)
+            self._devices = replace(self._devices, gpu_mem_bytes_by_id=gpu_mem_bytes_by_id)
+            memory = self._devices.max_memory
             with self._blames_device():
-                cpus = self._near(gpu_mem_bytes_by_id)
+                cpus = self._devices.near(gpu_mem_bytes_by_id)
                 await self.process.uncache(memory, cpus, self._start_timeout_s)
         await self.runners.start()
 
@@ -244,7 +249,8 @@ class LocalModelActor:
         if self.runners.unavailable:
             raise ReplicaEvictedError(self.runners.unavailable)
         self._idle.clear()
-        run = self._run = RequestRun(self._tools, self._held, self.timeout_s)
+        held = self._devices.gpu_mem_bytes_by_id
+        run = self._run = RequestRun(self._tools, held, self.timeout_s)
         try:
             yield run
         finally:
@@ -253,9 +259,25 @@ class LocalModelActor:
             self._idle.set()
 
 
-def _for_tensors(held: Mapping[int, int], context_bytes: int) -> dict[int, int] | None:
-    """Return the bytes of each GPU that are left for tensors; None where there is no GPU."""
-    return {index: size - context_bytes for index, size in held.items()} or None
+def _spec(
+    config: DeploymentConfig,
+    runtime: Runtime,
+    settings: Settings,
+    devices: ReplicaDevices,
+    *,
+    untrusted: bool,
+) -> ModelSpec:
+    return spec_of(
+        config,
+        runtime.generation,
+        dtype=Defaults.of(settings).dtype_of(config),
+        device=devices.device or config.device,
+        attn_implementation=config.attn_implementation,
+        threads=config.threads,
+        untrusted=_untrusted(settings) if untrusted else None,
+        pickled=bool(settings.allow_pickled_weights),
+        max_memory=devices.max_memory,
+    )
 
 
 def _adapters(runtime: Runtime, settings: Settings) -> Adapters:

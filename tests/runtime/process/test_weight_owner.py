@@ -16,12 +16,11 @@ import torch
 from nnsight import TransformersModel
 
 from ndif.config.settings import Settings
-from ndif.host.model_actor import LocalModelActor
+from ndif.host.model_actor import HostResources, LocalModelActor, ReplicaDevices
 from ndif.host.model_process import ModelProcessError
 from ndif.host.port import ActorError, ReplicaLostError
 from ndif.host.runner_handle import RunnerHandle
 from ndif.host.runtimes import Runtime
-from ndif.host.shared_weights import SharedWeights
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.status import Status
 from ndif.stores.broker import MemoryBroker
@@ -401,7 +400,7 @@ async def test_failures_of_a_return_to_the_device(
 
 @on_loop
 async def test_a_cached_model_returns_to_gpus_only(tiny_gpt2: Path, runtime: Runtime) -> None:
-    async with serve(tiny_gpt2, runtime, gpu_mem_bytes_by_id={0: 1 << 30}) as served:
+    async with serve(tiny_gpt2, runtime, devices=ReplicaDevices({0: 1 << 30})) as served:
         assert served.actor.process.spec.max_memory == {0: 1 << 30}
         await served.actor.to_cache()
         with pytest.raises(ActorError, match="cannot come to the CPU"):
@@ -475,7 +474,8 @@ async def test_cuda_where_there_is_none(tiny_gpt2: Path) -> None:
         Settings(),
         MemoryBroker(),
         cast(ObjectStore, None),
-        SharedWeights(),
+        HostResources(),
+        ReplicaDevices(),
         untrusted=False,
     )
     with pytest.raises(ModelProcessError, match=r"^ValueError: The model is to be on cuda:0, but"):
