@@ -110,12 +110,13 @@ class Bench:
     ) -> Served:
         """Return a replica that is not started; as on a server, what it imports is there before."""
         scratch = Path(tempfile.mkdtemp(dir=self.folder))
-        runtime, given = where(self.device, scratch, memory)
-        if runtime is HERE:
-            given["fork_servers"] = await fork_servers(untrusted=not trusted)
-        untrusted = Settings(session_root=scratch, **settings)
+        runtime, devices = where(self.device, scratch, memory)
+        servers = await fork_servers(untrusted=not trusted) if runtime is HERE else None
+        untrusted = None if trusted else Settings(session_root=scratch, **settings)
         objects = FileStore(scratch / "objects", ttl_s=3600)
-        return a_replica(checkpoint, runtime, None if trusted else untrusted, objects, **given)
+        return a_replica(
+            checkpoint, runtime, untrusted, objects, fork_servers=servers, devices=devices
+        )
 
     async def up(self, served: Served) -> float:
         """Start a replica, which `close` ends; return the seconds until it is ready."""

@@ -66,9 +66,9 @@ def place(
     folder = tmp_path_factory.mktemp("place")
     timeout_s = 5 if request.param == "cuda" else 3
     settings = Settings(protector="off", session_root=folder / "session")
-    runtime, given = where(request.param, folder, 2 * GIB)
+    runtime, devices = where(request.param, folder, 2 * GIB)
     loop = asyncio.new_event_loop()
-    served = a_replica(tiny_gpt2, runtime, settings, **given)
+    served = a_replica(tiny_gpt2, runtime, settings, devices=devices)
     place = Place(request.param, timeout_s, served, loop)
     place.run(served.start())
     try:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from ndif.host.model_actor import ReplicaDevices
 from ndif.host.runtimes import Runtime
 from tests.runtime.replica import HERE, pretending
 
 GIB = 1 << 30
 
 
-def where(device: str, folder: Path, memory: int) -> tuple[Runtime, dict[str, Any]]:
-    """Return a replica's runtime and its memory: `memory` bytes of the first GPU, or a stand-in."""
+def where(device: str, folder: Path, memory: int) -> tuple[Runtime, ReplicaDevices]:
+    """Return a replica's runtime and its devices: `memory` bytes of the first GPU, or a stand-in."""
     if device == "cpu":
-        return pretending(folder), {}
-    return HERE, {"gpu_mem_bytes_by_id": {0: memory}}
+        return pretending(folder), ReplicaDevices()
+    return HERE, ReplicaDevices({0: memory})

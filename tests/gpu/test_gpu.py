@@ -15,6 +15,7 @@ import torch
 from nnsight import TransformersModel
 
 from ndif.config.settings import Settings
+from ndif.host.model_actor import ReplicaDevices
 from ndif.host.model_process import ModelProcess
 from ndif.host.port import ActorError, ReplicaEvictedError, ReplicaLostError
 from ndif.host.runner_handle import RunnerHandle
@@ -101,7 +102,8 @@ async def replica(
     device: str | None = None,
 ) -> AsyncIterator[Served]:
     """A replica that may take `memory` of the GPUs; `settings` for a server of untrusted users."""
-    served = a_replica(checkpoint, HERE, settings, gpu_mem_bytes_by_id=dict(memory), device=device)
+    devices = ReplicaDevices(dict(memory), device=device)
+    served = a_replica(checkpoint, HERE, settings, devices=devices)
     await served.start()
     try:
         yield served

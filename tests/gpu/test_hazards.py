@@ -11,6 +11,7 @@ import torch
 from nnsight import TransformersModel
 
 from ndif.config.settings import Settings
+from ndif.host.model_actor import ReplicaDevices
 from ndif.host.runner_handle import RunnerHandle
 from ndif.schema.status import Status
 from tests.gpu.blocks import (
@@ -166,9 +167,9 @@ async def test_variables_hold_for_every_runner(
     keys = tmp_path / "keys.yaml"
     keys.write_text("keys: [{key: of-a-colleague, tags: [trusted]}]")
     settings = Settings(session_root=tmp_path, protector="off", api_keys=keys)
-    memory = {0: 2 * GIB} if device == "cuda" else None
+    devices = ReplicaDevices({0: 2 * GIB} if device == "cuda" else {})
     payload = reporting_settings(model)
-    async with serve(tiny_gpt2, settings=settings, gpu_mem_bytes_by_id=memory) as served:
+    async with serve(tiny_gpt2, settings=settings, devices=devices) as served:
         trusted = await served.saves(payload, trusted=True)
         sandboxed = await served.saves(payload, trusted=False)
     assert trusted["settings"] == sandboxed["settings"]

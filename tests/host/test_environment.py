@@ -20,6 +20,7 @@ from ndif.host.environment import (
     nearby_cpus,
     parse_cpu_list,
 )
+from ndif.host.model_actor import ReplicaDevices
 from ndif.host.runtimes import Runtime
 from tests.on_loop import on_loop
 from tests.processes import children
@@ -141,8 +142,8 @@ async def test_a_replica_runs_beside_its_gpus(tiny_gpt2: Path) -> None:
         asked.append(gpus)
         return [cpu]
 
-    given = {"gpu_mem_bytes_by_id": {3: 1 << 30}, "device": "cpu", "near": beside}
-    async with serve(tiny_gpt2, **given) as served:
+    devices = ReplicaDevices({3: 1 << 30}, device="cpu", near=beside)
+    async with serve(tiny_gpt2, devices=devices) as served:
         assert [[*one] for one in asked] == [[3]]
         await eventually(lambda: len(children(served.zygote)) == 2)
         for pid in (served.zygote, *children(served.zygote)):

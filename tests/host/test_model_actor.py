@@ -17,7 +17,9 @@ import torch
 from nnsight import TransformersModel
 
 from ndif.config.settings import Settings
-from ndif.host import model_actor
+from ndif.host import request_run
+from ndif.host.execution import Execution
+from ndif.host.model_actor import ReplicaDevices
 from ndif.host.port import ActorError, ModelActor, ReplicaEvictedError, ReplicaLostError
 from ndif.host.runner_protocol import LimitReason
 from ndif.host.watchdogs import ResourceWatchdog
@@ -211,15 +213,14 @@ async def test_so_is_one_that_is_cancelled_while_its_result_is_stored(
     tiny_gpt2: Path, client: TransformersModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serve(tiny_gpt2) as served:
-        execution = served.actor._execution
-        run = execution.run
+        run = Execution.run
 
         async def cancelled_last(*given: Any) -> Response | None:
             response = await run(*given)
             served.actor.cancel("The operator has ended it.")
             return response
 
-        monkeypatch.setattr(execution, "run", cancelled_last)
+        monkeypatch.setattr(Execution, "run", cancelled_last)
         response = await served.run(reading(client))
         assert (response.status, response.description) == (
             Status.ERROR,
@@ -373,7 +374,7 @@ async def test_a_process_that_is_killed_while_warm(
 async def test_gpus_that_are_only_declared_change_nothing(
     tiny_gpt2: Path, client: TransformersModel
 ) -> None:
-    async with serve(tiny_gpt2, device="cpu") as served:
+    async with serve(tiny_gpt2, devices=ReplicaDevices(device="cpu")) as served:
         await served.actor.to_cache()
         await served.actor.from_cache({0: 1 << 30})
         assert served.actor.model.device == "cpu"
@@ -452,15 +453,15 @@ async def test_a_model_whose_runners_cannot_start(tiny_gpt2: Path, tmp_path: Pat
 
 @on_loop
 async def test_the_device_that_is_given(tiny_gpt2: Path) -> None:
-    async with serve(tiny_gpt2, device="cpu") as served:
+    async with serve(tiny_gpt2, devices=ReplicaDevices(device="cpu")) as served:
         assert served.actor.process.spec.device == "cpu"
         assert served.actor.model.device == "cpu"
 
 
 def test_what_contexts_take_is_not_for_tensors(tiny_gpt2: Path) -> None:
-    given = {"gpu_mem_bytes_by_id": {1: 100, 2: 80}, "context_bytes": 30}
-    assert a_replica(tiny_gpt2, **given).actor.process.spec.max_memory == {1: 70, 2: 50}
-    assert a_replica(tiny_gpt2, context_bytes=30).actor.process.spec.max_memory is None
+    gpus, none = ReplicaDevices({1: 100, 2: 80}, 30), ReplicaDevices({}, 30)
+    assert a_replica(tiny_gpt2, devices=gpus).actor.process.spec.max_memory == {1: 70, 2: 50}
+    assert a_replica(tiny_gpt2, devices=none).actor.process.spec.max_memory is None
 
 
 async def rehearsal_of(zygote: int) -> int:
@@ -603,14 +604,14 @@ async def test_who_waits_for_a_frozen_process_need_not(
     async with impatient(tiny_gpt2, settings, frozen_s=2 * PATIENCE_S) as served:
         assert (await served.run(read, trusted=False)).status is Status.COMPLETED
         os.kill(served.zygote, signal.SIGSTOP)
-        monkeypatch.setattr(served.actor, "_timeout_s", 1.0)
+        served.actor.timeout_s = 1.0
         response = await within(served.run(read, trusted=False), PATIENCE_S)
         assert response.status is Status.ERROR
         assert "NDIF_EXECUTION_TIMEOUT_SECONDS" in response.description
 
-        monkeypatch.setattr(served.actor, "_timeout_s", 3600.0)
+        served.actor.timeout_s = 3600.0
         running = asyncio.create_task(served.run(read, trusted=False))
-        await eventually(lambda: not served.actor._idle.is_set())
+        await eventually(lambda: served.actor.state.is_busy)
         served.actor.cancel("The client left.")
         assert (await within(running, PATIENCE_S)).description == "The client left."
 
@@ -618,9 +619,9 @@ async def test_who_waits_for_a_frozen_process_need_not(
         assert (await served.run(read, trusted=False)).status is Status.COMPLETED
         # A runner that is stopped in the middle of a block.
         running = await begun(served, last, trusted=False)
-        runner = served.actor._runner
+        runner = served.actor.state.runner_pid
         assert runner is not None
-        runner.pause()
+        os.kill(runner, signal.SIGSTOP)
         served.actor.cancel("The client left.")
         assert (await within(running, PATIENCE_S)).description == "The client left."
         assert (await served.run(read, trusted=False)).status is Status.COMPLETED
@@ -661,7 +662,7 @@ async def test_a_loop_that_the_limit_ends_names_its_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(model_actor, "_INTERRUPT_S", PATIENCE_S)
+    monkeypatch.setattr(request_run, "_INTERRUPT_S", PATIENCE_S)
     keys = tmp_path / "keys.yaml"
     keys.write_text("keys: [{key: of-a-colleague, tags: [trusted]}]")
     settings = strict.model_copy(update={"execution_timeout_seconds": 2, "api_keys": keys})

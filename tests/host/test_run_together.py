@@ -15,7 +15,7 @@ import zstandard
 from nnsight import TransformersModel
 
 from ndif.config.settings import Settings
-from ndif.host import model_actor
+from ndif.host import request_run
 from ndif.host.port import ReplicaEvictedError, ReplicaLostError
 from ndif.host.runtimes import Runtime
 from ndif.schema.payload import PayloadFile
@@ -135,12 +135,12 @@ async def test_a_payload_in_a_file_is_read_alone(
 async def test_a_pass_without_end_is_ended_and_its_requests_run_alone(
     tiny_gpt2: Path, payloads: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_actor, "_PASS_S", 0.5)
+    monkeypatch.setattr(request_run, "_PASS_S", 0.5)
     async with serve(tiny_gpt2) as served:
         requests = [a_request(payloads[name]) for name in ("reads", "holds_it_up", "reads")]
         assert await served.actor.run_together(requests) == [None] * 3
         assert (await served.run(payloads["reads"])).status is Status.COMPLETED
-        monkeypatch.setattr(served.actor, "_timeout_s", 1.0)
+        served.actor.timeout_s = 1.0
         ended = await served.run(payloads["holds_it_up"])
         assert "longer than 1s" in ended.description
 
@@ -154,8 +154,8 @@ async def test_a_runner_that_is_killed_takes_no_request_with_it(
         running = asyncio.create_task(
             served.actor.run_together([a_request(payloads["holds_it_up"])] * 2)
         )
-        await eventually(lambda: served.actor._runner is not None)
-        os.kill(served.actor._runner.pid, signal.SIGKILL)
+        await eventually(lambda: served.actor.state.runner_pid is not None)
+        os.kill(served.actor.state.runner_pid, signal.SIGKILL)
         assert await running == [None, None]
         found = await served.actor.run_together([a_request(payloads["reads"])] * 2)
         assert None not in found
@@ -167,7 +167,7 @@ async def test_a_pass_ends_with_its_replica(tiny_gpt2: Path, payloads: dict[str,
     requests = [a_request(payloads["holds_it_up"])] * 2
     async with serve(tiny_gpt2) as served:
         running = asyncio.create_task(served.actor.run_together(requests))
-        await eventually(lambda: served.actor._runner is not None)
+        await eventually(lambda: served.actor.state.runner_pid is not None)
         zygote = served.zygote
         await served.actor.stop()
         assert await running == [None, None]  # which then find it gone

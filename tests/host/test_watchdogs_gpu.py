@@ -16,6 +16,7 @@ from nnsight import TransformersModel
 
 from ndif.host import watchdogs
 from ndif.host.gpus import Driver
+from ndif.host.model_actor import ReplicaDevices
 from ndif.host.watchdogs import SLACK, GpuUsage, GpuWatch, exceeded, usage_of
 from ndif.schema.status import Status
 from ndif.sizes import format_size
@@ -210,8 +211,8 @@ async def test_a_job_that_is_ended_on_a_shared_gpu_gets_the_reason(
     client = TransformersModel(str(tiny_gpt2), task="text-generation")
     driver = Driver()
     watch = GpuWatch(driver, GPUS, SIZES, EVERY_S)
-    given = {"gpu_mem_bytes_by_id": {0: SHARE}, "gpu_watch": watch}
-    async with serve(tiny_gpt2, device="cpu", **given) as served:
+    devices = ReplicaDevices({0: SHARE}, device="cpu")
+    async with serve(tiny_gpt2, gpu_watch=watch, devices=devices) as served:
         served.actor.process.exposes_weights = True  # as on a GPU
         # Without a GPU no owner is there: the spare runner stands in for one.
         await eventually(lambda: len(children(served.zygote)) == 2)
@@ -220,8 +221,9 @@ async def test_a_job_that_is_ended_on_a_shared_gpu_gets_the_reason(
         running = asyncio.create_task(served.run(lasting(client)))
         await within(served.begun.wait(), PATIENCE_S)
         assert watch._sample[0] > 0  # of before it began
-        assert served.actor._runner is not None
-        use(machine, 0, **{f"p{owner}": 8000, f"p{served.actor._runner.pid}": 4000})
+        runner = served.actor.state.runner_pid
+        assert runner is not None
+        use(machine, 0, **{f"p{owner}": 8000, f"p{runner}": 4000})
         response = await within(running, PATIENCE_S)
         assert response.status is Status.ERROR
         assert "of GPU memory, and with it the model holds more than" in response.description

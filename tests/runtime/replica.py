@@ -24,9 +24,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ndif.config.settings import Settings
 from ndif.host.fork_server import ForkServers, Process
-from ndif.host.model_actor import LocalModelActor
+from ndif.host.model_actor import HostResources, LocalModelActor, ReplicaDevices
 from ndif.host.runtimes import Runtime
-from ndif.host.shared_weights import SharedWeights
+from ndif.host.watchdogs import GpuWatch
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response
@@ -268,7 +268,9 @@ def a_replica(
     settings: Settings | None = None,
     objects: ObjectStore | None = None,
     trusting: Settings | None = None,
-    **given: Any,
+    fork_servers: ForkServers | None = None,
+    gpu_watch: GpuWatch | None = None,
+    devices: ReplicaDevices | None = None,
 ) -> Served:
     """A replica that is not started; `settings` are those of a server without trusted users.
 
@@ -281,9 +283,9 @@ def a_replica(
         settings or trusting or Settings(),
         MemoryBroker(),
         cast(ObjectStore, objects),
-        SharedWeights(),
+        HostResources(fork_servers=fork_servers or ForkServers(), gpu_watch=gpu_watch),
+        devices or ReplicaDevices(),
         untrusted=settings is not None,
-        **given,
     )
     return Served(actor)
 
@@ -297,7 +299,7 @@ async def serve(
         given.setdefault("fork_servers", await fork_servers(untrusted=settings is not None))
     elif runtime.interpreter.name == _PRETENDING and _has_first_environment():
         weights = runtime.interpreter.parent / "weights"
-        given.setdefault("fork_servers", PretendingForkServers(weights))
+        given.setdefault("fork_servers", cast(ForkServers, PretendingForkServers(weights)))
     served = a_replica(checkpoint, runtime, settings, **given)
     await served.start()
     try:

@@ -22,7 +22,7 @@ from ndif.host.evaluation import EvaluationError, Evaluator, spec_of
 from ndif.host.fork_server import ForkServers
 from ndif.host.gpus import Driver, DriverError, Gpu, VisibleGpus, without_memory
 from ndif.host.hub import DownloadError, download
-from ndif.host.model_actor import LocalModelActor
+from ndif.host.model_actor import HostResources, LocalModelActor, ReplicaDevices
 from ndif.host.port import ActorError, ModelActor
 from ndif.host.runner_pool import context_bytes
 from ndif.host.runtimes import Runtime, Runtimes
@@ -164,23 +164,25 @@ class ThisMachine:
         runtime, cards, machine = self.runtimes.installed()[generation], self._cards, self._machine
         has_gpus = machine is not None and machine.has_gpus
         on_cpu = self.places and (place.on_cpu or not has_gpus)
+        host = HostResources(
+            self._weights, self.fork_servers, self._gpu_watch, self._cache_rules, self.shares
+        )
+        devices = ReplicaDevices(
+            gpu_mem_bytes_by_id=place.gpu_mem_bytes_by_id if self.places and not on_cpu else {},
+            context_bytes=machine.node.resources.context_bytes if machine else 0,
+            device="cpu" if on_cpu else None,
+            chosen=partial(cards.chosen, config, runtime) if cards else contextlib.nullcontext,
+            near=self._near,
+        )
         return LocalModelActor(
             config,
             runtime,
             self.settings,
             self.broker,
             self.objects,
-            self._weights,
-            self.fork_servers,
+            host,
+            devices,
             untrusted=not self.trusted,
-            gpu_mem_bytes_by_id=place.gpu_mem_bytes_by_id if self.places and not on_cpu else None,
-            device="cpu" if on_cpu else None,
-            shares=self.shares,
-            context_bytes=machine.node.resources.context_bytes if machine else 0,
-            chosen=partial(cards.chosen, config, runtime) if cards else contextlib.nullcontext,
-            gpu_watch=self._gpu_watch,
-            near=self._near,
-            cache_rules=self._cache_rules,
         )
 
     def _cache_rules(self) -> CacheRules:

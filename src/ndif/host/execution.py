@@ -51,8 +51,8 @@ _DONE = "Your job has been completed."
 class Execution:
     """Run requests on the runners that a caller provides.
 
-    Reads the payload from the broker, relays updates, and stores a result or passes it on. Another
-    file chooses and replaces runners: `ndif.host.model_actor`.
+    Reads the payload from the broker, relays updates, and stores a result or passes it on. `RequestRun`
+    seeks and replaces runners.
     """
 
     def __init__(self, settings: Settings, broker: Broker, objects: ObjectStore) -> None:

@@ -85,7 +85,7 @@ class Site:
 
     def stays(self) -> bool:
         """Return True if the last request's process waits for its user's next."""
-        return self.wait(self.served.actor._fresh.wait_until_reset())
+        return self.wait(self.served.actor.runners.wait_until_reset(trusted=False))
 
     def close(self) -> None:
         self.wait(self._context.__aexit__(None, None, None))
@@ -511,12 +511,16 @@ def test_a_runner_ends_after_its_last_request(short: Site) -> None:
     assert [pids.index(pid) for pid in pids] == [0, 0, 0, 3, 3, 3, 6]
 
 
-def test_a_runner_that_idles_ends(short: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(short.served.actor._fresh, "_idle_s", 1.0)
-    pid = short.says(PID, "idler")
-    assert short.stays()
+def test_a_runner_that_idles_ends(
+    tiny_gpt2: Path, client: TransformersModel, tmp_path: Path
+) -> None:
+    settings = Settings(session_root=tmp_path, sandbox="require", protector="off", runner_idle_s=2)
+    site = Site(tiny_gpt2, client, settings)
+    pid = site.says(PID, "idler")
+    assert site.stays()
     ends(pid)
-    assert short.says(PID, "idler") != pid
+    assert site.says(PID, "idler") != pid
+    site.close()
 
 
 LARGE = "import os, resource, torch\nfrom resource import RLIMIT_FSIZE as most\n"

@@ -16,12 +16,11 @@ import torch
 from nnsight import TransformersModel
 
 from ndif.config.settings import Settings
-from ndif.host.model_actor import LocalModelActor
+from ndif.host.model_actor import HostResources, LocalModelActor, ReplicaDevices
 from ndif.host.model_process import ModelProcessError
 from ndif.host.port import ActorError, ReplicaLostError
 from ndif.host.runner_handle import RunnerHandle
 from ndif.host.runtimes import Runtime
-from ndif.host.shared_weights import SharedWeights
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.status import Status
 from ndif.stores.broker import MemoryBroker
@@ -264,7 +263,7 @@ async def test_a_device_that_hangs_costs_the_replica_and_not_the_server(
     async with serve(tiny_gpt2, runtime, strangers(tmp_path)) as served:
         family = [served.zygote, *children(served.zygote)]
         assert (await served.run(read, trusted=False)).status is Status.COMPLETED
-        await eventually(lambda: served.actor._verifying is None or served.actor._verifying.done())
+        await eventually(lambda: not served.actor.state.is_verifying)
         (tmp_path / "weights" / "busy").touch()
         assert (await served.run(read, trusted=False)).status is Status.COMPLETED
         with pytest.raises(ReplicaLostError, match="on GPU 0: it did nothing"):
@@ -326,7 +325,7 @@ async def test_a_runner_that_cannot_be_ended_costs_the_replica(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ndif.host.model_actor.GONE_S", 0.3)
+    monkeypatch.setattr("ndif.host.replica_runners.GONE_S", 0.3)
     monkeypatch.setattr(RunnerHandle, "kill", lambda _: None)
     async with serve(tiny_gpt2, runtime, strangers(tmp_path)) as served:
         assert (await served.run(lingering(client), trusted=False)).status is Status.COMPLETED
@@ -401,7 +400,7 @@ async def test_failures_of_a_return_to_the_device(
 
 @on_loop
 async def test_a_cached_model_returns_to_gpus_only(tiny_gpt2: Path, runtime: Runtime) -> None:
-    async with serve(tiny_gpt2, runtime, gpu_mem_bytes_by_id={0: 1 << 30}) as served:
+    async with serve(tiny_gpt2, runtime, devices=ReplicaDevices({0: 1 << 30})) as served:
         assert served.actor.process.spec.max_memory == {0: 1 << 30}
         await served.actor.to_cache()
         with pytest.raises(ActorError, match="cannot come to the CPU"):
@@ -475,7 +474,8 @@ async def test_cuda_where_there_is_none(tiny_gpt2: Path) -> None:
         Settings(),
         MemoryBroker(),
         cast(ObjectStore, None),
-        SharedWeights(),
+        HostResources(),
+        ReplicaDevices(),
         untrusted=False,
     )
     with pytest.raises(ModelProcessError, match=r"^ValueError: The model is to be on cuda:0, but"):

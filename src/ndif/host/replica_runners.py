@@ -1,0 +1,177 @@
+"""The runners of one replica, and the weights that they may share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from ndif.config.settings import Settings
+from ndif.config.units import format_duration
+from ndif.host.model_process import GONE_S, ModelProcess, ModelProcessError
+from ndif.host.port import ReplicaEvictedError, ReplicaLostError
+from ndif.host.runner_handle import RunnerEndedError, RunnerError, RunnerHandle
+from ndif.host.runner_pool import (
+    FreshRunners,
+    PersistentRunner,
+    PerUserRunners,
+    RunnerPool,
+    scope_of,
+)
+from ndif.schema.request import Request
+from ndif.tasks import end
+
+logger = logging.getLogger(__name__)
+
+
+class ReplicaRunners:
+    """Give each request a runner on which the request finds nothing of others.
+
+    Owns the pools, and the verification of weights that runners share. Trusted requests run on a *kept*
+    runner, others on a *fresh* one or on that of their key. It asks `ModelProcess` for forks and leaves the
+    run to `RequestRun`. If `acquire` returns a runner, the weights are as they were loaded, and no
+    untrusted process is left beside a trusted request.
+    """
+
+    def __init__(self, process: ModelProcess, settings: Settings, *, untrusted: bool) -> None:
+        """Prepare the pools; with `untrusted`, requests may come that are not trusted."""
+        self.may_fork = True
+        """False from `evict` to `start`: no process is forked for a request."""
+        self.unavailable = "the replica has not been started"
+        """Reason why no request may run here; empty if one may."""
+        self._process = process
+        self._most_users = settings.runner_users
+        self._per_user = scope_of(settings) == "user"
+        """A confined runner serves one key's requests in a row."""
+        self._kept = PersistentRunner(lambda: self._fork(fresh=False))
+        self._fresh = PerUserRunners(
+            FreshRunners(lambda: self._fork(fresh=True), settings.runner_pool),
+            settings.runner_idle_s,
+            settings.runner_max_requests,
+        )
+        self._first: RunnerPool = self._fresh if untrusted else self._kept
+        self._acquiring = asyncio.Lock()
+        """Held while a runner is sought, which may go on for a request that has ended."""
+        self._verifying: asyncio.Task[None] | None = None
+        self._waited: RunnerHandle | None = None
+        """The untrusted runner that served last and may have written to the weights since."""
+
+    async def start(self) -> None:
+        """Start the first runners, and let requests run; raise a `ModelProcessError` if none starts."""
+        self.may_fork = True
+        # Runners that share weights on GPUs could write to them.
+        self._fresh.most = 1 if self._process.exposes_weights else self._most_users
+        before = self._process.lines
+        try:
+            await self._first.start()
+        except RunnerEndedError as error:
+            said = await self._process.last_words(before)
+            raise ModelProcessError(f"{error}; its last words: {said}") from error
+        except RunnerError as error:
+            raise ModelProcessError(str(error)) from error
+        self.unavailable = ""
+
+    def evict(self, why: str) -> None:
+        """Start no process for a request any more."""
+        self.may_fork = False
+        # A request that took the process down with it was not evicted, whoever cleans up afterwards.
+        if not self._process.ended.is_set():
+            self.unavailable = why
+
+    async def _fork(self, *, fresh: bool) -> RunnerHandle:
+        if not self.may_fork:
+            raise ModelProcessError(self.unavailable)
+        if not fresh and self._process.is_confined:
+            # A user is trusted who was not when it was loaded: the next process is not confined.
+            self._process.kill()
+            raise ModelProcessError("the model is loaded again for users who are trusted")
+        return await self._process.fork(fresh=fresh, reused=fresh and self._per_user)
+
+    async def acquire(self, request: Request, stopped: asyncio.Future[str]) -> RunnerHandle | None:
+        """Return a runner on which the request finds nothing of others; None once it is `stopped`.
+
+        Raise a `ModelProcessError` or a `RunnerError` if there is none.
+        """
+        runners = self._pool(trusted=request.trusted)
+        async with self._acquiring:
+            if stopped.done():
+                return None
+            await self._pristine()
+            if request.trusted:
+                # No untrusted process is left beside it.
+                await self._fresh.end_all()
+            runner = await runners.acquire(request.key if self._per_user else "")
+            await self._verify_after(None if request.trusted else runner)
+            if not stopped.done():
+                return runner
+            runners.release(runner, answered=False)
+            return None
+
+    def release(self, runner: RunnerHandle, *, trusted: bool, answered: bool) -> None:
+        """Return a runner after its request; see `RunnerPool.release`."""
+        self._pool(trusted=trusted).release(runner, answered=answered)
+        if self._process.exposes_weights:
+            verifying = self._verify(runner, trusted=trusted)
+            self._verifying = asyncio.create_task(verifying, name="weights")
+
+    def lost(self, why: str) -> ReplicaLostError:
+        """Return the error of a request that cannot run on: the replica was evicted, or is lost."""
+        return ReplicaEvictedError(self.unavailable) if self.unavailable else ReplicaLostError(why)
+
+    async def wait_until_reset(self, *, trusted: bool) -> bool:
+        """Wait until the last runner is reset; return False if none is left or it cannot be reset."""
+        return await (self._kept if trusted else self._fresh).wait_until_reset()
+
+    @property
+    def is_verifying(self) -> bool:
+        """Return True while the weights are verified after a run; False once a request waits for that."""
+        return self._verifying is not None and not self._verifying.done()
+
+    async def clear(self) -> None:
+        """End all runners and restore the weights; no request may run. `start` starts runners again."""
+        async with self._acquiring:
+            await asyncio.gather(self._kept.clear(), self._fresh.clear())
+        await self._pristine()
+        await self._verify_after(None)
+
+    async def close(self) -> None:
+        """Wait until nothing goes on for runners whose model process has ended."""
+        await asyncio.gather(self._kept.wait_until_reset(), self._fresh.wait_until_reset())
+        if self._verifying is not None:
+            await end([self._verifying])
+
+    def _pool(self, *, trusted: bool) -> RunnerPool:
+        return self._kept if trusted else self._fresh
+
+    async def _verify(self, runner: RunnerHandle, *, trusted: bool) -> None:
+        """See that a runner left the weights that it shared as they were, or else end the replica."""
+        # Until it is gone or stopped, it may still write; a trusted one has no reason to.
+        if await self.wait_until_reset(trusted=trusted):
+            self._waited = None if trusted else runner
+            if not trusted:
+                runner.pause()
+        else:
+            self._waited = None
+            await runner.exit_code(GONE_S)
+            if runner.alive:
+                self._process.kill()
+                raise ModelProcessError(
+                    f"a runner could not be ended within {format_duration(GONE_S)}"
+                )
+        await self._restore()
+
+    async def _verify_after(self, runner: RunnerHandle | None) -> None:
+        """Verify the weights again, unless the `runner` after which they were verified serves next."""
+        last = self._waited
+        if last is not None and last is not runner:
+            self._waited = None
+            await self._restore()
+
+    async def _restore(self) -> None:
+        if restored := await self._process.verify():
+            logger.warning("a request had changed %d of the weights; they are restored", restored)
+
+    async def _pristine(self) -> None:
+        """Return once a request cannot find what another did to the weights."""
+        verifying, self._verifying = self._verifying, None
+        if verifying is not None:
+            await verifying

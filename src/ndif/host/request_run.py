@@ -1,0 +1,287 @@
+"""One run of a request on a replica, from the search for a runner to the runner's return."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ndif.config.units import format_duration
+from ndif.host.channel import ProtocolError
+from ndif.host.execution import EXIT_PATIENCE_S, Execution, announce
+from ndif.host.hub import AdapterError, Adapters
+from ndif.host.model_process import ModelProcess, ModelProcessError
+from ndif.host.port import Respond
+from ndif.host.replica_runners import ReplicaRunners
+from ndif.host.runner_handle import RunnerError, RunnerHandle, describe_crash, describe_exit
+from ndif.host.runner_protocol import LimitError, LimitReason, NoLiveClientError
+from ndif.host.watchdogs import GpuWatch, ResourceWatchdog
+from ndif.schema.request import Request
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+from ndif.stores.broker import BrokerError
+from ndif.stores.objects import DiskError, MemoryFullError, ObjectStoreError
+from ndif.telemetry.steps import step
+
+logger = logging.getLogger(__name__)
+
+_NOT_STORED = "The job ran, and its result could not be stored: {}. Send it again in a moment."
+_AWAY = "this server cannot reach its object store"
+
+_RUNNERS = 5
+"""Runners that a request is given whose processes end before its block begins."""
+_CRASH = "crash"
+"""Name for metrics of a run whose process ended by itself, as if it had exceeded a limit."""
+_NOT_BEGUN = (
+    f"{_RUNNERS} processes in a row ended before your block could begin in them: something on this server "
+    "ends them. Send the job again, and tell its operator if that does not help."
+)
+
+_PASS_S = 60.0
+"""Seconds after which a forward pass of several requests is given up, and each of them runs alone."""
+_INTERRUPT_S = 3.0
+"""Seconds that a block has to end once it was interrupted."""
+
+
+class _NotBegunError(Exception):
+    """The runner ended before the block began, so that the request may run on the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunTools:
+    """Parts of a replica that each of its runs uses."""
+
+    process: ModelProcess
+    runners: ReplicaRunners
+    execution: Execution
+    adapters: Adapters
+    resources: ResourceWatchdog
+    gpu_watch: GpuWatch | None
+
+
+class RequestRun:
+    """One run of one request, or of several in one forward pass.
+
+    Owns the runner that serves it, and the reason why it ends early: its time is over, its client has left,
+    or it takes too much. It asks `ReplicaRunners` for a runner and `Execution` for the answer, and takes
+    another runner if one ends before the block begins. Each run is a new object.
+    """
+
+    def __init__(self, tools: RunTools, held: Mapping[int, int], timeout_s: float) -> None:
+        """Prepare a run that may take `timeout_s`, on a replica that has `held` bytes of each GPU."""
+        self._tools = tools
+        self._held = held
+        self._timeout_s = timeout_s
+        self._runner: RunnerHandle | None = None
+        self._answered = False
+        """The runner has sent its last frame and was not killed."""
+        self._stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """The reason why the run ends early; not done while it does not."""
+
+    @property
+    def runner_pid(self) -> int | None:
+        """Return the process id of the runner that serves now; None if none does."""
+        return None if self._runner is None else self._runner.pid
+
+    async def run(self, request: Request, respond: Respond) -> Response:
+        """Run one request and return its terminal response; see `ModelActor.run`."""
+        await announce(request, respond)
+        late = (
+            f"The job ran longer than {format_duration(self._timeout_s)}, the most that this "
+            "server allows (NDIF_EXECUTION_TIMEOUT_SECONDS), and was ended."
+        )
+        with self._limited(self._timeout_s, lambda: self._interrupt(LimitReason(late, "time"))):
+            for _ in range(_RUNNERS):
+                with contextlib.suppress(_NotBegunError):
+                    response = await self._serve(request, respond)
+                    return self._with_limit(response)
+        return Response(request.id, Status.ERROR, _NOT_BEGUN)
+
+    async def run_together(self, requests: Sequence[Request]) -> list[Response | None]:
+        """Run trusted requests in one forward pass; see `ModelActor.run_together`."""
+        # A block of them that does not end is ended where it runs alone.
+        limit_s = min(_PASS_S, self._timeout_s)
+        with self._limited(limit_s, lambda: self.cancel("it takes long")):
+            return await self._serve_together(requests)
+
+    def cancel(self, reason: str) -> None:
+        """End the run; its request becomes an ERROR with `reason`."""
+        if not self._stopped.done():
+            self._stopped.set_result(reason)
+        if self._runner is not None:
+            self._runner.kill()
+
+    def close(self) -> None:
+        """End a search for a runner that goes on although the run is over."""
+        if not self._stopped.done():
+            self._stopped.set_result("")
+
+    @property
+    def _cancelled(self) -> str:
+        """Return the reason why the run ends early; nothing if it does not."""
+        return self._stopped.result() if self._stopped.done() else ""
+
+    @contextlib.contextmanager
+    def _limited(self, seconds: float, late: Callable[[], None]) -> Iterator[None]:
+        """Call `late` if the context lasts longer; a request that finds no runner has lost its replica."""
+        timer = asyncio.get_running_loop().call_later(seconds, late)
+        try:
+            yield
+        except (ModelProcessError, RunnerError) as error:
+            raise self._tools.runners.lost(str(error)) from error
+        finally:
+            timer.cancel()
+
+    async def _acquired(self, request: Request) -> RunnerHandle | None:
+        """Return a runner; None as soon as the run is stopped. A search that is cancelled goes on."""
+        seeking = self._tools.runners.acquire(request, self._stopped)
+        acquiring = asyncio.create_task(seeking, name="acquire a runner")
+        acquiring.add_done_callback(lambda task: task.cancelled() or task.exception())
+        either: set[asyncio.Future[Any]] = {acquiring, self._stopped}
+        with step("acquire"):
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        return acquiring.result() if acquiring.done() else None
+
+    @contextlib.asynccontextmanager
+    async def _serving(self, runner: RunnerHandle, request: Request) -> AsyncIterator[None]:
+        """Watch a runner while it serves a request, and then return it to its pool."""
+        self._runner, self._answered = runner, False
+        watching: list[asyncio.Task[None]] = []
+        try:
+            watching += await self._watchers(request, runner)
+            yield
+        finally:
+            for task in watching:
+                task.cancel()
+            self._runner = None
+            self._tools.runners.release(runner, trusted=request.trusted, answered=self._answered)
+
+    async def _serve(self, request: Request, respond: Respond) -> Response:
+        """Have a runner serve one request, or end the request as soon as the run is stopped."""
+        runner = await self._acquired(request)
+        if runner is None:
+            return Response(request.id, Status.ERROR, self._cancelled)
+        async with self._serving(runner, request):
+            try:
+                return await self._serve_on(runner, request, respond)
+            except ProtocolError as error:
+                runner.kill()
+                # A block that was interrupted may have left half a frame.
+                reason = self._cancelled or f"The runner broke its protocol and was ended: {error}."
+                return Response(request.id, Status.ERROR, reason)
+            except ObjectStoreError as error:
+                logger.warning("request %s: its result is lost: %s", request.id, error)
+                # Of a store elsewhere the message names the address, which is for the log alone.
+                is_said = isinstance(error, DiskError | MemoryFullError)
+                why = str(error) if is_said else _AWAY
+                return Response(request.id, Status.ERROR, _NOT_STORED.format(why))
+            except LimitError as error:
+                runner.kill()
+                return Response(request.id, Status.ERROR, str(error), limit=error.limit)
+            except (AdapterError, NoLiveClientError) as error:
+                runner.kill()
+                return Response(request.id, Status.ERROR, str(error))
+
+    async def _serve_on(self, runner: RunnerHandle, request: Request, respond: Respond) -> Response:
+        """Run one request on a runner."""
+        tools = self._tools
+        begun = False
+
+        async def respond_once_begun(response: Response) -> bool:
+            nonlocal begun
+            begun = True
+            # A client that does not read has its job wait, but not the end of a job that is cancelled.
+            return await runner.unless_cut(respond(response)) is not False
+
+        # Where no untrusted request may come, the runner itself reaches the hub.
+        if tools.process.spec.untrusted is not None and not self._cancelled:
+            fetching = tools.adapters.fetch(request.env, trusted=request.trusted)
+            await runner.unless_ended(fetching)
+        if self._cancelled:  # while there was nothing to end
+            return Response(request.id, Status.ERROR, self._cancelled)
+        response = await tools.execution.run(request, runner, respond_once_begun)
+        self._answered = response is not None and runner.usable
+        if self._cancelled:  # while its result was stored, it may be
+            self._answered = False
+            response = self._interrupted(response)
+        return response or await self._ended(request, runner, begun=begun)
+
+    async def _serve_together(self, requests: Sequence[Request]) -> list[Response | None]:
+        """Have a runner serve requests together, or end the pass as soon as the run is stopped."""
+        runner = await self._acquired(requests[0])
+        if runner is None:
+            return [None] * len(requests)
+        async with self._serving(runner, requests[0]):
+            try:
+                found = await self._tools.execution.run_together(requests, runner)
+            except (ProtocolError, ObjectStoreError, BrokerError) as error:
+                logger.warning("%d requests run alone: %s", len(requests), error)
+                return [None] * len(requests)
+            self._answered = runner.usable
+            return found
+
+    async def _watchers(self, request: Request, runner: RunnerHandle) -> list[asyncio.Task[None]]:
+        """Watch what a request takes: of the CPU an untrusted one, of a GPU that others share any."""
+        if runner.pid is None:
+            return []
+        tools = self._tools
+        if not request.trusted:
+            # Until it is stopped it may take more.
+            end = partial(self._exceeded, runner)
+            watching = tools.resources.enforce(runner.pid, end)
+            runner.watch(asyncio.create_task(watching, name="runner's resources"))
+        zygote = tools.process.pid
+        if tools.gpu_watch is None or zygote is None or not tools.process.exposes_weights:
+            return []
+        replica = runner.pid, zygote, self._held
+        # A request may take what it takes sooner than the watch first looks.
+        before = await tools.gpu_watch.before(*replica)
+        watching = tools.gpu_watch.enforce(*replica, before, self.cancel)
+        return [asyncio.create_task(watching, name="a GPU's memory")]
+
+    def _exceeded(self, runner: RunnerHandle, reason: str) -> None:
+        """End what runs on a runner that took too much, or the runner where nothing runs."""
+        if self._runner is runner:
+            self.cancel(reason)
+        else:
+            # The request is over, and the next one on this runner has a watch of its own.
+            runner.kill()
+
+    def _with_limit(self, response: Response) -> Response:
+        """Return a response that names the limit for which its request was ended, if it was."""
+        reason = self._cancelled
+        if response.status is Status.ERROR and isinstance(reason, LimitReason):
+            return replace(response, limit=reason.limit)
+        return response
+
+    def _interrupt(self, reason: str) -> None:
+        """End a block that took too long, with an error that names its line if possible."""
+        if self._runner is None:
+            self.cancel(reason)
+        elif not self._stopped.done():
+            self._stopped.set_result(reason)
+            self._runner.interrupt()
+            asyncio.get_running_loop().call_later(_INTERRUPT_S, self.cancel, reason)
+
+    def _interrupted(self, response: Response | None) -> Response | None:
+        """Return the error of a block that was interrupted, with the reason; None if it has no error."""
+        if response is None or response.status is not Status.ERROR:
+            return None
+        text = f"{self._cancelled}\n{response.description}"
+        return replace(response, description=text)
+
+    async def _ended(self, request: Request, runner: RunnerHandle, *, begun: bool) -> Response:
+        code = await runner.exit_code(EXIT_PATIENCE_S)
+        if self._cancelled:
+            return Response(request.id, Status.ERROR, self._cancelled)
+        if self._tools.runners.unavailable or self._tools.process.ended.is_set():
+            raise self._tools.runners.lost("the model process ended")
+        logger.warning("request %s: its runner ended (%s)", request.id, describe_exit(code))
+        if not begun:
+            runner.kill()  # the pool need not have heard of its end
+            raise _NotBegunError
+        return Response(request.id, Status.ERROR, describe_crash(code), limit=_CRASH)
