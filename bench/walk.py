@@ -1,8 +1,8 @@
 """The walk of one warm request through the server: `python -m bench.walk`.
 
-A server of one process, whose model does nothing, serves requests of nnsight 0.8 until it is warm. A profiler
-then sees every call of one request, and the files of ndif with at least one call are printed in the order
-of their first. Telemetry, schema and settings are listed apart.
+A server of one process, whose model does nothing, serves requests of nnsight 0.8 until it is warm. A
+profiler then sees every call of one request, and the files of ndif with at least one call are printed in
+the order of their first. Telemetry, schema and settings are listed apart.
 """
 
 from __future__ import annotations

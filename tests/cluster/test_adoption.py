@@ -41,7 +41,7 @@ class Quiet:
     """A replica that is where it is."""
 
     def __init__(self, *, starts: bool = True) -> None:
-        self.most_together = 1
+        self.shared_passes = None
         self.ended = asyncio.Event()
         self.device_failure: DeviceFailure | None = None
         self.model: ServedModel | None = replace(MODEL, repo_id="A/Theirs")

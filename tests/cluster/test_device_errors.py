@@ -123,7 +123,7 @@ class OnBadGpus:
     """A replica that a bad GPU fails, at its start or when it is told to."""
 
     def __init__(self, place: PlacedReplica, bad: frozenset[int]) -> None:
-        self.most_together = 1
+        self.shared_passes = None
         self.ended = asyncio.Event()
         self.device_failure: DeviceFailure | None = None
         self.model: ServedModel | None = None

@@ -41,7 +41,7 @@ class Waiting:
 
     def __init__(self, loading: Path | None = None, *, fails: bool = False) -> None:
         """`loading` is a file that is there while the model is loaded; None for no such time."""
-        self.most_together = 1
+        self.shared_passes = None
         self.ended = asyncio.Event()
         self.device_failure: DeviceFailure | None = None
         self.model: ServedModel | None = None

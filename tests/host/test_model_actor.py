@@ -18,7 +18,7 @@ from nnsight import TransformersModel
 
 from ndif.config.settings import Settings
 from ndif.host import request_run
-from ndif.host.execution import Execution
+from ndif.host.execution import Exchange
 from ndif.host.model_actor import ReplicaDevices
 from ndif.host.port import ActorError, ModelActor, ReplicaEvictedError, ReplicaLostError
 from ndif.host.runner_protocol import LimitReason
@@ -213,14 +213,14 @@ async def test_so_is_one_that_is_cancelled_while_its_result_is_stored(
     tiny_gpt2: Path, client: TransformersModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serve(tiny_gpt2) as served:
-        run = Execution.run
+        run = Exchange.run
 
         async def cancelled_last(*given: Any) -> Response | None:
             response = await run(*given)
             served.actor.cancel("The operator has ended it.")
             return response
 
-        monkeypatch.setattr(Execution, "run", cancelled_last)
+        monkeypatch.setattr(Exchange, "run", cancelled_last)
         response = await served.run(reading(client))
         assert (response.status, response.description) == (
             Status.ERROR,

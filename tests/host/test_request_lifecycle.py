@@ -175,7 +175,7 @@ class Scripted:
     """A `ModelActor` that runs a request until it is told how the request ends."""
 
     def __init__(self, lives: Lives) -> None:
-        self.most_together = 1
+        self.shared_passes = None
         self.ended = asyncio.Event()
         self.device_failure: DeviceFailure | None = None
         self.model: ServedModel | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ import zstandard
 from nnsight import TransformersModel
 
 from ndif.config.settings import Settings
-from ndif.host import request_run
+from ndif.host import shared_passes
 from ndif.host.port import ReplicaEvictedError, ReplicaLostError
 from ndif.host.runtimes import Runtime
 from ndif.schema.payload import PayloadFile
+from ndif.schema.request import Request
 from ndif.schema.response import InlineResult, StoredResult
 from ndif.schema.status import Status
 from ndif.stores.objects import FileStore
@@ -29,6 +31,7 @@ from tests.runtime.generations.blocks import edits, fails, generates, prints, re
 from tests.runtime.replica import (
     HERE,
     Sent,
+    Served,
     a_replica,
     a_request,
     alive,
@@ -38,6 +41,8 @@ from tests.runtime.replica import (
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.process
+
+SHARING = Settings(co_batch=8)
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +65,11 @@ def payloads(tiny_gpt2: Path) -> dict[str, bytes]:
     return {block.__name__: payload(block) for block in blocks}
 
 
+async def together(served: Served, requests: Sequence[Request]) -> list[Any]:
+    assert served.actor.shared_passes is not None
+    return await served.actor.shared_passes.run(requests)
+
+
 def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
     return left.keys() == right.keys() and all(
         torch.allclose(left[name], right[name], atol=1e-5) for name in left
@@ -68,7 +78,7 @@ def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
 
 @on_loop
 async def test_each_has_its_own_values(tiny_gpt2: Path, payloads: dict[str, bytes]) -> None:
-    async with serve(tiny_gpt2) as served:
+    async with serve(tiny_gpt2, trusting=SHARING) as served:
         names = ["reads", "prints", "edits", "fails", "generates", "reads"]
         squeezed = zstandard.compress(payloads["edits"])
         requests = [
@@ -76,7 +86,7 @@ async def test_each_has_its_own_values(tiny_gpt2: Path, payloads: dict[str, byte
             a_request(squeezed, compress=True),
             a_request(b"not zstd", compress=True),
         ]
-        found = await served.actor.run_together(requests)
+        found = await together(served, requests)
         assert [each is None for each in found] == [
             name not in ("reads", "edits") for name in names
         ] + [
@@ -97,9 +107,9 @@ async def test_one_that_polls_finds_its_result_stored(
     tiny_gpt2: Path, payloads: dict[str, bytes], tmp_path: Path
 ) -> None:
     objects = FileStore(tmp_path, 3600)
-    async with serve(tiny_gpt2, objects=objects) as served:
+    async with serve(tiny_gpt2, trusting=SHARING, objects=objects) as served:
         requests = [a_request(payloads["reads"], polled=polled) for polled in (True, False)]
-        stored, sent = await served.actor.run_together(requests)
+        stored, sent = await together(served, requests)
         assert isinstance(stored.data, StoredResult)
         assert isinstance(sent.data, InlineResult)
         content = await objects.get(result_key(requests[0].id))
@@ -113,9 +123,9 @@ async def test_one_that_polls_finds_its_result_stored(
 async def test_a_result_that_no_frame_takes_has_a_run_of_its_own(
     tiny_gpt2: Path, payloads: dict[str, bytes]
 ) -> None:
-    small = Settings(max_inline_result_bytes=5_000)
+    small = Settings(co_batch=8, max_inline_result_bytes=5_000)
     async with serve(tiny_gpt2, trusting=small) as served:
-        found = await served.actor.run_together([a_request(payloads["reads"])] * 2)
+        found = await together(served, [a_request(payloads["reads"])] * 2)
         assert found == [None, None]
 
 
@@ -125,9 +135,9 @@ async def test_a_payload_in_a_file_is_read_alone(
 ) -> None:
     file = PayloadFile.create(tmp_path)
     file.append(payloads["reads"])
-    async with serve(tiny_gpt2) as served:
+    async with serve(tiny_gpt2, trusting=SHARING) as served:
         requests = [a_request(payloads["reads"]), a_request(file), a_request(payloads["reads"])]
-        found = await served.actor.run_together(requests)
+        found = await together(served, requests)
         assert [each is None for each in found] == [False, True, False]
 
 
@@ -135,10 +145,10 @@ async def test_a_payload_in_a_file_is_read_alone(
 async def test_a_pass_without_end_is_ended_and_its_requests_run_alone(
     tiny_gpt2: Path, payloads: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_run, "_PASS_S", 0.5)
-    async with serve(tiny_gpt2) as served:
+    monkeypatch.setattr(shared_passes, "_PASS_S", 0.5)
+    async with serve(tiny_gpt2, trusting=SHARING) as served:
         requests = [a_request(payloads[name]) for name in ("reads", "holds_it_up", "reads")]
-        assert await served.actor.run_together(requests) == [None] * 3
+        assert await together(served, requests) == [None] * 3
         assert (await served.run(payloads["reads"])).status is Status.COMPLETED
         served.actor.timeout_s = 1.0
         ended = await served.run(payloads["holds_it_up"])
@@ -149,15 +159,13 @@ async def test_a_pass_without_end_is_ended_and_its_requests_run_alone(
 async def test_a_runner_that_is_killed_takes_no_request_with_it(
     tiny_gpt2: Path, payloads: dict[str, bytes]
 ) -> None:
-    async with serve(tiny_gpt2) as served:
+    async with serve(tiny_gpt2, trusting=SHARING) as served:
         before = children(served.zygote)
-        running = asyncio.create_task(
-            served.actor.run_together([a_request(payloads["holds_it_up"])] * 2)
-        )
+        running = asyncio.create_task(together(served, [a_request(payloads["holds_it_up"])] * 2))
         await eventually(lambda: served.actor.state.runner_pid is not None)
         os.kill(served.actor.state.runner_pid, signal.SIGKILL)
         assert await running == [None, None]
-        found = await served.actor.run_together([a_request(payloads["reads"])] * 2)
+        found = await together(served, [a_request(payloads["reads"])] * 2)
         assert None not in found
         assert children(served.zygote) != before
 
@@ -165,36 +173,37 @@ async def test_a_runner_that_is_killed_takes_no_request_with_it(
 @on_loop
 async def test_a_pass_ends_with_its_replica(tiny_gpt2: Path, payloads: dict[str, bytes]) -> None:
     requests = [a_request(payloads["holds_it_up"])] * 2
-    async with serve(tiny_gpt2) as served:
-        running = asyncio.create_task(served.actor.run_together(requests))
+    async with serve(tiny_gpt2, trusting=SHARING) as served:
+        running = asyncio.create_task(together(served, requests))
         await eventually(lambda: served.actor.state.runner_pid is not None)
         zygote = served.zygote
         await served.actor.stop()
         assert await running == [None, None]  # which then find it gone
         assert not alive(zygote)
         with pytest.raises(ReplicaEvictedError):
-            await served.actor.run_together(requests)
+            await together(served, requests)
     never = a_replica(tiny_gpt2)
     with pytest.raises(ReplicaEvictedError, match="not been started"):
-        await never.actor.run_together(requests)
+        await together(never, requests)
 
 
 @on_loop
 async def test_a_replica_whose_process_was_killed_is_lost(
     tiny_gpt2: Path, payloads: dict[str, bytes]
 ) -> None:
-    async with serve(tiny_gpt2) as served:
+    async with serve(tiny_gpt2, trusting=SHARING) as served:
         os.kill(served.zygote, signal.SIGKILL)
         await served.actor.ended.wait()
         with pytest.raises(ReplicaLostError):
-            await served.actor.run_together([a_request(payloads["reads"])] * 2)
+            await together(served, [a_request(payloads["reads"])] * 2)
 
 
 @pytest.mark.parametrize(("generation", "most"), [("0.8", 6), ("0.7", 1), ("0.6", 1)])
 def test_how_many_it_takes(tiny_gpt2: Path, generation: str, most: int) -> None:
     async def made() -> int:
         runtime = Runtime(generation, generation, HERE.interpreter, ())
-        return a_replica(tiny_gpt2, runtime, trusting=Settings(co_batch=6)).actor.most_together
+        passes = a_replica(tiny_gpt2, runtime, trusting=Settings(co_batch=6)).actor.shared_passes
+        return 1 if passes is None else passes.most
 
     assert asyncio.run(made()) == most
 

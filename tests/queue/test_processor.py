@@ -29,7 +29,7 @@ from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.results import ResponseRoute
 from ndif.host.evaluation import Measured
 from ndif.host.execution import announce
-from ndif.host.port import ActorError, EndedError, ReplicaLostError, ServedModel
+from ndif.host.port import ActorError, EndedError, ReplicaLostError, ServedModel, SharedPasses
 from ndif.placement.node import Node
 from ndif.placement.replica import PlacedReplica
 from ndif.placement.resources import Resources
@@ -78,7 +78,7 @@ class Replica:
     """Why it does not start."""
     ran: list[str]
     may_start: asyncio.Event | None = None
-    most_together: int = 1
+    shared_passes: SharedPasses | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     model: ServedModel | None = None
     cancelled: asyncio.Queue[str] = field(default_factory=asyncio.Queue)

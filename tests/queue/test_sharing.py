@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ async def sharing(
     """A line of one replica, and the client whose request it runs by itself until the gate opens."""
 
     class Sharing(Replica):
-        async def run_together(self, requests: Sequence[Request]) -> list[Response | None]:
+        async def pass_of(self, requests: Sequence[Request]) -> list[Response | None]:
             passes.began.put_nowait([each.id for each in requests])
             ending = asyncio.ensure_future(passes.may_end.wait())
             cancelling = asyncio.ensure_future(self.cancelled.get())
@@ -59,7 +60,7 @@ async def sharing(
 
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
-            self.most_together = _MOST
+            self.shared_passes = SimpleNamespace(most=_MOST, run=self.pass_of)
 
     async with a_line(folder, gate, kind=Sharing, count=count) as line:
         busy = await line.join("before")

@@ -147,7 +147,7 @@ class Actor:
     """A replica that holds memory while it should, and takes its time."""
 
     def __init__(self, place: PlacedReplica, memory: Memory, broken: frozenset[str]) -> None:
-        self.most_together = 1
+        self.shared_passes = None
         self.ended = asyncio.Event()
         self.device_failure: DeviceFailure | None = None
         self.model: ServedModel | None = None

@@ -6,8 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 
 from ndif.config.settings import Settings
 from ndif.host.port import Respond
@@ -15,21 +14,18 @@ from ndif.host.runner_handle import RunnerHandle
 from ndif.host.runner_protocol import (
     Limits,
     RunnerProtocol,
-    TogetherProtocol,
     steps_of,
 )
 from ndif.runtime.messages import (
-    AnswersTogether,
     Error,
+    Message,
     Returned,
     Run,
     RunReport,
-    RunTogether,
     Signal,
     Spill,
     Spilled,
 )
-from ndif.schema.payload import Payload, PayloadFile
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response, StoredResult
 from ndif.schema.status import Status
@@ -49,171 +45,22 @@ _DONE = "Your job has been completed."
 
 
 class Execution:
-    """Run requests on the runners that a caller provides.
-
-    Reads the payload from the broker, relays updates, and stores a result or passes it on. `RequestRun`
-    seeks and replaces runners.
-    """
+    """The way of a replica's requests to its runners, and of results to the object store."""
 
     def __init__(self, settings: Settings, broker: Broker, objects: ObjectStore) -> None:
-        self._settings = settings
-        self._broker = broker
-        self._objects = objects
-        self._limits = Limits(
+        self.broker = broker
+        self.objects = objects
+        self.limits = Limits(
             settings.max_log_bytes,
             settings.max_log_lines_per_s,
             settings.max_streamed_bytes,
             # A hybrid job may send its client as much as that may send back.
             max(settings.max_inline_result_bytes, settings.socketio_max_http_buffer_size) + SLACK,
         )
+        self._settings = settings
 
-    async def run(
-        self, request: Request, runner: RunnerHandle, respond: Respond
-    ) -> Response | None:
-        """Run a request and return its terminal response; None if the runner ends without one.
-
-        The errors of `RunnerProtocol.accept` are raised.
-        """
-        upload: Upload | None = None
-        protocol = RunnerProtocol(
-            self._limits,
-            is_hybrid=request.wire is Wire.HEADERS,
-            has_live_client=request.subscription_id is not None,
-        )
-        until_begun: asyncio.Task[None] | None = None
-        clock = _Clock()
-        admitted = is_stored = False
-        try:
-            with step("payload"):
-                payload = await self._broker.payload(request)
-            until_begun = runner.kill_if_frozen()
-            with step("send"):
-                await runner.send(self._instructions(request), payload)
-            async for message, body in runner.frames(protocol.max_body_bytes):
-                protocol.accept(message, body)
-                match message:
-                    case Signal.RUNNING:
-                        until_begun.cancel()  # a block may sleep
-                        clock = _Clock()
-                        started = "Your job has started running."
-                        await respond(Response(request.id, Status.RUNNING, started))
-                    case Signal.LOG:
-                        line = body.decode(errors="replace")
-                        await respond(Response(request.id, Status.LOG, line))
-                    case Signal.STREAM:
-                        await respond(Response(request.id, Status.STREAM, data=body))
-                    case Signal.AWAIT_UPLOAD:
-                        content = await runner.unless_ended(self._broker.uploaded(request))
-                        if content is None:
-                            break
-                        await runner.send(Signal.UPLOAD, content)
-                    case Spill(size):
-                        upload = await runner.unless_ended(self._objects.create_for(size))
-                        if upload is None:
-                            break
-                        await runner.send(Signal.FILE, fds=[upload.fileno()])
-                    case Returned(compressed, report):
-                        if request.subscription_id is None:  # a client that polls
-                            if refused := await self._refusal(request, len(body)):
-                                return refused
-                            admitted = not request.trusted
-                        cost = clock.cost(report)
-                        response = await self._completed(request, body, compressed, cost)
-                        is_stored = True
-                        return response
-                    case Spilled(report) if upload is not None:
-                        # The user must not get a file that the runner can still write to.
-                        if not request.trusted and not upload.seal():
-                            runner.kill()
-                            await runner.exit_code(EXIT_PATIENCE_S)
-                        cost = clock.cost(report)
-                        size = os.fstat(upload.fileno()).st_size
-                        if refused := await self._refusal(request, size):
-                            return refused
-                        admitted = not request.trusted
-                        with step("store"):
-                            size = await upload.commit(result_key(request.id))
-                        is_stored = True
-                        return self._stored(request, cost, size)
-                    case Error(report, ends):
-                        if ends:
-                            runner.kill()  # no other request may be given this runner
-                        text = body.decode(errors="replace")
-                        return Response(request.id, Status.ERROR, text, meta=clock.cost(report))
-            return None
-        finally:
-            if until_begun is not None:
-                until_begun.cancel()
-            if upload is not None:
-                upload.discard()
-            if admitted:
-                self._objects.room.settle(request.id, stored=is_stored)
-
-    async def run_together(
-        self, requests: Sequence[Request], runner: RunnerHandle
-    ) -> list[Response | None]:
-        """Run trusted requests in one forward pass and return their responses.
-
-        None stands for one that has to run alone; so do all of them if the runner ends.
-        """
-        payloads = [_in_memory(await self._broker.payload(request)) for request in requests]
-        protocol = TogetherProtocol(len(requests) * self._limits.frame_bytes)
-        clock = _Clock()
-        until_begun = runner.kill_if_frozen()
-        try:
-            runs = [
-                self._instructions(request, len(payload))
-                for request, payload in zip(requests, payloads, strict=True)
-            ]
-            await runner.send(RunTogether(tuple(runs)), b"".join(payloads))
-            async for message, body in runner.frames(protocol.max_body_bytes):
-                protocol.accept(message)
-                if isinstance(message, AnswersTogether):
-                    return await self._answers(requests, message, body, clock)
-                if message is Signal.RUNNING:
-                    until_begun.cancel()
-                    clock = _Clock()
-        finally:
-            until_begun.cancel()
-        return [None] * len(requests)
-
-    async def _answers(
-        self, requests: Sequence[Request], message: AnswersTogether, body: bytes, clock: _Clock
-    ) -> list[Response | None]:
-        cost, steps = clock.measured(message.report), tuple(clock.steps(message.report))
-        found: list[Response | None] = []
-        start = 0
-        for request, answer in zip(requests, message.answers, strict=True):
-            if answer is None:
-                found.append(None)
-                continue
-            content = body[start : start + answer.size]
-            start += answer.size
-            response = await self._completed(request, content, answer.compressed, cost)
-            found.append(replace(response, steps=steps))
-        return found
-
-    async def _completed(
-        self, request: Request, body: bytes, compressed: bool, cost: Mapping[str, float]
-    ) -> Response:
-        """Return the response with a result that came in a frame; for a client that polls, store it."""
-        if request.subscription_id is None:
-            with step("store"):
-                await self._objects.put(result_key(request.id), body)
-            return self._stored(request, cost, len(body))
-        result = InlineResult(body, compressed)
-        return Response(request.id, Status.COMPLETED, _DONE, result, cost, len(body))
-
-    async def _refusal(self, request: Request, size: int) -> Response | None:
-        """Return the error for an untrusted user whose result there is no room for."""
-        if request.trusted:
-            return None
-        why = await self._objects.room.admit(
-            request.id, request.user, size, request.max_stored_bytes
-        )
-        return None if why is None else Response(request.id, Status.ERROR, why)
-
-    def _instructions(self, request: Request, size: int = 0) -> Run:
+    def instructions(self, request: Request, size: int = 0) -> Run:
+        """Return the message that has a runner run a request; `size` of a payload that shares a frame."""
         # Clients of that wire load a result straight out of its frame, without decompressing it.
         loaded_from_frame = request.subscription_id is not None and request.wire is Wire.HEADERS
         largest = self._settings.largest_result(trusted=request.trusted)
@@ -228,21 +75,167 @@ class Execution:
             size=size,
         )
 
-    def _stored(self, request: Request, cost: Mapping[str, float], size: int) -> Response:
+    async def completed(
+        self, request: Request, body: bytes, compressed: bool, cost: Mapping[str, float]
+    ) -> Response:
+        """Return the response with a result that came in a frame; for a client that polls, store it."""
+        if request.subscription_id is None:
+            with step("store"):
+                await self.objects.put(result_key(request.id), body)
+            return self.stored(request, cost, len(body))
+        result = InlineResult(body, compressed)
+        return Response(request.id, Status.COMPLETED, _DONE, result, cost, len(body))
+
+    def stored(self, request: Request, cost: Mapping[str, float], size: int) -> Response:
+        """Return the response with a result that is in the object store."""
         # A live client fetches its result once; a client that polls may fetch it any number of times.
         once = request.subscription_id is not None
         result = StoredResult(
-            self._objects.url(result_key(request.id), request.base_url, once=once), size
+            self.objects.url(result_key(request.id), request.base_url, once=once), size
         )
         return Response(request.id, Status.COMPLETED, _DONE, result, cost, size)
 
+    async def refusal(self, request: Request, size: int) -> Response | None:
+        """Return the error for an untrusted user whose result there is no room for."""
+        if request.trusted:
+            return None
+        why = await self.objects.room.admit(
+            request.id, request.user, size, request.max_stored_bytes
+        )
+        return None if why is None else Response(request.id, Status.ERROR, why)
 
-def _in_memory(payload: Payload) -> bytes:
-    """Return a payload that shares a frame with others; of one in a file, nothing: it has one alone."""
-    return b"" if isinstance(payload, PayloadFile) else bytes(payload)
+
+class Exchange:
+    """One request on one runner: instructions to it, updates from it, and the way of its result.
+
+    `RequestRun` chooses and replaces runners.
+    """
+
+    def __init__(
+        self, execution: Execution, request: Request, runner: RunnerHandle, respond: Respond
+    ) -> None:
+        self.has_begun = False
+        """The block has begun, as far as the runner has told."""
+        self._execution = execution
+        self._request = request
+        self._runner = runner
+        self._respond = respond
+        self._upload: Upload | None = None
+        self._clock = RunClock()
+        self._is_admitted = self._is_stored = False
+
+    async def run(self) -> Response | None:
+        """Return the terminal response; None if the runner ends without one.
+
+        The errors of `RunnerProtocol.accept` are raised.
+        """
+        execution, request, runner = self._execution, self._request, self._runner
+        protocol = RunnerProtocol(
+            execution.limits,
+            is_hybrid=request.wire is Wire.HEADERS,
+            has_live_client=request.subscription_id is not None,
+        )
+        until_begun: asyncio.Task[None] | None = None
+        try:
+            with step("payload"):
+                payload = await execution.broker.payload(request)
+            until_begun = runner.kill_if_frozen()
+            with step("send"):
+                await runner.send(execution.instructions(request), payload)
+            async for message, body in runner.frames(protocol.max_body_bytes):
+                protocol.accept(message, body)
+                if message is Signal.RUNNING:
+                    until_begun.cancel()  # a block may sleep
+                    self._clock = RunClock()
+                if isinstance(message, Returned | Spilled | Error):
+                    return await self._finish(message, body)
+                if not await self._follow(message, body):
+                    break
+            return None
+        finally:
+            if until_begun is not None:
+                until_begun.cancel()
+            if self._upload is not None:
+                self._upload.discard()
+            if self._is_admitted:
+                execution.objects.room.settle(request.id, stored=self._is_stored)
+
+    async def _follow(self, message: Message, body: bytes) -> bool:
+        """Do what a runner reports or asks for; return False if it ends meanwhile."""
+        execution, runner = self._execution, self._runner
+        match message:
+            case Signal.RUNNING:
+                await self._report(Status.RUNNING, "Your job has started running.")
+            case Signal.LOG:
+                await self._report(Status.LOG, body.decode(errors="replace"))
+            case Signal.STREAM:
+                await self._report(Status.STREAM, data=body)
+            case Signal.AWAIT_UPLOAD:
+                uploaded = execution.broker.uploaded(self._request)
+                content = await runner.unless_ended(uploaded)
+                if content is None:
+                    return False
+                await runner.send(Signal.UPLOAD, content)
+            case Spill(size):
+                created = execution.objects.create_for(size)
+                self._upload = await runner.unless_ended(created)
+                if self._upload is None:
+                    return False
+                await runner.send(Signal.FILE, fds=[self._upload.fileno()])
+        return True
+
+    async def _report(self, status: Status, text: str = "", data: bytes | None = None) -> None:
+        """Tell the client, unless the run is cut short: one that does not read has its job wait."""
+        self.has_begun = True
+        update = Response(self._request.id, status, text, data=data)
+        await self._runner.unless_cut(self._respond(update))
+
+    async def _finish(self, message: Returned | Spilled | Error, body: bytes) -> Response | None:
+        """Return the terminal response that follows from a runner's last message."""
+        request = self._request
+        match message:
+            case Returned(compressed, report):
+                # A client that polls has its result from the object store.
+                if request.subscription_id is None and (refused := await self._admit(len(body))):
+                    return refused
+                cost = self._clock.cost(report)
+                response = await self._execution.completed(request, body, compressed, cost)
+                self._is_stored = True
+                return response
+            case Spilled(report):
+                return await self._stored(report)
+            case Error(report, ends):
+                if ends:
+                    self._runner.kill()  # no other request may be given this runner
+                text, cost = body.decode(errors="replace"), self._clock.cost(report)
+                return Response(request.id, Status.ERROR, text, meta=cost)
+
+    async def _stored(self, report: RunReport) -> Response | None:
+        """Store the file that the runner has written, and return the response with its address."""
+        upload, request = self._upload, self._request
+        if upload is None:
+            return None
+        # The user must not get a file that the runner can still write to.
+        if not request.trusted and not upload.seal():
+            self._runner.kill()
+            await self._runner.exit_code(EXIT_PATIENCE_S)
+        cost = self._clock.cost(report)
+        if refused := await self._admit(os.fstat(upload.fileno()).st_size):
+            return refused
+        with step("store"):
+            size = await upload.commit(result_key(request.id))
+        self._is_stored = True
+        return self._execution.stored(request, cost, size)
+
+    async def _admit(self, size: int) -> Response | None:
+        """Return the error of a result that finds no room in the object store."""
+        if refused := await self._execution.refusal(self._request, size):
+            return refused
+        self._is_admitted = not self._request.trusted
+        return None
 
 
-class _Clock:
+class RunClock:
     """The time of one run, by this process's clocks, which no block can set."""
 
     def __init__(self) -> None:

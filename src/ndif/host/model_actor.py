@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from ndif.config.settings import Settings
 from ndif.host.device_errors import DeviceFailure
@@ -22,6 +23,7 @@ from ndif.host.replica_runners import ReplicaRunners
 from ndif.host.request_run import RequestRun, RunTools
 from ndif.host.runner_pool import scope_of
 from ndif.host.runtimes import Runtime
+from ndif.host.shared_passes import LocalSharedPasses, SharedRun
 from ndif.host.shared_weights import SharedWeights
 from ndif.host.snapshot import publish
 from ndif.host.watchdogs import GpuWatch, ResourceWatchdog, runner_cgroups
@@ -36,6 +38,8 @@ from ndif.stores.broker import Broker
 from ndif.stores.objects import ObjectStore, ObjectStoreError
 
 logger = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=RequestRun)
 
 Choice = Callable[[], AbstractAsyncContextManager["Mapping[int, int] | None"]]
 """Chooses what the tensors of a replica may take of which GPUs while it loads; None: as it was given."""
@@ -111,7 +115,7 @@ class LocalModelActor:
         process = ModelProcess(spec, runtime, host.weights, host.fork_servers, host.cache_rules)
         self.process, self.ended = process, process.ended
         self.runners = ReplicaRunners(process, settings, untrusted=untrusted)
-        self.most_together = settings.co_batch if runtime.generation in CO_BATCHING else 1
+        self.shared_passes = self._shared_passes(settings.co_batch, runtime.generation)
         self.timeout_s = config.execution_timeout_s or settings.execution_timeout_seconds
         """Seconds that a job may run."""
         self._start_timeout_s = settings.model_start_timeout_s
@@ -230,13 +234,13 @@ class LocalModelActor:
 
     async def run(self, request: Request, respond: Respond) -> Response:
         """See `ModelActor.run`."""
-        with self._busy() as run:
+        with self._busy(RequestRun) as run:
             return await run.run(request, respond)
 
-    async def run_together(self, requests: Sequence[Request]) -> list[Response | None]:
-        """See `ModelActor.run_together`."""
-        with self._busy() as run:
-            return await run.run_together(requests)
+    def _shared_passes(self, most: int, generation: str) -> LocalSharedPasses | None:
+        if most == 1 or generation not in CO_BATCHING:
+            return None
+        return LocalSharedPasses(most, lambda: self._busy(SharedRun))
 
     def cancel(self, reason: str) -> None:
         """See `ModelActor.cancel`."""
@@ -244,13 +248,14 @@ class LocalModelActor:
             self._run.cancel(reason)
 
     @contextlib.contextmanager
-    def _busy(self) -> Iterator[RequestRun]:
+    def _busy(self, kind: type[R]) -> Iterator[R]:
         """Mark the replica busy with a new run, or raise a `ReplicaEvictedError` if none may run here."""
         if self.runners.unavailable:
             raise ReplicaEvictedError(self.runners.unavailable)
         self._idle.clear()
         held = self._devices.gpu_mem_bytes_by_id
-        run = self._run = RequestRun(self._tools, held, self.timeout_s)
+        run = kind(self._tools, held, self.timeout_s)
+        self._run = run
         try:
             yield run
         finally:

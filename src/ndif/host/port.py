@@ -80,13 +80,29 @@ class RequestRunner(Protocol):
         """End the request that runs now as an ERROR with `reason`."""
 
 
+class SharedPasses(Protocol):
+    """Forward passes that trusted requests share on one replica."""
+
+    @property
+    def most(self) -> int:
+        """Return the number of requests that one pass takes at most."""
+
+    async def run(self, requests: Sequence[Request]) -> list[Response | None]:
+        """Run trusted requests in one forward pass and return their responses, of which none is announced.
+
+        None stands for one that has to run alone, as if it had not been here. Raises a `ReplicaLostError`.
+        """
+
+
 class ModelActor(RequestRunner, Protocol):
     """One replica of one model and generation: loaded once, HOT or WARM."""
 
-    most_together: int
-    """Trusted requests that `run_together` takes at most; 1 where it takes none."""
     ended: asyncio.Event
     """Set once the replica is gone for good, whoever ended it."""
+
+    @property
+    def shared_passes(self) -> SharedPasses | None:
+        """Return the forward passes that requests may share; None where each request runs alone."""
 
     @property
     def device_failure(self) -> DeviceFailure | None:
@@ -113,9 +129,3 @@ class ModelActor(RequestRunner, Protocol):
 
     async def stop(self) -> None:
         """End the replica. `run` of a request that runs raises `ReplicaEvictedError`."""
-
-    async def run_together(self, requests: Sequence[Request]) -> list[Response | None]:
-        """Run trusted requests in one forward pass and return their responses, of which none is announced.
-
-        None stands for one that has to run alone, as if it had not been here. Raises a `ReplicaLostError`.
-        """

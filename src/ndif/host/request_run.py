@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from ndif.config.units import format_duration
 from ndif.host.channel import ProtocolError
-from ndif.host.execution import EXIT_PATIENCE_S, Execution, announce
+from ndif.host.execution import EXIT_PATIENCE_S, Exchange, Execution, announce
 from ndif.host.hub import AdapterError, Adapters
 from ndif.host.model_process import ModelProcess, ModelProcessError
 from ndif.host.port import Respond
@@ -23,7 +23,6 @@ from ndif.host.watchdogs import GpuWatch, ResourceWatchdog
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.stores.broker import BrokerError
 from ndif.stores.objects import DiskError, MemoryFullError, ObjectStoreError
 from ndif.telemetry.steps import step
 
@@ -41,8 +40,6 @@ _NOT_BEGUN = (
     "ends them. Send the job again, and tell its operator if that does not help."
 )
 
-_PASS_S = 60.0
-"""Seconds after which a forward pass of several requests is given up, and each of them runs alone."""
 _INTERRUPT_S = 3.0
 """Seconds that a block has to end once it was interrupted."""
 
@@ -64,7 +61,7 @@ class RunTools:
 
 
 class RequestRun:
-    """One run of one request, or of several in one forward pass.
+    """One run of one request.
 
     Owns the runner that serves it, and the reason why it ends early: its time is over, its client has left,
     or it takes too much. It asks `ReplicaRunners` for a runner and `Execution` for the answer, and takes
@@ -100,13 +97,6 @@ class RequestRun:
                     response = await self._serve(request, respond)
                     return self._with_limit(response)
         return Response(request.id, Status.ERROR, _NOT_BEGUN)
-
-    async def run_together(self, requests: Sequence[Request]) -> list[Response | None]:
-        """Run trusted requests in one forward pass; see `ModelActor.run_together`."""
-        # A block of them that does not end is ended where it runs alone.
-        limit_s = min(_PASS_S, self._timeout_s)
-        with self._limited(limit_s, lambda: self.cancel("it takes long")):
-            return await self._serve_together(requests)
 
     def cancel(self, reason: str) -> None:
         """End the run; its request becomes an ERROR with `reason`."""
@@ -189,40 +179,19 @@ class RequestRun:
     async def _serve_on(self, runner: RunnerHandle, request: Request, respond: Respond) -> Response:
         """Run one request on a runner."""
         tools = self._tools
-        begun = False
-
-        async def respond_once_begun(response: Response) -> bool:
-            nonlocal begun
-            begun = True
-            # A client that does not read has its job wait, but not the end of a job that is cancelled.
-            return await runner.unless_cut(respond(response)) is not False
-
         # Where no untrusted request may come, the runner itself reaches the hub.
         if tools.process.spec.untrusted is not None and not self._cancelled:
             fetching = tools.adapters.fetch(request.env, trusted=request.trusted)
             await runner.unless_ended(fetching)
         if self._cancelled:  # while there was nothing to end
             return Response(request.id, Status.ERROR, self._cancelled)
-        response = await tools.execution.run(request, runner, respond_once_begun)
+        exchange = Exchange(tools.execution, request, runner, respond)
+        response = await exchange.run()
         self._answered = response is not None and runner.usable
         if self._cancelled:  # while its result was stored, it may be
             self._answered = False
             response = self._interrupted(response)
-        return response or await self._ended(request, runner, begun=begun)
-
-    async def _serve_together(self, requests: Sequence[Request]) -> list[Response | None]:
-        """Have a runner serve requests together, or end the pass as soon as the run is stopped."""
-        runner = await self._acquired(requests[0])
-        if runner is None:
-            return [None] * len(requests)
-        async with self._serving(runner, requests[0]):
-            try:
-                found = await self._tools.execution.run_together(requests, runner)
-            except (ProtocolError, ObjectStoreError, BrokerError) as error:
-                logger.warning("%d requests run alone: %s", len(requests), error)
-                return [None] * len(requests)
-            self._answered = runner.usable
-            return found
+        return response or await self._ended(request, runner, has_begun=exchange.has_begun)
 
     async def _watchers(self, request: Request, runner: RunnerHandle) -> list[asyncio.Task[None]]:
         """Watch what a request takes: of the CPU an untrusted one, of a GPU that others share any."""
@@ -274,14 +243,14 @@ class RequestRun:
         text = f"{self._cancelled}\n{response.description}"
         return replace(response, description=text)
 
-    async def _ended(self, request: Request, runner: RunnerHandle, *, begun: bool) -> Response:
+    async def _ended(self, request: Request, runner: RunnerHandle, *, has_begun: bool) -> Response:
         code = await runner.exit_code(EXIT_PATIENCE_S)
         if self._cancelled:
             return Response(request.id, Status.ERROR, self._cancelled)
         if self._tools.runners.unavailable or self._tools.process.ended.is_set():
             raise self._tools.runners.lost("the model process ended")
         logger.warning("request %s: its runner ended (%s)", request.id, describe_exit(code))
-        if not begun:
+        if not has_begun:
             runner.kill()  # the pool need not have heard of its end
             raise _NotBegunError
         return Response(request.id, Status.ERROR, describe_crash(code), limit=_CRASH)

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 
 from ndif.host.channel import ProtocolError
 from ndif.runtime.frames import MAX_TEXT
-from ndif.runtime.messages import Message, RunReport, Signal, kind_of
+from ndif.runtime.messages import Message, RunReport, kind_of
 from ndif.schema.step import RUNNER, Step
 from ndif.sizes import format_size
 
-_BEFORE_RUN = frozenset({"idle", "running"})
+BEFORE_RUN = frozenset({"idle", "running"})
 _DURING_RUN = frozenset({"log", "spill", "returned", "error"})
 _HYBRID = frozenset({"stream", "await upload"})
-_TOGETHER = frozenset({"answers together"})
 _AFTER_SPILL = frozenset({"spilled", "error"})
 _STEPS = ("prepare", "execute", "pack")
 _BURST_S = 10
@@ -81,7 +80,7 @@ class RunnerProtocol:
         self._during = _DURING_RUN | _HYBRID if is_hybrid else _DURING_RUN
         self._has_live_client = has_live_client
         self._clock = clock
-        self._expected = _BEFORE_RUN
+        self._expected = BEFORE_RUN
         self._logged = self._streamed = 0
         self._lines = limits.log_lines_per_s * _BURST_S
         self._counted = clock()
@@ -150,26 +149,6 @@ class RunnerProtocol:
                 "large values with .save().",
                 "streamed",
             )
-
-
-class TogetherProtocol:
-    """Check the frames of several trusted requests that run in one forward pass."""
-
-    def __init__(self, frame_bytes: int) -> None:
-        """Start before the run; all results together have at most so many bytes."""
-        self._frame_bytes = frame_bytes
-        self._expected = _BEFORE_RUN
-
-    def max_body_bytes(self, message: Message) -> int:
-        """Return the largest body, in bytes, that a frame with this message may have."""
-        return self._frame_bytes if kind_of(message) in _TOGETHER else 0
-
-    def accept(self, message: Message) -> None:
-        """Check a frame, or raise a `ProtocolError` if it may not be sent now."""
-        if kind_of(message) not in self._expected:
-            raise ProtocolError(f"a frame {kind_of(message)!r} is not allowed in this state")
-        if message is Signal.RUNNING:
-            self._expected = _TOGETHER
 
 
 def steps_of(report: RunReport, began: float, ended: float) -> list[Step]:

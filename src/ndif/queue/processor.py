@@ -517,7 +517,7 @@ class Processor:
                 self._arrived.clear()
                 replica.mark_used()
             await self._arrived.wait()
-            jobs = [] if worker.leaving else sharing.take(self.queue, replica.actor.most_together)
+            jobs = [] if worker.leaving else sharing.take(self.queue, replica.actor)
             # The job that came may have been cancelled, or sent to another replica, meanwhile.
             if jobs and not replica.actor.ended.is_set():
                 return jobs

@@ -14,7 +14,14 @@ from typing import Any
 
 from ndif.host.execution import announce
 from ndif.host.job import Job
-from ndif.host.port import ModelActor, NotSharedError, ReplicaLostError, RequestRunner, Respond
+from ndif.host.port import (
+    ModelActor,
+    NotSharedError,
+    ReplicaLostError,
+    RequestRunner,
+    Respond,
+    SharedPasses,
+)
 from ndif.queue.fair_queue import FairQueue
 from ndif.schema.payload import PayloadFile
 from ndif.schema.request import Request
@@ -31,8 +38,9 @@ Serve = Callable[[Job, RequestRunner, int], Coroutine[Any, Any, None]]
 """Runs a job on a replica, or on a place in one, whose time so many jobs share."""
 
 
-def take(queue: FairQueue[Job], most: int) -> list[Job]:
+def take(queue: FairQueue[Job], actor: ModelActor) -> list[Job]:
     """Take the job whose turn it is, and the next ones that may share its forward pass."""
+    most = 1 if actor.shared_passes is None else actor.shared_passes.most
     first = queue.take() if queue else None
     if first is None:
         return []
@@ -47,10 +55,11 @@ def take(queue: FairQueue[Job], most: int) -> list[Job]:
 
 async def run(actor: ModelActor, jobs: Sequence[Job], serve: Serve) -> None:
     """Serve jobs on a replica: one by itself, several in one forward pass as far as they can share it."""
-    if len(jobs) == 1:
+    passes = actor.shared_passes
+    if len(jobs) == 1 or passes is None:
         await serve(jobs[0], actor, 1)
         return
-    shared = _Pass(actor, [job.request for job in jobs])
+    shared = _Pass(passes, [job.request for job in jobs])
     serving = [
         asyncio.create_task(serve(job, _Seat(shared), len(jobs)), name=f"request {job.id}")
         for job in jobs
@@ -77,8 +86,8 @@ def may_share(first: Request, other: Request) -> bool:
 class _Pass:
     """One forward pass of several requests, which begins at once."""
 
-    def __init__(self, actor: ModelActor, requests: Sequence[Request]) -> None:
-        self._actor = actor
+    def __init__(self, passes: SharedPasses, requests: Sequence[Request]) -> None:
+        self._passes = passes
         self._requests = requests
         self.running = asyncio.create_task(self._run(), name="forward pass of several")
         """The pass; its result are the responses by request."""
@@ -86,7 +95,7 @@ class _Pass:
     async def _run(self) -> dict[str, Response]:
         found: Sequence[Response | None] = ()
         try:
-            found = await self._actor.run_together(self._requests)
+            found = await self._passes.run(self._requests)
         except ReplicaLostError as error:
             # Whoever is to blame is found where each runs alone.
             logger.warning("%d requests run alone: %s", len(self._requests), error)

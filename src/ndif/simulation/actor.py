@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ndif.config.units import format_duration
 from ndif.host.device_errors import DeviceFailure
@@ -26,7 +26,7 @@ class SimulatedActor:
         self, config: DeploymentConfig, deployment: PlacedReplica, world: World, journal: Journal
     ) -> None:
         self.ended = asyncio.Event()
-        self.most_together = 1
+        self.shared_passes = None
         self.device_failure: DeviceFailure | None = None
         self.model: ServedModel | None = None
         self._config = config
@@ -54,10 +54,6 @@ class SimulatedActor:
         self._is_hot = True
         for usage in self._usages:
             usage.cold_loads += 1
-
-    async def run_together(self, requests: Sequence[Request]) -> list[Response | None]:
-        """See `ModelActor.run_together`."""
-        return [None] * len(requests)
 
     async def to_cache(self) -> None:
         """Take the time of leaving the device; see `ModelActor.to_cache`."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -86,8 +86,8 @@ class RayModelActor:
     _making: asyncio.Future[Any] | None = None
     silent_s: float = _SILENT_S
     """Seconds without an answer after which the replica is ended."""
-    most_together: int = 1
-    """See `ModelActor.most_together`."""
+    shared_passes: None = None
+    """A replica of another process runs each request alone."""
     made_s: float = _MADE_S
     """Seconds until its first answer after which the replica is ended."""
     _watching: list[asyncio.Task[None]] = field(default_factory=list)
@@ -226,10 +226,6 @@ class RayModelActor:
             raise
         finally:
             self._run_by = None
-
-    async def run_together(self, requests: Sequence[Request]) -> list[Response | None]:
-        """See `ModelActor.run_together`. A replica of another process runs each alone."""
-        return [None] * len(requests)
 
     async def _run_elsewhere(
         self, request: Request, elsewhere: RayModelActor, respond: Respond

@@ -1,0 +1,135 @@
+"""Forward passes that trusted requests share on one replica.
+
+Few files know of them. `ModelActor.shared_passes` is None where each request runs alone,
+`ndif.queue.sharing` chooses the requests, and `ndif.runtime.generations.together08` runs them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+from ndif.host.channel import ProtocolError
+from ndif.host.execution import RunClock
+from ndif.host.request_run import RequestRun
+from ndif.host.runner_handle import RunnerHandle
+from ndif.host.runner_protocol import BEFORE_RUN
+from ndif.runtime.messages import AnswersTogether, Message, RunTogether, Signal, kind_of
+from ndif.schema.payload import Payload, PayloadFile
+from ndif.schema.request import Request
+from ndif.schema.response import Response
+from ndif.stores.broker import BrokerError
+from ndif.stores.objects import ObjectStoreError
+
+logger = logging.getLogger(__name__)
+
+_PASS_S = 60.0
+"""Seconds after which a forward pass of several requests is given up, and each of them runs alone."""
+_TOGETHER = frozenset({"answers together"})
+
+
+class SharedRun(RequestRun):
+    """One run of several trusted requests in one forward pass."""
+
+    async def run_together(self, requests: Sequence[Request]) -> list[Response | None]:
+        """Return the responses; see `SharedPasses.run`."""
+        # A block of them that does not end is ended where it runs alone.
+        limit_s = min(_PASS_S, self._timeout_s)
+        with self._limited(limit_s, lambda: self.cancel("it takes long")):
+            runner = await self._acquired(requests[0])
+            if runner is None:
+                return [None] * len(requests)
+            async with self._serving(runner, requests[0]):
+                try:
+                    found = await self._exchange(requests, runner)
+                except (ProtocolError, ObjectStoreError, BrokerError) as error:
+                    logger.warning("%d requests run alone: %s", len(requests), error)
+                    return [None] * len(requests)
+                self._answered = runner.usable
+                return found
+
+    async def _exchange(
+        self, requests: Sequence[Request], runner: RunnerHandle
+    ) -> list[Response | None]:
+        """Send requests to a runner and return their responses; each is None if the runner ends."""
+        execution = self._tools.execution
+        payloads = [_in_memory(await execution.broker.payload(request)) for request in requests]
+        protocol = TogetherProtocol(len(requests) * execution.limits.frame_bytes)
+        clock = RunClock()
+        until_begun = runner.kill_if_frozen()
+        try:
+            runs = [
+                execution.instructions(request, len(payload))
+                for request, payload in zip(requests, payloads, strict=True)
+            ]
+            await runner.send(RunTogether(tuple(runs)), b"".join(payloads))
+            async for message, body in runner.frames(protocol.max_body_bytes):
+                protocol.accept(message)
+                if isinstance(message, AnswersTogether):
+                    return await self._answers(requests, message, body, clock)
+                if message is Signal.RUNNING:
+                    until_begun.cancel()
+                    clock = RunClock()
+        finally:
+            until_begun.cancel()
+        return [None] * len(requests)
+
+    async def _answers(
+        self, requests: Sequence[Request], message: AnswersTogether, body: bytes, clock: RunClock
+    ) -> list[Response | None]:
+        cost, steps = clock.measured(message.report), tuple(clock.steps(message.report))
+        found: list[Response | None] = []
+        start = 0
+        for request, answer in zip(requests, message.answers, strict=True):
+            if answer is None:
+                found.append(None)
+                continue
+            content = body[start : start + answer.size]
+            start += answer.size
+            response = await self._tools.execution.completed(
+                request, content, answer.compressed, cost
+            )
+            found.append(replace(response, steps=steps))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSharedPasses:
+    """The form of `SharedPasses` for a replica on this machine."""
+
+    most: int
+    """See `SharedPasses.most`."""
+    begin: Callable[[], AbstractContextManager[SharedRun]]
+    """Begin a run on the replica."""
+
+    async def run(self, requests: Sequence[Request]) -> list[Response | None]:
+        """See `SharedPasses.run`."""
+        with self.begin() as run:
+            return await run.run_together(requests)
+
+
+class TogetherProtocol:
+    """Check the frames of several trusted requests that run in one forward pass."""
+
+    def __init__(self, frame_bytes: int) -> None:
+        """Start before the run; all results together have at most so many bytes."""
+        self._frame_bytes = frame_bytes
+        self._expected = BEFORE_RUN
+
+    def max_body_bytes(self, message: Message) -> int:
+        """Return the largest body, in bytes, that a frame with this message may have."""
+        return self._frame_bytes if kind_of(message) in _TOGETHER else 0
+
+    def accept(self, message: Message) -> None:
+        """Check a frame, or raise a `ProtocolError` if it may not be sent now."""
+        if kind_of(message) not in self._expected:
+            raise ProtocolError(f"a frame {kind_of(message)!r} is not allowed in this state")
+        if message is Signal.RUNNING:
+            self._expected = _TOGETHER
+
+
+def _in_memory(payload: Payload) -> bytes:
+    """Return a payload that shares a frame with others; of one in a file, nothing: it has one alone."""
+    return b"" if isinstance(payload, PayloadFile) else bytes(payload)
