@@ -1,8 +1,8 @@
 """The walk of one warm request through the server: `python -m bench.walk`.
 
 A server of one process, whose model does nothing, serves requests of nnsight 0.8 until it is warm. A
-profiler then sees every call of one request, and the files of ndif with at least one call are printed in
-the order of their first. Telemetry, schema and settings are listed apart.
+profiler then sees every call of some requests, one by one. The files of ndif with at least one call in each
+of them are printed in the order of their first. Telemetry, schema and settings are listed apart.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ndif.schema.deployment import DeploymentConfig
 from ndif.server.embedded import Operator, Server
 
 _HOST = "127.0.0.1"
-_WARM = 20
+_WARM, _SEEN = 20, 5
 _SOURCE = str(Path(ndif.__file__).parent) + "/"
 _APART = ("telemetry/", "schema/", "config/")
 
@@ -49,22 +49,26 @@ class Walk:
 
 
 def walk(port: int, loop: asyncio.AbstractEventLoop) -> Walk:
-    """Send requests to the server that `loop` runs, and return the walk of the last one."""
-    found = Walk()
+    """Send requests to the server that `loop` runs, and return the walk that they have in common."""
+    found = [Walk() for _ in range(_SEEN)]
 
     async def send() -> None:
         user = User(port)
         await user.connect()
         for _ in range(_WARM):
             await user.run()
-        await asyncio.sleep(0.5)  # updates of the last one that come later
-        loop.call_soon_threadsafe(sys.setprofile, found)
-        await user.run()
-        loop.call_soon_threadsafe(sys.setprofile, None)
+        for each in found:
+            loop.call_soon_threadsafe(sys.setprofile, each)
+            await user.run()
+            loop.call_soon_threadsafe(sys.setprofile, None)
+            await asyncio.sleep(0.2)  # updates and records of the one before
         user.close()
 
     asyncio.run(send())
-    return found
+    last = found[-1]
+    common = set(last.files).intersection(*(each.files for each in found))
+    last.files = {name: names for name, names in last.files.items() if name in common}
+    return last
 
 
 def show(found: Walk) -> None:

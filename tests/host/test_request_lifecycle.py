@@ -45,7 +45,7 @@ from ndif.cluster.remote_actor import NodeServices, RemoteActor
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.evaluation import Measured
 from ndif.host.execution import announce
-from ndif.host.job_states import (
+from ndif.host.job import (
     TRANSITIONS,
     WAITING,
     Event,

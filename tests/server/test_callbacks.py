@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -230,7 +230,8 @@ async def test_operations_on_call_backs_that_are_not_there(tmp_path: Path) -> No
     for wrong in (RetryCallbacks(), RetryCallbacks(request_id="abc", all=True)):
         with pytest.raises(OperationError, match="either one request, or all"):
             await wrong.perform(control)
-    await server.stores.callbacks.stop()
+    file = cast(SqliteCallbacks, server.stores.callbacks)._file
+    await file._in_thread(file._connection.close)
     with pytest.raises(OperationError, match="The call-backs cannot be read"):
         await ListCallbacks().perform(control)
 

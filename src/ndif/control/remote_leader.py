@@ -18,7 +18,7 @@ from ndif.control.answers import Stopping
 from ndif.control.control_plane import ControlPlane
 from ndif.control.operations import OPERATIONS, Operation, Stop
 from ndif.control.publisher import MODELS, STATUS
-from ndif.host.job_states import RUNS
+from ndif.host.job import RUNS
 from ndif.runtime.typed_json import from_json, to_json
 from ndif.schema import answer
 from ndif.schema.client_status import ServerStatus

@@ -24,7 +24,7 @@ from ndif.gateway.openapi import (
     Description,
     Parameter,
 )
-from ndif.host.job_states import RUNS
+from ndif.host.job import RUNS
 from ndif.schema import wires
 from ndif.schema.payload import ZSTD_MAGIC
 from ndif.schema.response import Response as Update

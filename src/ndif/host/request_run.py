@@ -180,7 +180,8 @@ class RequestRun:
         """Run one request on a runner."""
         tools = self._tools
         # Where no untrusted request may come, the runner itself reaches the hub.
-        if tools.process.spec.untrusted is not None and not self._cancelled:
+        fetches = request.names_adapter and tools.process.spec.untrusted is not None
+        if fetches and not self._cancelled:
             fetching = tools.adapters.fetch(request.env, trusted=request.trusted)
             await runner.unless_ended(fetching)
         if self._cancelled:  # while there was nothing to end

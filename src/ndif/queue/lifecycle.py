@@ -9,16 +9,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ndif.host.job import LEFT, Job, describe
-from ndif.host.job_states import RUNS, WAITING, Event, Party
-from ndif.host.lifecycle import Lifecycle
+from ndif.host.job import LEFT, RUNS, WAITING, Event, Job, Party, describe
+from ndif.host.lifecycle import Lifecycle, Reporter
 from ndif.host.port import (
     NotSharedError,
     ReplicaEvictedError,
     ReplicaLostError,
     RequestRunner,
 )
-from ndif.host.reporter import Reporter
 from ndif.schema.job_record import JobRecord
 from ndif.schema.request import Request
 from ndif.schema.response import Response

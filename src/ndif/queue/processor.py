@@ -23,6 +23,7 @@ from ndif.host.port import (
     ReplicaEvictedError,
     ReplicaLostError,
     RequestRunner,
+    SharedPasses,
 )
 from ndif.placement.replica import ReplicaKey
 from ndif.queue import sharing
@@ -493,7 +494,14 @@ class Processor:
                     await replica.up()
                     worker.status = ProcessorStatus.READY
                     while jobs := await self._next(worker, replica):
-                        await sharing.run(replica.actor, jobs, partial(self._run, worker, replica))
+                        run, passes = (
+                            partial(self._run, worker, replica),
+                            replica.actor.shared_passes,
+                        )
+                        if passes is None or len(jobs) == 1:
+                            await run(jobs[0], replica.actor)
+                        else:
+                            await sharing.run(passes, jobs, run)
                         replica.mark_used()
         except EvictedError:
             pass  # waiting requests ask for another
@@ -517,7 +525,7 @@ class Processor:
                 self._arrived.clear()
                 replica.mark_used()
             await self._arrived.wait()
-            jobs = [] if worker.leaving else sharing.take(self.queue, replica.actor)
+            jobs = [] if worker.leaving else self._take(replica.actor.shared_passes)
             # The job that came may have been cancelled, or sent to another replica, meanwhile.
             if jobs and not replica.actor.ended.is_set():
                 return jobs
@@ -528,13 +536,20 @@ class Processor:
                 break
         return []
 
+    def _take(self, passes: SharedPasses | None) -> list[Job]:
+        """Take the job whose turn it is, with those that share its forward pass; none if none waits."""
+        if passes is not None:
+            return sharing.take(self.queue, passes.most)
+        job = self.queue.take() if self.queue else None
+        return [] if job is None else [job]
+
     async def _run(
         self,
         worker: ReplicaWorker,
         replica: Replica,
         job: Job,
         runner: RequestRunner,
-        sharers: int,
+        sharers: int = 1,
     ) -> None:
         """Run a job to its end, or give it back; so many jobs share the time of the replica."""
         lifecycle = self._lifecycle

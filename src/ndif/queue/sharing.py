@@ -15,7 +15,6 @@ from typing import Any
 from ndif.host.execution import announce
 from ndif.host.job import Job
 from ndif.host.port import (
-    ModelActor,
     NotSharedError,
     ReplicaLostError,
     RequestRunner,
@@ -38,9 +37,8 @@ Serve = Callable[[Job, RequestRunner, int], Coroutine[Any, Any, None]]
 """Runs a job on a replica, or on a place in one, whose time so many jobs share."""
 
 
-def take(queue: FairQueue[Job], actor: ModelActor) -> list[Job]:
+def take(queue: FairQueue[Job], most: int) -> list[Job]:
     """Take the job whose turn it is, and the next ones that may share its forward pass."""
-    most = 1 if actor.shared_passes is None else actor.shared_passes.most
     first = queue.take() if queue else None
     if first is None:
         return []
@@ -53,12 +51,8 @@ def take(queue: FairQueue[Job], actor: ModelActor) -> list[Job]:
     return taken
 
 
-async def run(actor: ModelActor, jobs: Sequence[Job], serve: Serve) -> None:
-    """Serve jobs on a replica: one by itself, several in one forward pass as far as they can share it."""
-    passes = actor.shared_passes
-    if len(jobs) == 1 or passes is None:
-        await serve(jobs[0], actor, 1)
-        return
+async def run(passes: SharedPasses, jobs: Sequence[Job], serve: Serve) -> None:
+    """Serve several jobs in one forward pass of a replica, as far as they can share it."""
     shared = _Pass(passes, [job.request for job in jobs])
     serving = [
         asyncio.create_task(serve(job, _Seat(shared), len(jobs)), name=f"request {job.id}")
@@ -76,7 +70,7 @@ def may_share(first: Request, other: Request) -> bool:
     """Return True if two requests of a model may share a forward pass, should their blocks allow it."""
     return (
         all(
-            each.trusted and "peft" not in each.env and not isinstance(each.payload, PayloadFile)
+            each.trusted and not each.names_adapter and not isinstance(each.payload, PayloadFile)
             for each in (first, other)
         )
         and first.env == other.env

@@ -79,3 +79,8 @@ class Request:
     """Digest of a payload that travels through Redis; empty for one that does not."""
     refusal: str = field(default="", compare=False)
     """Sentence with which a request ends that nobody signed; its other fields are mere claims."""
+
+    @property
+    def names_adapter(self) -> bool:
+        """Return True if the model is to run with a PEFT adapter for this request."""
+        return self.env.get("peft") is not None

@@ -243,19 +243,19 @@ async def test_a_server_with_a_broker_has_it_run_what_one_without_left(
         spool.note_attempts(sent[1].id, 1)
     config = ProcessConfig(0, results, "secret", "token", "127.0.0.1", (), cluster_secrets=[SECRET])
     leader = Leader(Settings(broker_url=redis.url), config)
-    await leader._broker.client.flushall()
-    await leader._broker.start()
+    await leader.stores.broker.client.flushall()
+    await leader.stores.broker.start()
     for _ in range(2):  # the next leader finds nothing more
         await leader.take_spooled()
-    claimed = [await leader._broker.claim() for _ in sent]
-    assert [replace(c, payload=await leader._broker.payload(c)) for c in claimed] == sent
+    claimed = [await leader.stores.broker.claim() for _ in sent]
+    assert [replace(c, payload=await leader.stores.broker.payload(c)) for c in claimed] == sent
     assert [each.attempts for each in claimed] == [0, 1]
     inherited = RedisBroker(redis.url, objects, SIGNER, inline_bytes=1, counts_attempts=True)
     assert [(await inherited.claim()).attempts for _ in sent] == [0, 1]
     await inherited.stop()
-    assert await leader._broker.client.xlen("queue") == 2
+    assert await leader.stores.broker.client.xlen("queue") == 2
     assert await ids(results / SPOOL, objects) == []
-    await leader._broker.stop()
+    await leader.stores.broker.stop()
 
 
 @on_loop
