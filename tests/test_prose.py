@@ -101,12 +101,17 @@ def test_every_term_of_the_glossary_that_is_code_is_in_the_source() -> None:
     assert not {term for term in terms if not re.search(rf"^class {term}\b", source, re.MULTILINE)}
 
 
-def test_the_walk_of_a_request_has_at_most_14_stations_all_of_which_are_there() -> None:
+def stations() -> list[tuple[str, str]]:
+    """Return the files and the functions of each station of a request's walk."""
     walk = (ROOT / "docs" / "architecture.md").read_text().partition("## The walk")[2]
-    stations = re.findall(r"^\| (\d+) \| (.+?): (.+?) \|", walk.partition("\n## ")[0], re.MULTILINE)
-    assert [int(number) for number, _, _ in stations] == [*range(1, len(stations) + 1)]
-    assert 10 <= len(stations) <= 14
-    for _, files, functions in stations:
+    rows = re.findall(r"^\| (\d+) \| (.+?): (.+?) \|", walk.partition("\n## ")[0], re.MULTILINE)
+    assert [int(number) for number, _, _ in rows] == [*range(1, len(rows) + 1)]
+    return [(files, functions) for _, files, functions in rows]
+
+
+def test_the_walk_of_a_request_has_at_most_14_stations_all_of_which_are_there() -> None:
+    assert 10 <= len(stations()) <= 14
+    for files, functions in stations():
         first, *others = (SOURCE / name for name in re.findall(r"`([^`]+)`", files))
         named = "\n".join(
             file.read_text() for file in (first, *(first.parent / o.name for o in others))

@@ -32,7 +32,7 @@ from ndif.launch.services import COMPONENTS, Role
 @click.option("--detach", is_flag=True, help="Serve detached from the terminal until `ndif stop`.")
 @click.option("--json", "--json-output", "as_json", is_flag=True, help="With --detach: print JSON.")
 @click.option("-v", "--verbose", is_flag=True, help="Show the log as well.")
-def command(
+def command(  # noqa: PLR0913 - each is an option of the command
     words: tuple[str, ...],
     worker: bool,
     host: str,

@@ -144,12 +144,8 @@ class Job:
         """Hold a request in the process of this party."""
         self.request = request
         self._by = by
-        self.id, self.user = request.id, request.user
-        self.weight, self.priority, self.arrived = (
-            request.weight,
-            request.priority,
-            request.received,
-        )
+        self.id, self.user, self.arrived = request.id, request.user, request.received
+        self.weight, self.priority = request.weight, request.priority
         self.cost = 1.0
         """Estimated seconds of its run."""
         self.alone = False

@@ -151,7 +151,7 @@ class RequestRun:
             self._tools.runners.release(runner, trusted=request.trusted, answered=self._answered)
 
     async def _serve(self, request: Request, respond: Respond) -> Response:
-        """Have a runner serve one request, or end the request as soon as the run is stopped."""
+        """Serve one request on a runner, or end the request as soon as the run is stopped."""
         runner = await self._acquired(request)
         if runner is None:
             return Response(request.id, Status.ERROR, self._cancelled)

@@ -138,13 +138,11 @@ class Processor:
         self._workers: set[asyncio.Task[None]] = set()
         self._returning: set[asyncio.Task[None]] = set()
         """Requests that wait for their client before they wait here again."""
-        self._is_providing = False
-        self._is_provisioning = False
+        self._is_providing = self._is_provisioning = False
         self._holds = 0
         self._load = LoadSample()
         # Both as last counted, in containers that the garbage collector need not look into.
-        self._places: dict[str, int] = {}
-        self._work_ahead_s: list[float] = []
+        self._places, self._work_ahead_s = dict[str, int](), list[float]()
         self._count_again = 0.0
         self._is_cancelled = False
 

@@ -268,26 +268,8 @@ def _checked_dates(event: Any) -> list[Any]:
     for name in _SINGLE:
         if len(_values(event, name)) > 1:
             raise _EventError(f"has more than one {name}")
-    dates: list[Any] = []
-    for name in _DATES:
-        for value in _values(event, name):
-            if isinstance(value, vBroken):
-                raise _EventError(f"has a {name} that is no date: {str(value)[:_SHOWN]!r}")
-            each = getattr(value, "dts", [value])
-            moment, zone = each[0].dt, value.params.get("TZID")
-            if zone and isinstance(moment, datetime) and moment.tzinfo is None:
-                raise _EventError(f"is in the time zone {str(zone)[:_SHOWN]!r}, which is not known")
-            if name != "EXDATE" or isinstance(moment, datetime):
-                dates += each  # to exclude a day means to exclude whatever starts in it
-    for rule in _values(event, "RRULE"):
-        if isinstance(rule, vBroken):
-            raise _EventError(f"has a rule that is not valid: {str(rule)[:_SHOWN]!r}")
-        if unknown := sorted(rule.keys() - _RULE_PARTS):
-            raise _EventError(f"has a rule with {unknown[0]}, which is not supported")
-        if not rule.get("FREQ"):
-            raise _EventError("has a rule without a FREQ")
-        if any(number < 1 for number in rule.get("INTERVAL", ())):
-            raise _EventError("has a rule whose INTERVAL is not a positive number")
+    dates = _dates(event)
+    _check_rules(event)
     if not isinstance(event.get("SEQUENCE"), int):
         event["SEQUENCE"] = 0
     if _is_cancelled(event):
@@ -301,6 +283,35 @@ def _checked_dates(event: Any) -> list[Any]:
     except OverflowError as error:
         raise _EventError("lasts beyond the year 9999") from error
     return [*dates, event["DTEND"]]
+
+
+def _dates(event: Any) -> list[Any]:
+    """Return the dates of an event, but for its end, or raise an `_EventError`."""
+    dates: list[Any] = []
+    for name in _DATES:
+        for value in _values(event, name):
+            if isinstance(value, vBroken):
+                raise _EventError(f"has a {name} that is no date: {str(value)[:_SHOWN]!r}")
+            each = getattr(value, "dts", [value])
+            moment, zone = each[0].dt, value.params.get("TZID")
+            if zone and isinstance(moment, datetime) and moment.tzinfo is None:
+                raise _EventError(f"is in the time zone {str(zone)[:_SHOWN]!r}, which is not known")
+            if name != "EXDATE" or isinstance(moment, datetime):
+                dates += each  # to exclude a day means to exclude whatever starts in it
+    return dates
+
+
+def _check_rules(event: Any) -> None:
+    """Raise an `_EventError` for a rule of repetition that cannot be followed."""
+    for rule in _values(event, "RRULE"):
+        if isinstance(rule, vBroken):
+            raise _EventError(f"has a rule that is not valid: {str(rule)[:_SHOWN]!r}")
+        if unknown := sorted(rule.keys() - _RULE_PARTS):
+            raise _EventError(f"has a rule with {unknown[0]}, which is not supported")
+        if not rule.get("FREQ"):
+            raise _EventError("has a rule without a FREQ")
+        if any(number < 1 for number in rule.get("INTERVAL", ())):
+            raise _EventError("has a rule whose INTERVAL is not a positive number")
 
 
 def _is_cancelled(event: Any) -> bool:
@@ -342,6 +353,28 @@ def _occurrences(
     def utc(moment: datetime) -> datetime:
         return moment.replace(tzinfo=zone).astimezone(timezone.utc)
 
+    texts = _adapters(uid, good, wall, utc, problems)
+    if not texts:
+        return []
+    found = []
+    since, until = period
+    series = recurring_ical_events.Series(list(texts))
+    # Times on the edge by the wall clock are sorted out by absolute time.
+    for each in series.between(wall(since) - _MARGIN, wall(until) + _MARGIN):
+        text, start, end = texts[each._adapter], utc(each.start), utc(each.end)
+        if text is not None and start < end and start < until and since < end:
+            found.append(Occurrence(text, start, end))
+    return found
+
+
+def _adapters(
+    uid: str,
+    good: Sequence[tuple[Any, list[Any]]],
+    wall: Callable[[Any], Any],
+    utc: Callable[[datetime], datetime],
+    problems: list[str],
+) -> dict[Any, Event | None]:
+    """Return events, with times of the wall clock, as the library takes them; None for a cancelled one."""
     texts: dict[Any, Event | None] = {}
     for event, dates in good:
         for each in dates:
@@ -357,17 +390,7 @@ def _occurrences(
             texts[adapter] = Event(uid, summary, description, _name(event))
         else:
             problems.append(f"{_name(event)} ends when or before it starts.")
-    if not texts:
-        return []
-    found = []
-    since, until = period
-    series = recurring_ical_events.Series(list(texts))
-    # Times on the edge by the wall clock are sorted out by absolute time.
-    for each in series.between(wall(since) - _MARGIN, wall(until) + _MARGIN):
-        text, start, end = texts[each._adapter], utc(each.start), utc(each.end)
-        if text is not None and start < end and start < until and since < end:
-            found.append(Occurrence(text, start, end))
-    return found
+    return texts
 
 
 def _last(until: date, wall: Callable[[datetime], datetime]) -> datetime:

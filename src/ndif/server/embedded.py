@@ -87,17 +87,12 @@ class Server:
         secret: str | None = None,
         runtimes: Runtimes | None = None,
     ) -> None:
-        """Put the server together; its application's lifespan starts it.
+        """Put the server together, or raise a `BrokerError` if another server has the jobs of `results`.
 
         `host` is the name or address that it listens on; `secret` signs the URLs of results.
-
-        Raises:
-            BrokerError: If another server has the jobs of `results`.
         """
         self._settings, self._results = settings, results
-        self._url = ""
-        """Address on this machine, once it listens."""
-        self._callbacks_left = 0
+        self._url, self._callbacks_left = "", 0
         owner = whose if isinstance(whose, Owner) else None
         operator = whose if isinstance(whose, Operator) else Operator()
         self._probe_key = probe_key_of(operator.token) if operator.token else ""
@@ -110,9 +105,8 @@ class Server:
         )
         self.coordinator.controller.on_up(self._share)
         self._files = ModelFinder()
-        self._hub = HfMirror(
-            share_weights=owner is not None and owner.share_weights, find=self._find
-        )
+        shares = owner is not None and owner.share_weights
+        self._hub = HfMirror(share_weights=shares, find=self._find)
         leader = InProcessLeader(self.coordinator.control_plane)
         self._dashboard = Dashboard(
             settings, stores.accounts, runtimes, leader.next_state, host=host, places=owner is None

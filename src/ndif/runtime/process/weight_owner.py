@@ -125,20 +125,7 @@ class WeightOwner:
         self._spec = spec
         self._driver = driver
         self._cache = cache
-        driver.prepare_owner()
-        driver.start("cuda:0", owner_shares(spec.max_memory))
-        if cache is None:
-            started = time.perf_counter()
-            files = driver.files_to_load()
-            read_confined(spec, lambda: generation.load(spec), driver=files)
-            load_s = time.perf_counter() - started
-            model = generation.describe(spec)
-        else:
-            module = generation.model._module
-            install(module, cache.weights.tensors(cache.fd))
-            place(module, spec, driver)
-            load_s = cache.export.load_s
-            model = replace(cache.export.model, device=str(module.device))
+        model, load_s = self._load(generation, cache)
         if not keep_cache:
             self._drop_cache()
         gc.collect()
@@ -151,10 +138,32 @@ class WeightOwner:
         with driver.private_memory():
             driver.check(_DEVICE_TIMEOUT_S)
             self._checksum = WeightChecksum.of(self._tensors)
+        export = self._export(model, load_s, module, weights)
+        channel.send(Signal.LOADED, pickle.dumps(export))
+
+    def _load(self, generation: Generation, cache: Cache | None) -> tuple[LoadedModel, float]:
+        """Load the weights; return the model and the seconds that reading it took, now or at first."""
+        driver, spec = self._driver, self._spec
+        driver.prepare_owner()
+        driver.start("cuda:0", owner_shares(spec.max_memory))
+        if cache is None:
+            started = time.perf_counter()
+            files = driver.files_to_load()
+            read_confined(spec, lambda: generation.load(spec), driver=files)
+            return generation.describe(spec), time.perf_counter() - started
+        module = generation.model._module
+        install(module, cache.weights.tensors(cache.fd))
+        place(module, spec, driver)
+        return replace(cache.export.model, device=str(module.device)), cache.export.load_s
+
+    def _export(
+        self, model: LoadedModel, load_s: float, module: torch.nn.Module, weights: ExportedWeights
+    ) -> ModelExport:
+        driver = self._driver
         weight_bytes: collections.Counter[int] = collections.Counter()
         for tensor in distinct(self._tensors)[0]:
             weight_bytes[tensor.device.index or 0] += tensor.nbytes
-        export = ModelExport(
+        return ModelExport(
             replace(model, device=driver.node_device(model.device)),
             load_s,
             Placement.of(module),
@@ -162,7 +171,6 @@ class WeightOwner:
             weight_bytes,
             driver.files(self._tensors.values(), weights.handles),
         )
-        channel.send(Signal.LOADED, pickle.dumps(export))
 
     def serve(self) -> None:
         """Serve the zygote's requests until the weights are in the CPU's memory."""

@@ -58,24 +58,8 @@ class Builtins:
             if isinstance(value, type) and issubclass(value, BaseException)
         )
         table.update((name, _unavailable(name)) for name in _UNAVAILABLE)
-        table.update(
-            {
-                "__import__": modules.importer,
-                "__build_class__": self._build_class,
-                "__name__": "builtins",
-                "getattr": self._getattr,
-                "hasattr": self._hasattr,
-                "setattr": guards.set,
-                "delattr": guards.delete,
-                "type": self.classes,
-                "compile": self._compile,
-                "exec": self._exec,
-                "eval": self._eval,
-                "globals": lambda: sys._getframe(1).f_globals,
-                "locals": lambda: sys._getframe(1).f_locals,
-                "vars": self._vars,
-            }
-        )
+        table["__import__"] = modules.importer
+        table.update(self._guarded())
         modules.builtins = SyntheticModule(
             "builtins",
             {
@@ -84,6 +68,29 @@ class Builtins:
                 if not name.startswith("_") and name not in _UNAVAILABLE
             },
         )
+        self._replace_in(modules)
+
+    def _guarded(self) -> dict[str, Any]:
+        """Return the builtins that have a form of their own here."""
+        return {
+            "__build_class__": self._build_class,
+            "__name__": "builtins",
+            "getattr": self._getattr,
+            "hasattr": self._hasattr,
+            "setattr": self._guards.set,
+            "delattr": self._guards.delete,
+            "type": self.classes,
+            "compile": self._compile,
+            "exec": self._exec,
+            "eval": self._eval,
+            "globals": lambda: sys._getframe(1).f_globals,
+            "locals": lambda: sys._getframe(1).f_locals,
+            "vars": self._vars,
+        }
+
+    def _replace_in(self, modules: Modules) -> None:
+        """Replace what reaches attributes, wherever a module has it."""
+        guards = self._guards
         for original, value in (
             (operator.attrgetter, guards.texts.attrgetter),
             (operator.methodcaller, guards.texts.methodcaller),

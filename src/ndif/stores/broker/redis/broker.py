@@ -61,6 +61,7 @@ from ndif.stores.broker.redis.scripts import (
     GROUP,
     HELD,
     QUEUE,
+    Scripts,
     end_arguments,
     keys_of,
     record_of,
@@ -139,18 +140,8 @@ class RedisBroker:
         self._max_bytes = sys.maxsize if max_bytes is None else max_bytes
         self._counts_attempts = counts_attempts
         self.channels = Channels(connect_for_pubsub(url), self.client, signer)
-        register = self.client.register_script
-        self._submit = register(scripts.SUBMIT)
-        self._withdraw = register(scripts.WITHDRAW)
-        self._release = register(f"{scripts.RELEASE} return elsewhere")
-        self._complete = register(f"{scripts.COMPLETE} return elsewhere")
-        self._publish_last = register(scripts.PUBLISH_LAST)
-        self._upload = register(scripts.UPLOAD)
-        self._discard = register(scripts.DISCARD)
-        self._note_attempts = register(scripts.NOTE_ATTEMPTS)
+        self.scripts = Scripts(self.client)
         self._noting = asyncio.Lock()
-        self.hand_over = register(scripts.HAND_OVER)
-        """The script that sends a job to a replica."""
         self._consumer = uuid.uuid4().hex
         self._led_since = math.inf
         self._known: dict[str, _Known] = {}
@@ -229,7 +220,7 @@ class RedisBroker:
             await self._objects.put_payload(_object_of(request.id), payload)
         inline = await _in_memory(payload) if is_inline else b""
         content = encode_request(request, digest(inline) if is_inline else "")
-        refused = await self._submit(
+        refused = await self.scripts.submit(
             scripts.submission_keys_of(request.id),
             [
                 self.signer.sign(QUEUE, content),
@@ -253,7 +244,7 @@ class RedisBroker:
     async def _withdrawn(self, request: Request, *, is_inline: bool) -> None:
         """Take back a request that may have been submitted, however long that takes."""
         keys, arguments = scripts.submission_keys_of(request.id), scripts.withdrawal_arguments()
-        await retry(lambda: self._withdraw(keys, arguments), math.inf)
+        await retry(lambda: self.scripts.withdraw(keys, arguments), math.inf)
         if not is_inline:
             await self._delete_payload(request)
 
@@ -301,17 +292,17 @@ class RedisBroker:
         async with self._noting:  # in the order of the calls
             keys = [record_of(request.id)]
             try:
-                await retry(lambda: self._note_attempts(keys, [attempts]), _UPDATE_S)
+                await retry(lambda: self.scripts.note_attempts(keys, [attempts]), _UPDATE_S)
             except BrokerError as error:
                 logger.warning("request %s: that it runs is not noted: %s", request.id, error)
 
     async def release(self, request: Request) -> None:
         """See `Broker.release`. Continues in the background while Redis is away."""
-        await self._drop(request, self._release, [GROUP, request.receipt])
+        await self._drop(request, self.scripts.release, [GROUP, request.receipt])
 
     async def complete(self, request: Request, response: Response) -> None:
         """See `Broker.complete`. Continues in the background while Redis is away."""
-        await self._drop(request, self._complete, self._end_arguments(request, response))
+        await self._drop(request, self.scripts.complete, self._end_arguments(request, response))
 
     def _end_arguments(self, request: Request, response: Response) -> list[Any]:
         return end_arguments(request, self.signer.sign(ENDS, encode_end(response)))
@@ -488,7 +479,7 @@ class RedisBroker:
     def _discard_soon(self, receipt: str) -> None:
         async def discard() -> None:
             with contextlib.suppress(BrokerError):  # the next leader does it
-                await self._discard([QUEUE], [GROUP, receipt])
+                await self.scripts.discard([QUEUE], [GROUP, receipt])
 
         start(discard(), self._releases, "refused entry")
 
@@ -550,7 +541,7 @@ class RedisBroker:
             return bool(await retry(lambda: self.client.publish(channel, update), _UPDATE_S))
         self._uploads.pop(request.id, None)
         received, elsewhere = await retry(
-            lambda: self._publish_last(
+            lambda: self.scripts.publish_last(
                 [*keys_of(request), unconfirmed_of(subscription_id)],
                 [*self._end_arguments(request, response), channel, update, scripts.UNCONFIRMED_S],
             ),
@@ -613,7 +604,7 @@ class RedisBroker:
         )
         with contextlib.suppress(BrokerError):
             keys = [record_of(request_id), scripts.uploads_of(request_id)]
-            await self._upload(keys, [subscription_id, signed, scripts.UPLOAD_S])
+            await self.scripts.upload(keys, [subscription_id, signed, scripts.UPLOAD_S])
 
     async def uploaded(self, request: Request) -> bytes:
         """See `Broker.uploaded`."""

@@ -164,7 +164,7 @@ class JobSender:
         job = sign(_place_of(replica, self._term), content)
         self._running[request.id] = news
         try:
-            receivers = await self._broker.hand_over(
+            receivers = await self._broker.scripts.hand_over(
                 [record_of(request.id)], [_jobs_of(replica), job, channel, update]
             )
             if receivers is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ndif.schema.request import Request
+from ndif.stores.redis import Redis
 
 QUEUE = "queue"
 GROUP = "dispatchers"
@@ -191,3 +192,20 @@ def withdrawal_arguments() -> list[Any]:
 def end_arguments(request: Request, news: bytes) -> list[Any]:
     """Return the arguments of `COMPLETE`, with which those of `PUBLISH_LAST` begin; `news` is published."""
     return [GROUP, request.receipt, _ENDED_S, ENDS, news]
+
+
+class Scripts:
+    """The scripts of a broker, as its client calls them."""
+
+    def __init__(self, client: Redis) -> None:
+        register = client.register_script
+        self.submit = register(SUBMIT)
+        self.withdraw = register(WITHDRAW)
+        self.release = register(f"{RELEASE} return elsewhere")
+        self.complete = register(f"{COMPLETE} return elsewhere")
+        self.publish_last = register(PUBLISH_LAST)
+        self.hand_over = register(HAND_OVER)
+        """Send a job to a replica."""
+        self.note_attempts = register(NOTE_ATTEMPTS)
+        self.discard = register(DISCARD)
+        self.upload = register(UPLOAD)

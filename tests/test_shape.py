@@ -1,4 +1,4 @@
-"""Names with an underscore belong to the class that defines them, and no other file reaches for them."""
+"""The shape of classes: what is private stays so, and no constructor is long."""
 
 from __future__ import annotations
 
@@ -64,3 +64,16 @@ def test_a_reach_is_found() -> None:
     tree = ast.parse("class A:\n def _b(self): other._b()\n\nclass C:\n def d(self, a): a._b()\n")
     (found,) = reaches(tree, frozenset(), {"_b"})
     assert (found.lineno, ast.unparse(found)) == (5, "a._b")
+
+
+def test_no_constructor_is_longer_than_40_lines() -> None:
+    long = [
+        f"{path.relative_to(SOURCE)}: {kind.name}"
+        for path in SOURCE.rglob("*.py")
+        for kind in ast.walk(ast.parse(path.read_text()))
+        if isinstance(kind, ast.ClassDef)
+        for each in kind.body
+        if isinstance(each, ast.FunctionDef) and each.name == "__init__"
+        if (each.end_lineno or 0) - each.lineno >= 40
+    ]
+    assert not long, "\n".join(long)

@@ -1,0 +1,38 @@
+"""The walk of a request in docs/architecture.md is the one that a profiler sees."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+ROOT = Path(__file__).parents[2]
+SOMETIMES = {"host/model_process.py", "stores/broker/spool.py"}
+"""Called from time to time, or for some requests."""
+
+
+def documented() -> set[str]:
+    """Return every file that the table of stations names."""
+    walk = (ROOT / "docs" / "architecture.md").read_text().partition("## The walk")[2]
+    found = set[str]()
+    for row in re.findall(r"^\| \d+ \|.+$", walk.partition("\n## ")[0], re.MULTILINE):
+        room = ""
+        for name in re.findall(r"`([\w/]+\.py)`", row):
+            room = name.rpartition("/")[0] or room
+            found.add(f"{room}/{name.rpartition('/')[2]}")
+    return found
+
+
+def test_the_walk_names_every_file_with_a_call_and_no_other() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.walk"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    called = set(re.findall(r"^([\w/]+\.py) ", done.stdout, re.MULTILINE))
+    assert len(called) > 20, done.stdout + done.stderr
+    assert called - SOMETIMES == documented() - SOMETIMES
