@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -320,6 +321,12 @@ def files_of(room: str) -> list[Path]:
 def test_every_room_has_its_floor() -> None:
     rooms = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
     assert rooms == set(ROOMS) - PLANNED
+
+
+def test_the_map_has_every_room_on_its_floor() -> None:
+    text = (SOURCE.parents[1] / "CONTRIBUTING.md").read_text()
+    table = text.partition("## The map")[2].partition("\n## ")[0]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == ROOMS
     assert {path.stem for path in SOURCE.glob("*.py")} - {"__main__"} == GROUND
 
 
