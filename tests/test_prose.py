@@ -50,6 +50,38 @@ def test_docstrings_name_their_subject() -> None:
     assert not riddles, "\n".join(riddles)
 
 
+Method = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def methods_of(file: Path) -> Iterator[tuple[ast.ClassDef, Method]]:
+    """Yield every public method of a public class, with its class."""
+    for kind in ast.walk(ast.parse(file.read_text())):
+        if isinstance(kind, ast.ClassDef) and not kind.name.startswith("_"):
+            for each in kind.body:
+                if isinstance(each, Method) and not each.name.startswith("_"):
+                    yield kind, each
+
+
+def test_every_public_method_is_described_or_overrides_one_that_is() -> None:
+    methods = [(file, *pair) for file in FILES for pair in methods_of(file)]
+    described = {each.name for _, _, each in methods if ast.get_docstring(each)}
+    assert {"claim", "run"} <= described
+    ours = {kind.name for _, kind, _ in methods} | {"Protocol", "Generic", "NamedTuple"}
+
+    def overrides_foreign(kind: ast.ClassDef) -> bool:
+        bases = (ast.unparse(base).partition("[")[0] for base in kind.bases)
+        return any(base not in ours for base in bases)  # those of modules have a dot
+
+    riddles = [
+        f"{file.relative_to(ROOT)}:{each.lineno}: {kind.name}.{each.name}"
+        for file, kind, each in methods
+        if not ast.get_docstring(each)
+        and each.name not in described
+        and not overrides_foreign(kind)
+    ]
+    assert not riddles, "\n".join(riddles)
+
+
 def test_docstrings_below_attributes_are_found(tmp_path: Path) -> None:
     file = tmp_path / "module.py"
     file.write_text(

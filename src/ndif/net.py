@@ -72,7 +72,6 @@ class Http(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]
-        """See `uvicorn.Server`."""
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self.stop)

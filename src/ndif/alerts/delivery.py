@@ -127,7 +127,6 @@ class Mailbox(Destination):
         self._template = template
 
     async def send(self, message: Message) -> None:
-        """See `Destination.send`."""
         mail = messages.mail(
             message, self._template, self._recipient, self._mailer.sender, time.time()
         )
@@ -207,17 +206,14 @@ class AlertDelivery(Delivery[Destination]):
         self._added.set()
 
     def title(self, item: Destination) -> str:
-        """See `Delivery.title`."""
         return f"an alert to {item.shown}"
 
     async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Destination]:
-        """See `Delivery.due`."""
         self._added.clear()
         ready = [each for each in self.destinations if each.waiting and each.due <= now]
         return [each for each in ready if each.host not in busy]
 
     async def wait(self, seconds: float) -> None:
-        """See `Delivery.wait`."""
         with contextlib.suppress(asyncio.TimeoutError):
             await within(self._added.wait(), seconds)
 

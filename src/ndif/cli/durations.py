@@ -22,7 +22,6 @@ class DurationParam(click.ParamType):  # type: ignore[type-arg]  # generic since
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """See `click.ParamType`."""
         try:
             seconds = read_duration(value)
         except ValueError as error:

@@ -57,11 +57,9 @@ class LazyGroup(click.Group):
     """A group whose commands are modules of this package."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """See `click.Group`."""
         return sorted(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """See `click.Group`."""
         if cmd_name not in _COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"ndif.cli.{cmd_name}").command

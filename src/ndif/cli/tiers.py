@@ -23,7 +23,6 @@ class LimitsParam(click.ParamType):  # type: ignore[type-arg]  # generic since c
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> dict[str, Any]:
-        """See `click.ParamType`."""
         try:
             limits = json.loads(value)
         except ValueError:

@@ -189,7 +189,6 @@ class ThisMachine:
         return CacheRules(parse_limit(self.settings.cache_bytes), tuple(self.protected()))
 
     async def fetch(self, config: DeploymentConfig, generation: str, node_id: str) -> None:
-        """See `Fleet.fetch`."""
         await fetch(config, generation, self.settings, self.runtimes, self.protected())
 
     def _near(self, indices: Collection[int]) -> frozenset[int] | None:

@@ -316,7 +316,6 @@ class RemoteActor:
         return self._progress
 
     async def to_cache(self) -> None:
-        """See `ModelActor.to_cache`."""
         if self._actor is None or self._level is DeploymentLevel.WARM:
             return
         self._moving = True
@@ -340,7 +339,6 @@ class RemoteActor:
         return self._came_up(self._actor)
 
     async def stop(self) -> None:
-        """See `ModelActor.stop`."""
         self._over.set()
         if self._actor is not None:
             await self._actor.stop()
@@ -366,12 +364,10 @@ class RemoteActor:
         return to_json(await self._jobs.run(decode_request(content)))
 
     async def cancel(self, request_id: str, reason: str) -> None:
-        """See `Jobs.cancel`."""
         if self._jobs is not None:
             self._jobs.cancel(request_id, reason)
 
     async def revoke_cancel(self, request_id: str) -> None:
-        """See `Jobs.revoke_cancel`."""
         if self._jobs is not None:
             self._jobs.revoke_cancel(request_id)
 

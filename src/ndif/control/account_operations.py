@@ -87,7 +87,6 @@ class ListKeys(AccountOperation):
     """The user whose keys they are; None: everybody's."""
 
     async def perform(self, registry: Registry) -> answers.ApiKeys:
-        """See `AccountOperation.perform`."""
         return answers.ApiKeys(keys=await registry.keys(self.user))
 
 
@@ -101,7 +100,6 @@ class ShowKey(AccountOperation):
     """Id of the key, or its beginning."""
 
     async def perform(self, registry: Registry) -> answers.ApiKey:
-        """See `AccountOperation.perform`."""
         return await registry.key(self.key)
 
 
@@ -122,7 +120,6 @@ class CreateKey(AccountOperation):
     tiers: list[_TierName] = Field(default=[])
 
     async def perform(self, registry: Registry) -> answers.NewApiKey:
-        """See `AccountOperation.perform`."""
         expires = None if self.expires_in_s is None else time.time() + self.expires_in_s
         return await registry.create_key(self.user, self.label, expires, self.tiers)
 
@@ -137,17 +134,14 @@ class RevokeKey(AccountOperation):
     """Id of the key, or its beginning."""
 
     async def perform(self, registry: Registry) -> answers.RevokedApiKey:
-        """See `AccountOperation.perform`."""
         return project(answers.RevokedApiKey, await registry.revoke(self.key), killed=0)
 
     def sequel(self, answer: answers.RevokedApiKey) -> Operation:
-        """See `AccountOperation.sequel`."""
         return KillKey(account=answer.account, revoked=True)
 
     def after_sequel(
         self, answer: answers.RevokedApiKey, ended: KilledJobs
     ) -> answers.RevokedApiKey:
-        """See `AccountOperation.after_sequel`."""
         return replace(answer, killed=ended.killed)
 
 
@@ -194,7 +188,6 @@ class ImportKeys(AccountOperation):
     keys: list[KeyFields]
 
     async def perform(self, registry: Registry) -> answers.ImportedKeys:
-        """See `AccountOperation.perform`."""
         return await registry.import_keys(
             ImportedKey(key.sha256, key.user, (key.tier.made(),) if key.tier else ())
             for key in self.keys
@@ -207,7 +200,6 @@ class MigrateKeys(AccountOperation):
     name = "keys/migrate"
 
     async def perform(self, registry: Registry) -> answers.ImportedKeys:
-        """See `AccountOperation.perform`."""
         return await registry.copy_foreign()
 
 
@@ -217,7 +209,6 @@ class ListTiers(AccountOperation):
     name, method = "tiers", "GET"
 
     async def perform(self, registry: Registry) -> answers.AccountTiers:
-        """See `AccountOperation.perform`."""
         return answers.AccountTiers(tiers=await registry.tiers())
 
 
@@ -230,7 +221,6 @@ class CreateTier(TierFields, AccountOperation):
     name = "tiers/create"
 
     async def perform(self, registry: Registry) -> answers.AccountTier:
-        """See `AccountOperation.perform`."""
         return await registry.create_tier(self.made())
 
 
@@ -250,7 +240,6 @@ class ChangeTier(AccountOperation):
     """All of its limits; empty: those of the server."""
 
     async def perform(self, registry: Registry) -> answers.AccountTier:
-        """See `AccountOperation.perform`."""
         changes = self.model_dump(exclude={"tier"}, exclude_none=True)
         if changes.get("limits") == {}:
             changes["limits"] = None
@@ -266,7 +255,6 @@ class DeleteTier(AccountOperation):
     tier: _TierName
 
     async def perform(self, registry: Registry) -> answers.DeletedTier:
-        """See `AccountOperation.perform`."""
         await registry.delete_tier(self.tier)
         return answers.DeletedTier(deleted=self.tier)
 
@@ -282,7 +270,6 @@ class AssignTier(AccountOperation):
     """Id of the key, or its beginning."""
 
     async def perform(self, registry: Registry) -> answers.ApiKey:
-        """See `AccountOperation.perform`."""
         return await registry.assign(self.tier, self.key)
 
 
@@ -297,7 +284,6 @@ class WithdrawTier(AccountOperation):
     """Id of the key, or its beginning."""
 
     async def perform(self, registry: Registry) -> answers.ApiKey:
-        """See `AccountOperation.perform`."""
         return await registry.withdraw(self.tier, self.key)
 
 
@@ -307,7 +293,6 @@ class ListUsers(AccountOperation):
     name, method = "users", "GET"
 
     async def perform(self, registry: Registry) -> answers.AccountUsers:
-        """See `AccountOperation.perform`."""
         return answers.AccountUsers(users=await registry.users())
 
 
@@ -321,7 +306,6 @@ class ShowUser(AccountOperation):
     """Name of the user."""
 
     async def perform(self, registry: Registry) -> answers.UserWithKeys:
-        """See `AccountOperation.perform`."""
         return await registry.user(self.user)
 
 

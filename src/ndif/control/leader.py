@@ -69,16 +69,13 @@ class InProcessLeader:
     _control: ControlPlane
 
     async def models(self) -> Models:
-        """See `Catalogue.models`."""
         return self._control.controller.models
 
     async def status(self) -> ServerStatus:
-        """See `Catalogue.status`."""
         control = self._control
         return client_status(control.controller, control.reconciler.coming(), control.histories)
 
     async def details(self, key: ModelKey) -> ModelDetails:
-        """See `Catalogue.details`."""
         return describe_details(self._control.controller.models, key)
 
     async def connected(self) -> bool:
@@ -87,18 +84,14 @@ class InProcessLeader:
         return not controller.models.fixed or any(each.serving for each in controller.replicas())
 
     async def perform(self, operation: Operation) -> Any:
-        """See `Leader.perform`."""
         return await operation.perform(self._control)
 
     async def update_of(self, request_id: str, stored: Status | None) -> StoredResponse | None:
-        """See `Leader.update_of`."""
         return self._control.dispatcher.update_of(request_id, is_stored=stored is not None)
 
     async def note(self, events: Sequence[OperatorsEvent]) -> None:
-        """See `Leader.note`."""
         for each in events:
             self._control.events.add(each)
 
     async def next_state(self, seen: str, users: Sequence[str]) -> NextState:
-        """See `Leader.next_state`."""
         return await self._control.overview.next(seen, users)

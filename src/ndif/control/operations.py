@@ -147,7 +147,6 @@ class GetStatus(Operation):
     name, event, method = "status", "STATUS", "GET"
 
     async def perform(self, control: ControlPlane) -> ServerState:
-        """See `Operation.perform`."""
         disk = control.responder.problem()
         return ServerState(
             nodes=node_states(control.controller),
@@ -163,7 +162,6 @@ class GetQueue(Operation):
     name, event, method = "queue", "QUEUE_STATE_REQUEST", "GET"
 
     async def perform(self, control: ControlPlane) -> Queues:
-        """See `Operation.perform`."""
         return queue_states(control.dispatcher)
 
 
@@ -173,7 +171,6 @@ class Export(Operation):
     name, event, method = "export", "EXPORT", "GET"
 
     async def perform(self, control: ControlPlane) -> answers.Exported:
-        """See `Operation.perform`."""
         controller = control.controller
         # A replica that is leaving still exists, and is no longer in the cluster's books as HOT.
         serving = {d.key for d in controller.cluster.replicas() if d.level is _HOT}
@@ -386,7 +383,6 @@ class Evict(Operation):
     """Every model, except those that the calendar has deployed now."""
 
     async def perform(self, control: ControlPlane) -> answers.Evicted:
-        """See `Operation.perform`."""
         if self.all == (self.model is not None) or (self.all and self.replica):
             raise OperationError(400, "Name either one model, and maybe a replica of it, or all.")
         if self.generation is not None and (self.all or self.replica):
@@ -458,7 +454,6 @@ class Scale(Operation):
     generation: Generation | None = None
 
     async def perform(self, control: ControlPlane) -> answers.Outcomes:
-        """See `Operation.perform`."""
         models = control.find(self.model)
         control.refuse_scheduled(models)
         requests: list[ReplicaRequest] = []
@@ -522,7 +517,6 @@ class Restart(Operation):
     """The nnsight generation whose replicas are restarted; None: every one."""
 
     async def perform(self, control: ControlPlane) -> answers.Restarted:
-        """See `Operation.perform`."""
         models = control.find(self.model)
         existing = [
             each
@@ -571,7 +565,6 @@ class Kill(Operation):
     """The user who ends it, if that is one of theirs; None: the operator."""
 
     async def perform(self, control: ControlPlane) -> answers.Killed:
-        """See `Operation.perform`."""
         lifecycle = control.dispatcher.lifecycle
         held = [request.id for request in lifecycle.held]
         request_id = _whole_id(self.request_id, held)
@@ -604,7 +597,6 @@ class KillKey(Operation):
     """True of a key that was revoked: its user is told so, and what gateways still accept is ended, too."""
 
     async def perform(self, control: ControlPlane) -> answers.KilledJobs:
-        """See `Operation.perform`."""
         reason, for_s = (_REVOKED, _STILL_COME_S) if self.revoked else (_KILLED, 0.0)
         killed = await control.dispatcher.cancel_all(self.account, reason, for_s)
         return answers.KilledJobs(killed=killed)
@@ -622,7 +614,6 @@ class GetJobs(Operation):
     """Maximum number of those that have ended."""
 
     async def perform(self, control: ControlPlane) -> Jobs:
-        """See `Operation.perform`."""
         unfinished = unfinished_jobs(control.dispatcher, self.user)
         ended = await _read(control.usage.recent(self.user, self.limit))
         ids = {job.id for job in unfinished}
@@ -643,7 +634,6 @@ class GetTrace(Operation):
     """The user whose job it has to be; None: anybody's."""
 
     async def perform(self, control: ControlPlane) -> Trace:
-        """See `Operation.perform`."""
         job = control.dispatcher.lifecycle.job(self.job_id)
         if job is not None and job.state is not None:
             found: Trace | None = trace_of(job.request, job.state, job.steps_now())
@@ -672,7 +662,6 @@ class GetUsage(Operation):
     """The user whose jobs count; None: everybody's."""
 
     async def perform(self, control: ControlPlane) -> answers.Usage:
-        """See `Operation.perform`."""
         try:
             since = None if self.since is None else date.fromisoformat(self.since)
         except ValueError as error:
@@ -691,7 +680,6 @@ class CollectGarbage(Operation):
     """Only count them."""
 
     async def perform(self, control: ControlPlane) -> answers.Collected:
-        """See `Operation.perform`."""
         before = time.time() - control.retention_s
         try:
             expired = dict(await control.responder.sweep(dry=self.dry_run))
@@ -716,7 +704,6 @@ class ListKept(Operation):
     name, event, method = "cache", "CACHE", "GET"
 
     async def perform(self, control: ControlPlane) -> answers.KeptRepositories:
-        """See `Operation.perform`."""
         return answers.KeptRepositories(kept=control.reconciler.kept_repositories())
 
 
@@ -726,7 +713,6 @@ class ListCallbacks(Operation):
     name, event, method = "callbacks", "CALLBACKS", "GET"
 
     async def perform(self, control: ControlPlane) -> Callbacks:
-        """See `Operation.perform`."""
         try:
             return await control.callbacks.describe()
         except BrokerError as error:
@@ -745,7 +731,6 @@ class RetryCallbacks(Operation):
     """Every call-back that was given up."""
 
     async def perform(self, control: ControlPlane) -> answers.Retried:
-        """See `Operation.perform`."""
         if self.all == (self.request_id is not None):
             raise OperationError(400, "Name either one request, or all.")
         try:
@@ -772,7 +757,6 @@ class ListAlerts(Operation):
     name, event, method = "alerts", "ALERTS", "GET"
 
     async def perform(self, control: ControlPlane) -> AlertsState:
-        """See `Operation.perform`."""
         return _alerts_of(control).describe()
 
 
@@ -782,7 +766,6 @@ class SendTestAlerts(Operation):
     name, event = "alerts/test", "TEST_ALERTS"
 
     async def perform(self, control: ControlPlane) -> TestedAlerts:
-        """See `Operation.perform`."""
         return await _alerts_of(control).test()
 
 
@@ -801,7 +784,6 @@ class ListEvents(Operation):
     name, event, method = "events", "EVENTS", "GET"
 
     async def perform(self, control: ControlPlane) -> answers.Events:
-        """See `Operation.perform`."""
         return answers.Events(events=control.events.latest())
 
 
@@ -811,7 +793,6 @@ class Stop(Operation):
     name, event = "stop", "STOP"
 
     async def perform(self, control: ControlPlane) -> answers.Stopping:
-        """See `Operation.perform`."""
         control.stop()
         return answers.Stopping(stopping=True)
 

@@ -97,7 +97,6 @@ class RemoteLeader:
         self._models = Models()
 
     async def models(self) -> Models:
-        """See `Catalogue.models`."""
         published = await self._cache.read(MODELS, list[PublishedModel])
         if published is None:
             raise OperationError(503, _NOTHING_PUBLISHED)
@@ -118,13 +117,11 @@ class RemoteLeader:
         return self._status
 
     async def details(self, key: ModelKey) -> ModelDetails:
-        """See `Catalogue.details`."""
         silent = f"The leader did not answer within {format_duration(self._timeout_s)}."
         told = await _within(self._rpc.ask(DETAILS, {"key": str(key)}), self._timeout_s, silent)
         return ModelDetails.read(msgspec.json.decode(told))
 
     async def connected(self) -> bool:
-        """See `Catalogue.connected`."""
         from ndif.stores.leader import somebody_leads
 
         return await somebody_leads(self._broker.client)
@@ -145,7 +142,6 @@ class RemoteLeader:
         return answer.from_json(operation.answer, await asked)
 
     async def update_of(self, request_id: str, stored: Status | None) -> StoredResponse | None:
-        """See `Leader.update_of`."""
         is_known = await self._broker.knows(request_id)
         # A job is lost that had a response and is neither stored, nor held, nor ended.
         if (is_known and stored in RUNS) or not (is_known or stored):
@@ -172,7 +168,6 @@ class RemoteLeader:
                 )
 
     async def next_state(self, seen: str, users: Sequence[str]) -> NextState:
-        """See `Leader.next_state`."""
         asked = self._rpc.ask(STATE, {"seen": seen, "users": list(users)})
         return answer.from_json(NextState, await _within(asked, _STATE_S, _SILENT))
 

@@ -82,7 +82,6 @@ class SmtpMailer:
         self._timeout_s = timeout_s
 
     async def send(self, message: EmailMessage) -> None:
-        """See `Mailer.send`."""
         needs_tls = self._user is not None and not is_loopback(self._host)
         try:
             await within(
@@ -126,7 +125,6 @@ class MailgunMailer:
         self._timeout_s = timeout_s
 
     async def send(self, message: EmailMessage) -> None:
-        """See `Mailer.send`."""
         form = {
             "from": str(message["From"]),
             "to": str(message["To"]),

@@ -188,12 +188,10 @@ class _Watched(asyncio.Protocol):
     _has_received = False
 
     def pause_writing(self) -> None:
-        """See `asyncio.Protocol`."""
         self._reader.pause()
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
         self._reader.resume()
         super().resume_writing()
 
@@ -224,21 +222,18 @@ class HttpConnection(_Watched, HttpToolsProtocol):
         )
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See `asyncio.Protocol`."""
         super().connection_made(transport)
         self._reader = _Reader(transport, self._incoming, f"a client at {_host(self.client)}")
         self._peer = Peer(self.client, self.server)
         self._head.start()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
         self._head.close()
         self._rest.close()
         self._reader.close()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         self._has_received = True
         self._head_bytes += len(data)
         with named(RequestId()):
@@ -260,7 +255,6 @@ class HttpConnection(_Watched, HttpToolsProtocol):
         self.transport.close()
 
     def on_message_begin(self) -> None:
-        """See `HttpToolsProtocol`."""
         super().on_message_begin()
         self.scope[PEER] = self._peer  # type: ignore[literal-required]
         self._is_head = True
@@ -268,7 +262,6 @@ class HttpConnection(_Watched, HttpToolsProtocol):
         self._head.start()
 
     def on_url(self, url: bytes) -> None:
-        """See `HttpToolsProtocol`."""
         super().on_url(url)
         if len(self.url) > _MAX_TARGET:
             self._refuse(_LONG_TARGET)
@@ -288,31 +281,26 @@ class HttpConnection(_Watched, HttpToolsProtocol):
         raise ValueError(answer.detail)  # the parser stops, and its caller sends the answer
 
     def on_headers_complete(self) -> None:
-        """See `HttpToolsProtocol`."""
         self._head.stop()
         self._is_head = False
         self._head_bytes = 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """See `HttpToolsProtocol`."""
         self._head_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """See `HttpToolsProtocol`."""
         self._rest.stop()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """See `HttpToolsProtocol`."""
         super().on_response_complete()
         if self.cycle.response_complete and self.cycle.more_body:
             self._unset_keepalive_if_required()
             self._rest.start()
 
     def handle_websocket_upgrade(self) -> None:
-        """See `HttpToolsProtocol`."""
         self._head.stop()
         super().handle_websocket_upgrade()
 
@@ -341,7 +329,6 @@ class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
         super().connection_made(transport)
         self._reader = _Reader(self.transport, self._incoming, f"a client at {_host(self.client)}")
         self.transport.get_extra_info("socket").setsockopt(
@@ -349,7 +336,6 @@ class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
         self._message.close()
         self._reader.close()
         self._unfinished.hold(0, 0)
@@ -360,7 +346,6 @@ class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         self._has_received = True
         super().data_received(data)
         if not self.handshake_initiated and not self.transport.is_closing():
@@ -408,7 +393,6 @@ class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
         self.handshake_complete = self.handshake_complete or self.close_sent
 
     def send_500_response(self) -> None:
-        """See `WebSocketsSansIOProtocol`."""
         if not self.initial_response and not self.handshake_complete:
             with named(self.scope["state"].get(REQUEST_ID) or RequestId()):
                 self._refuse(_FAILED)

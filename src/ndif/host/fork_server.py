@@ -80,7 +80,6 @@ class ForkedProcess(Process):
         super().__init__(pid, stdout)
 
     def kill(self) -> None:
-        """See `Process.kill`."""
         if self.returncode is not None:
             raise ProcessLookupError
         signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
@@ -110,7 +109,6 @@ class StartedProcess(Process):
         super().__init__(process.pid, stdout)
 
     def kill(self) -> None:
-        """See `Process.kill`."""
         if self.returncode is not None:
             raise ProcessLookupError
         self._process.kill()

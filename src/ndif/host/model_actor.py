@@ -138,7 +138,6 @@ class LocalModelActor:
 
     @property
     def model(self) -> ServedModel | None:
-        """See `ModelActor.model`."""
         return self.process.model
 
     @property
@@ -201,7 +200,6 @@ class LocalModelActor:
             self.process.model = replace(model, files=key)
 
     async def to_cache(self) -> None:
-        """See `ModelActor.to_cache`."""
         with contextlib.suppress(ModelProcessError):  # `ended` says so
             self.runners.evict("the replica was taken off its device")
             await self.process.end_runners()
@@ -211,7 +209,6 @@ class LocalModelActor:
                 await self.process.cache(self._start_timeout_s)
 
     async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
-        """See `ModelActor.from_cache`."""
         # Elsewhere its weights are where it runs; GPUs that it is given are only declared to be there.
         if self.process.exposes_weights:
             if not gpu_mem_bytes_by_id and self.process.spec.max_memory is not None:
@@ -224,7 +221,6 @@ class LocalModelActor:
         await self.runners.start()
 
     async def stop(self) -> None:
-        """See `ModelActor.stop`."""
         self.runners.evict("the replica was ended")
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
@@ -233,7 +229,6 @@ class LocalModelActor:
         await self.runners.close()
 
     async def run(self, request: Request, respond: Respond) -> Response:
-        """See `ModelActor.run`."""
         with self._busy(RequestRun) as run:
             return await run.run(request, respond)
 
@@ -243,7 +238,6 @@ class LocalModelActor:
         return LocalSharedPasses(most, lambda: self._busy(SharedRun))
 
     def cancel(self, reason: str) -> None:
-        """See `ModelActor.cancel`."""
         if self._run is not None:
             self._run.cancel(reason)
 

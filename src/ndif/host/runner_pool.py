@@ -84,14 +84,12 @@ class PersistentRunner:
         self._reset: asyncio.Task[bool] | None = None
 
     async def start(self) -> None:
-        """See `RunnerPool.start`."""
         self._runner = await self._fork()
         # Two runners that warm up at once each take twice as long.
         await self._runner.ready()
         self._spare = await self._fork()
 
     async def acquire(self, key: str) -> RunnerHandle:
-        """See `RunnerPool.acquire`."""
         await self.wait_until_reset()
         return await self._fill()
 
@@ -131,7 +129,6 @@ class PersistentRunner:
         return not reset.cancelled() and reset.result()
 
     async def clear(self) -> None:
-        """See `RunnerPool.clear`."""
         if self._reset is not None:
             self._reset.cancel()
         await self.wait_until_reset()
@@ -164,7 +161,6 @@ class FreshRunners:
             self._waiting.append(await self._new())
 
     async def acquire(self, key: str) -> RunnerHandle:
-        """See `RunnerPool.acquire`."""
         while self._waiting:
             runner = self._waiting.popleft()
             if runner.alive:
@@ -192,7 +188,6 @@ class FreshRunners:
             await self._fill(self._size)
 
     async def clear(self) -> None:
-        """See `RunnerPool.clear`."""
         if self._refilling is not None:
             self._refilling.cancel()
             await asyncio.wait([self._refilling])
@@ -266,7 +261,6 @@ class PerUserRunners:
         """Runners that served a key and were killed; their processes may not have ended yet."""
 
     async def start(self) -> None:
-        """See `RunnerPool.start`."""
         await self._fresh.start()
 
     async def acquire(self, key: str) -> RunnerHandle:
@@ -299,7 +293,6 @@ class PerUserRunners:
         return self._last is not None and await _was_reset(self._last)
 
     def release(self, runner: RunnerHandle, *, answered: bool) -> None:
-        """See `RunnerPool.release`."""
         user = next(each for each in self._users.values() if each.runner is runner)
         if not answered or not self._admits_another(user):
             self._end(user)
@@ -359,7 +352,6 @@ class PerUserRunners:
             self._leaving.remove(runner)
 
     async def clear(self) -> None:
-        """See `RunnerPool.clear`."""
         await self.end_all()
         await self._fresh.clear()
 

@@ -105,7 +105,6 @@ class LocalSharedPasses:
     """Begin a run on the replica."""
 
     async def run(self, requests: Sequence[Request]) -> list[Response | None]:
-        """See `SharedPasses.run`."""
         with self.begin() as run:
             return await run.run_together(requests)
 

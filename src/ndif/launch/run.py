@@ -180,17 +180,14 @@ class ServerRun(Run):
 
     @property
     def subject(self) -> str:
-        """See `Run.subject`."""
         return "The server"
 
     @property
     def is_up(self) -> str:
-        """See `Run.is_up`."""
         return "Serving"
 
     @property
     def log(self) -> Path:
-        """See `Run.log`."""
         return self.run_folder.log()
 
     @property
@@ -205,7 +202,6 @@ class ServerRun(Run):
         return any(service.name == "ray" and not service.joins for service in services)
 
     def answers(self) -> bool:
-        """See `Run.answers`."""
         return answers(self.prepared.server.host, self.prepared.port)
 
     async def _serve(

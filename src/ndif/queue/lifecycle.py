@@ -123,7 +123,6 @@ class QueueLifecycle(Lifecycle):
         return False
 
     async def report(self, job: Job, update: Response) -> bool:
-        """See `Reporter.report`."""
         return await Reporter(job, self.responder).report(update)
 
     async def ensure_cancelled(self, job_id: str, within_s: float) -> bool:

@@ -143,7 +143,6 @@ class TrustedDefinitions:
         self._functions.add(function)
 
     def came(self, value: type | types.FunctionType) -> bool:
-        """See `Definitions.came`."""
         if isinstance(value, types.FunctionType):
             return value in self._functions
         # A class may define how it is compared.
@@ -154,7 +153,6 @@ class TrustedDefinitions:
         """See `Definitions.original`."""
 
     def unguarded(self, function: types.FunctionType) -> types.FunctionType:
-        """See `Definitions.unguarded`."""
         return function
 
 

@@ -53,7 +53,6 @@ class NodeActor(RemoteActor):
         return runtimes
 
     async def fetch(self) -> str | None:
-        """See `RemoteActor.fetch`."""
         order = self._order
         try:
             settings = _settings()
@@ -64,7 +63,6 @@ class NodeActor(RemoteActor):
         return None
 
     async def prepare(self) -> NodeServices:
-        """See `RemoteActor.prepare`."""
         settings, order, leader = _settings(), self._order, self._leader
         if leader is None or leader["protocol"] != PROTOCOL:
             raise ActorError(

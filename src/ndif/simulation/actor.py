@@ -88,7 +88,6 @@ class SimulatedActor:
         self.ended.set()
 
     async def run(self, request: Request, respond: Respond) -> Response:
-        """See `ModelActor.run`."""
         await announce(request, respond)
         await respond(Response(request.id, Status.RUNNING, "Your job has begun."))
         outcome = self._journal.of(request)

@@ -61,7 +61,6 @@ class BrokerClient(Redis):
         self._answers = 0
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        """See `Redis.execute_command`."""
         command = super().execute_command
         with broker_errors():
             if args[0] in _BLOCKING:

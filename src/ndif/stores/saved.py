@@ -56,7 +56,6 @@ class StateFile(Generic[T]):
             return None
 
     async def save(self, state: T) -> None:
-        """See `SavedState.save`."""
         await asyncio.to_thread(self._write, to_json(state))
 
     def _write(self, content: bytes) -> None:
@@ -86,5 +85,4 @@ class SharedState(Generic[T]):
         return None
 
     async def save(self, state: T) -> None:
-        """See `SavedState.save`."""
         await self._cache.write(self._name, state, _LIFE_S[self._name])

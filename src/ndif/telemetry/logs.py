@@ -43,7 +43,6 @@ class OncePerWhile(logging.Filter):
         self._logged: dict[tuple[str, str], float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """See `logging.Filter`."""
         if record.levelno != logging.WARNING or record.exc_info:
             return True
         if not record.name.startswith(_RETRYING):

@@ -45,7 +45,6 @@ class LokiHandler(logging.Handler):
         self.addFilter(lambda record: threading.get_ident() != self._shipper.thread_id)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`."""
         try:
             text = self.format(record)[:_MAX_LINE]
         except Exception:

@@ -66,7 +66,6 @@ class NameRequest(logging.Filter):
     """A filter that drops nothing, and adds the request's id to each record, for the formats above."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """See `logging.Filter`."""
         if not hasattr(record, "request_id"):
             found = _current.get()
             # A task that a request has started may go on for others.

@@ -131,7 +131,6 @@ class RayModelActor:
             self._have(handle)
 
     async def start(self, progress: Progress) -> None:
-        """See `ModelActor.start`."""
         try:
             if self._handle is None:
                 # Ray waits for its head here.
@@ -170,12 +169,10 @@ class RayModelActor:
                 await asyncio.sleep(_REPORT_S)
 
     async def to_cache(self) -> None:
-        """See `ModelActor.to_cache`."""
         with contextlib.suppress(ReplicaLostError):  # `ended` says so
             await self._ask("to_cache")
 
     async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
-        """See `ModelActor.from_cache`."""
         try:
             answer = from_json(MoveAnswer, await self._ask("from_cache", dict(gpu_mem_bytes_by_id)))
         except ReplicaLostError as error:
@@ -183,7 +180,6 @@ class RayModelActor:
         await self._came_up(answer)
 
     async def stop(self) -> None:
-        """See `ModelActor.stop`."""
         self._evicted = self._evicted or not self.ended.is_set()
         if self._making is not None and self._handle is None:
             with contextlib.suppress(Exception):  # then there is nothing to end
@@ -278,7 +274,6 @@ class RayModelActor:
         return answer.end
 
     def cancel(self, reason: str) -> None:
-        """See `ModelActor.cancel`."""
         if self._run_by is not None:
             self._cancels = True
             request_id, actor = self._run_by

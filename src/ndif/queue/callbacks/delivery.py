@@ -91,7 +91,6 @@ class CallbackDelivery(Delivery[Callback]):
         return [*dict.fromkeys(each.request_id for each in found)]
 
     def title(self, item: Callback) -> str:
-        """See `Delivery.title`."""
         return f"request {item.request_id}: its call-back"
 
     async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Callback]:
@@ -102,7 +101,6 @@ class CallbackDelivery(Delivery[Callback]):
         return await self.queue.due(now, limit, busy)
 
     async def wait(self, seconds: float) -> None:
-        """See `Delivery.wait`."""
         await self.queue.wait(seconds)
 
     async def attempt(self, item: Callback) -> None:
@@ -116,7 +114,6 @@ class CallbackDelivery(Delivery[Callback]):
         await self.queue.remove(item.id)
 
     async def failed(self, item: Callback, error: DeliveryError) -> None:
-        """See `Delivery.failed`."""
         attempts, problem = item.attempts + 1, str(error)
         pause_s = self.pause_s(attempts, item.created, error)
         is_over = pause_s is None

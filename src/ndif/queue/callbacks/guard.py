@@ -360,7 +360,6 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         raise ForbiddenAddressError(path)
 
     async def sleep(self, seconds: float) -> None:
-        """See `AsyncNetworkBackend`."""
         await asyncio.sleep(seconds)
 
     async def _addresses(self, host: str, port: int) -> list[IpAddress]:

@@ -217,7 +217,6 @@ class _Guarded(Mediator):  # type: ignore[misc]
         self._locations = locations
 
     def handle(self, provider: str, value: Any) -> Any:
-        """See `Mediator.handle`."""
         try:
             return self._checked(provider, value)
         except BaseException:
@@ -235,7 +234,6 @@ class _Guarded(Mediator):  # type: ignore[misc]
         return value
 
     def switch(self, *args: Any) -> Any:
-        """See `Mediator.switch`."""
         try:
             with _saving(self._member.saves):
                 return super().switch(*args)
@@ -272,7 +270,6 @@ class _Joined(Batcher):  # type: ignore[misc]
         return widened
 
     def assemble(self, fn: Any) -> tuple[tuple[()], dict[str, torch.Tensor]]:
-        """See `Batcher.assemble`."""
         return (), {
             name: torch.cat([each[name] for each in self._encodings]) for name in self._encodings[0]
         }

@@ -237,7 +237,6 @@ class Nnsight07(Generation):
         self._objects = self.model._remoteable_persistent_objects()
 
     def serialize(self, tracer: Any) -> bytes:
-        """See `Generation.serialize`."""
         request = RequestModel(interventions=base.Backend()(tracer), tracer=tracer)
         return bytes(request.serialize(False))
 
@@ -290,7 +289,6 @@ class Nnsight07(Generation):
         return {name: _Saved(value) for name, value in saves.items()}
 
     def forget(self) -> None:
-        """See `Generation.forget`."""
         linecache.clearcache()
         sources.forget()
 
@@ -356,7 +354,6 @@ class Nnsight06(Nnsight07):
     name = "0.6"
 
     def export(self, saves: Saves) -> Saves:
-        """See `Generation.export`."""
         return saves
 
     def _enter(self) -> None:

@@ -79,7 +79,6 @@ class Nnsight08(Generation):
         self._lacks_usual = False
 
     def load(self, spec: ModelSpec) -> None:
-        """See `Generation.load`."""
         arguments = load_arguments(spec)
         if arguments.get("device_map", "auto") != "auto":
             # Given the map alone, the pipeline moves the model to the first GPU.
@@ -99,12 +98,10 @@ class Nnsight08(Generation):
             self._lacks_usual = not has_it
 
     def move(self, placement: Placement) -> None:
-        """See `Generation.move`."""
         super().move(placement)
         self.model.pipeline.device = torch.device(placement.device)
 
     def serialize(self, tracer: Any) -> bytes:
-        """See `Generation.serialize`."""
         return bytes(RequestModel.serialize(tracer, compress=False))
 
     def _run(self, payload: bytes, stream: ClientStream, policy: Protector | None) -> Saves:
@@ -141,14 +138,12 @@ class Nnsight08(Generation):
             tracing.dec()
 
     def run_together(self, payloads: Sequence[bytes]) -> list[Saves | None]:
-        """See `Generation.run_together`."""
         objects = self._objects = self._objects or self.model._remoteable_persistent_objects()
         if self._together is None:
             self._together = Together(self.model)
         return self._together.run(payloads, lambda each: RequestModel.deserialize(each, objects))
 
     def forget(self) -> None:
-        """See `Generation.forget`."""
         # These are keyed by file and line: an edited script's next run would get the old block.
         tracing_globals.BLOCKS.clear()
         tracing_globals.SOURCES.clear()

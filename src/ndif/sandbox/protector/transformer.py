@@ -1,4 +1,3 @@
-# ruff: noqa: D102 - visit_X visits an X
 """Compilation of a user's code with calls of guards in its syntax tree.
 
 A guard is a constant of the code object, not a name: no name that a block binds, and no global that a

@@ -15,7 +15,6 @@ class _WithoutStore:
 
     @property
     def registry(self) -> None:
-        """See `Accounts.registry`."""
         return
 
     async def start(self) -> None:
@@ -58,7 +57,6 @@ class OwnerAccounts(_WithoutStore):
     trusted: bool
 
     async def account(self, caller: Caller) -> Account:
-        """See `Accounts.account`."""
         if caller.uid not in (self.owner, _ROOT) and not secrets.compare_digest(
             caller.key.encode(errors="replace"), self.token.encode()
         ):

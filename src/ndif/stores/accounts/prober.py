@@ -40,23 +40,18 @@ class AccountsWithProber:
 
     @property
     def registry(self) -> Registry | None:
-        """See `Accounts.registry`."""
         return self.users.registry
 
     async def start(self) -> None:
-        """See `Accounts.start`."""
         await self.users.start()
 
     async def stop(self) -> None:
-        """See `Accounts.stop`."""
         await self.users.stop()
 
     async def ping(self) -> None:
-        """See `Accounts.ping`."""
         await self.users.ping()
 
     async def account(self, caller: Caller) -> Account:
-        """See `Accounts.account`."""
         given = caller.key.encode(errors="replace")
         if any(secrets.compare_digest(given, key.encode()) for key in self.keys):
             return Account(PROBER, key=runner_key_of(digest_of(caller.key)))

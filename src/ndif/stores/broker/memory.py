@@ -37,15 +37,12 @@ class MemorySubscription:
         self._broker = broker
 
     def bound(self, max_unread_bytes: int, disconnect: Callable[[], None]) -> None:
-        """See `Subscription.bound`."""
         self.frames.bound(max_unread_bytes, disconnect)
 
     async def next(self) -> str | bytes:
-        """See `Subscription.next`."""
         return await self.frames.get()
 
     async def close(self) -> None:
-        """See `Subscription.close`."""
         self.closed.set()
         self.frames.close()
         self._broker.forget(self)
@@ -85,7 +82,6 @@ class MemoryBroker:
             self._queue.put_nowait(each.request)
 
     async def stop(self) -> None:
-        """See `Broker.stop`."""
         if self._spool is not None:
             await self._spool.close()
 
@@ -93,7 +89,6 @@ class MemoryBroker:
         """See `Broker.ping`."""
 
     def create_payload(self) -> PayloadFile:
-        """See `Broker.create_payload`."""
         return PayloadFile.create(Path(gettempdir()) if self._spool is None else self._spool.folder)
 
     async def submit(
@@ -103,7 +98,6 @@ class MemoryBroker:
         most_of_key: int | None = None,
         most_of_model: int | None = None,
     ) -> None:
-        """See `Broker.submit`."""
         if most_of_key is not None and self._numbers[request.key] >= most_of_key:
             raise TooManyJobsError.of_key(most_of_key)
         if most_of_model is not None and self._numbers[request.model] >= most_of_model:
@@ -127,25 +121,20 @@ class MemoryBroker:
         self._queue.put_nowait(request)
 
     def outlives(self, request: Request) -> bool:
-        """See `Broker.outlives`."""
         return self._spool_of(request) is not None
 
     async def claim(self) -> Request:
-        """See `Broker.claim`."""
         return await self._queue.get()
 
     async def payload(self, request: Request) -> Payload:
-        """See `Broker.payload`."""
         spool = self._spool_of(request)
         return request.payload if spool is None else await spool.payload(request.id)
 
     def note_attempts(self, request: Request, attempts: int) -> None:
-        """See `Broker.note_attempts`."""
         if (spool := self._spool_of(request)) is not None:
             spool.note_attempts(request.id, attempts)
 
     async def release(self, request: Request) -> None:
-        """See `Broker.release`."""
         if (released := self._unfinished.pop(request.id, None)) is not None:
             self._bytes -= released.size
             self._count(request, -1)
@@ -156,7 +145,6 @@ class MemoryBroker:
         self._uploads.pop(request.id, None)
 
     async def subscribe(self, subscription_id: str | None = None) -> MemorySubscription:
-        """See `Broker.subscribe`."""
         subscription = MemorySubscription(self, subscription_id or uuid.uuid4().hex)
         self._subscriptions[subscription.id] = subscription
         return subscription
@@ -167,7 +155,6 @@ class MemoryBroker:
             del self._subscriptions[subscription.id]
 
     async def publish(self, request: Request, response: Response) -> bool:
-        """See `Broker.publish`."""
         subscription = self._subscriptions.get(request.subscription_id or "")
         if subscription is not None:
             frame = wires.frame(request, response)
@@ -181,38 +168,31 @@ class MemoryBroker:
         return subscription is not None
 
     async def complete(self, request: Request, response: Response) -> None:
-        """See `Broker.complete`."""
         await self.release(request)
 
     async def is_complete(self, request: Request) -> bool:
-        """See `Broker.is_complete`."""
         return request.id not in self._unfinished
 
     async def disconnected(self, subscription_ids: Iterable[str]) -> set[str]:
-        """See `Broker.disconnected`."""
         return {each for each in subscription_ids if each not in self._subscriptions}
 
     async def takes(self, subscription_id: str, user: str) -> bool:
-        """See `Broker.takes`."""
         subscription = self._subscriptions.get(subscription_id)
         if subscription is not None and subscription.user is None:
             subscription.user = user
         return subscription is not None and subscription.user == user
 
     async def until_disconnected(self, subscription_id: str) -> None:
-        """See `Broker.until_disconnected`."""
         if subscription := self._subscriptions.get(subscription_id):
             await subscription.closed.wait()
 
     async def upload(self, request_id: str, subscription_id: str, content: bytes) -> None:
-        """See `Broker.upload`."""
         found = self._unfinished.get(request_id)
         if found is not None and found.request.subscription_id == subscription_id:
             with contextlib.suppress(asyncio.QueueFull):
                 self._uploads[request_id].put_nowait(content)
 
     async def uploaded(self, request: Request) -> bytes:
-        """See `Broker.uploaded`."""
         return await self._uploads[request.id].get()
 
     def _count(self, request: Request, change: int) -> None:

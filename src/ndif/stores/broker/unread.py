@@ -42,7 +42,6 @@ class Unread(asyncio.Queue[T]):
             await self._was_read.wait()
 
     def put_nowait(self, item: T) -> None:
-        """See `asyncio.Queue`."""
         if self._is_over.is_set():
             return
         if self._bytes > self._limit:
@@ -53,7 +52,6 @@ class Unread(asyncio.Queue[T]):
         super().put_nowait(item)
 
     async def get(self) -> T:
-        """See `asyncio.Queue`."""
         item: T = await super().get()
         self._bytes -= len(item)
         self._was_read.set()

@@ -45,12 +45,10 @@ class RedisCallbacks:
         """See `CallbackQueue.stop`."""
 
     async def add(self, callback: Callback) -> None:
-        """See `CallbackQueue.add`."""
         await require_room(self, callback.user, self._limits)
         await self.update(callback)
 
     async def update(self, callback: Callback) -> None:
-        """See `CallbackQueue.update`."""
         callback_id, member = callback.id, _member(callback)
         signed = self._signer.sign(_place(callback_id), callback.encode())
         into, out_of = (_DEAD, _WAITING) if callback.dead else (_WAITING, _DEAD)
@@ -65,14 +63,12 @@ class RedisCallbacks:
             await self._forget(oldest)
 
     async def remove(self, callback_id: str) -> None:
-        """See `CallbackQueue.remove`."""
         content = await self._client.hget(_CONTENTS, callback_id)
         found = None if content is None else self._decode(callback_id, bytes(content))
         if found is not None:
             await self._forget([_member(found).encode()])
 
     async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Callback]:
-        """See `CallbackQueue.due`."""
         found: list[Callback] = []
         start = 0
         while len(found) < limit:
@@ -91,13 +87,11 @@ class RedisCallbacks:
         await asyncio.sleep(min(seconds, _LOOK_S))
 
     async def all(self, limit: int) -> list[Callback]:
-        """See `CallbackQueue.all`."""
         dead = await self._client.zrange(_DEAD, 0, limit - 1)
         waiting = await self._client.zrange(_WAITING, 0, limit - 1)
         return await self._read([*dead, *waiting][:limit])
 
     async def find(self, request_id: str) -> list[Callback]:
-        """See `CallbackQueue.find`."""
         members: list[bytes] = []
         for name in (_DEAD, _WAITING):
             members += await self._client.zrange(name, 0, -1)
@@ -105,15 +99,12 @@ class RedisCallbacks:
         return await self._read([member for member in members if member.startswith(begun)])
 
     async def waiting_of(self, user: str) -> int:
-        """See `CallbackQueue.waiting_of`."""
         return int(await self._client.scard(_of(user)))
 
     async def counts(self) -> tuple[int, int]:
-        """See `CallbackQueue.counts`."""
         return int(await self._client.zcard(_WAITING)), int(await self._client.zcard(_DEAD))
 
     async def forget_dead(self, before: float) -> None:
-        """See `CallbackQueue.forget_dead`."""
         await self._forget(await self._client.zrangebyscore(_DEAD, "-inf", f"({before}"))
 
     async def _read(self, members: Iterable[bytes]) -> list[Callback]:

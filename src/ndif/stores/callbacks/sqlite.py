@@ -64,56 +64,45 @@ class SqliteCallbacks:
         )
 
     async def stop(self) -> None:
-        """See `CallbackQueue.stop`."""
         await self._file.close()
 
     async def add(self, callback: Callback) -> None:
-        """See `CallbackQueue.add`."""
         await require_room(self, callback.user, self._limits)
         await self.update(callback)
 
     async def update(self, callback: Callback) -> None:
-        """See `CallbackQueue.update`."""
         values = (callback.user, callback.due, callback.dead, callback.encode())
         trim = [(_TRIM, (self._limits.dead,))] if callback.dead else []
         await self._file.write((_PUT, (callback.id, callback.host, *values)), *trim)
         self._came.set()
 
     async def remove(self, callback_id: str) -> None:
-        """See `CallbackQueue.remove`."""
         await self._file.write((_REMOVE, (callback_id,)))
 
     async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Callback]:
-        """See `CallbackQueue.due`."""
         others = f"AND host NOT IN ({', '.join('?' * len(busy))})" if busy else ""
         return await self._read(_DUE.format(others), (now, *busy, limit))
 
     async def wait(self, seconds: float) -> None:
-        """See `CallbackQueue.wait`."""
         with contextlib.suppress(asyncio.TimeoutError):
             await within(self._came.wait(), seconds)
         self._came.clear()
 
     async def all(self, limit: int) -> list[Callback]:
-        """See `CallbackQueue.all`."""
         return await self._read(_ALL, (limit,))
 
     async def find(self, request_id: str) -> list[Callback]:
-        """See `CallbackQueue.find`."""
         return await self._read(_FIND, (request_id,))
 
     async def waiting_of(self, user: str) -> int:
-        """See `CallbackQueue.waiting_of`."""
         [(number,)] = await self._file.read(_COUNT_OF, (user,))
         return int(number)
 
     async def counts(self) -> tuple[int, int]:
-        """See `CallbackQueue.counts`."""
         counts = dict(await self._file.read(_COUNTS))
         return counts.get(False, 0), counts.get(True, 0)
 
     async def forget_dead(self, before: float) -> None:
-        """See `CallbackQueue.forget_dead`."""
         await self._file.write((_FORGET, (before,)))
 
     async def _read(self, statement: str, values: Sequence[Any]) -> list[Callback]:

@@ -42,18 +42,15 @@ class FileUpload:
             self._fd, self._part = mkstemp(prefix=PART, dir=root)
 
     def fileno(self) -> int:
-        """See `Upload.fileno`."""
         return self._fd
 
     def seal(self) -> bool:
-        """See `Upload.seal`."""
         with _disk_errors():
             written, self._fd = self._fd, os.open(self._part, os.O_RDONLY | os.O_CLOEXEC)
         os.close(written)
         return has_no_writer(self._fd)
 
     async def commit(self, key: str) -> int:
-        """See `Upload.commit`."""
         size = os.fstat(self._fd).st_size
         check(key)
         target = self._root / key
@@ -65,7 +62,6 @@ class FileUpload:
         return size
 
     def discard(self) -> None:
-        """See `Upload.discard`."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -95,11 +91,9 @@ class FileStore:
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """See `ObjectStore.start`."""
         self._sweeper = asyncio.create_task(self._sweep_forever(), name="results sweeper")
 
     async def stop(self) -> None:
-        """See `ObjectStore.stop`."""
         if self._sweeper is not None:
             await end([self._sweeper])
 
@@ -111,7 +105,6 @@ class FileStore:
             raise DiskError(disk_problem(error)) from error
 
     def create(self) -> FileUpload:
-        """See `ObjectStore.create`."""
         return FileUpload(self.root)
 
     async def create_for(self, size: int) -> FileUpload:
@@ -119,12 +112,10 @@ class FileStore:
         return self.create()
 
     def create_payload(self) -> PayloadFile:
-        """See `ObjectStore.create_payload`."""
         with _disk_errors():
             return PayloadFile.create(self.root, PART)
 
     async def put_payload(self, key: str, payload: Payload) -> None:
-        """See `ObjectStore.put_payload`."""
         if not isinstance(payload, PayloadFile):
             await self.put(key, bytes(payload))
             return
@@ -134,7 +125,6 @@ class FileStore:
             await asyncio.to_thread(payload.link, target)
 
     async def put(self, key: str, content: bytes, *, soon: bool = False) -> None:
-        """See `ObjectStore.put`."""
         upload = self.create()
         try:
             with _disk_errors(), open(upload.fileno(), "wb", closefd=False) as file:  # noqa: ASYNC230
@@ -144,7 +134,6 @@ class FileStore:
             upload.discard()
 
     async def get(self, key: str) -> bytes | None:
-        """See `ObjectStore.get`."""
         try:
             with _disk_errors():
                 return self.path(key).read_bytes()
@@ -152,12 +141,10 @@ class FileStore:
             return None
 
     async def delete(self, key: str) -> None:
-        """See `ObjectStore.delete`."""
         with _disk_errors(), contextlib.suppress(FileNotFoundError):
             self.path(key).unlink()
 
     async def unexpired(self, folder: str) -> Mapping[str, StoredObject]:
-        """See `ObjectStore.unexpired`."""
         with _disk_errors():
             return await asyncio.to_thread(self._unexpired, folder)
 
@@ -173,11 +160,9 @@ class FileStore:
         return found
 
     def problem(self) -> str | None:
-        """See `ObjectStore.problem`."""
         return space_problem(self.root)
 
     async def settle(self, *keys: str) -> None:
-        """See `ObjectStore.settle`."""
         with _disk_errors():
             await asyncio.to_thread(_settle, [self.path(key) for key in keys])
 

@@ -207,7 +207,6 @@ class S3Upload:
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
 
     def fileno(self) -> int:
-        """See `Upload.fileno`."""
         return self._fd
 
     @property
@@ -231,7 +230,6 @@ class S3Upload:
         return True
 
     async def commit(self, key: str) -> int:
-        """See `Upload.commit`."""
         self._size = 0  # no more is written, compressed as it may be
         size = os.fstat(self._fd).st_size
         content = mmap.mmap(self._fd, size, prot=mmap.PROT_READ) if size else b""
@@ -240,7 +238,6 @@ class S3Upload:
         return size
 
     def discard(self) -> None:
-        """See `Upload.discard`."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -287,11 +284,9 @@ class S3Store:
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """See `ObjectStore.start`."""
         self._sweeper = asyncio.create_task(self._sweep_forever(), name="object sweeper")
 
     async def stop(self) -> None:
-        """See `ObjectStore.stop`."""
         if self._sweeper is not None:
             await end([self._sweeper])
 
@@ -301,7 +296,6 @@ class S3Store:
             await obstore.head_async(self._hurried, _NOWHERE)
 
     def create(self) -> S3Upload:
-        """See `ObjectStore.create`."""
         return S3Upload(self)
 
     async def create_for(self, size: int) -> S3Upload:
@@ -320,7 +314,6 @@ class S3Store:
         return upload
 
     def create_payload(self) -> PayloadFile:
-        """See `ObjectStore.create_payload`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         return PayloadFile.create(self.folder, PART)
 
@@ -354,7 +347,6 @@ class S3Store:
                 await write()
 
     async def get(self, key: str) -> bytes | None:
-        """See `ObjectStore.get`."""
         if not is_key(key):
             return None
         # An end is written once, and no poll of a job that runs should wait to look for it twice.
@@ -367,7 +359,6 @@ class S3Store:
         return None
 
     async def delete(self, key: str) -> None:
-        """See `ObjectStore.delete`."""
         if is_key(key):
             with self._errors(), contextlib.suppress(FileNotFoundError):
                 await obstore.delete_async(self._hurried, key)
@@ -402,7 +393,6 @@ class S3Store:
         return deleted
 
     async def unexpired(self, folder: str) -> Mapping[str, StoredObject]:
-        """See `ObjectStore.unexpired`."""
         found: dict[str, StoredObject] = {}
         with self._errors():
             try:

@@ -62,7 +62,6 @@ class JournaledUsage:
         self._opened: UsageTables | None = None
 
     async def start(self) -> None:
-        """See `UsageStore.start`."""
         try:
             await asyncio.to_thread(self._open_journal)
         except OSError as error:
@@ -75,7 +74,6 @@ class JournaledUsage:
         ]
 
     async def stop(self) -> None:
-        """See `UsageStore.stop`."""
         await end(self._tasks)
         with contextlib.suppress(UsageAwayError):
             await self._store()
@@ -86,7 +84,6 @@ class JournaledUsage:
             await self._opened.close()
 
     def note(self, record: JobRecord) -> None:
-        """See `UsageStore.note`."""
         self._waiting.append(record)
         self._noted.set()
         if self._journal is not None:
@@ -96,29 +93,24 @@ class JournaledUsage:
                 logger.warning("job %s is recorded in memory alone: %s", record.id, error)
 
     async def recent(self, user: str | None, limit: int) -> list[JobRecord]:
-        """See `UsageStore.recent`."""
         await self._store()
         return await (await self._tables()).recent(user, limit)
 
     async def find(self, job_id: str) -> JobRecord | None:
-        """See `UsageStore.find`."""
         waiting = next((each for each in self._waiting if each.id == job_id), None)
         return waiting or await (await self._tables()).find(job_id)
 
     async def totals(
         self, by: Group, since: date | None = None, user: str | None = None
     ) -> list[UsageTotal]:
-        """See `UsageStore.totals`."""
         await self._store()
         return await (await self._tables()).totals(by, since, user)
 
     async def history(self, since: float, step_s: float) -> list[Interval]:
-        """See `UsageStore.history`."""
         await self._store()
         return await (await self._tables()).history(since, step_s)
 
     async def sweep(self, before: float, *, dry: bool = False) -> int:
-        """See `UsageStore.sweep`."""
         return await (await self._tables()).sweep(before, dry=dry)
 
     async def _tables(self) -> UsageTables:

@@ -27,7 +27,6 @@ class MemoryUsage:
         """See `UsageStore.stop`."""
 
     def note(self, record: JobRecord) -> None:
-        """See `UsageStore.note`."""
         if record.id in self._records:
             return
         self._records[record.id] = record
@@ -36,19 +35,16 @@ class MemoryUsage:
         self._sums[place] = added([*before, total_of(record)], "")
 
     async def recent(self, user: str | None, limit: int) -> list[JobRecord]:
-        """See `UsageStore.recent`."""
         newest_first = reversed([*self._records.values()])
         found = (each for each in newest_first if user in (None, each.user))
         return [record for record, _ in zip(found, range(limit), strict=False)]
 
     async def find(self, job_id: str) -> JobRecord | None:
-        """See `UsageStore.find`."""
         return self._records.get(job_id)
 
     async def totals(
         self, by: Group, since: date | None = None, user: str | None = None
     ) -> list[UsageTotal]:
-        """See `UsageStore.totals`."""
         found: dict[str, list[UsageTotal]] = {}
         for (of, model, day), total in self._sums.items():
             if (since is None or day >= since) and user in (None, of):
@@ -57,11 +53,9 @@ class MemoryUsage:
         return in_order(by, [added(parts, name) for name, parts in found.items()])
 
     async def history(self, since: float, step_s: float) -> list[Interval]:
-        """See `UsageStore.history`."""
         return intervals_of(self._records.values(), since, step_s)
 
     async def sweep(self, before: float, *, dry: bool = False) -> int:
-        """See `UsageStore.sweep`."""
         old = [record.id for record in self._records.values() if record.ended < before]
         for request_id in () if dry else old:
             del self._records[request_id]

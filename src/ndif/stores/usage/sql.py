@@ -71,7 +71,6 @@ class UsageTables:
                 )
 
     async def recent(self, user: str | None, limit: int) -> list[JobRecord]:
-        """See `UsageStore.recent`."""
         chosen = select(*(JOBS.c[name] for name in _LISTED)).order_by(JOBS.c.ended.desc())
         if user is not None:
             chosen = chosen.where(JOBS.c.user == user)
@@ -80,14 +79,12 @@ class UsageTables:
         return [_record(row) for row in rows]
 
     async def find(self, job_id: str) -> JobRecord | None:
-        """See `UsageStore.find`."""
         chosen = select(*(JOBS.c[name] for name in _FIELDS)).where(JOBS.c.id == job_id)
         async with self._reading() as connection:
             row = (await connection.execute(chosen)).one_or_none()
         return None if row is None else _record(row)
 
     async def totals(self, by: Group, since: date | None, user: str | None) -> list[UsageTotal]:
-        """See `UsageStore.totals`."""
         name = USAGE.c[by]
         chosen = select(name, *(func.sum(USAGE.c[each]) for each in _SUMMED)).group_by(name)
         if since is not None:
@@ -109,7 +106,6 @@ class UsageTables:
         return in_order(by, found)
 
     async def history(self, since: float, step_s: float) -> list[Interval]:
-        """See `UsageStore.history`."""
         async with self._reading() as connection:
             place = _whole(connection, JOBS.c.ended / literal_column(repr(step_s))).label("place")
             total = _class_of(JOBS.c.ended - JOBS.c.received).label("total")
@@ -124,7 +120,6 @@ class UsageTables:
         return _intervals(rows, step_s)
 
     async def sweep(self, before: float, *, dry: bool) -> int:
-        """See `UsageStore.sweep`."""
         if dry:
             count = select(func.count()).select_from(JOBS).where(JOBS.c.ended < before)
             async with self._reading() as connection:

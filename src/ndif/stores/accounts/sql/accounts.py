@@ -87,22 +87,18 @@ class SqlAccounts(KeyedAccounts):
 
     @property
     def registry(self) -> SqlRegistry:
-        """See `Accounts.registry`."""
         return self._registry
 
     async def start(self) -> None:
-        """See `Accounts.start`."""
         self._storing = asyncio.create_task(self._store_forever(), name="last uses of keys")
 
     async def stop(self) -> None:
-        """See `Accounts.stop`."""
         await end([*self._asking.values(), *([self._storing] if self._storing else [])])
         with contextlib.suppress(AccountsAwayError):
             await self.store_uses()
         await self._database.close()
 
     async def ping(self) -> None:
-        """See `Accounts.ping`."""
         async with self._database.reading() as connection:
             await connection.execute(select(1))
 

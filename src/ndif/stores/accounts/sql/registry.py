@@ -69,7 +69,6 @@ class SqlRegistry:
         expires_at: float | None = None,
         tiers: Iterable[str] = (),
     ) -> NewApiKey:
-        """See `Registry.create_key`."""
         key = new_key()
         async with self._changing(makes=True) as on:
             added = [await _tier_id(on, tier) for tier in dict.fromkeys(tiers)]
@@ -79,18 +78,15 @@ class SqlRegistry:
         return project(NewApiKey, row, api_key=key)
 
     async def keys(self, user: str | None = None) -> list[ApiKey]:
-        """See `Registry.keys`."""
         async with self._looking() as on:
             return await _keys(on, *(() if user is None else (USERS.c.name == user,)))
 
     async def key(self, given: str) -> ApiKey:
-        """See `Registry.key`."""
         async with self._looking() as on:
             (row,) = await _keys(on, KEYS.c.id == await _key_id(on, given))
             return row
 
     async def revoke(self, given: str) -> ApiKey:
-        """See `Registry.revoke`."""
         async with self._changing() as on:
             key_id = await _key_id(on, given)
             await on.execute(
@@ -102,31 +98,26 @@ class SqlRegistry:
             return row
 
     async def import_keys(self, keys: Iterable[ImportedKey]) -> ImportedKeys:
-        """See `Registry.import_keys`."""
         async with self._changing(makes=True) as on:
             return await _import(on, keys)
 
     async def copy_foreign(self) -> ImportedKeys:
-        """See `Registry.copy_foreign`."""
         async with self._changing(may_be_foreign=True) as on:
             return await _import(on, await read_foreign(on))
 
     # Tiers
 
     async def tiers(self) -> list[AccountTier]:
-        """See `Registry.tiers`."""
         async with self._looking() as on:
             return await _tiers(on)
 
     async def create_tier(self, tier: Tier) -> AccountTier:
-        """See `Registry.create_tier`."""
         async with self._changing(makes=True) as on:
             await _add_tier(on, tier)
             (row,) = await _tiers(on, TIERS.c.name == tier.name)
             return row
 
     async def change_tier(self, name: str, changes: Mapping[str, Any]) -> AccountTier:
-        """See `Registry.change_tier`."""
         async with self._changing() as on:
             tier_id = await _tier_id(on, name)
             if changes:
@@ -135,7 +126,6 @@ class SqlRegistry:
             return row
 
     async def delete_tier(self, name: str) -> None:
-        """See `Registry.delete_tier`."""
         async with self._changing() as on:
             tier_id = await _tier_id(on, name)
             (row,) = await _tiers(on, TIERS.c.id == tier_id)
@@ -146,7 +136,6 @@ class SqlRegistry:
             await on.execute(delete(TIERS).where(TIERS.c.id == tier_id))
 
     async def assign(self, tier: str, key: str) -> ApiKey:
-        """See `Registry.assign`."""
         async with self._changing() as on:
             tier_id, key_id = await _tier_id(on, tier), await _key_id(on, key)
             has = await on.execute(
@@ -160,7 +149,6 @@ class SqlRegistry:
             return row
 
     async def withdraw(self, tier: str, key: str) -> ApiKey:
-        """See `Registry.withdraw`."""
         async with self._changing() as on:
             tier_id, key_id = await _tier_id(on, tier), await _key_id(on, key)
             await on.execute(
@@ -174,12 +162,10 @@ class SqlRegistry:
     # Users
 
     async def users(self) -> list[AccountUser]:
-        """See `Registry.users`."""
         async with self._looking() as on:
             return await _users(on)
 
     async def user(self, name: str) -> UserWithKeys:
-        """See `Registry.user`."""
         async with self._looking() as on:
             found = await _users(on, USERS.c.name == name)
             if not found:

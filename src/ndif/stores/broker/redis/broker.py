@@ -159,14 +159,12 @@ class RedisBroker:
         self._releases: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """See `Broker.start`."""
         version = str((await self.client.info("server"))["redis_version"])
         if is_too_old(version):
             raise BrokerError(f"its broker is Redis {version}; {OLDEST_REDIS} or newer is needed")
         await self._have_group()
 
     async def stop(self) -> None:
-        """See `Broker.stop`."""
         if self._releases:
             await asyncio.wait(self._releases, timeout=_UPDATE_S)
         tasks = [*self._releases, *filter(None, (self._claiming, self._watching, self._finding))]
@@ -175,13 +173,11 @@ class RedisBroker:
         await self.client.aclose()
 
     async def ping(self) -> None:
-        """See `Broker.ping`."""
         await self.client.ping()
 
     # Requests
 
     def create_payload(self) -> PayloadFile:
-        """See `Broker.create_payload`."""
         return self._objects.create_payload()
 
     async def submit(
@@ -191,7 +187,6 @@ class RedisBroker:
         most_of_key: int | None = None,
         most_of_model: int | None = None,
     ) -> None:
-        """See `Broker.submit`."""
         is_inline = len(request.payload) <= self._inline_bytes
         try:
             await self._store(request, most_of_key, most_of_model, is_inline=is_inline)
@@ -249,11 +244,9 @@ class RedisBroker:
             await self._delete_payload(request)
 
     def outlives(self, request: Request) -> bool:
-        """See `Broker.outlives`."""
         return True
 
     async def claim(self) -> Request:
-        """See `Broker.claim`."""
         if self._claiming is None:
             self._claiming = asyncio.create_task(self._claim_forever(), name="claims")
         return await self._claimed.get()
@@ -263,7 +256,6 @@ class RedisBroker:
         return bool(await self.client.exists(record_of(request_id)))
 
     async def payload(self, request: Request) -> Payload:
-        """See `Broker.payload`."""
         if request.payload:  # it came with the request
             return request.payload
         stored = await retry(
@@ -490,7 +482,6 @@ class RedisBroker:
     # Subscriptions
 
     async def subscribe(self, subscription_id: str | None = None) -> RedisSubscription:
-        """See `Broker.subscribe`."""
         if self._finding is None:
             self._finding = asyncio.create_task(self._find_lost_forever(), name="lost requests")
         return await self.channels.open(
@@ -531,7 +522,6 @@ class RedisBroker:
         return {each for each, found in zip(request_ids, there, strict=True) if not found}
 
     async def publish(self, request: Request, response: Response) -> bool:
-        """See `Broker.publish`."""
         if request.subscription_id is None:
             return False
         subscription_id = request.subscription_id
@@ -552,7 +542,6 @@ class RedisBroker:
         return bool(received)
 
     async def is_complete(self, request: Request) -> bool:
-        """See `Broker.is_complete`."""
         ended = scripts.ended_of(request.id)
         return bool(await retry(lambda: self.client.exists(ended), _UPDATE_S))
 
@@ -566,14 +555,12 @@ class RedisBroker:
         return {each for each, (_, count) in zip(elsewhere, counts, strict=False) if not count}
 
     async def takes(self, subscription_id: str, user: str) -> bool:
-        """See `Broker.takes`."""
         key, of_s = user_of(subscription_id), _CHANNEL_S
         await retry(lambda: self.client.set(key, user, nx=True, ex=of_s), _UPDATE_S)
         found = await retry(lambda: self.client.get(key), _UPDATE_S)
         return found == user.encode()
 
     async def until_disconnected(self, subscription_id: str) -> None:
-        """See `Broker.until_disconnected`."""
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch_forever(), name="departures")
         await self._departures.setdefault(subscription_id, asyncio.Event()).wait()
@@ -594,7 +581,6 @@ class RedisBroker:
     # Uploads
 
     async def upload(self, request_id: str, subscription_id: str, content: bytes) -> None:
-        """See `Broker.upload`."""
         if not subscription_id:
             return
         place, numbered = _upload_place(request_id, subscription_id), time.time_ns()
@@ -607,7 +593,6 @@ class RedisBroker:
             await self.scripts.upload(keys, [subscription_id, signed, scripts.UPLOAD_S])
 
     async def uploaded(self, request: Request) -> bytes:
-        """See `Broker.uploaded`."""
         uploads = scripts.uploads_of(request.id)
         while True:
             with contextlib.suppress(BrokerError):
@@ -654,7 +639,6 @@ class _Confirmations(Channel):
         """For each request that a gateway was asked about, the event that it is confirmed."""
 
     def receive(self, signed: Signed, message: bytes) -> None:
-        """See `Channel.receive`."""
         if (confirmed := self.awaited.get(signed.content.decode())) is not None:
             confirmed.set()
 

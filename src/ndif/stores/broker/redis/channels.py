@@ -100,7 +100,6 @@ class RedisSubscription(Channel):
 
     @property
     def unfinished(self) -> Collection[str]:
-        """See `Subscription.unfinished`."""
         return self._unfinished.keys()
 
     def receive(self, signed: Signed, message: bytes) -> None:
@@ -133,7 +132,6 @@ class RedisSubscription(Channel):
         self._updates.bound(max_unread_bytes, disconnect)
 
     async def next(self) -> str | bytes:
-        """See `Subscription.next`."""
         while True:
             update = await self._updates.get()
             known_as = hash(update.content)
