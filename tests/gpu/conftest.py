@@ -50,7 +50,7 @@ class Place:
     def limited(self) -> Iterator[None]:
         """End requests after `timeout_s`, as `NDIF_EXECUTION_TIMEOUT_SECONDS` does."""
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(self.served.actor, "_timeout_s", self.timeout_s)
+            patched.setattr(self.served.actor, "timeout_s", self.timeout_s)
             yield
 
     def run(self, scene: Coroutine[Any, Any, T]) -> T:
