@@ -182,7 +182,7 @@ async def test_a_pass_ends_with_its_replica(tiny_gpt2: Path, payloads: dict[str,
         assert not alive(zygote)
         with pytest.raises(ReplicaEvictedError):
             await together(served, requests)
-    never = a_replica(tiny_gpt2)
+    never = a_replica(tiny_gpt2, trusting=SHARING)
     with pytest.raises(ReplicaEvictedError, match="not been started"):
         await together(never, requests)
 
