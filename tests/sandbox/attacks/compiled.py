@@ -158,4 +158,8 @@ def asks_a_compiler(token: str) -> object:
     """torch._inductor's question to a compiler, which is any program"""
     from torch._inductor.cpp_builder import get_compiler_version_info
 
-    return [len(get_compiler_version_info("python3")) for _ in token * 5]
+    answers = []
+    for _ in token:
+        get_compiler_version_info.cache_clear()  # so that each question starts a process
+        answers.append(len(get_compiler_version_info("python3")))
+    return answers
