@@ -50,8 +50,8 @@ def no_op_machine(environment: Mapping[str, str], models: int = 1) -> Iterator[M
             "NDIF_MAX_CHANNELS_PER_ADDRESS": "100000",
         }
         command = ["bench.servers.control", root, str(port), str(models)]
-        is_ready = partial(_runs, port, models)
-        with _running(command, variables, is_ready) as process, drawn(process.pid):
+        is_ready = partial(runs, port, models)
+        with running(command, variables, is_ready) as process, drawn(process.pid):
             yield Machine(f"http://127.0.0.1:{port}", process.pid, keys, Path(root))
 
 
@@ -59,7 +59,7 @@ def no_op_machine(environment: Mapping[str, str], models: int = 1) -> Iterator[M
 def empty_route() -> Iterator[tuple[int, int]]:
     """Run `bench.servers.empty`; the value is its port and its process."""
     port = free_port()
-    with _running(["bench.servers.empty", str(port)], {}, lambda: _answers(port)) as process:
+    with running(["bench.servers.empty", str(port)], {}, lambda: _answers(port)) as process:
         yield port, process.pid
 
 
@@ -70,19 +70,22 @@ def ray_serve() -> Iterator[tuple[int, int]]:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         port = free_port()
         command = ["bench.servers.ray_serve", folder, str(port)]
-        with _running(command, {}, lambda: _answers(port)) as process:
+        with running(command, {}, lambda: _answers(port)) as process:
             yield port, process.pid
 
 
 @contextlib.contextmanager
-def _running(
-    command: list[str], variables: Mapping[str, str], is_ready: Callable[[], bool]
+def running(
+    command: list[str],
+    variables: Mapping[str, str],
+    is_ready: Callable[[], bool],
+    root: Path = ROOT,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a module until the block ends; its output is in the error if it ends before it is ready."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             [sys.executable, "-m", *command],
-            cwd=ROOT,
+            cwd=root,
             env={**os.environ, **variables},
             stdout=output,
             stderr=output,
@@ -106,7 +109,7 @@ def _answers(port: int) -> bool:
     return False
 
 
-def _runs(port: int, models: int) -> bool:
+def runs(port: int, models: int) -> bool:
     with contextlib.suppress(httpx.HTTPError):
         return httpx.get(f"http://127.0.0.1:{port}/status").text.count('"RUNNING"') >= models
     return False
