@@ -6,10 +6,10 @@ from bench.noop import NoopRuntimes
 from bench.noop.replica import NoopReplica
 from ndif.cluster.remote_actor import RemoteActor
 from ndif.host.runtimes import Runtimes
-from ndif.server.leader import Leader, main
+from ndif.server.leader import LeaderCandidate, main
 
 
-class NoopLeader(Leader):
+class NoopLeader(LeaderCandidate):
     """A leader that starts no-op replicas."""
 
     def runtimes(self) -> Runtimes:

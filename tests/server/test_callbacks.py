@@ -22,7 +22,7 @@ from ndif.control.operations import ListCallbacks, RetryCallbacks
 from ndif.schema.callback import Callbacks
 from ndif.schema.deployment import OperationError
 from ndif.server.embedded import Operator, Owner, Server
-from ndif.server.leader import Leader
+from ndif.server.leader import LeaderCandidate
 from ndif.server.process_config import ProcessConfig
 from ndif.stores.callbacks import CALLBACKS, SqliteCallbacks
 from tests.clients.harness import (
@@ -254,7 +254,7 @@ async def test_a_server_that_gets_a_broker_takes_its_call_backs_along(
         deployments=[],
         cluster_secrets=[SECRET],
     )
-    leader = Leader(Settings(broker_url=redis.url), config)
+    leader = LeaderCandidate(Settings(broker_url=redis.url), config)
     await leader.take_callbacks()
     assert await leader.stores.callbacks.due(100.0, 10) == callbacks
     await leader.stores.stop()

@@ -59,7 +59,7 @@ _CLUSTER_LOST = (
 )
 
 
-class Leader:
+class LeaderCandidate:
     """One candidate for the lead of a server.
 
     It takes the leader lock, connects to the machines that run replicas, and then runs a `Coordinator`
@@ -247,7 +247,7 @@ class Leader:
             await coordinator.stop()
 
 
-async def _run(leader: Leader, parent_pipe: int) -> None:
+async def _run(leader: LeaderCandidate, parent_pipe: int) -> None:
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, leader.stopping.set)
@@ -256,7 +256,7 @@ async def _run(leader: Leader, parent_pipe: int) -> None:
         await leader.run()
 
 
-def main(kind: type[Leader] = Leader) -> None:
+def main(kind: type[LeaderCandidate] = LeaderCandidate) -> None:
     """Stand by or lead until told to stop."""
     file = Path(sys.argv[1])
     config = ProcessConfig.read(file)

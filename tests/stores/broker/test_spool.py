@@ -19,7 +19,7 @@ from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.server.leader import Leader
+from ndif.server.leader import LeaderCandidate
 from ndif.server.process_config import ProcessConfig
 from ndif.stores.broker import BrokerError, MemoryBroker
 from ndif.stores.broker.redis.broker import RedisBroker
@@ -242,7 +242,7 @@ async def test_a_server_with_a_broker_has_it_run_what_one_without_left(
             await spool.add(request)
         spool.note_attempts(sent[1].id, 1)
     config = ProcessConfig(0, results, "secret", "token", "127.0.0.1", (), cluster_secrets=[SECRET])
-    leader = Leader(Settings(broker_url=redis.url), config)
+    leader = LeaderCandidate(Settings(broker_url=redis.url), config)
     await leader.stores.broker.client.flushall()
     await leader.stores.broker.start()
     for _ in range(2):  # the next leader finds nothing more
