@@ -25,7 +25,7 @@ See `ndif.control.leader.Leader.next_state`.
 """
 
 JOBS, AWAY = "jobs", "away"
-"""Names of events beside the parts of the state: the viewer's jobs, and why the state is unavailable."""
+"""Names of further events: the viewer's jobs, and the reason why there is no state."""
 _RETRY_S = 5.0
 _FRESH_S = 10.0
 """Greatest age of the last state that a new page gets while it waits for the next."""
