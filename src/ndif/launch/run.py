@@ -197,7 +197,6 @@ class ServerRun(Run):
 
     @property
     def _starts_head(self) -> bool:
-        """Return True if the head of the Ray cluster starts with this run."""
         services = self.prepared.services
         return any(service.name == "ray" and not service.joins for service in services)
 
