@@ -117,7 +117,6 @@ def _chosen(
 
 
 def _is_deployed(model: ModelStatus) -> bool:
-    """Return True if a model is dedicated, or an operator deployed it and it serves."""
     if model.dedicated:
         return True
     return any(model.replicas.values()) and not model.on_demand

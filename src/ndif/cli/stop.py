@@ -123,7 +123,6 @@ def _standalone_services() -> list[tuple[str, RunRecord]]:
 
 
 def _still_run(services: list[tuple[str, RunRecord]]) -> str:
-    """Return the sentence that services which were started alone still run."""
     named = " and ".join(f"the {name} at {record.url}" for name, record in services)
     runs, them = ("run", "them") if len(services) > 1 else ("runs", "it")
     return f"{named[0].upper()}{named[1:]} still {runs}; `ndif stop --services` stops {them}."
