@@ -1,4 +1,4 @@
-"""This program as an installed package, and the commands that install what it lacks."""
+"""The installed distribution: its name, and the commands that install missing packages."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from importlib import metadata
 from importlib.util import find_spec
 
 NAME = "ndif-server"
-"""Name of the distribution; on the public index, `ndif` is another project."""
+"""Distribution name; on PyPI, `ndif` is another project."""
 
 COMMAND_LINE = "ndif-cli"
-"""Beginning of the `User-Agent` of commands, by which the server's log of events names them."""
+"""`User-Agent` prefix of commands; the server's event log attributes their events by it."""
 
 
 def install_command(*packages: str) -> str:
-    """Return the command that installs packages into this environment, in the versions it takes.
+    """Return the shell command that installs packages into this environment, in supported versions.
 
-    An environment that uv has made has no pip.
+    It uses uv if pip is missing, as in an environment that uv has made.
     """
     pip = (
         [sys.executable, "-m", "pip", "install"]
@@ -28,7 +28,7 @@ def install_command(*packages: str) -> str:
 
 
 def _requirement(package: str) -> str:
-    """Return a package with the versions that the distribution requires, as pip takes it."""
+    """Return a package with the version specifier that the distribution declares for it, if any."""
     from packaging.requirements import Requirement
 
     try:

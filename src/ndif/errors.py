@@ -1,4 +1,4 @@
-"""Errors that are a sentence for the person who caused them, and such sentences for pydantic's errors."""
+"""Base of errors whose message is for operators and users, and such messages for pydantic's errors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MAX_SHOWN = 80
 
 
 class NdifError(Exception):
-    """Base of errors whose text is for the operator or user who caused them.
+    """Base of errors whose message is for the operator or user who caused them.
 
-    `str(error)` is a sentence, or a line for each problem, that says what is wrong and what to do. Whoever
-    catches it shows that text and stops; a traceback would add nothing.
+    `str(error)` is a sentence, or one line per problem: the cause and the remedy. A handler shows this text
+    and stops; a traceback would add nothing.
     """
 
 
@@ -27,7 +27,7 @@ class InvalidValue(NamedTuple):
     location: tuple[int | str, ...]
     """Path of the value within the document; empty for the document itself."""
     reason: str
-    """Rest of a sentence whose subject is the value, without its full stop."""
+    """Rest of a sentence that begins with `place`, without its full stop."""
     is_unknown: bool
     """True if the value is a field that the document cannot have."""
 
@@ -38,7 +38,7 @@ class InvalidValue(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """Return the whole sentence."""
+        """Return `place` and `reason` as one sentence."""
         if not self.location:
             return f"{self.reason}."
         is_predicate = self.reason.startswith(("must ", "is "))
@@ -46,7 +46,7 @@ class InvalidValue(NamedTuple):
 
 
 def problems(error: ValidationError, *, show_values: bool = True) -> list[InvalidValue]:
-    """Return the first ten problems of a pydantic error; hide the values where they may be secrets."""
+    """Return the first ten problems of a pydantic error; `show_values=False` hides possible secrets."""
     details = error.errors(include_url=False)[:_MAX_PROBLEMS]
     return [
         InvalidValue(
@@ -57,12 +57,12 @@ def problems(error: ValidationError, *, show_values: bool = True) -> list[Invali
 
 
 def quoted(value: object) -> str:
-    """Return the representation of a value, cut to what a sentence can bear."""
+    """Return the `repr` of a value, shortened to fit into a sentence."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = _MAX_SHOWN
     try:
         return short.repr(value)
-    except ValueError:  # Python writes no number of thousands of digits
+    except ValueError:  # Python refuses to print integers of thousands of digits
         return "a number too long to show"
 
 
@@ -107,6 +107,6 @@ def _reason(detail: ErrorDetails, show_value: bool) -> str:
 
 
 def _in_quotes(location: tuple[int | str, ...], value: Any) -> str:
-    """Return the YAML that makes text of a number: with its key, unless it is an element of a list."""
+    """Return the number as a YAML string: with its key, unless it is an element of a list."""
     key = f"{location[-1]}: " if location and isinstance(location[-1], str) else ""
     return f'{key}"{quoted(value)}"'

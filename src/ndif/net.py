@@ -1,4 +1,4 @@
-"""Sockets, addresses and shutdown of an HTTP server, as every size of the server needs them."""
+"""Listening sockets, addresses and graceful shutdown of an HTTP server."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ndif.tasks import end
 logger = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals on which every process of the server stops in good order."""
+"""Signals on which every process of the server shuts down gracefully."""
 
 _FIRST_PORT = 8289
 _LAST_PORT = 65535
 _FAREWELL_S = 0.2
-"""Seconds that the last messages need to reach their clients."""
+"""Seconds for the last messages to reach their clients."""
 _OR_ANY = "Choose another with --port, or leave it out to have a free one found."
 
 
@@ -35,7 +35,7 @@ class StartError(NdifError):
 
 
 class Http(uvicorn.Server):
-    """A uvicorn server that stops on the first signal, and leaves further shutdown to its caller."""
+    """A uvicorn server that stops on the first signal, and does not raise it again for its caller."""
 
     def __init__(
         self,
@@ -82,15 +82,15 @@ class Http(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def stop(self) -> None:
-        """Stop after the requests in progress; on a second call, at once."""
+        """Stop once the requests in progress have ended; on a second call, stop at once."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
 
 def listen(host: str, port: int | None, advice: str = _OR_ANY) -> socket.socket:
-    """Return a socket that listens on `port`, or on the first free one from 8289.
+    """Return a socket that listens on `port`, or on the first free port from 8289.
 
-    If the port is taken, a `StartError` ends with `advice`.
+    Raise a `StartError` if there is none; if `port` is taken, its message ends with `advice`.
     """
     for candidate in [port] if port else range(_FIRST_PORT, _LAST_PORT):
         listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -102,7 +102,7 @@ def listen(host: str, port: int | None, advice: str = _OR_ANY) -> socket.socket:
             listening.close()
             if error.errno != errno.EADDRINUSE:
                 raise StartError(
-                    # strerror, because an unknown name has no errno of the operating system.
+                    # An unknown host name has a strerror, but no errno of the operating system.
                     f"Cannot listen on {host}:{candidate}: {error.strerror}."
                 ) from error
             if port:
@@ -113,7 +113,7 @@ def listen(host: str, port: int | None, advice: str = _OR_ANY) -> socket.socket:
 
 
 def answers(host: str, port: int) -> bool:
-    """Return True if a server of this program answers there."""
+    """Return True if `GET /ping` at the address answers 200, as a server of this program does."""
     import httpx
 
     try:
@@ -126,7 +126,7 @@ def answers(host: str, port: int) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
-    """Return True if a host name or address reaches this machine alone."""
+    """Return True for a loopback address, and for `localhost` and its subdomains."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -134,12 +134,12 @@ def is_loopback(host: str) -> bool:
 
 
 def reachable_as(host: str, public_url: str) -> str | None:
-    """Return the name by which other machines reach a server on `host`; None if they do not."""
+    """Return the name by which other machines reach a server on `host`; None if they cannot."""
     return public_url or (None if is_loopback(host) else host)
 
 
 def with_password(url: str, password: str | None) -> str:
-    """Return the URL of a service with a password, unless it has credentials already."""
+    """Return `url` with the password, unless it has credentials already or names a Unix socket."""
     parts = urlsplit(url)
     if not password or parts.username or parts.password or parts.scheme == "unix":
         return url
@@ -147,19 +147,19 @@ def with_password(url: str, password: str | None) -> str:
 
 
 def is_everywhere(host: str) -> bool:
-    """Return True if `host` stands for every address of its machine."""
+    """Return True if `host` is a wildcard address, which stands for every address of its machine."""
     return host in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
 def local_url(host: str, port: int) -> str:
-    """Return the URL at which a server that listens on `host` is reached on its own machine."""
+    """Return the URL by which this machine reaches its own server that listens on `host`."""
     if is_everywhere(host):
         host = "::1" if ":" in host else "127.0.0.1"
     return f"http://{for_url(host)}:{port}"
 
 
 def for_url(host: str) -> str:
-    """Return a host as clients can write it in a URL."""
+    """Return `host` for a URL: IPv6 in brackets, this machine's name for a wildcard address."""
     if is_everywhere(host):
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host

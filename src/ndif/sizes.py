@@ -1,12 +1,12 @@
-"""Sizes as people read them; the model plane shows them, too."""
+"""Human-readable sizes, for the control plane and the model plane."""
 
 from __future__ import annotations
 
 
 def format_size(count: float | None) -> str:
-    """Return a number of bytes with a unit: "1.5GiB", or "2MB" where that is exact; "-" for None.
+    """Return bytes in binary units ("1.5GiB"), or in decimal ones if only they are exact; "-" for None.
 
-    `ndif.config.units.parse_size` reads it.
+    `ndif.config.units.parse_size` parses the text.
     """
     if count is None:
         return "-"

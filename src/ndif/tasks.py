@@ -1,4 +1,4 @@
-"""Tasks and child processes of the event loop: cancellation, deadlines and ends."""
+"""Helpers for asyncio tasks and child processes: start, deadline, cancellation and end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ else:
 T = TypeVar("T")
 
 _REAP_S = 10.0
-"""Seconds in which a killed process is gone."""
+"""Longest wait for the end of a killed process."""
 
 
 async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
@@ -30,7 +30,7 @@ async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
 
 
 def start(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[T]], name: str) -> asyncio.Task[T]:
-    """Start a task, which `tasks` holds until it ends."""
+    """Start a task; `tasks` references it until it ends, because the event loop's reference is weak."""
     task = asyncio.create_task(work, name=name)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
@@ -38,15 +38,15 @@ def start(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[T]], name: str) 
 
 
 async def within(work: Awaitable[T], seconds: float | None) -> T:
-    """Return the result of `work`, which is cancelled after so many seconds; None: never."""
+    """Return the result of `work`; after `seconds`, cancel it and raise an `asyncio.TimeoutError`."""
     async with timeout(seconds):
         return await work
 
 
 async def apart(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a library's `work`, whose own `asyncio.wait_for` may lose a cancellation.
+    """Return the result of a library's `work`, run as its own task so that it cannot lose a cancellation.
 
-    The caller's cancellation then arrives all the same, once the work has ended.
+    The library's `asyncio.wait_for` may lose one. The caller is cancelled once `work` has ended.
     """
     task = asyncio.create_task(work)
     try:
@@ -57,9 +57,9 @@ async def apart(work: Coroutine[Any, Any, T]) -> T:
 
 
 def aside(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Return the result of `work`, done in a thread that does not delay the end of the process."""
+    """Run `work` in a daemon thread, which does not delay the exit of the process; return its future."""
     future: Future[T] = Future()
-    future.set_running_or_notify_cancel()  # a caller that is cancelled leaves the thread to itself
+    future.set_running_or_notify_cancel()  # a cancelled caller does not stop the thread
 
     def do() -> None:
         try:
@@ -72,10 +72,10 @@ def aside(work: Callable[[], T]) -> asyncio.Future[T]:
 
 
 async def reap(process: asyncio.subprocess.Process) -> None:
-    """Wait for the end of a killed process, whose pipes nobody reads any more.
+    """Wait for the end of a killed process, and drain its pipes.
 
-    `Process.wait` alone does not return while more lies in a pipe than its reader takes. A process that the
-    killed one started may hold the pipes: it is not waited for.
+    `Process.wait` alone does not return while unread output fills a pipe. The wait has a limit, because a
+    child of the killed process may hold the pipes open.
     """
     with contextlib.suppress(asyncio.TimeoutError):
         await within(process.communicate(), _REAP_S)

@@ -1,4 +1,4 @@
-"""The operations on keys from the command line: by the running server, or else on the database itself."""
+"""Operations on keys from the command line: by the running server, or else directly on the database."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class AccountsClient:
-    """The users, keys and tiers of a server that runs, or of the database that this machine's would use."""
+    """The users, keys and tiers of a running server, or of the database in this machine's configuration."""
 
     def __init__(self, server: ServerClient | None) -> None:
         self._server = server
@@ -34,7 +34,7 @@ class AccountsClient:
         return self._server is not None
 
     def get(self, answer: type[T], name: str, **fields: str | None) -> T:
-        """Return the answer of an operation that changes nothing."""
+        """Return the answer of a read-only operation; fields that are None are not sent."""
         given = {key: value for key, value in fields.items() if value is not None}
         if self._server is None:
             return _perform(answer, name, given)
@@ -86,4 +86,4 @@ def _reach(url: str | None, token: str | None) -> AccountsClient:
 
 
 with_accounts = with_options_of(_reach)
-"""Pass a command the accounts of the server that its options name, or those of this machine."""
+"""Decorator that passes a command the accounts of the server in its options, or of this machine."""

@@ -10,7 +10,7 @@ from ndif.cli.output import show_answer
 from ndif.cli.server_client import CommandError, json_option
 
 SHORTEST = 12
-"""Characters that a password has at least."""
+"""Minimum length of a password."""
 _LONGEST = 1024
 
 
@@ -40,5 +40,5 @@ def password(as_json: bool) -> None:
     from ndif.config.reference import name_of
 
     variable, value = name_of("admin_password_hash"), PasswordHasher().hash(given)
-    # A shell would take what follows a dollar for a variable.
+    # Quoted, because a shell would expand the dollars in the hash.
     show_answer({variable: value}, as_json, [f"export {variable}='{value}'"])

@@ -1,4 +1,4 @@
-"""`ndif alerts`: what the server's own alerts tell, and whether they arrive."""
+"""`ndif alerts`: the incidents of the server's own alerts, and a test of their delivery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ndif cache`: the Hub's cache of this machine, and what may be deleted from it."""
+"""`ndif cache`: the Hub's cache of this machine, and the deletion of models from it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ndif.runtime.weights.cache import CachedRepository, CacheState
 
 Kept = Mapping[str, str]
-"""Reason by the name, in lower case, of each repository that stays."""
+"""Repositories that stay: the reason by the name in lower case."""
 
 
 @click.group("cache")
@@ -37,7 +37,7 @@ def command() -> None:
 
 
 def _kept(url: str | None, token: str | None) -> Kept:
-    """Return what the server keeps; without a server, only what processes use stays."""
+    """Return the repositories that the server keeps; without a server, only those in use stay."""
     try:
         answer = connect(url, token).get("/admin/cache")
     except NoServerHereError:
@@ -135,7 +135,7 @@ def remove(kept: Kept, as_json: bool, name: str) -> None:
 def _delete(
     state: CacheState, chosen: list[CachedRepository], as_json: bool, *, dry_run: bool = False
 ) -> None:
-    """Delete repositories, and show which; raise a CommandError if one could not be."""
+    """Delete repositories and print the result; raise a CommandError if one could not be deleted."""
     from ndif.runtime.weights.cache import delete
 
     gone = [one for one in chosen if dry_run or delete(one.name)]

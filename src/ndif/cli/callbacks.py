@@ -1,4 +1,4 @@
-"""`ndif callbacks`: the news of ended jobs that could not be delivered yet."""
+"""`ndif callbacks`: the callbacks of ended jobs that wait or were given up."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
         {"help": "Run Python code that comes with the checkpoint when it is loaded, or do not."},
     ),
 )
-"""Options that set what a deployment file sets by the same names."""
+"""Options for the settings of a deployment file, under the same names."""
 
 
 def with_settings(function: Command) -> Command:
@@ -165,7 +165,7 @@ def post_with_progress(
     answer: Future[Outcomes] = Future()
 
     if not quiet and sys.stderr.isatty():
-        what = ""  # bars show it
+        what = ""  # progress bars show it
 
     def post() -> None:
         try:
@@ -204,7 +204,7 @@ def _show(server: ServerClient, answer: Future[Outcomes]) -> None:
             try:
                 _update(bars, shown, server.get("/admin/status"))
             except CommandError:
-                return  # the answer to the POST says what is wrong
+                return  # the answer to the POST reports the error
 
 
 def _update(bars: Progress, shown: dict[str, TaskID], status: Any) -> None:
@@ -224,7 +224,7 @@ def _update(bars: Progress, shown: dict[str, TaskID], status: Any) -> None:
 
 
 def report(answer: Outcomes, as_json: bool, *, state: str) -> None:
-    """Print the outcome of a deployment, whose replicas are in `state`; raise the problems of models."""
+    """Print the outcome of a deployment, whose replicas have the `state`; raise the problems of models."""
     lines = dict.fromkeys(line for model in answer.models for line in _outcome(model, state))
     show_answer(answer, as_json, iter(lines))
     failed = [f"{model.repo_id}: {model.problem}" for model in answer.models if model.problem]

@@ -1,4 +1,4 @@
-"""`ndif doctor`: what this machine has for a server, and what it lacks."""
+"""`ndif doctor`: checks of this machine for a server."""
 
 from __future__ import annotations
 

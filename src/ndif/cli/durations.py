@@ -1,4 +1,4 @@
-"""Durations on the command line, written as everywhere else: "15m", or a number of seconds."""
+"""Durations on the command line, in the form of all settings: "15m", or a number of seconds."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ndif.config.units import format_duration, read_duration
 
 
 class DurationParam(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
-    """An option's value of so many seconds."""
+    """The type of an option whose value is a duration in seconds."""
 
     name = "duration"
 
     def __init__(self, at_least: float = 0.0, *, is_open: bool = False) -> None:
-        """Take the least number of seconds; `is_open`: it must be more than that."""
+        """Accept durations of at least `at_least` seconds; with `is_open`, of more than that."""
         self._at_least = at_least
         self._is_open = is_open
 

@@ -1,4 +1,4 @@
-"""`ndif events`: what was changed on the server, by whom, and when."""
+"""`ndif events`: the log of changes on the server, with author and time."""
 
 from __future__ import annotations
 

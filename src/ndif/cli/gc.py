@@ -1,4 +1,4 @@
-"""`ndif gc`: delete what has expired now, or tell how much that is."""
+"""`ndif gc`: delete or count expired data now."""
 
 from __future__ import annotations
 

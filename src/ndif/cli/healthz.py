@@ -1,4 +1,4 @@
-"""`ndif healthz`: the health of what `ndif start` runs here, for containers and supervisors."""
+"""`ndif healthz`: health of the server and services of this machine, for containers and supervisors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def command(ready: bool, as_json: bool) -> None:
 
 
 def _checks(ready: bool) -> dict[str, bool]:
-    """Return what runs with this session root, by name, and whether it is well."""
+    """Return the health of each server, worker and service of this session root, by name."""
     from ndif.launch.services import STANDALONE
     from ndif.launch.services.service import accepts_connections
 

@@ -93,7 +93,6 @@ def _session(as_json: bool) -> None:
 
 
 def _admin_address(record: RunRecord) -> list[tuple[str, Any]]:
-    """Return the address of the operator's routes, if they have one of their own."""
     from ndif.net import for_url
 
     if not record.admin_port:

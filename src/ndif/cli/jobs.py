@@ -1,4 +1,4 @@
-"""`ndif jobs`: a user's own jobs, or with the operator's token those of all."""
+"""`ndif jobs`: a user's own jobs, or with the operator's token all jobs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ndif.schema.job_state import OwnJob
 
 _CHUNK = 1 << 12
-"""Bytes that are decompressed at once: zstd makes 30,000 times as many of equal ones."""
+"""Bytes that are decompressed at once: few, because zstd expands equal bytes 30,000 times."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,7 +45,7 @@ _key_option = click.option(
 
 
 def as_user(function: Callable[Concatenate[ServerClient, bool, P], T]) -> Callable[..., T]:
-    """Add --key to a command of `with_server`, which is then the user's of that key."""
+    """Add the options of `with_server` and --key; with a key, the command acts as its user."""
 
     @functools.wraps(function)
     def command(server: ServerClient, as_json: bool, *args: Any, **kwargs: Any) -> T:
@@ -127,7 +127,7 @@ def _jobs(server: ServerClient, limit: int) -> list[dict[str, Any]]:
 
 
 def whole_id(server: ServerClient, job_id: str) -> str:
-    """Return the one id that begins with what was given, or else that."""
+    """Return the one id that begins with `job_id`, or `job_id` if none does; raise if several do."""
     found = matching_ids(job_id, (job["id"] for job in _jobs(server, 1000)))
     if len(found) > 1:
         raise NotFoundError(f"{job_id!r} is the beginning of {len(found)} ids: give more of it.")
@@ -135,7 +135,7 @@ def whole_id(server: ServerClient, job_id: str) -> str:
 
 
 def _download(url: str, output: Path) -> int:
-    """Write the result at an address to a file, decompressed, whole or not at all; return its size."""
+    """Download a result to a file, decompressed, whole or not at all; return its size."""
     import httpx
     import zstandard
 
@@ -147,7 +147,7 @@ def _download(url: str, output: Path) -> int:
             chunks = answer.iter_raw(_CHUNK)
             first = next(chunks, b"")
             chunks = itertools.chain((first,), chunks)
-            # Clients may ask for results that are not compressed. A beginning of zstd's is cut off.
+            # Clients may ask for uncompressed results. A partial zstd header is a truncated result.
             is_compressed = zstandard.FRAME_HEADER.startswith(first[: len(zstandard.FRAME_HEADER)])
             for content in _decompressed(chunks) if is_compressed else chunks:
                 file.write(content)
@@ -168,7 +168,7 @@ def _download(url: str, output: Path) -> int:
 
 
 def _decompressed(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the content of zstd frames, one after another; an end within one is a `CommandError`."""
+    """Yield the content of consecutive zstd frames; raise a `CommandError` if one is truncated."""
     import zstandard
 
     decompressor = zstandard.ZstdDecompressor()
@@ -180,7 +180,7 @@ def _decompressed(chunks: Iterable[bytes]) -> Iterator[bytes]:
                 frame = decompressor.decompressobj()
             yield frame.decompress(left)
             left = frame.unused_data
-    # zstd takes what is cut off for the beginning of what follows.
+    # zstd raises no error for a truncated frame, because more input could follow.
     if not frame.eof:
         raise CommandError(
             "The result is cut off: its compressed data end too early. Nothing was written; download it "

@@ -58,7 +58,7 @@ def command(service: str, follow: bool, lines: int, as_json: bool) -> None:
             while follow and (record := run_folder.record()) is not None:
                 # Read before the log, so that the last lines of a server that ends are shown.
                 alive = record.is_alive
-                # The low bits of a text position are bytes; the others, a decoder's state.
+                # The low bits of a text position are a byte offset; the others are the decoder's state.
                 if os.fstat(file.fileno()).st_size < file.tell() % (1 << 64):
                     file.seek(0)  # the log was rotated
                 for line in _whole_lines(file):

@@ -71,7 +71,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, _COMMANDS[name]) for name in self.list_commands(ctx)])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """See `click.Group`; an error for the operator is printed as its sentence, with exit code 1."""
+        """See `click.Group`; an `NdifError` is printed as its message, with exit code 1."""
         try:
             return super().invoke(ctx)
         except click.ClickException:
@@ -97,7 +97,7 @@ def cli(env_file: Path | None) -> None:
 
     given = {name: value for name, value in dotenv_values(env_file).items() if value is not None}
     if given.keys() - os.environ.keys():
-        # Processes that it starts, and `ndif restart`, read a process's first environment.
+        # Run again with these variables: `ndif restart` reads a process's first environment.
         arguments = [sys.executable, *sys.orig_argv[1:]]
         os.execve(sys.executable, arguments, {**given, **os.environ})  # noqa: S606 - this program
 

@@ -1,4 +1,4 @@
-"""`ndif model`: a model's tree of modules as nnsight sees it, and facts about it."""
+"""`ndif model`: the module tree of a model as nnsight sees it, and facts about the model."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _tree(node: Mapping[str, Any], generation: str) -> Tree:
 
 
 def _label(node: Mapping[str, Any], generation: str) -> Text:
-    """Return one line: the path, the class, the parameters. Text is never markup."""
+    """Return a module's line: path, class, parameters. A `Text`, so that no name is parsed as markup."""
     from rich.text import Text
 
     path = node["paths"][generation]
@@ -146,5 +146,5 @@ def _runs(indices: list[list[int]]) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return a repository's text without what would move a terminal's cursor, or turn its text around."""
+    """Escape a repository's text that could move a terminal's cursor or reverse its text."""
     return text if text.isprintable() else text.encode("unicode_escape").decode()

@@ -24,7 +24,7 @@ _PIPE_WIDTH = 200
 
 
 def warn_of_unread_variables() -> None:
-    """Print a warning for each variable that is meant for this server and that nothing reads."""
+    """Print a warning for each variable with the server's prefix that nothing reads."""
     from ndif.config.reference import unread
 
     for sentence in unread(os.environ):
@@ -37,7 +37,7 @@ def show_json(value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
+    """Return an answer as plain JSON values, and any other value unchanged."""
     if not is_dataclass(value):
         return value
     from ndif.schema.answer import to_plain
@@ -46,7 +46,7 @@ def _plain(value: Any) -> Any:
 
 
 def show_answer(answer: Any, as_json: bool, lines: Iterable[str]) -> None:
-    """Print the server's answer to an operation as JSON, or else the lines that tell it to people."""
+    """Print the server's answer to an operation as JSON, or else as `lines`."""
     if as_json:
         show_json(answer)
         return
@@ -55,7 +55,7 @@ def show_answer(answer: Any, as_json: bool, lines: Iterable[str]) -> None:
 
 
 def console() -> Console:
-    """Return the console for tables, wide enough that a pipe gets unfolded lines."""
+    """Return the console for tables; in a pipe, it is wide enough not to fold lines."""
     from rich.console import Console
 
     found = Console(highlight=False)
@@ -78,7 +78,7 @@ def table(title: str, headings: Sequence[str], rows: Iterable[Iterable[object]])
 
 
 def under(head: Sequence[object], rows: Iterable[Iterable[object]]) -> Iterator[tuple[object, ...]]:
-    """Yield each row after the cells of `head`, which are blank from the second row on."""
+    """Yield each row prefixed with the cells of `head`, which are blank from the second row on."""
     for number, row in enumerate(rows):
         yield (*(head if number == 0 else [""] * len(head)), *row)
 
@@ -118,7 +118,7 @@ def refresh(
     render: Callable[[T], RenderableType],
     interval_s: float | None,
 ) -> None:
-    """Show what `fetch` returns: once, or every `interval_s` seconds, as JSON then one value a line."""
+    """Show the result of `fetch` once, or every `interval_s` seconds; JSON is then one value per line."""
     if interval_s is None:
         show(fetch(), as_json, render)
         return

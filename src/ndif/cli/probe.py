@@ -99,7 +99,7 @@ def command(
 def _chosen(
     deployments: Mapping[str, ModelStatus], names: tuple[str, ...]
 ) -> Iterator[ModelStatus]:
-    """Yield the deployed models, or those of these names."""
+    """Yield the models with these names, or all deployed ones if there are no names."""
     if not names:
         yield from (each for each in deployments.values() if _is_deployed(each))
         return
@@ -117,14 +117,13 @@ def _chosen(
 
 
 def _is_deployed(model: ModelStatus) -> bool:
-    """Return True if a model is dedicated, or an operator deployed it and it serves."""
     if model.dedicated:
         return True
     return any(model.replicas.values()) and not model.on_demand
 
 
 def _generations_of(model: ModelStatus, runtimes: Mapping[str, Runtime]) -> Iterator[str]:
-    """Yield the installed generations that a model has replicas or a problem in, or else the newest."""
+    """Yield the installed generations in which a model has a state, or else the first installed one."""
     deployed = [each for each in runtimes if each in model.runtimes]
     yield from deployed or [*runtimes][:1]
 
@@ -138,7 +137,7 @@ def _probe(
     *,
     timeout_s: float,
 ) -> tuple[Target, Outcome]:
-    """Return a probe's outcome; `first` has the first value of each model, from whichever generation."""
+    """Probe a model; `first` collects the first value of each model, from any generation."""
     from ndif.probe.outcome import Outcome
     from ndif.probe.probe import Target, probe
     from ndif.schema.states import ProbeKind, ReplicaState

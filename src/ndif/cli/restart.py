@@ -85,7 +85,7 @@ def _restart_model(server: ServerClient, model: str, generation: str | None, as_
 
 
 def _restart_service(name: str, url: str | None, token: str | None, as_json: bool) -> None:
-    """Stop the processes of a service one after the other; whoever supervises them starts each again."""
+    """Stop the processes of a service one after the other; their supervisor starts each again."""
     from ndif.launch.services.plan import service_status
     from ndif.launch.services.processes import processes_of
     from ndif.server.process_config import came_up
@@ -120,7 +120,7 @@ def _restart_service(name: str, url: str | None, token: str | None, as_json: boo
         return came_up(run_folder.service_data("processes"), process, since)
 
     log = run_folder.log(name)
-    # Without one, the last has just ended, and its supervisor is about to start another.
+    # If there is none, the last has just ended, and its supervisor is about to start another.
     found: list[int | None] = [*processes()]
     for process in found or [None]:
         _restart_process(name, process, processes, is_up, log)
@@ -137,7 +137,7 @@ def _restart_process(
     is_up: Callable[[int, float], bool],
     log: Path,
 ) -> None:
-    """Stop one of `processes`, and return once another is up in its place; raise if that one ends."""
+    """Stop `process`, and return once its successor is up; raise if that ends or is not up in time."""
     began = time.time()
     before = {*processes(), process}
     try:
@@ -179,7 +179,7 @@ def _restart_server(server: ServerClient, as_json: bool) -> None:
             "the replicas of a model."
         )
     run_folder, record = running
-    # Read while the server lives: this command's own environment may have changed since the start.
+    # Read while the server lives: this command's own environment may differ.
     environment = _environment(record.pid)
     _warn_of_others(environment)
     arguments = _arguments(server, run_folder, record)
@@ -197,7 +197,7 @@ def _restart_server(server: ServerClient, as_json: bool) -> None:
 
 
 def _arguments(server: ServerClient, run_folder: RunFolder, record: RunRecord) -> list[str]:
-    """Return the arguments of the first start with the models deployed now, if the server can name them."""
+    """Return the arguments of the first start, with the models deployed now if the server can name them."""
     from ndif.schema.deployment_file import DeploymentFileError, read_file
 
     try:
@@ -219,7 +219,7 @@ def _arguments(server: ServerClient, run_folder: RunFolder, record: RunRecord) -
 
 
 def _warn_of_others(environment: Mapping[str, str]) -> None:
-    """Name the settings that this command's environment has, and that the server goes on without."""
+    """Name the settings of this command's environment that the server will not use."""
     from ndif.config.reference import name_of
     from ndif.config.settings import Settings
 

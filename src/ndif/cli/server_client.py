@@ -1,4 +1,4 @@
-"""HTTP client of a server, on this machine or elsewhere, with exit codes that scripts can use."""
+"""HTTP client of a server, on this machine or elsewhere, with exit codes for scripts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class NoServerError(CommandError):
 
 
 class NoServerHereError(NoServerError):
-    """No server runs on this machine, and none elsewhere is named."""
+    """No server runs on this machine, and the options name none elsewhere."""
 
 
 class NotFoundError(CommandError):
@@ -53,7 +53,7 @@ class RefusedError(CommandError):
 
 
 class ServerClient:
-    """The routes of one running server."""
+    """HTTP client of one running server."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ServerClient:
     ) -> None:
         """Reach the server at `url` as its operator with a token, or as the user of an API key.
 
-        `admin_url` is the address of the operator's routes if it is another.
+        `admin_url` is the address of the operator's routes, if they have their own.
         """
         self.url = url
         self._admin_url = admin_url or url
@@ -77,11 +77,11 @@ class ServerClient:
 
     @property
     def is_user(self) -> bool:
-        """Return True if the commands are a user's and not the operator's."""
+        """Return True if this client acts as a user and not as the operator."""
         return self._key is not None
 
     def as_user(self, key: str) -> ServerClient:
-        """Return the same server for the user of an API key."""
+        """Return a client of the same server that acts as the user of an API key."""
         return ServerClient(self.url, None, is_local=self.is_local, key=key)
 
     def delete(self, path: str) -> Any:
@@ -90,7 +90,7 @@ class ServerClient:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the headers that tell who asks."""
+        """Return the headers that identify and authenticate the caller."""
         named = {"User-Agent": f"{COMMAND_LINE}/{__version__}"}
         if self._key is not None:
             return {**named, "ndif-api-key": self._key}
@@ -118,7 +118,7 @@ class ServerClient:
     ) -> Any:
         """Return the answer of a route to `body`, like `get`; a timeout of None waits without limit.
 
-        A person is told that the command waits for `what`, if that takes long; not if it is empty.
+        If the answer takes long, print that the command waits for `what`, or nothing if it is empty.
         """
         return self._request("POST", path, body, timeout_s, what)
 
@@ -147,7 +147,7 @@ class ServerClient:
                 timeout=httpx.Timeout(timeout_s, connect=_TIMEOUT_S),
                 # A proxy would not reach this machine's own server.
                 trust_env=not self.is_local,
-                # Loading the certificates takes longer than the request.
+                # Loading the certificates takes longer than a request, so skip it without TLS.
                 verify=self.url.startswith("https:"),
             )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -170,7 +170,7 @@ class ServerClient:
 
 
 def read(kind: type[T], content: Any) -> T:
-    """Return the JSON of an answer as its type; raise a CommandError if it has another form."""
+    """Return the JSON of an answer as a `kind`; raise a CommandError if it has another form."""
     from pydantic import ValidationError
 
     from ndif.schema.answer import from_plain
@@ -244,9 +244,9 @@ json_option = click.option("--json", "--json-output", "as_json", is_flag=True, h
 def with_options_of(
     reach: Callable[[str | None, str | None], S],
 ) -> Callable[[Callable[Concatenate[S, bool, P], T]], Callable[P, T]]:
-    """Return what adds --url, --token and --json to a command.
+    """Return a decorator that adds --url, --token and --json to a command.
 
-    The command is passed what `reach` makes of a URL and a token, and True if it is to print JSON.
+    The command receives the result of `reach` for the URL and token, and True if it should print JSON.
     """
 
     def decorate(function: Callable[Concatenate[S, bool, P], T]) -> Callable[P, T]:
@@ -264,4 +264,4 @@ def with_options_of(
 
 
 with_server = with_options_of(connect)
-"""Pass a command the server that its options name."""
+"""Decorator that passes a command the server that its options name."""

@@ -115,7 +115,7 @@ def _simulate(trace: Path, cluster_file: Path, seed: int, as_json: bool, top: in
     world, requests = read_file(cluster_file), read_trace(trace)
     errors, ours = Console(stderr=True), logging.getLogger("ndif")
     began, level = time.monotonic(), ours.level
-    # The report has what a server would log, such as thousands of refusals.
+    # The report contains everything a server would log, such as thousands of refusals.
     ours.setLevel(logging.CRITICAL)
     try:
         with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:

@@ -79,7 +79,6 @@ def command(  # noqa: PLR0913 - each is an option of the command
 
 
 def _role(words: tuple[str, ...], worker: bool) -> tuple[Role, tuple[str, ...]]:
-    """Return what to start, and the checkpoints."""
     component = next((each for each in COMPONENTS if words[:1] == (each,)), None)
     if worker and component is not None:
         raise click.UsageError(f"--worker and {component} exclude each other.")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _NOT_DEPLOYED = "NOT DEPLOYED"
-"""State of a model that nobody has asked for."""
+"""State of a model without a processor."""
 
 
 @click.command("status")
@@ -112,7 +112,7 @@ def _models(server: ServerState) -> RenderableType:
 
 
 def _not_deployed(model: ModelState, windows: Iterable[BookedWindow]) -> str:
-    """Return the state of a model without replicas, and when a booking has it loaded."""
+    """Return the state of a model without a processor, and when a booking loads it."""
     starts = [each.start for each in windows if each.model == model.repo_id]
     if not starts:
         return _NOT_DEPLOYED
@@ -127,7 +127,7 @@ def _replica(replica: ReplicaStatus, names: Mapping[str, str], length: int) -> t
     if replica.total and state == "DEPLOYING":
         state += f" {100 * (replica.done or 0) / replica.total:.0f} %"
     elif replica.request_id:
-        # Its beginning is enough for `ndif kill`, which asks for more where it is not.
+        # A prefix is enough for `ndif kill`, which asks for more if it is ambiguous.
         state += f" {replica.request_id[:8]}"
     elif state == "RUNNING":
         state = "IDLE"

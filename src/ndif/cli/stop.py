@@ -1,4 +1,4 @@
-"""`ndif stop`: stop the server and all that was started with it; services of their own, if asked to."""
+"""`ndif stop`: stop the server and its services, and on request services that were started alone."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def command(
 
 
 def end(server: ServerClient, timeout_s: float = _TIMEOUT_S) -> Literal["asked", "signal"]:
-    """Ask a server to stop and wait until it has; signal the server of this machine if it does not."""
+    """Ask a server to stop, and wait until it has; send a signal to a local one that does not."""
     if not server.is_local:
         server.post("/admin/stop", {})
         with waiting_for(f"the server at {server.url} to stop"):
@@ -117,20 +117,19 @@ def end(server: ServerClient, timeout_s: float = _TIMEOUT_S) -> Literal["asked",
 
 
 def _standalone_services() -> list[tuple[str, RunRecord]]:
-    """Return the services that run without a server, in the order in which they are stopped."""
+    """Return the services that run without a server, in stop order."""
     found = ((name, run_folders().of_service(name).running()) for name in reversed(STANDALONE))
     return [(name, running[1]) for name, running in found if running is not None]
 
 
 def _still_run(services: list[tuple[str, RunRecord]]) -> str:
-    """Return the sentence on services that were started alone and go on."""
     named = " and ".join(f"the {name} at {record.url}" for name, record in services)
     runs, them = ("run", "them") if len(services) > 1 else ("runs", "it")
     return f"{named[0].upper()}{named[1:]} still {runs}; `ndif stop --services` stops {them}."
 
 
 def _terminate(record: RunRecord) -> None:
-    """Send SIGTERM to the process of a run, and to no other, and wait until it has ended."""
+    """Send SIGTERM to the process of a run, never to a later one with its PID, and wait for its end."""
     try:
         if record.is_alive:
             os.kill(record.pid, signal.SIGTERM)

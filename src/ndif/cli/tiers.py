@@ -1,4 +1,4 @@
-"""`ndif tiers`: what the holders of keys may do."""
+"""`ndif tiers`: the rights and limits of API keys."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def _rendered(answer: Any, *, is_own: bool) -> RenderableType:
 
 
 def bar(start: float, end: float, whole_s: float) -> str:
-    """Return the bar of a step between two times of a whole of seconds: at least one character."""
+    """Return a step's bar on a scale of `whole_s` seconds, at least one character wide."""
     scale = _WIDTH / max(whole_s, 1e-6)
     first = min(int(start * scale), _WIDTH - 1)
     last = max(first + 1, round(end * scale))

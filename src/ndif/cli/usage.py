@@ -1,4 +1,4 @@
-"""`ndif usage`: what the jobs of users, models or days add up to."""
+"""`ndif usage`: totals of jobs by user, model or day."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ndif users`: those who have API keys."""
+"""`ndif users`: the users who have API keys."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def command(everything: bool, as_json: bool) -> None:
 
 
 def _packages() -> dict[str, str | None]:
-    """Return the versions of what the server works with, by name; None for what is not installed."""
+    """Return the versions of the packages that the server uses, by name; None if not installed."""
     from importlib import metadata
 
     from ndif.host.runtimes import Runtimes

@@ -1,4 +1,4 @@
-"""The right to see the dashboard, and the user whose jobs are shown there."""
+"""Access control of the dashboard, and the user whose jobs a viewer sees."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _LOG_IN = (
 def mode_of(settings: Settings, host: str, *, places: bool) -> Mode:
     """Return who may see the dashboard of a server that listens on `host`.
 
-    Where the operator does not say, everybody may who is on the same machine. A server without `places` is
-    one user's own.
+    The setting decides. Without it, the dashboard is public if only this machine reaches the server, or if
+    the server has one user (not `places`); else it needs a login.
     """
     if settings.dashboard is not None:
         return settings.dashboard
@@ -36,32 +36,34 @@ def mode_of(settings: Settings, host: str, *, places: bool) -> Mode:
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """Whoever looks at the dashboard."""
+    """The person who looks at the dashboard."""
 
     account: Account | None = None
-    """None for one who has shown no key."""
+    """None for a viewer without an account."""
     is_known: bool = False
-    """True if the account is nobody else's, so that its jobs may be shown."""
+    """True if the account belongs to this viewer alone, so that its jobs may be shown."""
 
     @property
     def user(self) -> str | None:
-        """Return the user whose jobs the viewer sees; None for one who sees none."""
+        """Return the user whose jobs the viewer sees; None if the viewer sees none."""
         return self.account.user if self.account is not None and self.is_known else None
 
 
 @dataclass(frozen=True)
 class Access:
-    """Decides by an API key, or by a further check, who sees the state of the server."""
+    """Decides by API key, or by further checks, who sees the state of the server."""
 
     mode: Mode
     accounts: Accounts
     checks: list[Callable[[HTTPConnection], bool]] = field(default_factory=list)
-    """Further ways to be let in, such as an operator's session."""
+    """Checks that admit a viewer without a key, such as by an operator's session."""
 
     async def viewer(self, http: HTTPConnection) -> Viewer:
-        """Return the viewer who sends a request; raise if there is nothing for them to see.
+        """Return the viewer who sends a request.
 
-        A key that is sent has to be right, even where none is needed.
+        Raises:
+            NoSuchKeyError: If the request has a wrong key, even if the dashboard is public.
+            HttpError: 401, if the dashboard needs a key, and the request has none and passes no check.
         """
         caller = caller_of(http)
         try:
@@ -72,5 +74,5 @@ class Access:
             if self.mode == "public" or any(check(http) for check in self.checks):
                 return Viewer()
             raise HttpError(401, _LOG_IN) from None
-        # An address may be that of many.
+        # A caller with neither is known by address only, which several users may share.
         return Viewer(account, bool(account.key) or caller.uid is not None)

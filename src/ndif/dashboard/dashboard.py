@@ -1,4 +1,4 @@
-"""The dashboard of one process: its routes, put together."""
+"""The dashboard of one process, assembled from its parts."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from ndif.stores.accounts import Accounts
 class Dashboard:
     """The page at `/`, its files and its live state.
 
-    Owns the feed, which asks for the state while pages are open. Users' jobs, their cancellation and their
-    results are at the routes that every client uses.
+    Owns the feed, which requests the state while pages are open. Cancellation and results of jobs use the
+    same routes as every client.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class Dashboard:
     ) -> None:
         """Prepare the dashboard of a server that listens on `host`; nothing runs until a page is open.
 
-        `places`: True for a server of many users, False for one user's own.
+        `places`: True for a server of many users, False for a server of one user.
         """
         mode = mode_of(settings, host, places=places)
         self.access = Access(mode, accounts)
         self.pages = Pages()
         self._operators_at: tuple[int, ...] | None = ()
-        """Ports that have the operator's routes; None: each of them."""
+        """Ports that have the operator's routes; None for every port."""
         self._feed = Feed(next_state)
         self._facts = ServerFacts(runtimes, mode, places and not settings.dev_mode)
         self._events = EventRoutes(
@@ -55,18 +55,18 @@ class Dashboard:
         )
 
     def admit(self, is_operator: Callable[[HTTPConnection], bool], port: int | None) -> None:
-        """Show operators what users see, and their own views on `port`; None: on every port."""
+        """Show operators the dashboard, and their own views on `port`; None: on every port."""
         self.access.checks.append(is_operator)
         self._operators_at = (port,) if port is not None else None
 
     def routes(self) -> list[BaseRoute]:
-        """Return the routes; none if there is to be no dashboard."""
+        """Return the routes; none if the dashboard is off."""
         if self.access.mode == "off":
             return []
         return [ApiRoute("/", self.index, PAGE), *self._events.routes(), *self.pages.routes()]
 
     async def index(self, http: Request) -> Response:
-        """Answer with the page, the same for everybody: it knows no more than clients need."""
+        """Answer with the page, without a login: it contains only facts that every client may have."""
         facts = json.dumps(to_plain(await self._facts.describe()))
         _, port = http.scope.get("server") or ("", None)
         is_theirs = self._operators_at is None or port in self._operators_at

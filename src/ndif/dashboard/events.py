@@ -29,7 +29,7 @@ from ndif.stores.accounts import AccountsAwayError, NoSuchKeyError, TooManyGuess
 from ndif.tasks import end
 
 _BEAT_S = 15.0
-"""Seconds after which a stream that says nothing says that it is there; its viewer is looked up again."""
+"""Seconds between heartbeats of an idle stream, and between checks that its viewer still has access."""
 _BEAT = b":\n\n"
 _STATE = Description(
     "the server",
@@ -53,7 +53,7 @@ _EVENTS = Channel(
 
 @dataclass(frozen=True)
 class EventRoutes:
-    """Answers with the state to those who may see it."""
+    """Routes that send the state to permitted viewers."""
 
     settings: Settings
     access: Access
@@ -74,7 +74,7 @@ class EventRoutes:
         return project(State, await self.feed.state(), server=await self.facts.describe())
 
     async def events(self, http: Request) -> Response:
-        """Answer with a stream of what changes."""
+        """Answer with a stream of the state and its changes."""
         viewer = await self.access.viewer(http)
         return _EventStream(self, http, viewer, event_of("me", self._me(viewer)))
 
@@ -91,12 +91,12 @@ class EventRoutes:
 
 
 class _EventStream(Response):
-    """An answer that ends when its client leaves, the server stops or the viewer may see nothing more."""
+    """A stream that ends when its client leaves, the server stops or the viewer loses access."""
 
     def __init__(self, routes: EventRoutes, http: Request, viewer: Viewer, first: bytes) -> None:
         super().__init__(
             media_type="text/event-stream",
-            # A proxy that collects an answer before it passes it on would hold up everything.
+            # A proxy that buffers answers would hold back every event.
             headers={"X-Accel-Buffering": "no"},
         )
         del self.headers["Content-Length"]
@@ -106,7 +106,6 @@ class _EventStream(Response):
         self._first = first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until the end."""
         caller, account = caller_of(self._http), self._viewer.account
         with (
             self._routes.channels.one(caller, account),
@@ -133,7 +132,7 @@ class _EventStream(Response):
         try:
             viewer = await self._routes.access.viewer(self._http)
         except AccountsAwayError:
-            return True  # it was right, and may be
+            return True  # the key was valid, and may still be
         except (HttpError, NoSuchKeyError, TooManyGuessesError):
             return False
         return viewer.user == self._viewer.user

@@ -1,4 +1,4 @@
-"""The live state for the open pages of this process: asked for once for all, sent where it changed."""
+"""The live state for the open pages of this process: one request for all pages, only changes are sent."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from ndif.tasks import end, within
 logger = logging.getLogger(__name__)
 
 Next = Callable[[str, Sequence[str]], Awaitable[NextState]]
-"""Returns the state once it is not the one of this name, and the unfinished jobs of these users.
+"""Takes the name of the last state and user names; returns the next state and the users' unfinished jobs.
 
 See `ndif.control.leader.Leader.next_state`.
 """
 
 JOBS, AWAY = "jobs", "away"
-"""Names of events beside the parts of the state: one's own jobs, and a sentence if there is no state."""
+"""Names of further events: the viewer's jobs, and the reason why there is no state."""
 _RETRY_S = 5.0
 _FRESH_S = 10.0
-"""Seconds for which the last state is shown to a page that opens, until the next one is there."""
+"""Greatest age of the last state that a new page gets while it waits for the next."""
 _NO_STATE = "The server failed to describe its state; its log says why."
 
 
 class Subscriber:
-    """One open page: the parts that it has not been sent, each in its last form.
+    """One open page and its unsent events: the latest one of each name.
 
-    A page that reads slowly is sent fewer states, and never holds more than one of each part.
+    A page that reads slowly skips states, and never holds more than one event of a name.
     """
 
     def __init__(self, user: str | None) -> None:
@@ -45,7 +45,7 @@ class Subscriber:
         self._arrived = asyncio.Event()
 
     def put(self, name: str, event: bytes) -> None:
-        """Send an event, in place of one of that name that still waits."""
+        """Queue an event, in place of an unsent one of the same name."""
         self._waiting[name] = event
         self._arrived.set()
 
@@ -55,7 +55,7 @@ class Subscriber:
         self._arrived.set()
 
     async def next(self, within_s: float) -> bytes:
-        """Return the events that wait; nothing if none comes within that time, or the stream is closed."""
+        """Return the unsent events; without any, wait up to `within_s` or until the stream closes."""
         if not self._waiting and not self.is_closed:
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(self._arrived.wait(), within_s)
@@ -65,9 +65,9 @@ class Subscriber:
 
 
 class Feed:
-    """Asks for the state while pages are open, and gives each of them the parts that have changed.
+    """Requests the state while pages are open, and sends the changed parts to every page.
 
-    A part is serialised once for all pages. A user's jobs go to that user's pages alone.
+    A part is serialised once for all pages. The jobs of a user go only to the pages of that user.
     """
 
     def __init__(self, next_state: Next) -> None:
@@ -82,7 +82,7 @@ class Feed:
 
     @contextlib.contextmanager
     def subscribe(self, user: str | None) -> Iterator[Subscriber]:
-        """Yield a subscriber who gets the whole state first, and what changes then."""
+        """Yield a subscriber that gets the whole state first, then its changes."""
         subscriber = Subscriber(user)
         if self._is_closed:
             subscriber.close()
@@ -107,12 +107,12 @@ class Feed:
     async def state(self) -> PublicState:
         """Return the state as it is now."""
         found = (await self._next("", ())).state
-        if found is None:  # which no name of an earlier one asks for
+        if found is None:  # None means that the named state is unchanged, and "" names no state
             raise RuntimeError(_NO_STATE)
         return found
 
     def close(self) -> None:
-        """End every stream: the server stops."""
+        """End every stream, also of pages that open later: the server stops."""
         self._is_closed = True
         for subscriber in self._subscribers:
             subscriber.close()
@@ -127,7 +127,7 @@ class Feed:
             try:
                 await asyncio.wait({asked, changed}, return_when=asyncio.FIRST_COMPLETED)
                 if not asked.done():
-                    continue
+                    continue  # a user's page has opened: ask again, for that user's jobs too
                 answer = asked.result()
             except (OperationError, BrokerError) as error:
                 seen = await self._tell_away(str(error))
@@ -163,7 +163,7 @@ class Feed:
                 subscriber.put(JOBS, mine)
 
     async def _tell_away(self, sentence: str) -> str:
-        """Tell that there is no state, wait, and return the name of none."""
+        """Send `sentence` to the pages, wait before the next attempt, and return the name of no state."""
         self._put(AWAY, event_of(AWAY, {"detail": sentence}))
         self._parts, self._jobs = {}, {}
         await asyncio.sleep(_RETRY_S)
@@ -175,5 +175,5 @@ class Feed:
 
 
 def event_of(name: str, value: Any) -> bytes:
-    """Return an event as it is sent."""
+    """Return the bytes of a server-sent event whose data is `value` as JSON."""
     return f"event: {name}\ndata: {json.dumps(value, separators=(',', ':'))}\n\n".encode()

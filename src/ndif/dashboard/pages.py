@@ -1,4 +1,4 @@
-"""The dashboard's page and its files, which are read once and sent compressed."""
+"""The pages and static files of the dashboard, which are read once and sent compressed."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""Media types of the files that are sent, by the end of their names."""
+"""Media types by file suffix; files with other suffixes are not served."""
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
     "trusted-types 'none'"
 )
-"""The page's own files alone are run, and no text becomes markup or a script: the browser refuses both."""
+"""The browser runs only the page's own files, and refuses to turn text into markup or scripts."""
 _FOR_EVER = "public, max-age=31536000, immutable"
 _DIGITS = 16
 _BASE = "{{files}}"
-"""Stands in a page for the address of its files."""
+"""Placeholder in a page for the address of its files."""
 
 PAGE = Description(
     "the server",
@@ -91,7 +91,7 @@ class Pages:
         return [ApiRoute("/static/{version}/{name:path}", self.file, _FILE)]
 
     def page(self, name: str, http: Request, **words: str) -> Response:
-        """Return a page, in which each `{{word}}` is replaced by its text."""
+        """Return a page with each `{{word}}` replaced by its text, HTML-escaped."""
         content = self._pages[name]
         for word, text in words.items():
             content = content.replace(f"{{{{{word}}}}}", escape(text))
@@ -108,7 +108,7 @@ class Pages:
 
 
 def _contents(folder: Traversable, place: str = "") -> Iterable[tuple[str, bytes]]:
-    """Yield the files that are sent, with their names from the folder on."""
+    """Yield the path, relative to the first folder, and the content of each file that is served."""
     for each in folder.iterdir():
         name = f"{place}{each.name}"
         if each.is_dir():

@@ -1,4 +1,4 @@
-"""The facts of a server that its clients need: its version, and the nnsight that it runs."""
+"""Facts of a server that clients need: its version, and the nnsight versions that it runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FRESH_S = 30.0
 
 @dataclass
 class ServerFacts:
-    """Describes the server to pages; the installed generations are looked for now and then."""
+    """Describes the server to pages; the list of installed generations is at most 30 s old."""
 
     runtimes: Runtimes
     mode: Mode

@@ -1,4 +1,4 @@
-"""The accounts of a server that is to start: their checks, its first key, and the lines of a client."""
+"""Accounts at the start of a server: their checks, the first API key, and the file for clients."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _KEY_LINE = re.compile(r"^export NDIF_API_KEY=(\S+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class ClientLines:
-    """The file of the lines that a client needs, and the key in it if this start made that."""
+    """The file of shell lines that a client needs, and its API key if this start made the key."""
 
     file: Path
     first_key: str | None
 
 
 def access_problems(options: Settings) -> Iterator[str]:
-    """Yield why the configured accounts cannot be used."""
+    """Yield the reason why the configured accounts cannot be used, if there is one."""
     if (sentence := contradiction(options)) is not None:
         yield sentence
         return
@@ -58,7 +58,7 @@ def access_problems(options: Settings) -> Iterator[str]:
 
 
 def exposure_problem(options: AccountSettings, host: str) -> str | None:
-    """Return the sentence that everybody would have access; None if only this machine has."""
+    """Return an error if dev mode would admit other machines without a key, else None."""
     if not options.dev_mode or reachable_as(host, "") is None:
         return None
     return (
@@ -68,17 +68,17 @@ def exposure_problem(options: AccountSettings, host: str) -> str | None:
 
 
 def access_warning(options: AccountSettings) -> str | None:
-    """Return the sentence that other users of the machine can read or change the keys; None if none can."""
+    """Return a warning if other users of the machine can read or change the file of keys, else None."""
     if options.api_keys is None:
         return None
     try:
         return FileAccounts(options.api_keys.expanduser()).warning
     except KeysError:
-        return None  # a problem
+        return None  # `access_problems` reports it
 
 
 def described_form(options: Settings) -> str | None:
-    """Return where the keys are; None if nobody needs one. A `KeysError` says why they cannot be used."""
+    """Return the place of the keys, None if no key is needed; a `KeysError` says why they are unusable."""
     if options.api_keys is not None:
         return str(options.api_keys)
     if not named(options) and not default_file(options).exists():
@@ -96,10 +96,10 @@ def described_form(options: Settings) -> str | None:
 
 
 def prepare_access(options: Settings, url: str) -> ClientLines | None:
-    """Bring the database of keys, if there is one, to this version's schema; a StartError says why not.
+    """Migrate the database of keys, if there is one; raise a `StartError` if it cannot be used.
 
-    A database that no variable names gets a first key if it has none. Then the lines that a client of the
-    server at `url` needs are in a file. A database of another NDIF server stays as it is.
+    A database that no variable names gets a first key if it has none, and a file with the lines for clients
+    of the server at `url`. A database of another NDIF server stays as it is.
     """
     try:
         first_key = asyncio.run(_prepare(options))
@@ -126,14 +126,14 @@ async def _prepare(options: Settings) -> str | None:
 
 
 async def _first_key(options: Settings) -> str | None:
-    """Return a key for whoever starts the server; None if the database has keys."""
+    """Create and return a key for the user who starts the server; None if the database has keys."""
     accounts = open_accounts(options)
     registry = accounts.registry
     try:
         if registry is None or await registry.keys():
             return None
         key = new_key()
-        # Apart, so that others can be given the first right alone.
+        # Two tiers, so that an operator can give others the first right without the second.
         tiers = [tier_with([right], right) for right in ("hotswapping", "gated")]
         first = ImportedKey(digest_of(key), _own_name(), tiers, "made by the first start")
         await registry.import_keys([first])
@@ -150,7 +150,7 @@ def _own_name() -> str:
 
 
 def _write_lines(file: Path, url: str, key: str | None) -> bool:
-    """Write the lines of a client, whose key an earlier start may have made; return False without one."""
+    """Write a client's lines, with `key` or that of an earlier start; return False without either."""
     if key is None:
         try:
             found = _KEY_LINE.search(file.read_text())

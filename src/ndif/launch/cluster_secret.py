@@ -1,8 +1,7 @@
-"""The secret that signs what the processes of a server with a broker tell each other.
+"""The secret that signs messages between the processes of a server with a broker.
 
-All machines whose gateways or coordinators use one broker have the same. A server that starts its own
-broker makes the secret by itself; its replicas have it from the process that leads. It never goes into the
-broker.
+All machines whose gateways or coordinators share a broker have the same secret. A server that starts its
+own broker generates the secret, and its replicas receive it from the leader. The broker never stores it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ FILE = "cluster_secret"
 
 
 def cluster_secrets(options: Settings) -> tuple[str, ...]:
-    """Return the secrets of the variable, of its file or of the session root; none if there are none."""
+    """Return the secrets from the variable, else the named file, else the session root; else none."""
     if named := options.cluster_secret.get_secret_value():
         return split_secrets(named)
     if options.cluster_secret_file is not None:
@@ -35,7 +34,7 @@ def cluster_secrets(options: Settings) -> tuple[str, ...]:
 
 
 def ensure_cluster_secrets(options: Settings) -> tuple[str, ...]:
-    """Return the secrets; make the first one of this session root if there is none."""
+    """Return the secrets; generate one in the session root if there is none."""
     if found := cluster_secrets(options):
         return found
     file = secret_file(options)
@@ -52,7 +51,7 @@ def ensure_cluster_secrets(options: Settings) -> tuple[str, ...]:
 
 
 def _read(file: Path) -> tuple[str, ...]:
-    """Return the secrets of a file; raise a ServiceError that says why it has none."""
+    """Return the secrets in a file; raise a ServiceError if there is none."""
     try:
         found = split_secrets(file.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -66,17 +65,17 @@ def _read(file: Path) -> tuple[str, ...]:
 
 
 def secret_file(options: FolderSettings) -> Path:
-    """Return the file of the session root."""
+    """Return the file of the secret in the session root."""
     return options.root / FILE
 
 
 def assignment(secret: str) -> str:
-    """Return the shell's line that gives another machine a secret."""
+    """Return the shell line that sets the secret on another machine."""
     return f"export {VARIABLE}={secret}"
 
 
 def lacking(address: str) -> str:
-    """Return why a server cannot use a broker that it did not start, and what to do."""
+    """Return the error for a server without a secret whose broker somebody else started."""
     example = assignment(secrets.token_urlsafe(32))
     return (
         f"The broker at {address} was started by somebody else, and {VARIABLE} is not set: without a "

@@ -1,4 +1,4 @@
-"""`ndif start --detach`: the same run in a forked process whose output is its log."""
+"""`ndif start --detach`: the run in a forked process that writes its output to the log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _logger = logging.getLogger(__name__)
 
 
 def run_detached(run: Run) -> RunRecord:
-    """Run in a child process, and return its record once it answers; a failure leaves nothing."""
+    """Run in a child process, and return its record once it answers; clean up after a failure."""
     sys.stdout.flush()
     sys.stderr.flush()
     # The child inherits the lock and the port: nothing can take them between the checks and their use.
@@ -54,7 +54,7 @@ def _run_in_child(run: Run) -> None:
         if run.was_ready:  # otherwise the parent reads the log before it removes the run folder
             run.run_folder.end()
         logging.shutdown()
-        # The parent's clean-up, which an ordinary exit would run as well, is not this process's to do.
+        # An ordinary exit would also run the parent's clean-up.
         os._exit(code)
 
 

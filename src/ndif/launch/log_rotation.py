@@ -1,8 +1,8 @@
-"""Rotation of a session's logs, whichever process writes them.
+"""Rotation of a session's logs by copying and truncating.
 
 The server, its gateways and programs like Redis append to their logs through descriptors that they keep
-open. A log is therefore not renamed: its content is copied to `output.log.1`, and the log itself cut to
-nothing, after which each of them goes on at its beginning.
+open. Therefore a log is not renamed: its content is copied to `output.log.1`, then the log is truncated,
+and its writers continue at the beginning.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def rotate_all(folder: Path, max_bytes: int, kept: int) -> None:
 
 
 def rotate(log: Path, kept: int) -> None:
-    """Set a log's content aside as its newest earlier part, and keep so many parts."""
+    """Move a log's content to `LOG.1`, the older parts to the next numbers, and keep `kept` parts."""
     parts = [log.with_name(f"{log.name}.{number}") for number in range(1, kept + 1)]
     with log.open("r+b") as source, contextlib.ExitStack() as stack:
         if parts:
@@ -48,14 +48,14 @@ def rotate(log: Path, kept: int) -> None:
                 shutil.copyfileobj(source, target, _CHUNK)
                 target.flush()
             except OSError:
-                # A full disk: no earlier part gives way for half a log.
+                # The disk may be full: half a log must not replace an earlier part.
                 copy.unlink()
                 raise
             for older, newer in zip(reversed(parts), reversed(parts[:-1]), strict=False):
                 if newer.exists():
                     newer.replace(older)
             copy.replace(parts[0])
-            # What was written meanwhile: the time to lose a line in is that of one call.
+            # Copy what was written meanwhile, so that only a line within one call can be lost.
             while more := source.read(_CHUNK):
                 target.write(more)
             target.flush()
@@ -63,5 +63,5 @@ def rotate(log: Path, kept: int) -> None:
 
 
 def earlier_part(log: Path) -> Path:
-    """Return the newest earlier part of a log, which need not exist."""
+    """Return the path of a log's newest earlier part, which may not exist."""
     return log.with_name(f"{log.name}.1")

@@ -1,6 +1,6 @@
-"""The state of a machine before a server starts on it: what is there, what lacks, and what to do.
+"""Checks of a machine before a server starts on it: what is present, what is missing, and the remedy.
 
-`preflight` refuses a start for the same reasons; these checks also tell what is as it should be.
+`preflight` refuses a start for the same reasons; these checks also report successes.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ State = Literal["ok", "note", "problem"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     state: State
-    """`note`: a server starts, and may lack something; `problem`: it does not start, or not as meant."""
+    """`note`: a server starts, but may lack something; `problem`: it does not start, or not as intended."""
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """The GPUs of a machine, as its driver tells of them."""
+    """The GPUs of a machine, as its driver reports them."""
 
     names: tuple[str, ...] = ()
     """Names of the GPUs that a server uses."""
@@ -88,7 +88,7 @@ def _python(_: Settings) -> Iterator[Check]:
 
 
 def _compiled_modules(_: Settings) -> Iterator[Check]:
-    """Check that torch is compiled, or is kept so once it is; images of containers often forbid that."""
+    """Check that torch has bytecode on disk, or that Python may write it, unlike in many containers."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None or spec.cached is None or Path(spec.cached).exists():
         return
@@ -128,7 +128,7 @@ def _gpus(_: Settings) -> Iterator[Check]:
 
 
 def check_torch(torch: str, cuda: tuple[int, int] | None, machine: Gpus) -> Check:
-    """Return the check of a build of torch beside a machine's GPUs and driver."""
+    """Check that a build of torch fits a machine's GPUs and driver."""
     build = f"{torch}, for CUDA {_dotted(cuda)}" if cuda else f"{torch}, for CPUs only"
     if machine.names and cuda is None:
         return Check("torch", "problem", f"{build}: install a build for CUDA, or no GPU is used")
@@ -148,7 +148,7 @@ def _dotted(version: tuple[int, int] | None) -> str:
 
 
 def torch_build() -> tuple[str | None, tuple[int, int] | None]:
-    """Return torch's version and the CUDA that it was built for, read without importing it."""
+    """Return the versions of torch and of its CUDA, without importing torch; None for what is missing."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return None, None

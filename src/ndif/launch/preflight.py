@@ -1,4 +1,4 @@
-"""Checks before a server starts: all problems are reported at once, and nothing is left behind."""
+"""Checks before a server starts: all problems are reported at once, and a failure leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class ServerOptions:
     deployment_file: Path | None
     role: Role = "all"
     insecure: bool = False
-    """Let other machines in although nobody needs a key."""
+    """Admit other machines even if no key is needed."""
 
     @property
     def is_server(self) -> bool:
-        """Return False if only services are started."""
+        """Return True if a server starts, not only services or a worker."""
         return self.role in ("all", "api")
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Outcome of the checks of a start, with the port that they took."""
+    """Result of the checks before a start, with the listening sockets."""
 
     server: ServerOptions
     services: tuple[Service, ...]
@@ -57,11 +57,11 @@ class Prepared:
     admin: socket.socket | None = None
     """Socket of the operator's routes; None if they are on the server's."""
     warning: str | None = None
-    """Sentence on the API keys, which keeps no server from starting."""
+    """Warning on the API keys, which does not prevent the start."""
 
 
 def preflight(options: Settings, server: ServerOptions) -> Prepared:
-    """Check all that is to start, and take a server's port; a StartError names every problem."""
+    """Check a start, and listen on a server's ports; raise a StartError that lists every problem."""
     services, lacking = plan_services(options, server.role)
     problems = list(_machine_problems(options, server))
     deployments: tuple[DeploymentConfig, ...] = ()
@@ -106,7 +106,7 @@ def _listen_for_operators(options: OperatorSettings, port: int) -> socket.socket
 
 
 def _machine_problems(options: Settings, server: ServerOptions) -> Iterator[str]:
-    """Check the disk, and what a machine that runs models, and untrusted code next to them, must have."""
+    """Yield problems of the disk and, if models run here, of the confinement and the runtimes."""
     problem = disk_space_problem(options.root, "Sessions and results", name_of("session_root"))
     if problem is not None:
         yield problem
@@ -123,10 +123,10 @@ def _machine_problems(options: Settings, server: ServerOptions) -> Iterator[str]
 def _deployments(
     options: Settings, server: ServerOptions
 ) -> tuple[tuple[DeploymentConfig, ...], list[str]]:
-    """Return the deployments of the variable, the file and the arguments, and what is wrong with them.
+    """Return the deployments of the variable, the file and the arguments, and their problems.
 
-    Where a model is named twice, the arguments win over the file, and the file over the variable. Models of
-    the variable and the arguments are dedicated; the file says so for each.
+    For one model, arguments override the file, and the file overrides the variable. Models of the variable
+    and the arguments are dedicated; the file decides for each of its models.
     """
     sources: list[Callable[[], Iterable[DeploymentConfig]]] = [
         lambda: (replace(c, dedicated=True) for c in from_variable(options.deployments))

@@ -1,4 +1,4 @@
-"""One run of `ndif start`: its services, then what it serves, until it is told to stop."""
+"""One run of `ndif start`: it starts services, serves until it is stopped, and stops the services."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _logger = logging.getLogger(__name__)
 class Run:
     """One process with a run folder of its own, and the services that stop with it.
 
-    It owns the order: the run folder is published, services start one after the other, `_serve` serves, and
-    services stop in reverse. This class serves nothing else: its one service was named, or is a node that
-    joins a Ray cluster.
+    The run publishes its folder, starts the services one after the other, serves (`_serve`), and stops the
+    services in reverse. This base class runs one service alone: a named one, or a node that joins a Ray
+    cluster.
     """
 
     options: Settings
@@ -60,7 +60,7 @@ class Run:
 
     @property
     def log(self) -> Path:
-        """Return the file of the run's log."""
+        """Return the path of the run's log."""
         return self.run_folder.log(self.prepared.services[0].name)
 
     @property
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def start_timeout_s(self) -> float:
-        """Return the seconds that the start may take."""
+        """Return the longest time in seconds that the start may take."""
         return _SERVER_START_TIMEOUT_S + sum(
             service.start_timeout_s for service in self.prepared.services
         )
@@ -88,7 +88,10 @@ class Run:
     def serve(
         self, handlers: Iterable[logging.Handler], on_ready: Callable[[RunRecord], None]
     ) -> None:
-        """Serve until told to stop, and call `on_ready` once it does; `handlers` receive the log, too."""
+        """Serve until stopped; `handlers` also receive the log.
+
+        Call `on_ready` once the run serves; raise a `StartError` if it never does.
+        """
         logs.configure("server", self.options, [logging.FileHandler(self.log), *handlers])
         url, host, port, arguments = self._description()
         started = self._started
@@ -151,7 +154,7 @@ class Run:
             if not stopping.is_set():
                 await self._serve(supervisor, on_ready, stopping)
         finally:
-            # The HTTP server had its own handlers. A further signal does not interrupt the stop.
+            # The HTTP server has replaced the handlers. A further signal must not interrupt the stop.
             _stop_on_signals(stopping)
             await supervisor.stop()
             await end([rotating])
@@ -161,22 +164,19 @@ class Run:
     ) -> None:
         """Serve until `stopping` is set, and call `on_ready` once the run serves."""
         if self.prepared.server.role == "broker":
-            ensure_cluster_secrets(self.options)  # for the servers that use it
+            ensure_cluster_secrets(self.options)  # for the servers that use this broker
         on_ready()
         await supervisor.wait()
 
     def _description(self) -> tuple[str, str, int, list[str]]:
-        """Return the URL, host and port for the record, and the arguments that start the same again."""
+        """Return the URL, host and port for the record, and the arguments that repeat this start."""
         service, role = self.prepared.services[0], self.prepared.server.role
         argument = "--worker" if role == "worker" else role
         return service.address, service.host, service.port, [argument]
 
 
 class ServerRun(Run):
-    """One server: the gateway, the dispatcher and what they need.
-
-    They are in this one process, or, with a broker, in several that this one only supervises.
-    """
+    """The run of a server: in this process, or with a broker in several that this one only supervises."""
 
     @property
     def subject(self) -> str:
@@ -197,7 +197,6 @@ class ServerRun(Run):
 
     @property
     def _starts_head(self) -> bool:
-        """Return True if the head of the Ray cluster starts with this run."""
         services = self.prepared.services
         return any(service.name == "ray" and not service.joins for service in services)
 
@@ -229,7 +228,7 @@ class ServerRun(Run):
                 ),
             )
         else:
-            # A second of imports, of which a start that is refused or supervises others has no need.
+            # These imports take a second, which a start that is refused or only supervises does not need.
             from ndif.server.embedded import Operator, Server
             from ndif.server.heap import return_free_memory
 
@@ -246,7 +245,7 @@ class ServerRun(Run):
             http = Http(server.uvicorn_config(listening), on_ready, server.farewell)
             await http.serve(sockets=[listening, *([] if admin is None else [admin])])
             return
-        # Removed with the services' data when the run ends, also after a crash.
+        # Removed with the services' data when the run ends; after a crash, by the next run.
         file = self.run_folder.service_data("processes") / "config.json"
         config.write(file)
         dispatcher_log = self.run_folder.log("dispatcher")

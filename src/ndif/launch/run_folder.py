@@ -1,4 +1,4 @@
-"""The folder of one run of the server, from `ndif start` to `ndif stop`; to an operator, a session.
+"""The folder of one run of the server, from `ndif start` to `ndif stop`; operators call it a session.
 
 ~/.ndif/
 ├── .lock                               locked by the server's process for as long as it lives
@@ -49,7 +49,7 @@ _START_TIME_FIELD = 19
 
 
 class RunFolderError(NdifError):
-    """A run cannot have its folder."""
+    """The folder of a run cannot be created, or another run holds its lock."""
 
 
 def started_at(pid: int) -> int | None:
@@ -73,12 +73,12 @@ class ServiceRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Content of `config.json`: what other commands need to know about a run."""
+    """Content of `config.json`: the facts about a run that other commands need."""
 
     session_id: str
     pid: int
     pid_started: int
-    """Start of the process in ticks since boot, which tells it from a later process of the same number."""
+    """Start of the process in ticks since boot, because a later process may have the same PID."""
     url: str
     """Address for clients."""
     host: str
@@ -93,12 +93,12 @@ class RunRecord:
     node_type: NodeType = "head"
     admin_host: str = ""
     admin_port: int = 0
-    """Address of /admin/* where it is another; else 0."""
+    """Port of /admin/* if it has an address of its own, else 0."""
     services: dict[str, ServiceRecord] = field(default_factory=dict)
 
     @classmethod
     def of_this_process(cls, session_id: str, **fields: Any) -> RunRecord:
-        """Return the record of a run that this process starts now, with the other fields."""
+        """Return the record of a run that this process starts now; `fields` are the other fields."""
         pid = os.getpid()
         return cls(
             session_id=session_id,
@@ -116,7 +116,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run, as any process may read it."""
+    """The folder of one run, for any process that reads it."""
 
     folder: Path
 
@@ -148,7 +148,7 @@ class RunFolder:
             return None
 
     def signing_key(self) -> str:
-        """Return the key that signs the addresses of results; the run that takes them over uses it too."""
+        """Return the key that signs the addresses of results; it moves with the results to the next run."""
         # Imported here: other commands read run folders and need no store.
         from ndif.stores.objects.files import signing_key
 
@@ -167,18 +167,19 @@ class RunFolder:
 
 
 class RunFolders:
-    """All run folders below one root; at most one of them belongs to a running process.
+    """All run folders below one root.
 
-    A lock of the operating system decides which process may run, so a process that is killed holds nothing.
+    At most one of them belongs to a running process, which holds a lock of the operating system. A process
+    that is killed releases it.
     """
 
     def __init__(self, root: Path, service: str | None = None) -> None:
-        """`service`: the name of the one that runs here without a server."""
+        """Use the run folders below `root`; `service` names a service that runs there without a server."""
         self.root = root.expanduser().absolute()
         self._service = service
 
     def current(self) -> RunFolder | None:
-        """Return the run folder that `current` leads to, whether or not its process lives."""
+        """Return the run folder that the link `current` names, even if its process has ended."""
         try:
             folder = self.root / (self.root / _CURRENT).readlink()
         except OSError:
@@ -192,7 +193,7 @@ class RunFolders:
         return (run_folder, record) if run_folder and record and record.is_alive else None
 
     def latest(self) -> RunFolder | None:
-        """Return the current run folder, or else the one that was made last."""
+        """Return the current run folder, else the newest one."""
         found = sorted(folder for folder in self.root.glob(f"{_PREFIX}*") if folder.is_dir())
         return self.current() or (RunFolder(found[-1]) if found else None)
 
@@ -201,7 +202,7 @@ class RunFolders:
         return RunFolders(self.root / "services" / name, name)
 
     def create(self, *logs: str) -> ActiveRunFolder:
-        """Create a run folder for this process, with these logs, unless another process runs here."""
+        """Create and lock a run folder with these logs; raise a `RunFolderError` if another run lives."""
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = self._lock()
@@ -211,7 +212,7 @@ class RunFolders:
                 "the variable NDIF_SESSION_ROOT."
             ) from error
         try:
-            stale = self.current()  # of a process that is gone: its lock is free
+            stale = self.current()  # its process has ended, because the lock was free
             if stale is not None:
                 self.retire(stale)
             return ActiveRunFolder(self._create(logs or LOG_NAMES[:2]), self, lock, stale)
@@ -220,7 +221,7 @@ class RunFolders:
             raise
 
     def retire(self, run_folder: RunFolder) -> None:
-        """Remove what is valid only during the run: the link `current`, the token and services' data."""
+        """Remove the parts that are valid only during the run: `current`, the token and services' data."""
         if self.current() in (None, RunFolder(run_folder.folder)):
             (self.root / _CURRENT).unlink(missing_ok=True)
         (run_folder.folder / "token").unlink(missing_ok=True)
@@ -245,7 +246,7 @@ class RunFolders:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return lock
-            # Its holder may be about to end.
+            # The holder of the lock may be about to end.
             time.sleep(_PAUSE_S)
         os.close(lock)
         raise RunFolderError(self.already_running())
@@ -265,7 +266,7 @@ class RunFolders:
         return folder
 
     def _take_over_results(self, run_folder: RunFolder) -> None:
-        """Move the results of the run before into this one, so that its clients find them."""
+        """Move the results of the previous run into this one, so that its clients find them."""
         for results in sorted(self.root.glob(f"{_PREFIX}*/results"), reverse=True):
             if run_folder.results.exists():
                 rmtree(results, ignore_errors=True)
@@ -295,22 +296,22 @@ class ActiveRunFolder(RunFolder):
         link.replace(self.run_folders.root / _CURRENT)
 
     def end(self) -> None:
-        """Retire the run folder: its record, logs and results stay."""
+        """Retire the run folder and release the lock; the record, logs and results stay."""
         self.run_folders.retire(self)
         os.close(self.lock)
 
     def discard(self) -> None:
-        """Remove the run folder and hand its results back, as if the run had never begun."""
+        """Remove the run folder and move its results back, as if the run had never begun."""
         self.run_folders.retire(self)
         others = set(self.run_folders.root.glob(f"{_PREFIX}*")) - {self.folder}
-        if others:  # the next run takes the results over from the run before
+        if others:  # the next run takes the results over from there
             self.results.rename(RunFolder(max(others)).results)
         rmtree(self.folder, ignore_errors=True)
         os.close(self.lock)
 
 
 def no_start(subject: str, log: Path) -> str:
-    """Return the sentence that `subject` did not come up, with the end of its log."""
+    """Return the message that `subject` did not come up, with the end of its log."""
     lines = log_end(log)
     if not lines:
         return f"{subject} did not come up, and logged nothing."
@@ -326,7 +327,7 @@ def log_end(log: Path) -> list[str]:
 
 
 def within(seconds: float, is_done: Callable[[], bool]) -> bool:
-    """Wait until `is_done`, and return False if it is not after so many seconds."""
+    """Wait until `is_done()`; return False if it is not after `seconds`."""
     deadline = time.monotonic() + seconds
     while not is_done():
         if time.monotonic() > deadline:

@@ -143,7 +143,7 @@ def _print_detached(record: RunRecord, run: Run, lines: ClientLines | None, as_j
 
 
 def _key_line(lines: ClientLines, console: Console) -> str:
-    """Return the line by which a client gets its key, which is for a terminal, and not for a log."""
+    """Return the line that gives a client its key; show the key itself on a terminal only, not in a log."""
     if lines.first_key is not None and console.is_terminal:
         return f"    export NDIF_API_KEY={lines.first_key}   # the first key; it is kept in {lines.file}\n"
     return f"    . {lines.file}   # sets NDIF_HOST, and NDIF_API_KEY to the key that the first start made\n"
@@ -166,7 +166,7 @@ def _print_secret(run: ServerRun, console: Console) -> None:
     file = secret_file(run.options)
     if not run.options.broker_url or not file.exists() or run.options.has_own_secret:
         return
-    # The value is for a terminal, and not for a log.
+    # Show the value on a terminal only, not in a log.
     secret = cluster_secrets(run.options)[0] if console.is_terminal else f"$(cat {file})"
     console.print(
         "Another server with this broker, and a machine that joins this server's Ray cluster, needs:\n\n"

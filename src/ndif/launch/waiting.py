@@ -1,4 +1,4 @@
-"""A line that says what a command waits for, once that takes longer than a person sits still."""
+"""A message that names the reason of a command's wait, once it takes longer than two seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SILENCE_S = 2.0
 def waiting_for(what: str) -> Iterator[None]:
     """Print "Waiting for WHAT …" on standard error if the block takes more than two seconds.
 
-    Nothing is printed for an empty text: something else shows the progress.
+    Print nothing for an empty text, of a caller that shows progress otherwise.
     """
     if not what:
         yield

@@ -1,1 +1,1 @@
-"""Probes: real traces by real clients, which say if a server serves its models and serves them right."""
+"""Probes: real traces by real clients, which check that a server serves its models correctly."""

@@ -1,4 +1,4 @@
-"""The outcomes of a server's own probes of the last day, and what they add up to."""
+"""Outcomes of a server's own probes of the last day, and their summary."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _DIGITS = 4
 
 @dataclass(eq=False)
 class History:
-    """The outcomes of one target that say how it is served."""
+    """The outcomes of one target, and its first value for comparison."""
 
     first: Value | None = None
-    """Value of the first probe that succeeded, with which later ones are compared."""
+    """Value of the first successful probe, with which later values are compared."""
     withdrawals: int = 0
-    """Times that an operator had evicted the model when its first value came."""
+    """Number of evictions by an operator for which `first` is valid."""
     last: Outcome | None = None
     """The last outcome of any kind."""
     at: float = 0.0
     """Unix seconds of the last outcome."""
     up: bool | None = None
-    """True if the last outcome that counts is a success; None before there is one."""
+    """True if the last counted outcome is a success; None before the first."""
     _counted: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=_MOST))
 
     def note(self, outcome: Outcome, now: float) -> None:
-        """Add an outcome; a model that is loading, or cannot be probed, was neither up nor down."""
+        """Add an outcome; LOADING and UNSUPPORTED count neither as up nor as down."""
         self.last, self.at = outcome, now
         if outcome.kind in (ProbeKind.LOADING, ProbeKind.UNSUPPORTED):
             return
@@ -46,7 +46,7 @@ class History:
             self.first = outcome.value
 
     def public(self, now: float) -> PublicProbe | None:
-        """Return the facts that anybody may know; None before the first probe."""
+        """Return the public summary of the last day; None before the first probe."""
         if self.last is None:
             return None
         while self._counted and self._counted[0][0] < now - _KEPT_S:
@@ -65,15 +65,15 @@ class History:
 
 @dataclass(eq=False)
 class Histories:
-    """The history of each target that is probed, for as long as its process leads."""
+    """The histories of all probed targets; they last as long as the leader's process."""
 
     now: Callable[[], float] = time.time
     _of: dict[Target, History] = field(default_factory=dict)
 
     def of(self, target: Target, withdrawals: int = 0) -> History:
-        """Return a target's history.
+        """Return the history of a target; discard its first value if `withdrawals` has changed.
 
-        An operator who evicts a model may deploy another under its name: its first value is forgotten.
+        An operator who evicts a model may deploy another one under the same name.
         """
         history = self._of.setdefault(target, History(withdrawals=withdrawals))
         if history.withdrawals != withdrawals:
@@ -81,7 +81,7 @@ class Histories:
         return history
 
     def first_of(self, target: Target) -> Value | None:
-        """Return the first value of a target, or else of its model in another generation."""
+        """Return the first value of a target, else of its model in another generation, else None."""
         values = [
             history.first
             for other, history in self._of.items()
@@ -96,12 +96,12 @@ class Histories:
             del self._of[gone]
 
     def public(self, target: Target) -> PublicProbe | None:
-        """Return the facts that anybody may know of a target; None if it was not probed."""
+        """Return the public summary of a target; None if it was not probed."""
         history = self._of.get(target)
         return None if history is None else history.public(self.now())
 
     def for_operator(self, target: Target) -> Probe | None:
-        """Return the same with the reason of a failure."""
+        """Return the summary of a target with the reason of a failure; None if it was not probed."""
         found = self.public(target)
         if found is None:
             return None

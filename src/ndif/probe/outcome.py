@@ -1,4 +1,4 @@
-"""The question to the process of a probe, and the outcome that it answers with."""
+"""Input and output of a probe's process: `Question` and `Outcome`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ndif.schema.states import ProbeKind
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The model that a process is to probe, and its way to the server."""
+    """The model to probe, and the server's address."""
 
     url: str
     key: str
     cache: str
-    """The client's folder of a model's config and tokenizer."""
+    """Folder in which the client caches a model's config and tokenizer."""
     repo_id: str
     revision: str | None
     task: str | None
@@ -24,18 +24,18 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A sample of a value, by which it is compared with those of other probes."""
+    """A sample of a traced value, for comparison with other probes."""
 
     shape: tuple[int, ...]
     dtype: str
     tolerance: float
-    """Difference that is no difference, as a share of the numbers' spread."""
+    """Largest distance of equal values, as a fraction of their spread or mean, whichever is larger."""
     numbers: tuple[float, ...]
     tokens: tuple[int, ...]
-    """The tokens of the highest scores; empty for a model that predicts none."""
+    """Ids of the tokens with the highest scores; empty for a model that predicts none."""
 
     def differs_from(self, other: Value) -> str | None:
-        """Return the sentence that this is another value; None if it is the same but for rounding."""
+        """Return a sentence if the values differ by more than rounding, else None."""
         if (self.shape, len(self.numbers)) != (other.shape, len(other.numbers)):
             return (
                 f"The value has the shape {list(self.shape)}, and had {list(other.shape)} before."
@@ -43,7 +43,7 @@ class Value:
         mean = math.fsum(other.numbers) / max(1, len(other.numbers))
         spread = math.dist(other.numbers, [mean] * len(other.numbers))
         distance = math.dist(self.numbers, other.numbers)
-        # A replica on another device may be loaded in another type.
+        # Replicas on different devices may be loaded in different dtypes.
         allowed = max(self.tolerance, other.tolerance)
         if distance <= allowed * max(spread, abs(mean), 1e-9):
             return None
@@ -59,18 +59,18 @@ class Outcome:
 
     kind: ProbeKind
     reason: str = ""
-    """Sentence that says what is wrong; empty if nothing is."""
+    """Sentence on the failure; empty if there is none."""
     seconds: float | None = None
-    """Seconds from sending the trace to its value, its wait in the queue included; None without a value."""
+    """Seconds from sending the trace to its value, including the queue; None without a value."""
     value: Value | None = None
 
     @property
     def failed(self) -> bool:
-        """Return True if the model is not served as it should be."""
+        """Return True for every kind but OK, LOADING and UNSUPPORTED."""
         return self.kind not in (ProbeKind.OK, ProbeKind.LOADING, ProbeKind.UNSUPPORTED)
 
     def against(self, first: Value | None) -> Outcome:
-        """Return this outcome, or a wrong one if its value is another than the first of the model."""
+        """Return this outcome, or a WRONG one if its value differs from `first`."""
         if first is None or self.value is None:
             return self
         reason = self.value.differs_from(first)

@@ -1,4 +1,4 @@
-"""One probe: a process with the real client of a generation, its limits, and the judgement of its value."""
+"""One probe: a limited child process with the real client of a generation, and its outcome."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from ndif.tasks import end, reap, within
 _MODULE = "ndif.probe.trace"
 _LONGEST_ANSWER = 1 << 16
 _LAST_ERRORS = 4096
-"""Bytes of a process's other output that are kept, for the reason of its end."""
+"""Bytes kept of the end of standard error, to explain why a process ended."""
 _MAX_REASON = 500
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 _WAY = (
     *(*_PROXIES, *map(str.upper, _PROXIES)),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
 )
-"""Variables by which clients reach servers on other machines."""
+"""Environment variables of proxies and certificates, which reach servers on other machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model that is probed in one generation."""
+    """A model and the generation in which it is probed."""
 
     repo_id: str
     revision: str | None
@@ -45,23 +45,23 @@ class Target:
 
     @classmethod
     def of(cls, key: ModelKey, generation: str) -> Target:
-        """Return the target that a model's key names."""
+        """Return the target of a model key in a generation."""
         return cls(key.repo_id, key.revision, key.task, generation)
 
     @property
     def label(self) -> str:
-        """Return the repository, and the revision behind an `@` where one is named."""
+        """Return `REPOSITORY`, or `REPOSITORY@REVISION` if there is a revision."""
         return self.repo_id + (f"@{self.revision}" if self.revision else "")
 
 
 async def probe(
     target: Target, runtime: Runtime, url: str, key: str, cache: Path, timeout_s: float
 ) -> Outcome:
-    """Send one trace to the server at `url` and return what came of it.
+    """Send one trace to the server at `url` from a child process, and return the outcome.
 
-    `cache` is the client's folder of a model's config and tokenizer. The process is ended, and all that it
-    started, after `timeout_s` seconds or when this is cancelled. It unpickles what was made where the model
-    ran: it has none of this process's secrets, and reaches no file but the client's own.
+    The client keeps the model's config and tokenizer in `cache`. The process group is killed after
+    `timeout_s` seconds or on cancellation. The client unpickles data from the machine that ran the model.
+    Therefore it has no secrets of this process, and reaches only its own files if the kernel allows that.
     """
     model = target.repo_id, target.revision, target.task
     question = Question(url, key, str(cache), *model, timeout_s)
@@ -84,9 +84,9 @@ async def probe(
 
 
 def variables_of_client(runtime: Runtime, url: str) -> dict[str, str]:
-    """Return the environment of a client of the server at `url`, which has none of this process's secrets.
+    """Return the environment of a client of the server at `url`, without secrets of this process.
 
-    The way to another machine may lead through a proxy, or to a certificate of one's own.
+    A server on another machine may need a proxy, or certificates of a private authority.
     """
     known = for_untrusted(environment(runtime))
     if is_loopback(urlsplit(url).hostname or ""):
@@ -95,27 +95,27 @@ def variables_of_client(runtime: Runtime, url: str) -> dict[str, str]:
 
 
 async def _converse(process: asyncio.subprocess.Process, question: Question) -> tuple[bytes, str]:
-    """Return the line that answers a question, empty if none comes, and the end of the other output."""
+    """Send a question; return the line that answers it, or an empty one and the end of standard error."""
     writer, reader, errors = process.stdin, process.stdout, process.stderr
     if writer is None or reader is None or errors is None:
         raise TypeError("the process has no pipes")
     saying = asyncio.create_task(_last_of(errors), name="errors of a probe")
     try:
         line = b""
-        with contextlib.suppress(ConnectionError):  # it has ended
+        with contextlib.suppress(ConnectionError):  # the process has ended
             writer.write(to_json(question) + b"\n")
             await writer.drain()
             line = await reader.readline()
         return line, "" if line else await saying
     except ValueError:
-        # It may be at it still, and nobody reads on: its other output need not end.
+        # The process may still be writing, so its standard error may never end.
         return b"", f"its line is longer than {format_size(_LONGEST_ANSWER)}"
     finally:
         await end([saying])
 
 
 async def _last_of(reader: asyncio.StreamReader) -> str:
-    """Read all that comes and return the end of it."""
+    """Read to the end of the stream, and return its last part."""
     last = b""
     while read := await reader.read(_LAST_ERRORS):
         last = (last + read)[-_LAST_ERRORS:]
@@ -123,15 +123,15 @@ async def _last_of(reader: asyncio.StreamReader) -> str:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill a process and those that it started."""
+    """Kill a process with its process group, and reap it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     await reap(process)
 
 
 def _outcome(line: bytes, errors: str) -> Outcome:
-    """Return the outcome that a process's answer tells, or that it ended without one."""
-    with contextlib.suppress(ValueError):  # it has none
+    """Return the outcome in a process's answer, or an ERROR outcome if there is none."""
+    with contextlib.suppress(ValueError):  # the line is no outcome
         outcome = from_json(Outcome, line)
         return replace(outcome, reason=outcome.reason[:_MAX_REASON])
     lines = [text for text in map(str.strip, errors.splitlines()) if text]

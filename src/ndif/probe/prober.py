@@ -1,4 +1,4 @@
-"""The built-in prober: it probes the models of its server one after the other, for as long as it leads."""
+"""The built-in prober of the leader, which probes the models of its server one after the other."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ _LOADING_S = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A model that should serve a generation, as its server knows it now."""
+    """A model that should serve a generation, with its current state."""
 
     target: Target
     serves: bool
     problem: str | None
-    """Reason for which it could not be deployed."""
+    """Reason why the model could not be deployed."""
     withdrawals: int
-    """Times that an operator evicted it."""
+    """Number of evictions by an operator."""
     trust_remote_code: bool
 
 
 @dataclass(eq=False)
 class Prober:
-    """Probes every watched model once in an interval, and keeps what came of it.
+    """Probes every watched model once per interval, and records the outcomes.
 
     Never runs two probes at once: they are spread over the interval. A model that does not serve gets no
-    trace, which would have it loaded: while it is loading that is no failure. The jobs wait in the queue
-    behind those of users. Which models are watched is for its caller to say.
+    trace, which would load it; while it is loading, this is no failure. In the queue, all probes together
+    count as one user.
     """
 
     watched: Callable[[], Sequence[Watched]]
-    """Return the models that should serve."""
+    """Returns the models to probe, which should serve now."""
     runtimes: Callable[[], Mapping[str, Runtime]]
     url: str
     key: str = field(repr=False)
@@ -57,7 +57,7 @@ class Prober:
     loading_s: float = _LOADING_S
     """Seconds after which a model that is still loading counts as failed."""
     _loading: dict[Target, float] = field(default_factory=dict, init=False)
-    """Loop time since which a target does not serve."""
+    """Loop time at which a target was first seen not to serve."""
     _turns: dict[Target, float] = field(default_factory=dict, init=False)
     """Loop time of the last probe of each target."""
 
@@ -75,7 +75,7 @@ class Prober:
                 await asyncio.sleep(max(0.0, began + pause_s - loop.time()))
 
     async def _take_turn(self, watched: Sequence[Watched], cache: Path) -> None:
-        """Probe the model that was not for the longest time."""
+        """Probe the model whose last probe is the oldest."""
         one = min(watched, key=lambda each: self._turns.get(each.target, 0.0))
         self._turns[one.target] = asyncio.get_running_loop().time()
         try:
@@ -86,7 +86,7 @@ class Prober:
             self._note(one, outcome)
 
     async def look(self, one: Watched, cache: Path) -> Outcome:
-        """Return how a model is served now, by a trace if it serves."""
+        """Return the outcome for a model now; send a trace only if the model serves."""
         target = one.target
         history = self.histories.of(target, one.withdrawals)
         runtime = self.runtimes().get(target.generation)
@@ -100,7 +100,7 @@ class Prober:
         outcome = found.against(first)
         if not outcome.failed or outcome.kind is ProbeKind.WRONG:
             return outcome
-        # A replica that is restarted, evicted or lost takes its probe along.
+        # The probe may have failed only because its replica was restarted, evicted or lost.
         now = next((each for each in self.watched() if each.target == target), None)
         if now is None:
             return Outcome(ProbeKind.LOADING, "The model was evicted.")
@@ -127,7 +127,7 @@ class Prober:
             )
 
     def _keep(self, targets: set[Target]) -> None:
-        """Forget the models that are no longer to serve."""
+        """Forget the models that should no longer serve."""
         self.histories.keep(targets)
         for remembered in (self._loading, self._turns):
             for gone in remembered.keys() - targets:

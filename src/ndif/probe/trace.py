@@ -1,7 +1,7 @@
-"""The program of one probe, in the interpreter of a runtime: `python -m ndif.probe.trace`.
+"""Program of one probe, for the interpreter of a runtime: `python -m ndif.probe.trace`.
 
-It reads a question as JSON from standard input, confines itself, sends one trace as any user's client does,
-and prints its finding as one line of JSON. It imports nnsight and torch; nothing of ndif imports it.
+The program reads a question as JSON from standard input, confines itself, sends one trace as any user's
+client does, and prints the outcome as one line of JSON. It imports nnsight and torch; no module imports it.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
 _SAMPLES, _TOP = 64, 5
 _GRACE_S = 5.0
 _MAX_REASON = 500
-"""Characters of an error that is passed on."""
+"""Maximum length of an error message that is passed on."""
 _EXACT_TOLERANCE, _HALF_TOLERANCE = 1e-3, 3e-2
-"""Differences that other devices make to a whole model, in the types of 32 and of 16 bits."""
+"""Differences of a whole model between devices, in dtypes of 32 and of 16 bits."""
 _HALF_ROUNDING = 1e-2
-"""Difference that one product makes in the types of 16 bits."""
+"""Rounding difference of one product in dtypes of 16 bits."""
 
 
 def main() -> None:
-    """Answer one question."""
+    """Answer one question on standard input."""
     question = from_json(Question, sys.stdin.readline())
-    # Whoever asked ends this process in time, unless that one was killed before.
+    # The parent ends this process in time, unless the parent was killed.
     signal.setitimer(signal.ITIMER_REAL, question.timeout_s + _GRACE_S)
-    # The client and its libraries print to the standard output.
+    # The client and its libraries may print to standard output, which is for the answer alone.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    # Before the client is imported, which reads these once. A process's first environment can be read by
-    # others of the same user; what is set later cannot.
+    # The client reads these once, at its import. They are set here and not by the parent, because other
+    # processes of the same user can read a process's first environment, but not later changes.
     os.environ.update(
         NDIF_HOST=question.url,
         NDIF_API_KEY=question.key,
@@ -55,7 +55,7 @@ def main() -> None:
     confine_client(Path(question.cache), map(Path, own))
     try:
         outcome = _probe(question)
-    except Exception as error:  # whatever it is, a user would have had it
+    except Exception as error:  # a user would have got the same error
         outcome = Outcome(ProbeKind.ERROR, _sentence(error))
     print(to_json(outcome).decode(), file=answers, flush=True)
 
@@ -85,7 +85,7 @@ def _probe(question: Question) -> Outcome:
 
 
 def _predict(model: Any) -> dict[str, Any]:
-    """Return the scores of the token after the prompt, and the part of the head that gave the best."""
+    """Return scores of the next token, with the rows of the head that gave the best ones."""
     count, samples = _TOP, _SAMPLES
     with model.trace(_PROMPT, remote=True):
         hidden = model.lm_head.input[0, -1].cpu().save()
@@ -113,10 +113,10 @@ def _predict(model: Any) -> dict[str, Any]:
 
 
 def _output(model: Any) -> dict[str, Any]:
-    """Return numbers of the first tensor that a model without a known head puts out."""
+    """Return a sample of the first output tensor of a model without a known head."""
     samples, prompt = _SAMPLES, _PROMPT
     if (mask := getattr(model.tokenizer, "mask_token", None)) is not None:
-        prompt = f"{prompt} {mask}"  # a pipeline that fills masks takes no text without
+        prompt = f"{prompt} {mask}"  # a fill-mask pipeline refuses text without a mask
     with model.trace(prompt, remote=True):
         value = model.output
         if not hasattr(value, "isfinite"):
@@ -129,7 +129,6 @@ def _output(model: Any) -> dict[str, Any]:
 
 
 def _value(saved: Mapping[str, Any]) -> Value:
-    """Return a sample, by which a value is compared with those of other probes."""
     sampled = saved["sampled"]
     return Value(
         tuple(saved["shape"].tolist()),
@@ -141,21 +140,21 @@ def _value(saved: Mapping[str, Any]) -> Value:
 
 
 def _why_wrong(saved: Mapping[str, Any], prediction: Value | None) -> str | None:
-    """Return why a value cannot be the model's; None if it can.
+    """Return a sentence if a value cannot be the output of its model, else None.
 
-    The head's rows for the best tokens came along with a prediction: their products with the hidden state,
-    computed here, are these tokens' scores.
+    A prediction includes the rows of the head for the best tokens. Their products with the hidden state,
+    recomputed here, must equal the scores of these tokens.
     """
     if not bool(saved["is_finite"]):
         return "The value has numbers that are not finite."
-    # A quantised head has other numbers.
+    # The integers of a quantised head do not give the scores by multiplication.
     if prediction is None or not saved["rows"].is_floating_point():
         return None
     hidden, rows = saved["hidden"].double(), saved["rows"].double()
     values = saved["values"].double()
     if hidden.shape[-1:] != rows.shape[-1:] or values.shape != rows.shape[:1]:
         return "The value has another shape than its model."
-    # An error of rounding grows with what is added, and not with the sum.
+    # A rounding error grows with the summands, not with the sum.
     summed = rows.norm(dim=-1) * hidden.norm()
     rounding = min(prediction.tolerance, _HALF_ROUNDING)
     allowed = rounding * values.abs() + _EXACT_TOLERANCE * summed
@@ -170,7 +169,7 @@ def _why_wrong(saved: Mapping[str, Any], prediction: Value | None) -> str | None
 
 
 def _sentence(error: Exception) -> str:
-    """Return the last line of an error, which says what it is."""
+    """Return the last line of an error's message, or the name of its class."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__)[:_MAX_REASON]
 

@@ -1,4 +1,4 @@
-"""Redis, an S3 server and Ray as programs: what a start needs of them, and how this machine runs them."""
+"""Redis, an S3 server and Ray: the services that a start needs, and how this machine runs them."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ Role = Literal[Component, "worker"]
 
 COMPONENTS: tuple[Component, ...] = get_args(Component)
 STANDALONE: tuple[Component, ...] = ("broker", "object-store", "ray")
-"""Services that also run without a server, in the order in which they are started."""
+"""Services that also run without a server, in start order."""

@@ -60,7 +60,7 @@ def _answers(url: str) -> bool:
     import httpx
 
     try:
-        # Any answer will do, also a refusal for want of keys.
+        # Any answer counts, even a refusal for missing credentials.
         httpx.get(url, timeout=_TIMEOUT_S, verify=False, trust_env=False)  # noqa: S501
     except httpx.HTTPError:
         return False

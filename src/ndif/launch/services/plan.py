@@ -1,4 +1,4 @@
-"""The services that a start needs, which of them it starts, and the state of those that run."""
+"""The services that a start needs and itself starts, and the status of running services."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ SERVICES: dict[str, tuple[Callable[..., Service | None], str, str]] = {
     "object-store": (object_store, _STORE, "http://127.0.0.1:9000"),
     "ray": (ray_head, _RAY, "127.0.0.1:6380"),
 }
-"""For each service its function, its variable and an example of the value."""
+"""For each service: its function, its variable, and an example of the value."""
 
 
 def plan_services(options: Settings, role: Role) -> tuple[tuple[Service, ...], list[str]]:
-    """Return the services that `role` needs and that this process starts, in order, and all problems."""
+    """Return the services that this process starts for `role`, in order, and all problems."""
     may_start, is_worker = role == "all", role == "worker"
     checks: list[Callable[[], Service | None]] = []
     if role in ("all", "api", "worker"):
@@ -58,7 +58,7 @@ def plan_services(options: Settings, role: Role) -> tuple[tuple[Service, ...], l
 
 
 def secret_problems(options: Settings, starts: Iterable[Service]) -> Iterator[str]:
-    """Check the secret that this server shares with others on the same broker."""
+    """Yield problems of the secret that this server shares with others on the same broker."""
     try:
         found = cluster_secrets(options)
     except ServiceError as error:
@@ -97,7 +97,7 @@ def _standalone(options: Settings, role: Role) -> Service:
 
 
 def contradictions(options: Settings, role: Role) -> Iterator[str]:
-    """Yield a sentence for each variable that lacks another one."""
+    """Yield a sentence for each variable that needs another one, which is not set."""
     if role in ("all", "api") and options.api_workers > 1 and not options.broker_url:
         yield (
             f"{_WORKERS}={options.api_workers} needs {_BROKER}: several processes share "
@@ -121,17 +121,17 @@ _DEFAULT_PORTS = {"redis": 6379, "rediss": 6379, "http": 80, "https": 443, "ray"
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """A service that runs, as this machine knows it."""
+    """Status of a running service, as seen from this machine."""
 
     address: str
     whose: str
-    """Words for the run that started it."""
+    """Phrase on the run that started the service, such as "of this session"."""
     answers: bool | None
-    """True if something listens there; None if only the service's own clients can tell."""
+    """True if something listens at the address; None if it names no host, such as Ray's `auto`."""
 
 
 def service_status(run_folders: RunFolders) -> dict[str, ServiceStatus]:
-    """Return the services that run, by name."""
+    """Return the status of running services, by name."""
     found: dict[str, tuple[str, str]] = {}
     running = run_folders.running()
     if running is not None:

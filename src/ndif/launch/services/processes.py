@@ -1,4 +1,4 @@
-"""The running processes of a service, as another command finds them."""
+"""The running processes of a service, which other commands find in /proc."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MODULES = {"api": GATEWAY_MODULE, "dispatcher": LEADER_MODULE}
 
 
 def processes_of(supervisor: int, name: str) -> list[int]:
-    """Return the processes of a service that a supervising process has started, the oldest first."""
+    """Return the processes of a service that the process `supervisor` has started, sorted by PID."""
     module = _MODULES.get(name)
     words = ["-m", module] if module else ["-m", REAPER, name]
     found = []

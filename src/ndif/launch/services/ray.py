@@ -51,8 +51,8 @@ _PROBE_S = 30.0
 def ray_head(options: Settings, *, may_start: bool, leads: bool = False) -> Service | None:
     """Return the head of a cluster to start; None if one answers already or none is configured.
 
-    Ray connects a process that leads to a node of its own machine only. With `leads`, a machine without one
-    that uses a head elsewhere gets a node that offers nothing to models.
+    Ray connects the leader only to a node on the leader's machine. With `leads`, a machine that uses a
+    remote head and has no node gets one without resources for models.
     """
     address = options.ray_address
     if not address:
@@ -81,9 +81,9 @@ def ray_head(options: Settings, *, may_start: bool, leads: bool = False) -> Serv
 
 
 def own_head(options: ClusterSettings) -> str | None:
-    """Return the address of the head to start where the options name a Ray Client's server of this machine.
+    """Return the address of the head to start if the options name a Ray Client server on this machine.
 
-    None if they name another kind of address, or if such a server answers.
+    Return None for any other address, or if something answers there.
     """
     address = options.ray_address
     if not address.startswith(f"{_CLIENT}://"):
@@ -97,7 +97,7 @@ def own_head(options: ClusterSettings) -> str | None:
 
 
 def ray_worker(options: Settings) -> Service:
-    """Return a node that joins the cluster; raise a ServiceError if there is none."""
+    """Return a node that joins the cluster; raise a ServiceError if there is no cluster."""
     require_package("ray", _VARIABLE)
     address = options.ray_address
     if address == "auto" or "://" in address:
@@ -112,7 +112,7 @@ def ray_worker(options: Settings) -> Service:
             "`ndif start ray`), and check that no firewall is in between."
         )
     authentication(options, starts=False)
-    # Unless the cluster is this machine alone, Ray finds out which of its addresses the others reach.
+    # Unless the head is on this machine, Ray chooses the address by which the other nodes reach it.
     own = _ip(host) if is_loopback(host) else None
     return _service(options, host, port, own, (_joins(host, port),), is_head=False)
 
@@ -122,7 +122,7 @@ def _joins(host: str, port: int) -> str:
 
 
 def _address_towards(host: str, port: int) -> str | None:
-    """Return this machine's address in the network of another; None if Ray has to find one out."""
+    """Return this machine's address on the route to a host; None if Ray has to choose one."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, port))  # sends nothing
@@ -141,11 +141,11 @@ def _has_node() -> bool:
 
 
 def authentication(options: Settings, *, starts: bool) -> Mapping[str, str]:
-    """Return the variables by which a process of this machine takes part in the cluster.
+    """Return the environment variables that authenticate a process of this machine to the cluster.
 
-    A head that `ndif` starts asks each process of the cluster for a token that follows from the cluster's
-    secret. Whoever sets Ray's own variables decides otherwise. A cluster that is there already is asked
-    what it wants; raise a ServiceError if this machine does not have it.
+    A head that `ndif` starts requires a token, which is derived from the cluster's secret. Ray's own
+    variables override this. A running cluster is tried without a token, then with each known one; raise a
+    ServiceError if it accepts none.
     """
     address = options.ray_address
     if not address or address == "auto" or _MODE in os.environ:
@@ -166,7 +166,7 @@ def _wanted_by(address: str, secrets: tuple[str, ...]) -> Mapping[str, str]:
     for variables in [*known, *map(_with_token, secrets)]:
         lets_in = _lets_in(address, variables)
         if lets_in is None:
-            return {}  # the leader tries until there is a cluster
+            return {}  # the leader retries until there is a cluster
         if lets_in:
             return variables
     raise ServiceError(
@@ -234,7 +234,7 @@ def _service(
                 "--disable-usage-stats",
                 f"--node-name={machine_name()}",
                 *((f"--node-ip-address={ip}",) if ip else ()),
-                # Replicas need resources of their own; for each of these CPUs, Ray would start a process.
+                # Replicas need custom resources; Ray would start a process for each CPU that is named here.
                 *("--num-cpus=1", "--num-gpus=0", f"--object-store-memory={_OBJECT_STORE_BYTES}"),
                 *("--include-log-monitor=false", f"--temp-dir={folder}"),
                 f"--resources={json.dumps(resources)}",
@@ -257,7 +257,7 @@ def _service(
 
 
 def has_started(session: RunFolder) -> bool:
-    """Return True once the node that a run started is part of its cluster."""
+    """Return True once the log of a run says that its Ray node has joined the cluster."""
     try:
         return _READY_LINE in session.log(NAME).read_text(errors="replace")
     except OSError:
@@ -282,7 +282,7 @@ def _ip(host: str) -> str:
 
 
 def _own_ip(host: str) -> str:
-    """Return the address that a name has: Ray takes no name for a node of its own."""
+    """Return the address of a host name, because Ray accepts no name for a node that it starts."""
     try:
         return _ip(host) if is_loopback(host) else socket.gethostbyname(host)
     except OSError:

@@ -1,10 +1,10 @@
 """Parent of a service's program: `python -m ndif.launch.services.reaper NAME PIPE GRACE_S PROGRAM...`.
 
-Redis, MinIO and Ray know nothing of the pipe by which the processes of a server learn that their owner
-stops them or is gone, and the signal that the kernel sends on a parent's death reaches only a direct child:
-Ray starts a dozen further processes. This process therefore reads the pipe for the program, stops the
-program with SIGTERM and, after GRACE_S seconds, SIGKILL, and then stops whatever the program leaves behind.
-NAME is for whoever looks at the list of processes.
+A server's processes stop when their owner closes a pipe or ends. Redis, MinIO and Ray do not read this
+pipe. The kernel's signal on a parent's death reaches only direct children, and Ray starts a dozen further
+processes. Therefore this process reads the pipe for the program. It stops the program with SIGTERM and,
+after GRACE_S seconds, SIGKILL, and then stops the program's orphans. NAME identifies the service in the
+list of processes, for operators and for `processes_of`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _POLL_S = 0.05
 _ORPHAN_GRACE_S = 3.0
-"""Seconds that processes which the program left behind have after SIGTERM, and again after SIGKILL."""
+"""Seconds that orphans of the program have to end after SIGTERM, and again after SIGKILL."""
 
 _libc = ctypes.CDLL(None)
 
@@ -33,7 +33,7 @@ def main() -> int:
     parent_pipe, grace_s, command = int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]
     # Descendants whose parent ends become children of this process, which can then find and stop them.
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    # A signal that comes before its handler is there waits for it.
+    # Block signals until their handlers are installed.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     try:
         program = subprocess.Popen(  # noqa: S603 - an operator's own program
@@ -65,9 +65,8 @@ def main() -> int:
 
 
 def _prepare_program() -> None:
-    _libc.prctl(
-        _PR_SET_PDEATHSIG, signal.SIGKILL
-    )  # the program also ends if this process is killed
+    # The program also ends if this process is killed.
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
 
 

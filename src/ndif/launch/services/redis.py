@@ -40,11 +40,11 @@ daemonize no
 
 
 def url_with_password(options: Settings) -> str:
-    """Return the broker's URL, with the password that a run of this session root gave it."""
+    """Return the broker's URL, with the password if a live run of this session root generated one."""
     parts = urlsplit(options.broker_url)
     run_folders = RunFolders(options.session_root)
     for running in (run_folders.running(), run_folders.of_service(NAME).running()):
-        if running is not None:  # one that has ended left a password of no use
+        if running is not None:  # the password of an ended run is useless
             file = _password_file(running[0].folder / "data" / NAME, parts.port or _PORT)
             if file.is_file() and is_loopback(parts.hostname or "localhost"):
                 return with_password(options.broker_url, file.read_text().strip())
@@ -54,7 +54,7 @@ def url_with_password(options: Settings) -> str:
 def broker(options: Settings, *, may_start: bool, needs_password: bool = True) -> Service | None:
     """Return the broker to start; None if a suitable one answers already or none is configured.
 
-    `needs_password`: False for a machine whose replicas have the broker's password from the leader.
+    `needs_password`: False for a machine whose replicas get the broker's password from the leader.
     """
     url = url_with_password(options)
     if not url:
@@ -106,12 +106,12 @@ def broker(options: Settings, *, may_start: bool, needs_password: bool = True) -
 
 
 def _password_file(data: Path, port: int) -> Path:
-    """Return the file of a password that nobody chose, which only this user can read."""
+    """Return the file of a generated password, which only this user can read."""
     return data / f"password-{port}"
 
 
 def _is_open(url: str, host: str) -> bool:
-    """Return True if other machines may reach the server, and it obeys whoever gives no password."""
+    """Return True if other machines may reach the server, and it accepts commands without a password."""
     try:
         addresses = {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
     except OSError:
@@ -120,7 +120,7 @@ def _is_open(url: str, host: str) -> bool:
         return False
     parts = urlsplit(url)
     _, _, bare = parts.netloc.rpartition("@")
-    # No certificate is a secret of the server's: the question is who else may come in.
+    # The certificate is not checked: the question is only whether strangers have access.
     query = "ssl_cert_reqs=none" if parts.scheme == "rediss" else ""
     return _answers(parts._replace(netloc=bare, query=query).geturl())
 
@@ -161,7 +161,7 @@ def _check(url: str, shown: str, *, needs_password: bool) -> None:
 
 
 def obstacle_to(url: str, secrets: Sequence[str]) -> str | None:
-    """Return why a server cannot work with the process that leads there, in a clause; None if it can."""
+    """Return a clause on why a server cannot work with the leader there; None if it can."""
     from redis.exceptions import RedisError
 
     from ndif.control.publisher import MODELS

@@ -1,4 +1,4 @@
-"""A service that this machine runs: what it requires, and how its program is started and stopped."""
+"""A service that this machine runs: its requirements, and the start and stop of its program."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _INSTALL = {
         "`conda install -c conda-forge redis-server`",
         "`docker run -d -p 127.0.0.1:{port}:6379 redis:7 --appendonly yes`",
     ),
-    # Its maker publishes neither programs nor images any more; these two still have it.
+    # MinIO no longer publishes programs or images; these two sources still have it.
     "minio": (
         "`conda install -c conda-forge minio-server` (Debian and Ubuntu have no package)",
         "`docker run -d -p 127.0.0.1:{port}:9000 -e MINIO_ROOT_USER=$NDIF_OBJECT_STORE_ACCESS_KEY "
@@ -41,12 +41,12 @@ _SECRETS = frozenset(
     name_of(field)
     for field in (
         *("cluster_secret", "database_url", "postgres_password"),
-        # Replicas of a node log to NDIF_LOKI_URL.
+        # NDIF_LOKI_URL is not among them, because the replicas of a node log to it.
         *("influxdb_url", "influxdb_token", "otlp_url"),
     )
 )
 _REAPER_S = 10.0
-"""Seconds that the reaper has, beside the program's own, to stop the program's children."""
+"""Seconds that the reaper has, in addition to the program's, to stop the program's children."""
 
 
 class ServiceError(NdifError):
@@ -59,7 +59,7 @@ class Program:
 
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables beside those of this process."""
+    """Environment variables in addition to those of this process."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,10 @@ class Service:
     stop_grace_s: float = 20
     """Seconds between SIGTERM and SIGKILL of the program."""
     joins: bool = False
-    """True for a node that joins others' cluster."""
+    """True for a node that joins an existing cluster."""
 
     async def start(self, supervisor: Supervisor, run_folder: RunFolder) -> None:
-        """Start the service and return once it answers; a ServiceError has the end of its log."""
+        """Start the service and return once it answers, or raise a ServiceError with the end of its log."""
         program = await self.program(run_folder)
         log = run_folder.log(self.name)
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def is_local(host: str) -> bool:
 
 
 def require_program(*names: str, port: int) -> str:
-    """Return the path of the first of these programs that is installed, or raise with what installs it."""
+    """Return the path of the first installed program; raise a ServiceError on how to install one."""
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"
     for name in names:
         if found := shutil.which(name, path=path):
