@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from ndif.dashboard import feed as feed_module
 from ndif.dashboard.feed import Feed
 from ndif.schema.deployment import OperationError
 from tests.dashboard.sample import RUNNING, USER, WAITING, Laboratory
@@ -87,6 +90,21 @@ async def test_nobody_is_looked_for_without_pages() -> None:
     # The next page has the last state at once.
     with feed.subscribe(None) as page:
         assert parts_of(await page.next(SOON_S)) == laboratory.state
+
+
+@on_loop
+async def test_a_page_that_opens_later_has_the_whole_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "_FRESH_S", 0.0)
+    laboratory = Laboratory()
+    feed = Feed(laboratory.next)
+    for _ in range(2):  # the second after the first has closed
+        with feed.subscribe(None) as page:
+            assert parts_of(await page.next(SOON_S)) == laboratory.state
+    with feed.subscribe(None) as page, feed.subscribe(None) as beside:
+        await page.next(SOON_S)
+        assert parts_of(await beside.next(SOON_S)) == laboratory.state
+        with feed.subscribe(USER) as late:  # the next answer to the others is for this one, too
+            assert laboratory.state.keys() <= parts_of(await late.next(SOON_S)).keys()
 
 
 @on_loop

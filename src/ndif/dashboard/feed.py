@@ -35,19 +35,28 @@ _NO_STATE = "The server failed to describe its state; its log says why."
 class Subscriber:
     """One open page and its unsent events: the latest one of each name.
 
-    A page that reads slowly skips states, and never holds more than one event of a name.
+    A page that reads slowly skips states, and never holds more than one event of a name. A page gets no
+    event twice in a row.
     """
 
     def __init__(self, user: str | None) -> None:
         self.user = user
         self.is_closed = False
         self._waiting: dict[str, bytes] = {}
+        self._last: dict[str, bytes] = {}
+        """The latest event of each name, unsent or sent."""
         self._arrived = asyncio.Event()
 
     def put(self, name: str, event: bytes) -> None:
-        """Queue an event, in place of an unsent one of the same name."""
-        self._waiting[name] = event
-        self._arrived.set()
+        """Queue an event, in place of an unsent one of the same name, unless it is the last one again."""
+        if self._last.get(name) != event:
+            self._last[name] = self._waiting[name] = event
+            self._arrived.set()
+
+    def put_away(self, event: bytes) -> None:
+        """Queue the event that there is no state; every part of the next state is sent anew."""
+        self._last.clear()
+        self.put(AWAY, event)
 
     def close(self) -> None:
         """End the page's stream."""
@@ -139,6 +148,7 @@ class Feed:
                 self._taken_at = asyncio.get_running_loop().time()
                 if answer.state is not None:
                     self._take(answer.state, answer.jobs, users)
+                self._send()
             finally:
                 await end([asked, changed])
 
@@ -152,26 +162,24 @@ class Feed:
             event = event_of(name, part)
             if self._parts.get(name) != event:
                 self._parts[name] = event
-                self._put(name, event)
-        before, self._jobs = (
-            self._jobs,
-            {user: event_of(JOBS, [*map(to_plain, jobs.get(user, ()))]) for user in users},
-        )
+        self._jobs = {user: event_of(JOBS, [*map(to_plain, jobs.get(user, ()))]) for user in users}
+
+    def _send(self) -> None:
+        """Send every page the parts that it lacks: a page that was opened meanwhile lacks all of them."""
         for subscriber in self._subscribers:
+            for name, event in self._parts.items():
+                subscriber.put(name, event)
             mine = self._jobs.get(subscriber.user or "")
-            if mine is not None and mine != before.get(subscriber.user or ""):
+            if mine is not None:
                 subscriber.put(JOBS, mine)
 
     async def _tell_away(self, sentence: str) -> str:
         """Send `sentence` to the pages, wait before the next attempt, and return the name of no state."""
-        self._put(AWAY, event_of(AWAY, {"detail": sentence}))
+        for subscriber in self._subscribers:
+            subscriber.put_away(event_of(AWAY, {"detail": sentence}))
         self._parts, self._jobs = {}, {}
         await asyncio.sleep(_RETRY_S)
         return ""
-
-    def _put(self, name: str, event: bytes) -> None:
-        for subscriber in self._subscribers:
-            subscriber.put(name, event)
 
 
 def event_of(name: str, value: Any) -> bytes:
