@@ -1,1 +1,1 @@
-"""Isolation of untrusted code: the kernel's confinement of a process, and the Protector above it."""
+"""Isolation of untrusted code: kernel confinement of its process, and the Protector above that."""

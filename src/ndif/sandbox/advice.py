@@ -1,10 +1,10 @@
-"""Advice to a user, which is the same where a policy guards the block and where none does."""
+"""Advice in error messages, the same with and without the Protector."""
 
 from __future__ import annotations
 
 
 def send_along(module: str, name: str = "") -> str:
-    """Return the advice about a module that only its user has; `name` is what the request takes from it."""
+    """Return the advice for a module that only the user's machine has; the request takes `name` from it."""
     root = module.partition(".")[0]
     said = f"If it is your own, send it along: `import {root}; nnsight.register({root})` before the trace"
     if not name:

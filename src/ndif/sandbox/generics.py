@@ -1,4 +1,4 @@
-"""Generic classes that a client sends with the bases that Python computed, and without their parameters."""
+"""Restoration of generic classes, which clients send with bases that have lost their type parameters."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _T = TypeVar("_T")
 
 
 def with_parameters(bases: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the bases of a class with a parameter for `Generic`, which no class derives from without one.
+    """Return `bases` with a parameter for `Generic`: no class can derive from `Generic` without one.
 
-    The class's own parameters are among the attributes that it gets afterwards.
+    The class gets its own parameters afterwards, with its attributes.
     """
     return tuple(Generic[_T] if base is Generic else base for base in bases)

@@ -1,1 +1,1 @@
-"""The calendar that says which deployments are scheduled when."""
+"""The schedule of dedicated deployments, read from a calendar."""

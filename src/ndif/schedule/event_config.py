@@ -25,7 +25,7 @@ _RESERVED = {
     "checkpoint": "a calendar may not say where weights come from",
     "trust_remote_code": "a calendar may not have code run",
 }
-"""Settings that an event may not give, and why: an author of events need not be an operator."""
+"""Settings that an event may not give, with reasons: the author of an event may not be an operator."""
 
 _LONGEST = 4_000
 _MOST_BRACKETS = 50
@@ -42,7 +42,7 @@ _CONFERENCE = re.compile(r"^-::~.*", re.MULTILINE | re.DOTALL)
 
 
 class EventConfigError(ValueError):
-    """An event asks for no model that can be deployed; the message is the rest of a sentence about it."""
+    """The event names no deployable model; the message completes a sentence about the event."""
 
 
 def config_for(event: Event, deployments: Sequence[DeploymentConfig]) -> DeploymentConfig:
@@ -67,7 +67,7 @@ def config_for(event: Event, deployments: Sequence[DeploymentConfig]) -> Deploym
 
 
 def _base(name: str, deployments: Sequence[DeploymentConfig]) -> DeploymentConfig | None:
-    """Return the deployment that the server has under that name."""
+    """Return the server's deployment with that name, or None."""
     try:
         key = parse_model(name)
     except ValueError:
@@ -80,11 +80,11 @@ def _base(name: str, deployments: Sequence[DeploymentConfig]) -> DeploymentConfi
 
 
 def _fields(description: str) -> dict[str, Any]:
-    """Return the settings in a description; none if it is only prose."""
+    """Return the settings in a description; {} if it is only prose."""
     text = _plain(description)
     names = _FIELD.findall(text)
     if not text.startswith("{") and not any(name == closest_setting(name) for name in names):
-        # No setting is spelt right: prose, unless every line reads like a setting.
+        # No setting is spelt right, so this is prose, unless every line looks like a setting.
         lines = [line for line in text.splitlines() if line.strip()]
         if len(names) != len(lines) or not any(
             closest_setting(name) for name in names[:_MOST_NAMES]
@@ -109,6 +109,6 @@ def _plain(description: str) -> str:
     """Return a description without the markup that calendar editors add."""
     text = description
     if _HTML.search(text):
-        # No HTML parser: one takes long on text that is not HTML.
+        # No HTML parser, because it would be slow on text that is not HTML.
         text = unescape(_TAG.sub("", _BREAK.sub("\n", text)))
     return _CONFERENCE.sub("", text.replace("\xa0", " ")).strip()

@@ -1,10 +1,10 @@
-"""Occurrences of the events of an iCalendar text (RFC 5545), by libraries in a process with limits.
+"""Expansion of an iCalendar text (RFC 5545) into occurrences, by libraries in a process with limits.
 
     python -m ndif.schedule.expansion ZONE SINCE UNTIL < calendar.ics > expansion.json
 
-A recurrence rule of one line can keep the libraries busy for hours, and whoever may edit a calendar may
-write one. So the process has limits of CPU time and memory, and each series a smaller one of CPU time. The
-server reads only the result: which event happens when, and sentences about what is left out.
+A recurrence rule of one line can keep the libraries busy for hours, and every editor of a calendar may
+write one. So the process has limits of CPU time and memory, and each series has a smaller limit of CPU
+time. The server reads only the result: occurrences, and sentences about events that are left out.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LOCAL = "local"
 """The zone of the machine's own clock."""
 
 _SHOWN = 80
-"""Characters of a calendar's text that a sentence repeats."""
+"""Maximum characters of a calendar's text in a message."""
 _MARGIN = timedelta(days=1)
 _DATES = ("DTSTART", "DTEND", "RECURRENCE-ID", "RDATE", "EXDATE")
 _SINGLE = ("DTSTART", "DTEND", "DURATION", "RECURRENCE-ID")
@@ -54,7 +54,7 @@ class CalendarError(ValueError):
 
 
 class _EventError(ValueError):
-    """An event cannot be read; the message says why, as the rest of a sentence about the event."""
+    """An event cannot be read; the message completes a sentence about the event."""
 
 
 class _CpuTimeError(BaseException):
@@ -66,7 +66,7 @@ class Limits:
     """CPU time and results that a calendar may cost before the rest of it is skipped."""
 
     series_cpu_s: float = 2.0
-    """CPU seconds for one event or series; one that is hourly since 2001 takes half of it."""
+    """CPU seconds for one event or series; an hourly series since 2001 takes half of them."""
     all_cpu_s: float = 20.0
     """CPU seconds for the whole calendar."""
     occurrences: int = 100_000
@@ -116,7 +116,7 @@ class Expansion:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Expansion:
-        """Read what `main` wrote; raise the CalendarError that it wrote."""
+        """Read the output of `main`; raise CalendarError if it contains an error."""
         found = json.loads(text)
         if "error" in found:
             raise CalendarError(found["error"])
@@ -145,10 +145,10 @@ def main() -> None:
 def expand(
     content: bytes, zone: tzinfo, since: datetime, until: datetime, limits: Limits = DEFAULT_LIMITS
 ) -> Expansion:
-    """Work out what happens between two times, each series apart so that none can spoil the others.
+    """Return the occurrences between two times; a failing series does not affect the others.
 
-    Days and floating times are in the zone that the calendar names for itself (X-WR-TIMEZONE), or else in
-    `zone`. Limits are enforced by signals, so this runs in a main thread. Raises `CalendarError`.
+    Days and floating times are in the calendar's own time zone (X-WR-TIMEZONE), or else in `zone`. Signals
+    enforce the limits, so this must run in the main thread. Raises `CalendarError`.
     """
     ends_at = clock.process_time() + limits.all_cpu_s
     calendars = _parse(content)
@@ -174,7 +174,7 @@ def expand(
                 found += _occurrences(uid, events_of_series, zone, (since, until), problems)
         except _CpuTimeError:
             problems.append(f"{_name(events_of_series[0])} repeats too often to be followed.")
-        except Exception as error:  # others' code on anybody's text
+        except Exception as error:  # library code on untrusted text
             problems.append(f"{_name(events_of_series[0])} cannot be read ({error}).")
     if skipped:
         problems.append(
@@ -191,31 +191,29 @@ class _Parser(CalendarIcalParser):  # type: ignore[misc]
         """Skip the line."""
 
     def handle_property(self, name: str, params: Any, vals: str, line: Any) -> None:
-        """Add a property; one that cannot be read is broken."""
+        """Add a property, as `vBroken` if it cannot be read."""
         try:
             super().handle_property(name, params, vals, line)
-        except Exception:  # others' code on anybody's text
+        except Exception:  # library code on untrusted text
             self.component.add(name, vBroken(vals), encode=False)
 
 
 class _Zones(ZONEINFO):  # type: ignore[misc]
-    """The zones of the system and of the calendar; one that cannot be read is not known."""
+    """The zones of the system and of the calendar; an unreadable zone counts as unknown."""
 
     def timezone(self, name: str) -> Any:
-        """Return a zone of the system."""
         with suppress(OSError):  # "America" is a folder of zones
             return super().timezone(name)
         return None
 
     def create_timezone(self, tz: Any) -> Any:
-        """Return a zone that the calendar defines."""
-        with suppress(Exception):  # others' code on anybody's text
+        with suppress(Exception):  # library code on untrusted text
             return super().create_timezone(tz)
         return None
 
 
 def _parse(content: bytes) -> list[Any]:
-    # Of "/vendor/Europe/Berlin" the library prints what no operator could act on.
+    # The library warns about names like "/vendor/Europe/Berlin", but no operator can act on that.
     warnings.filterwarnings("ignore", message="Timezone .* is a globally unique TZID")
     text = content.decode("utf-8-sig", errors="replace").strip("\ufeff \t\r\n")
     text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -227,7 +225,7 @@ def _parse(content: bytes) -> list[Any]:
     tzp.use(_Zones())  # and forget the zones of another calendar
     try:
         calendars: list[Any] = _Parser(text, ComponentFactory(), TypesFactory()).parse()
-    except Exception as error:  # others' code on anybody's text
+    except Exception as error:  # library code on untrusted text
         raise CalendarError(f"it cannot be read ({error})") from error
     if not calendars:
         raise CalendarError("it is cut off: not every part of it ends")
@@ -260,7 +258,7 @@ def _name(event: Any) -> str:
 
 
 def _checked_dates(event: Any) -> list[Any]:
-    """Return every date of an event; raise for what the libraries refuse in none or other words."""
+    """Return every date of an event; raise `_EventError` where libraries report errors badly or never."""
     if "EXRULE" in event:
         raise _EventError("has an EXRULE, which is no longer part of the format: use EXDATE")
     if "DTSTART" not in event:
@@ -286,7 +284,7 @@ def _checked_dates(event: Any) -> list[Any]:
 
 
 def _dates(event: Any) -> list[Any]:
-    """Return the dates of an event, but for its end, or raise an `_EventError`."""
+    """Return the dates of an event except its end; raise `_EventError` if one is invalid."""
     dates: list[Any] = []
     for name in _DATES:
         for value in _values(event, name):
@@ -297,12 +295,12 @@ def _dates(event: Any) -> list[Any]:
             if zone and isinstance(moment, datetime) and moment.tzinfo is None:
                 raise _EventError(f"is in the time zone {str(zone)[:_SHOWN]!r}, which is not known")
             if name != "EXDATE" or isinstance(moment, datetime):
-                dates += each  # to exclude a day means to exclude whatever starts in it
+                dates += each  # an EXDATE of a day stays a day: it excludes all starts in that day
     return dates
 
 
 def _check_rules(event: Any) -> None:
-    """Raise an `_EventError` for a rule of repetition that cannot be followed."""
+    """Raise `_EventError` for a recurrence rule that cannot be followed."""
     for rule in _values(event, "RRULE"):
         if isinstance(rule, vBroken):
             raise _EventError(f"has a rule that is not valid: {str(rule)[:_SHOWN]!r}")
@@ -325,10 +323,10 @@ def _occurrences(
     period: tuple[datetime, datetime],
     problems: list[str],
 ) -> list[Occurrence]:
-    """Return when the events of one UID happen; whole days and floating times are in `days`.
+    """Return the occurrences of the events of one UID; whole days and floating times are in zone `days`.
 
-    The library is given times of the wall clock that the series repeats by, without a zone: with zones, it
-    compares times of different zones wrongly, and an UNTIL with the wrong clock.
+    The library gets naive times in the zone of the series. With zones, it compares times of different zones
+    wrongly, and UNTIL in the wrong zone.
     """
     good = []
     for event in events:
@@ -359,7 +357,7 @@ def _occurrences(
     found = []
     since, until = period
     series = recurring_ical_events.Series(list(texts))
-    # Times on the edge by the wall clock are sorted out by absolute time.
+    # The margin covers differences between wall clocks; below, absolute times decide.
     for each in series.between(wall(since) - _MARGIN, wall(until) + _MARGIN):
         text, start, end = texts[each._adapter], utc(each.start), utc(each.end)
         if text is not None and start < end and start < until and since < end:
@@ -374,7 +372,7 @@ def _adapters(
     utc: Callable[[datetime], datetime],
     problems: list[str],
 ) -> dict[Any, Event | None]:
-    """Return events, with times of the wall clock, as the library takes them; None for a cancelled one."""
+    """Return the library's adapters of events, in naive times, with their texts; None if cancelled."""
     texts: dict[Any, Event | None] = {}
     for event, dates in good:
         for each in dates:
@@ -394,7 +392,7 @@ def _adapters(
 
 
 def _last(until: date, wall: Callable[[datetime], datetime]) -> datetime:
-    """Return the last moment of a rule: an UNTIL that is a day means all of it."""
+    """Return the last moment of a rule; an UNTIL that is a day includes the whole day."""
     if isinstance(until, datetime):
         return wall(until) if until.tzinfo else until
     return datetime.combine(until, time(23, 59, 59))
@@ -402,7 +400,7 @@ def _last(until: date, wall: Callable[[datetime], datetime]) -> datetime:
 
 @contextmanager
 def _cpu_time(limit_s: float) -> Iterator[None]:
-    """Raise `_CpuTimeError` once the block has taken so much CPU time."""
+    """Raise `_CpuTimeError` once the context has taken `limit_s` of CPU time."""
     before = signal.signal(signal.SIGPROF, _interrupt)
     try:
         # Repeated, because an exception that a signal raises in a destructor is lost.

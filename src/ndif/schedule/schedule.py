@@ -1,4 +1,4 @@
-"""Windows of time in which models are dedicated."""
+"""Windows of time in which models are dedicated, from a calendar's events."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _INSTANT = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A time in which one model is dedicated with the same settings."""
+    """A period in which one model is dedicated with the same settings."""
 
     config: DeploymentConfig
     start: datetime
     end: datetime
     event: str
-    """Summary of the event; of several that follow each other, the first one's."""
+    """Summary of the event; if adjacent events were joined, of the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Which models are dedicated when, between two times. Every time may be in any zone."""
+    """The dedicated models over a period. Times may be in any zone."""
 
     timelines: tuple[tuple[Window, ...], ...] = ()
     """Windows of each model, in order; no two of them overlap."""
@@ -51,7 +51,7 @@ class Schedule:
         return self.windows(now, now + _INSTANT)
 
     def next_change(self, now: datetime) -> datetime | None:
-        """Return when `dedicated_at` next changes; None if it does not before the schedule ends."""
+        """Return the time of the next change of `dedicated_at`; None if none is left in the schedule."""
         coming = (next(_after(timeline, now), None) for timeline in self.timelines)
         changes = (each.start if each.start > now else each.end for each in coming if each)
         return min(changes, default=None)
@@ -64,12 +64,12 @@ def _after(timeline: Sequence[Window], moment: datetime) -> Iterator[Window]:
 
 
 def make_schedule(expansion: Expansion, deployments: Sequence[DeploymentConfig]) -> Schedule:
-    """Make a schedule of what happens in a calendar.
+    """Make a schedule from the occurrences in a calendar.
 
-    An event names its model by its summary, a repo id or a whole model key, or by `repo_id` in its
-    description, which may also give settings as YAML or JSON. Settings that are missing there are those of
-    the same model in `deployments`. Where two events ask for different settings of one model at one time,
-    the event that starts later holds, until its end.
+    An event names its model by its summary (a repo id or a whole model key), or by `repo_id` in its
+    description. The description may also give settings as YAML or JSON; the same model in `deployments`
+    provides missing ones. If two events ask for different settings of one model at the same time, the event
+    that starts later applies until its end.
     """
     problems = [*expansion.problems]
     claims = _claims(expansion.occurrences, deployments, problems)
@@ -121,7 +121,7 @@ def _settled(claims: Sequence[_Claim], problems: list[str]) -> Iterator[Window]:
             _drop_ended(active, now)
             if active:
                 _report_conflict(active[-1], coming[0], reported, problems)
-            # Claims come in order of their start: the last of those that go on holds.
+            # Claims are in order of their start, so the last active claim applies.
             active.append(coming.popleft())
         _drop_ended(active, now)
         holder = active[-1] if active else None
@@ -140,7 +140,7 @@ def _drop_ended(active: list[_Claim], now: datetime) -> None:
 def _report_conflict(
     before: _Claim, after: _Claim, reported: set[tuple[str, str]], problems: list[str]
 ) -> None:
-    """Report once that two events ask for one model with different settings at one time."""
+    """Report, once per pair of events, that they ask for different settings of one model at one time."""
     one, other = before.occurrence.event, after.occurrence.event
     pair = (one.uid, other.uid)
     if before.config == after.config or pair in reported:

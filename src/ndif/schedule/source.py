@@ -1,4 +1,4 @@
-"""The source of the schedule: a calendar in a file or at an address, read again and again."""
+"""The source of the schedule: a calendar in a file or at an address, read repeatedly."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ndif.tasks import reap, within
 
 BEHIND = timedelta(days=31)
 AHEAD = timedelta(days=400)
-"""More than a year, so that yearly events are in sight."""
+"""More than a year, so that yearly events are included."""
 
 _MAX_BYTES = 10_000_000
 _TIMEOUT_S = 30.0
 _EXPANSION_S = 120.0
-"""Wall time for a process that has `expansion.CPU_S` of CPU time, on a machine that has other work."""
+"""Wall time of the process: more than `expansion.CPU_S`, because the machine has other work."""
 _STALE = timedelta(hours=12)
 """Age at which an unchanged calendar is expanded again, because an expansion ends at a fixed time."""
 
@@ -36,7 +36,7 @@ _STALE = timedelta(hours=12)
 logging.getLogger("httpx").setLevel(logging.WARNING)
 
 Expand = Callable[[bytes, str, datetime, datetime], Awaitable[Expansion]]
-"""Expands a calendar in a zone, from one time to another; raises `CalendarError`."""
+"""Expands a calendar's content in a zone, between two times; raises `CalendarError`."""
 
 _SCHEMES = {"http": "http", "https": "https", "webcal": "https", "webcals": "https"}
 
@@ -47,7 +47,7 @@ class _SourceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
-    """A calendar's content, and a mark by which to ask for a newer one."""
+    """A calendar's content, and a mark of its version: file facts, or headers of the next request."""
 
     content: bytes
     mark: object
@@ -56,7 +56,7 @@ class _Fetched:
 async def expand_in_process(
     content: bytes, zone: str, since: datetime, until: datetime
 ) -> Expansion:
-    """Expand a calendar in a process; raise CalendarError also for what takes too much time or memory."""
+    """Expand a calendar in a process; raise CalendarError also if that takes too much time or memory."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "ndif.schedule.expansion"),
         *(zone, since.isoformat(), until.isoformat()),
@@ -83,10 +83,10 @@ async def expand_in_process(
 
 
 class ScheduleSource:
-    """The schedule at an address, and the last good one while the calendar cannot be read.
+    """The schedule at an address, or the last good one while the calendar cannot be read.
 
-    Fetches the calendar, has a process expand it (`ndif.schedule.expansion`), and makes a schedule of the
-    result. The reconciler decides when to refresh and deploys what is dedicated.
+    Fetches the calendar, expands it in a process (`ndif.schedule.expansion`), and makes a schedule from the
+    result. The reconciler decides when to refresh, and deploys dedicated models.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class ScheduleSource:
         timeout_s: float = _TIMEOUT_S,
         expand: Expand = expand_in_process,
     ) -> None:
-        """`zone`: name of the zone of days and floating times; `expansion.LOCAL` for the machine's own."""
+        """Set the zone of days and floating times to `zone`, or `expansion.LOCAL` for the machine's own."""
         self.deployments = deployments
         """Deployments that complete the settings of events; may be replaced at any time."""
         self.problems: tuple[str, ...] = ()
-        """Sentences for an operator since the last `refresh`, the schedule's own included."""
+        """Problems of the last `refresh`, as sentences for an operator, the schedule's own included."""
         self._zone = zone
         self._timeout_s = timeout_s
         self._expand_calendar = expand
@@ -122,11 +122,11 @@ class ScheduleSource:
         self._one_at_a_time = asyncio.Lock()
 
     async def refresh(self, now: datetime) -> Schedule:
-        """Return the schedule as it is at the address now, or else the last good one; raise nothing."""
+        """Return the schedule at the address, or the last good one if it cannot be read; set `problems`."""
         async with self._one_at_a_time:
             failure = await self._failure(self._renew(now))
             if failure is not None and self._good is not None:
-                # Of the last good one, too, the expansion that is there holds if this fails.
+                # Renews a stale expansion of the last good calendar; if this fails, the old one stays.
                 await self._failure(self._expand(self._good, now))
             deployments = self.deployments
             if self._expansion is not None and self._completed_by != deployments:
@@ -149,7 +149,7 @@ class ScheduleSource:
         self._good, self._good_at = fetched, now
 
     async def _failure(self, work: Awaitable[None]) -> str | None:
-        """Return why a calendar cannot be fetched or expanded; None if it can."""
+        """Await `work`; return the reason if a calendar cannot be fetched or expanded, else None."""
         try:
             await work
         except (_SourceError, CalendarError) as error:
@@ -163,7 +163,7 @@ class ScheduleSource:
         return None
 
     async def _expand(self, fetched: _Fetched, now: datetime) -> None:
-        """Expand a calendar, unless it is the last one and its expansion reaches far enough."""
+        """Expand a calendar, unless it is unchanged and its expansion is recent."""
         same = self._good is not None and self._good.content == fetched.content
         if same and self._expanded_at is not None and abs(now - self._expanded_at) < _STALE:
             return
@@ -172,7 +172,7 @@ class ScheduleSource:
         self._expanded_at, self._completed_by = now, None
 
     def _open(self) -> _Fetched:
-        """Return what is in the file; the last good value itself if it has not changed."""
+        """Return the file's content; the last good object itself if the file has not changed."""
         try:
             facts = self._path.stat()
             mark = (facts.st_mtime_ns, facts.st_size, facts.st_ino)

@@ -20,7 +20,7 @@ from ndif.simulation.world import World
 
 
 class SimulatedActor:
-    """The form of `ModelActor` whose steps take the time that the world gives; the journal records them."""
+    """A stand-in for `ModelActor` whose steps take the time that the world defines, and are journaled."""
 
     def __init__(
         self, config: DeploymentConfig, deployment: PlacedReplica, world: World, journal: Journal
@@ -108,12 +108,12 @@ class SimulatedActor:
         return Response(request.id, Status.COMPLETED, "Your job has been completed.")
 
     def cancel(self, reason: str) -> None:
-        """Cancel the request that runs; see `ModelActor.cancel`."""
+        """Cancel the running request; see `ModelActor.cancel`."""
         if self._run is not None and not self._run.done():
             self._run.set_result(reason)
 
     async def _run_for(self, seconds: float) -> str | None:
-        """Be busy for so long; return the reason if the request was cancelled."""
+        """Mark the GPUs busy for `seconds`; return the reason if the request was cancelled, else None."""
         run = self._run = asyncio.get_running_loop().create_future()
         gpus = self._gpus
         self._busy(gpus)
@@ -136,7 +136,7 @@ class SimulatedActor:
             usage.gpus_busy.change(now, gpus)
 
     def _hold(self, gpus: Mapping[int, int] | None, *, warm: bool = False) -> None:
-        """Hold these GPUs, or CPU memory, and no others."""
+        """Record that the replica holds only these GPUs, or CPU memory."""
         now = asyncio.get_running_loop().time()
         share = sum(held / self._gpu_bytes[index] for index, held in (gpus or {}).items())
         has_memory = warm or (self._on_cpu and gpus is not None)

@@ -1,8 +1,8 @@
-"""Generated requests with the shape of a research server's day, and a cluster for them.
+"""Generated requests that resemble a research server's day, and a cluster for them.
 
 The rate rises and falls with the hour. A few models get most requests (Zipf). Run times have a long tail
-(log-normal) and a median for each model. Users send bursts, each for one model: they try something, look at
-the result, and try again.
+(log-normal) and a median for each model. Users send bursts of requests for one model, because they try
+something, look at the result, and try again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SHARES = (8, 12, 14, 14, 14, 14, 10, 8, 5, 1)
 
 
 def names(count: int) -> list[str]:
-    """Return repository ids of that many models, the most popular first."""
+    """Return `count` repository ids, the most popular first."""
     return [f"lab-{n % 17}/{_FAMILIES[n % len(_FAMILIES)]}-{n:03d}" for n in range(count)]
 
 
@@ -67,7 +67,7 @@ def cluster(models: Sequence[str], seed: int) -> str:
 def trace(
     models: Sequence[str], requests: int, seed: int, *, users: int = 500, length_s: float = DAY_S
 ) -> list[TraceRequest]:
-    """Return that many requests for these models, the most popular first; a seed fixes the result."""
+    """Return `requests` requests for `models`, the most popular first; a seed fixes the result."""
     rng = random.Random(f"{seed} trace")  # noqa: S311 - no secret
     keys = [parse_model(name) for name in models]
     popularity = list(accumulate(1 / rank**_POPULARITY for rank in range(1, len(keys) + 1)))
@@ -82,7 +82,7 @@ def trace(
         priority = rng.random() < _PRIORITY
         for _ in range(count):
             run_s = min(medians_s[key] * math.exp(rng.gauss(0, _SPREAD)), _LONGEST_RUN_S)
-            # A burst that passes the end goes on at the beginning, as on any other day.
+            # A burst that passes the end continues at the beginning, like one from the day before.
             begin, run_s = round(at % length_s, 3), round(run_s, 3)
             found.append(
                 TraceRequest(begin, key, user, run_s, generation=generation, priority=priority)

@@ -29,12 +29,12 @@ class Meter:
         self._since = 0.0
 
     def change(self, now: float, by: float) -> None:
-        """Change the level from now on."""
+        """Change the level by `by` from `now` on."""
         self.read(now)
         self._level += by
 
     def read(self, now: float) -> float:
-        """Return the unit-seconds until now."""
+        """Return the unit-seconds until `now`."""
         while self._since < now:
             hour = int(self._since // HOUR_S)
             until = min((hour + 1) * HOUR_S, now)
@@ -61,7 +61,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Usage:
-    """The use of a node, or by a model."""
+    """The usage of a node, or by a model."""
 
     cold_loads: int = 0
     warm_returns: int = 0
@@ -98,7 +98,7 @@ class Journal:
         self._open = len(trace)
 
     def close(self, now: float) -> None:
-        """Read every meter at the end."""
+        """Record the end, and read every meter."""
         self.ended_s = now
         for usage in (*self.by_model.values(), *self.by_node.values()):
             for meter in (usage.gpus_held, usage.gpus_busy, usage.cpu_bytes):
@@ -109,7 +109,7 @@ class Journal:
         return self.outcomes[int(request.id)]
 
     def record(self, request: Request, response: Response, now: float) -> None:
-        """Record an update that was sent to a client."""
+        """Record an update to a client; raise RuntimeError if its request ends twice."""
         self.statuses[response.status] += 1
         if response.status is Status.DISPATCHED:
             self.of(request).dispatched = now
@@ -143,5 +143,5 @@ class JournalBroker(MemoryBroker):
         return set()
 
     async def until_disconnected(self, session: str) -> None:
-        """Wait for ever: no client leaves. See `Broker.until_disconnected`."""
+        """Wait forever: no client leaves. See `Broker.until_disconnected`."""
         await self._left.wait()

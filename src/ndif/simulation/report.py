@@ -64,7 +64,7 @@ def report(world: World, journal: Journal, seed: int) -> Row:
 
 
 def _of_requests(outcomes: Sequence[Outcome]) -> Row:
-    """Return the outcomes of requests, and the waits of those that ran."""
+    """Return counts of outcomes, and quantiles of waits and run times of requests that ran."""
     ran = [o for o in outcomes if o.dispatched is not None and o.ended is not None]
     return {
         "requests": len(outcomes),
@@ -79,7 +79,6 @@ def _of_requests(outcomes: Sequence[Outcome]) -> Row:
 
 
 def _of_replicas(usages: Sequence[Usage]) -> Row:
-    """Return loads and evictions."""
     return {
         "cold_loads": sum(usage.cold_loads for usage in usages),
         "warm_returns": sum(usage.warm_returns for usage in usages),
@@ -140,13 +139,13 @@ def _models(journal: Journal, gpu_s: float) -> list[Row]:
 
 
 def _name(model: ModelKey, generation: str) -> _Name:
-    """Return one name for all keys of one model, and its runtime."""
+    """Return a name that all keys of one model share, and its generation."""
     revision = f"@{model.revision}" if model.revision else ""
     return f"{model.repo_id.lower()}{revision}", generation
 
 
 def _errors(outcomes: Iterable[Outcome]) -> list[Row]:
-    """Return error messages, the most frequent first; messages that differ in names or numbers are one."""
+    """Return error messages, the most frequent first; names and numbers make no difference."""
     alike: defaultdict[str, list[str]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.error is not None:

@@ -35,7 +35,7 @@ from ndif.tasks import within
 
 _SYNC_S = 30.0
 _PATIENCE_S = 86400.0
-"""Seconds after the last request at which unfinished requests are left as they are."""
+"""Seconds after the last request until unfinished requests are given up."""
 _NEVER_S = 1e9
 """Seconds between position updates: simulated clients read none."""
 _SUBSCRIPTION = "simulation"
@@ -52,7 +52,11 @@ def run(
     seed: int = 0,
     progress: Progress = lambda _: None,
 ) -> Journal:
-    """Replay a trace, whose requests are ordered by time; the same arguments make the same journal."""
+    """Replay a trace, ordered by time; equal arguments give equal journals.
+
+    Raises:
+        TraceError: If the size of a model is unknown.
+    """
     names = {request.model.repo_id for request in trace}
     unknown = sorted(name for name in names if world.weights(name) is None)
     if unknown:
@@ -62,7 +66,7 @@ def run(
             f"{', '.join(unknown[:_MOST_NAMED])}{more}. Name them under models in the cluster file, or "
             "add default_size there."
         )
-    # The garbage collector would traverse the whole trace again and again, and free nothing.
+    # Otherwise the garbage collector would traverse the whole trace repeatedly, and free nothing.
     gc.collect()
     gc.freeze()
     try:
@@ -81,7 +85,6 @@ class _Simulation:
     progress: Progress
 
     async def run(self) -> Journal:
-        """Replay the trace to its end."""
         journal = Journal(self.trace)
         with tempfile.TemporaryDirectory(prefix="ndif-simulation-") as unused:
             await self._serve(journal, FileStore(Path(unused), _NEVER_S))
@@ -126,7 +129,6 @@ class _Simulation:
             keeping.cancel()
 
     async def _send(self, broker: JournalBroker, journal: Journal) -> None:
-        """Send every request at its time."""
         loop = asyncio.get_running_loop()
         for number, asked in enumerate(self.trace):
             if (left_s := asked.at - self._now()) > 0:

@@ -25,7 +25,7 @@ _LONGEST_LINE = 64 * 1024
 
 
 class TraceError(NdifError):
-    """The trace cannot be replayed; each problem is a line that names its place."""
+    """The trace cannot be replayed; each line of the message is a problem with its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class TraceRequest:
     priority: bool = False
 
     def line(self) -> str:
-        """Return the request as `read` reads it, without default values."""
+        """Return the request as a line for `read`, without default values."""
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         given = {name: value for name, value in fields.items() if value != _DEFAULTS.get(name)}
         return json.dumps({**given, "model": self.model.repo_id}, ensure_ascii=False)
@@ -75,7 +75,7 @@ _FIELDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "weight": (lambda value: _number(value) > 0, "a number above 0"),
     "priority": (lambda value: isinstance(value, bool), "true or false"),
 }
-"""For each field a check of its value, and what it must be."""
+"""For each field, a check of its value and a description of valid values."""
 _DEFAULTS = {each.name: each.default for each in dataclasses.fields(TraceRequest)}
 _NEEDED = [name for name, default in _DEFAULTS.items() if default is dataclasses.MISSING]
 
@@ -92,7 +92,7 @@ def read_file(path: Path) -> list[TraceRequest]:
 
 
 def read(lines: Iterable[str], source: str) -> list[TraceRequest]:
-    """Read requests from lines of text, ordered by time; errors call the text `source`."""
+    """Read requests from lines of text, ordered by time; `source` names the text in errors."""
     requests: list[TraceRequest] = []
     problems: list[str] = []
     models: dict[str, ModelKey] = {}
@@ -115,13 +115,13 @@ def read(lines: Iterable[str], source: str) -> list[TraceRequest]:
 
 
 class _LineError(ValueError):
-    """A line is malformed; the message says why, without a full stop."""
+    """A line is malformed; the message is the reason, without a full stop."""
 
 
 def _request(
     line: str, models: dict[str, ModelKey], first_dated: bool | None
 ) -> tuple[TraceRequest, bool]:
-    """Return the request of a line, and True if its time is a date, as in the lines before.
+    """Return the request of a line, and True if its time is a date; all lines must agree in that.
 
     `models` caches parsed names.
     """

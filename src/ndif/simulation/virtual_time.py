@@ -25,7 +25,7 @@ _RESOLUTION_S = time.get_clock_info("monotonic").resolution
 
 
 class DeadlockError(RuntimeError):
-    """Nothing is ready and no timer is set, so every task would wait for ever."""
+    """No task is ready and no timer is set, so every task would wait forever."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -70,7 +70,7 @@ class _Clock(selectors.BaseSelector):
             )
         self.now += timeout
         if timeout > 0 and math.ulp(self.now) > _RESOLUTION_S:
-            # A loop runs timers due before now plus its resolution, which is lost in so large a number.
+            # A loop runs timers due before now plus its resolution, but this sum rounds to now.
             self.now += 2 * math.ulp(self.now)
         return []
 
@@ -82,16 +82,14 @@ class _Clock(selectors.BaseSelector):
         return key
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        """Forget the wake-up pipe."""
         return self._keys.pop(fileobj)
 
     def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        """Return the registered files."""
         return self._keys
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` to its end in virtual time, and cancel the tasks that it leaves."""
+    """Run `main` to its end in virtual time, then cancel remaining tasks."""
     with contextlib.closing(VirtualLoop()) as loop:
         try:
             return loop.run_until_complete(main)

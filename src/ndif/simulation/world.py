@@ -50,7 +50,7 @@ _RULES, _BOUNDS, _QUEUE_POLICY = PlacementRules(), Bounds(most=4), QueuePolicy()
 
 
 class ClusterFileError(NdifError):
-    """The file cannot be used; each problem is a line that names its place."""
+    """The file cannot be used; each line of the message is a problem with its place."""
 
 
 def _gpus(value: object) -> tuple[int, ...]:
@@ -103,9 +103,9 @@ class Speeds(_Part):
 
 
 class _Settings(_Part):
-    """A part of the file with fields of one of the server's own classes, which decides if they agree.
+    """A part of the file with the fields of a server's class, which checks their combination.
 
-    The file leaves out the `_s` of seconds, because its durations have units.
+    The file leaves out the suffix `_s` of seconds, because its durations have units.
     """
 
     model_config = ConfigDict(alias_generator=lambda name: name.removesuffix("_s"))
@@ -117,7 +117,7 @@ class _Settings(_Part):
             self.make()
         except ValueError as error:
             names = {name: each.alias or name for name, each in type(self).model_fields.items()}
-            # In the file's words: it knows no `idle_s`.
+            # Use the file's names, which have no `_s`.
             said = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(error))
             raise ValueError(said) from None
         return self
@@ -178,13 +178,13 @@ class World:
 
     nodes: tuple[Node, ...]
     models: tuple[DeploymentConfig, ...]
-    """Deployments by the operator. Dedicated ones are created at once."""
+    """The operator's deployments; dedicated ones are created at once."""
     names: tuple[str, ...]
     """Repository ids of all models of known size, as written in the file."""
     sizes: Mapping[str, int]
     """Bytes of weights, by repository id in lower case."""
     default_size_bytes: int | None
-    """Bytes of models that are not in `sizes`; None if every model must be."""
+    """Bytes of models that are not in `sizes`; None if every model must be there."""
     rules: PlacementRules
     speeds: Speeds
     autoscale: Bounds
@@ -205,7 +205,7 @@ class World:
 
 
 def read_file(path: Path) -> World:
-    """Read the cluster that a file describes; a ClusterFileError has every problem."""
+    """Read the cluster that a file describes; raise ClusterFileError with its first problems."""
     try:
         text = read_text(path, _MOST_MIB)
     except TextFileError as error:
@@ -214,7 +214,7 @@ def read_file(path: Path) -> World:
 
 
 def read(text: str, source: str) -> World:
-    """Read the cluster that YAML or JSON text describes; errors call the text `source`."""
+    """Read the cluster that YAML or JSON text describes; `source` names the text in errors."""
     value = _parsed(text, source)
     if not isinstance(value, Mapping):
         raise ClusterFileError(f"{source} must hold nodes and models, not {quoted(value)}.")
@@ -238,7 +238,7 @@ def read(text: str, source: str) -> World:
             problems.append(f"{source}: {quoted(name)} is there more than once.")
         seen.add(config.repo_id.lower())
         if isinstance(entry, Mapping) and entry.keys() != {"size"}:
-            configs.append(config)  # with a size alone, only users request it
+            configs.append(config)  # a size alone deploys nothing; users may request it
         sizes[config.repo_id] = weights
     if problems or file is None:
         raise ClusterFileError("\n".join(problems[:_MOST_PROBLEMS]))

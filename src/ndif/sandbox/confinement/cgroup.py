@@ -1,7 +1,7 @@
-"""A cgroup for each runner, where this server may make some (cgroups(7), version 2).
+"""A cgroup for each runner, where this server may create cgroups (cgroups(7), version 2).
 
-The kernel then counts what a process cannot hide: shared memory, page tables, and memory of the kernel's
-own. Nothing depends on it: the resource watchdog and the filter of system calls hold without it.
+The kernel then also counts shared memory, page tables and the kernel's own memory, which a process cannot
+hide. Cgroups are optional: the resource watchdog and the system-call filter work without them.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from pathlib import Path
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 _SERVER = "ndif-server"
-"""The cgroup of the server's own processes: one that has processes can have none below it."""
+"""The cgroup of the server's own processes: a cgroup that contains processes cannot have children."""
 _RUNNER = "ndif-runner-"
 _CONTROLLERS = ("memory", "pids")
 _DELEGATED = ("user.delegate", "trusted.delegate")
-"""Attributes by which systemd says that the owner of a cgroup may make others below it."""
+"""Extended attributes by which systemd marks a cgroup whose owner may create children."""
 
 
 class CgroupError(Exception):
-    """This server can make no cgroups; the message is a clause that says why."""
+    """This server cannot create cgroups; the message is a clause with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerCgroups:
-    """The cgroups below the one that this server was given."""
+    """The cgroup delegated to this server, and the runners' cgroups below it."""
 
     base: Path
 
     @classmethod
     def find(cls, root: Path = _ROOT, own: Path = _OWN) -> RunnerCgroups:
-        """Return the cgroup that this server may divide, without changing anything.
+        """Return the cgroup in which this server may create others; change nothing.
 
         Raises:
             CgroupError: If there is none.
@@ -55,7 +55,7 @@ class RunnerCgroups:
         return cls(base)
 
     def prepare(self) -> None:
-        """Move the processes of this cgroup into one of their own, and pass the controllers on."""
+        """Move this cgroup's processes into a child cgroup, and enable the controllers for children."""
         server = self.base / _SERVER
         server.mkdir(exist_ok=True)
         for pid in (self.base / "cgroup.procs").read_text().split():
@@ -66,7 +66,7 @@ class RunnerCgroups:
         )
 
     def place(self, pid: int, memory_bytes: int, max_tasks: int) -> None:
-        """Limit what process `pid` takes from here on; what it holds already stays counted elsewhere."""
+        """Move process `pid` into a new cgroup with limits; its memory stays charged to the old one."""
         self.remove_empty()
         made = self.base / f"{_RUNNER}{pid}-{os.urandom(4).hex()}"
         made.mkdir()
@@ -77,14 +77,14 @@ class RunnerCgroups:
             "pids.max": max_tasks,
         }
         for name, limit in limits.items():
-            with contextlib.suppress(FileNotFoundError):  # a kernel without swap has no limit of it
+            with contextlib.suppress(FileNotFoundError):  # a kernel without swap has no swap limit
                 (made / name).write_text(str(limit))
         (made / "cgroup.procs").write_text(str(pid))
 
     def remove_empty(self) -> None:
-        """Remove the cgroups of runners that have ended or that have another one."""
+        """Remove the cgroups of runners that have ended or have moved to another cgroup."""
         for each in self.base.glob(f"{_RUNNER}*"):
-            with contextlib.suppress(OSError):  # it has a process still
+            with contextlib.suppress(OSError):  # a process is still in it
                 each.rmdir()
 
 
@@ -97,5 +97,5 @@ def _is_delegated(base: Path) -> bool:
 
 
 def _is_of_a_container(base: Path, path: str) -> bool:
-    """Return True for the root of a namespace of cgroups, which has a type as the machine's has not."""
+    """Return True for the root of a cgroup namespace: unlike the machine's root, it has a `cgroup.type`."""
     return path == "/" and (base / "cgroup.type").exists()

@@ -1,4 +1,4 @@
-"""The confinement of a client, which unpickles what a server sends: it reaches no file of the machine."""
+"""The confinement of a client, which unpickles a server's results: it cannot reach the machine's files."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _OWN_FACTS = "/proc/self /proc/stat /proc/sys"
 
 
 def confine_client(folder: Path, readable: Iterable[Path] = ()) -> None:
-    """Confine this process irrevocably, as far as the kernel can; it must have one thread.
+    """Confine this process, which must have one thread, irrevocably with the layers that this kernel has.
 
-    It may write to `folder`, which is its folder of temporary files, too, and read its interpreter, its
-    packages and `readable`. It may start no program. It may connect to any address, as a client does.
+    It may read its interpreter, its packages and `readable`, and write to `folder`, where its temporary
+    files go. It may connect to any address, as a client does. It may not start programs.
     """
     tempfile.tempdir = str(folder)
     reading = [*runtime_paths(), *map(Path, (*_NETWORK.split(), *_OWN_FACTS.split())), *readable]

@@ -1,4 +1,4 @@
-"""The confinement of one process: the resources it keeps, and the order in which it gives up the others."""
+"""The confinement of a process: the resources that it keeps, and the order in which it drops the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["require", "best-effort", "off"]
 
-# Public certificates: an HTTP client reads them at construction, and libraries construct one offline too.
+# Certificates are included because libraries construct HTTP clients, which read them, even offline.
 _SYSTEM = """
     /etc/ld.so.cache /etc/localtime /usr/share/zoneinfo /dev/urandom
     /proc/cpuinfo /proc/meminfo /sys/devices/system/cpu /sys/devices/system/node
@@ -38,12 +38,12 @@ _DRIVER_STARTS = ("/proc/self", "/proc/modules", "/proc/sys/vm/mmap_min_addr")
 _OWN_THREADS = Path("/proc/self/task")
 """Directory where drivers from version 570 on name their threads; if refused, cuInit returns 304."""
 _DRIVER_VARIABLES = ("CUDA_", "CUBLAS_", "NVIDIA_", "PYTORCH_", "TORCH_")
-"""Prefixes of environment variables that select GPUs and configure how they compute."""
+"""Prefixes of environment variables that select and configure GPUs."""
 _LIBRARY_ROOTS = ("/lib", "/lib64", "/usr", "/opt", "/nix", "/gnu")
 """Folders of libraries that the system installs."""
 _CHANNEL_FD, _RULESET_FD = 3, 4
 WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
-"""Suffixes of files of weights, which operators link into a folder from where their disks have room."""
+"""Suffixes of weight files, which operators may link into a model's folder from another disk."""
 _ENV_START, _ENV_END = 47, 48
 """Indices of fields of /proc/PID/stat, counted from the state (proc_pid_stat(5))."""
 
@@ -54,10 +54,10 @@ class ConfinementError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class DriverFiles:
-    """Files that a process on GPUs needs, found by a process that already uses them."""
+    """Files that a process needs to use GPUs, listed by a process that already uses them."""
 
     libraries: tuple[str, ...]
-    """Folders of the interpreter, and of all libraries once the driver has loaded its own."""
+    """Folders of the interpreter and of all loaded libraries, the driver's included."""
     devices: tuple[str, ...]
     """Device files of the driver and of the GPUs in use."""
     shared_memory: tuple[str, ...]
@@ -66,11 +66,11 @@ class DriverFiles:
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """The confinement of processes that run untrusted code: each process applies it to itself.
+    """The confinement of processes that run untrusted code; each process applies it to itself.
 
-    Owns the Landlock ruleset and the seccomp filter that hold while untrusted code runs. On a GPU, a
-    process first applies a wider ruleset, built by itself, in which the driver starts and no byte of a
-    request is read. Time, and memory on GPUs, are left to the host's resource watchdog.
+    Owns the Landlock ruleset and the seccomp filter that are in force while untrusted code runs. On a GPU,
+    a process first applies a wider ruleset of its own, in which the driver starts; it reads no byte of a
+    request until the narrower one is in force. The host's resource watchdog limits time and GPU memory.
     """
 
     mode: Mode
@@ -86,7 +86,7 @@ class Confinement:
     calls: Filter | None
     """The seccomp filter of system calls; None if this machine has no seccomp."""
     unlisted: tuple[Path, ...] = ()
-    """Folders whose files can be read by who knows their names."""
+    """Folders whose files may be read but not listed."""
 
     @classmethod
     def prepare(
@@ -110,7 +110,7 @@ class Confinement:
         rules = calls = None
         if mode != "off":
             with allowing_less(mode):
-                # Imported here: the import runs another program to find libseccomp.
+                # Imported here, because the import starts a program to find libseccomp.
                 from ndif.sandbox.confinement.seccomp import Filter
 
                 calls = Filter.compile(devices=driver is not None)
@@ -120,10 +120,10 @@ class Confinement:
         )
 
     def detach(self, channel: int) -> int:
-        """Drop what this process inherited from its parent, and return the new number of `channel`.
+        """Drop the inherited environment, session and descriptors; return the new number of `channel`.
 
         Only the channel and, until `apply`, the ruleset stay open; the standard streams lead to /dev/null.
-        The environment keeps the driver's variables until the driver has started.
+        The driver's environment variables stay until the driver has started. In mode "off" nothing changes.
         """
         if self.mode == "off":
             return channel
@@ -133,9 +133,9 @@ class Confinement:
         os.environ.update(kept)
         if os.getsid(0) != os.getpid():
             os.setsid()
-        # If memory runs out, the kernel kills this process before others. Set while /proc can be opened.
+        # If memory runs out, the kernel kills this process first. Must be set before /proc is closed off.
         score = Path("/proc/self/oom_score_adj")
-        if score.read_text().strip() != "1000":  # its parent may have seen to it
+        if score.read_text().strip() != "1000":  # the parent may have set it
             score.write_text("1000")
         _close_other_descriptors(channel, self.rules)
         return _CHANNEL_FD
@@ -148,9 +148,9 @@ class Confinement:
         The process must have one thread: threads inherit the restrictions of the thread that starts them.
 
         Args:
-            start_driver: Starts the driver of a GPU, and all else that needs more access than untrusted
+            start_driver: Starts a GPU's driver, and everything else that needs more access than untrusted
                 code. For the threads that it starts, see docs/gpu.md.
-            keeps_reading: See `limits.drop_privileges`; other users' files are still those of the rules.
+            keeps_reading: See `limits.drop_privileges`; the ruleset still applies. Ignored with a driver.
 
         Raises:
             ConfinementError: If this machine cannot confine as the mode requires.
@@ -164,7 +164,7 @@ class Confinement:
                 self._drop_privileges()
                 self._enforce(rules)
                 start_driver()
-            # Limits follow the driver's start, in which the driver sizes memory files.
+            # Set after the driver's start, because the driver sizes memory files while it starts.
             self._limit(None)
         if self.mode == "off":
             return
@@ -174,7 +174,7 @@ class Confinement:
             self._attempt(self.calls.load)
 
     def _attempt(self, step: Callable[..., None], *arguments: Any, **options: Any) -> None:
-        """Take a step unless the mode is "off"; see `allowing_less`."""
+        """Run a step unless the mode is "off"; see `allowing_less`."""
         if self.mode != "off":
             with allowing_less(self.mode):
                 step(*arguments, **options)
@@ -188,7 +188,7 @@ class Confinement:
 
     @contextlib.contextmanager
     def _driver_ruleset(self) -> Iterator[int | None]:
-        """Make the wider ruleset in which a driver starts."""
+        """Yield the wider ruleset in which a driver starts; None in mode "off" or without a driver."""
         if self.mode == "off" or self.driver is None:
             yield None
             return
@@ -196,28 +196,26 @@ class Confinement:
             yield rules
 
     def _enforce(self, rules: int | None) -> None:
-        """Restrict this process to the files of a ruleset; None if this kernel has no Landlock."""
         if rules is not None:
             from ndif.sandbox.confinement.landlock import restrict_self
 
             self._attempt(restrict_self, rules)
 
     def result_file_allowed(self) -> contextlib.AbstractContextManager[None]:
-        """Let this process write to the result file that the host passed to it while the context lasts."""
+        """Let this process write to the result file from the host while the context lasts."""
         return contextlib.nullcontext() if self.mode == "off" else limits.result_file_allowed()
 
     def paths(self) -> tuple[list[Path], list[Path]]:
-        """Return the paths that untrusted code may read, and those that it may also write to."""
+        """Return the paths that untrusted code may read, and the paths that it may also write."""
         return _paths(self.readable, self.driver)
 
 
 def driver_variables() -> dict[str, str]:
-    """Return this process's environment variables that select GPUs and configure how they compute."""
+    """Return this process's environment variables that select and configure GPUs."""
     return {name: value for name, value in os.environ.items() if name.startswith(_DRIVER_VARIABLES)}
 
 
 def _paths(readable: Iterable[Path], driver: DriverFiles | None) -> tuple[list[Path], list[Path]]:
-    """Return the paths that untrusted code may read, and those that it may also write to."""
     reading = [*runtime_paths(), *readable]
     writing = [Path(os.devnull)]
     if driver is not None:
@@ -239,9 +237,9 @@ def make_ruleset(mode: Mode, *paths: Iterable[Path]) -> int | None:
 def driver_ruleset(
     mode: Mode, readable: Iterable[Path], driver: DriverFiles, creatable: Iterable[Path] = ()
 ) -> Iterator[int | None]:
-    """Make a Landlock ruleset in which a GPU's driver starts and works; None without Landlock.
+    """Yield a Landlock ruleset in which a GPU's driver starts and works; None without Landlock.
 
-    The context keeps the directory of this process's threads open, which a rule of the set refers to.
+    The context keeps this process's directory of threads open, because a rule refers to it.
     """
     threads = os.open(_OWN_THREADS, os.O_PATH | os.O_CLOEXEC)
     try:
@@ -254,7 +252,7 @@ def driver_ruleset(
 
 @contextlib.contextmanager
 def allowing_less(mode: Mode) -> Iterator[None]:
-    """Turn the failure of a step into ConfinementError if the mode is "require"; ignore it otherwise."""
+    """Re-raise errors as ConfinementError if the mode is "require"; suppress them otherwise."""
     try:
         yield
     except (ImportError, OSError, RuntimeError) as error:
@@ -266,7 +264,7 @@ def verify(mode: Mode) -> None:
     """Check that this machine has the layers that `mode` requires.
 
     Raises:
-        ConfinementError: If a layer is missing; the message names it and says what to do.
+        ConfinementError: If a layer is missing; the message names it and a remedy.
     """
     lacking = missing_layers(detect_layers()) if mode == "require" else []
     if lacking:
@@ -278,15 +276,15 @@ def verify(mode: Mode) -> None:
 
 
 def runtime_paths() -> list[Path]:
-    """Return what any confined process may read: the interpreter, its packages, the machine's facts."""
+    """Return the paths that every confined process may read: interpreter, packages, machine facts."""
     return [*interpreter_paths(), *map(Path, _SYSTEM.split())]
 
 
 def interpreter_paths() -> list[Path]:
     """Return the folders of Python, of its packages, and of the libraries that they load.
 
-    Another folder of the search path, such as a source tree or somebody's home, holds more than packages.
-    Of such a one only the packages and modules that this process has loaded are returned.
+    Other folders of `sys.path`, such as a source tree or a home directory, hold more than packages. From
+    these, only the packages and modules that this process has loaded are returned.
     """
     # A virtual environment has packages of its own and the modules of its base interpreter.
     places = [None, *({"base": each, "platbase": each} for each in (sys.prefix, sys.base_prefix))]
@@ -299,14 +297,14 @@ def interpreter_paths() -> list[Path]:
 
 
 def holds_packages(path: Path) -> bool:
-    """Return True for a folder of installed packages, or an archive of modules."""
+    """Return True for a folder of installed packages and for an archive of modules."""
     if path.name in ("site-packages", "dist-packages") or path.is_file():
         return True
     return any(path.glob("*.dist-info"))
 
 
 def module_path(spec: object) -> list[Path]:
-    """Return the folders of a package, or the file of a module; nothing for a built-in one."""
+    """Return the folders of a package or the file of a module; [] for a built-in module."""
     if not isinstance(spec, ModuleSpec):
         return []
     if spec.submodule_search_locations is not None:
@@ -315,7 +313,7 @@ def module_path(spec: object) -> list[Path]:
 
 
 def _loaded_elsewhere(folders: Iterable[Path]) -> Iterator[Path]:
-    """Yield what was loaded from outside some folders: packages and modules without a dot in their name."""
+    """Yield the paths of top-level packages and modules that were loaded from outside `folders`."""
     known = tuple(folders)
     for name, module in list(sys.modules.items()):
         if "." not in name:
@@ -327,7 +325,7 @@ def _loaded_elsewhere(folders: Iterable[Path]) -> Iterator[Path]:
 def _libraries(folders: Iterable[Path]) -> Iterator[Path]:
     """Yield the folder of each loaded library, which may load its neighbours later.
 
-    Of a folder that is neither the system's nor among `folders`, yield the libraries alone.
+    From a folder outside `folders` and the system's, only the libraries are yielded.
     """
     known = (*folders, *map(Path, (*_LIBRARY_ROOTS, sys.prefix, sys.base_prefix)))
     for folder in set(library_folders()):
@@ -346,24 +344,24 @@ def library_folders() -> Iterable[Path]:
 
 
 def linked_folders(folder: Path) -> list[Path]:
-    """Return the folders to which the links of a snapshot in the Hub's cache lead.
+    """Return the blob folders to which a snapshot in the Hub's cache links; [] for any other folder.
 
-    They may be links to another disk themselves. Nothing for a folder that is no such snapshot.
+    The paths are resolved, because the folders may themselves be links to another disk.
     """
     folder = folder.resolve()
     repository = folder.parent.parent
     has_its_parts = any((repository / name).is_dir() for name in ("blobs", "refs"))
     if folder.parent.name != "snapshots" or not has_its_parts:
         return []
-    # The blobs of a repository may link to those of the cache.
+    # The blobs of a repository may link to the blobs of the cache.
     return [(each / "blobs").resolve() for each in (repository, repository.parent)]
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
-    """Return a model's folder and the files to which its links lead.
+    """Return the folders of a model and the files to which its links lead.
 
-    A snapshot's files link to blobs. Into a folder of their own, operators link weights. No other link is
-    followed: a repository could have any file of this machine read.
+    In a snapshot of the Hub's cache, only links to blobs are followed; in an operator's own folder, only
+    links named like weights. Any other link could make the server read any file of this machine.
     """
     folder = folder.resolve()
     links = {file: Path(os.path.realpath(file)) for file in folder.rglob("*") if file.is_symlink()}
@@ -372,20 +370,20 @@ def checkpoint_paths(folder: Path) -> list[Path]:
     if not blobs:
         return sorted({folder, *(file for link, file in files.items() if link.suffix in WEIGHTS)})
     of_cache = {file for file in files.values() if any(map(file.is_relative_to, blobs))}
-    # The Hub's library looks up the commit of a revision, and lists those that are here.
+    # The Hub's library looks up a revision's commit in `refs`, and lists the local snapshots.
     return sorted({folder.parent, folder.parent.parent / "refs", *of_cache})
 
 
 def _erase_initial_environment() -> None:
-    """Overwrite the environment on the stack, where the kernel put it when this program started."""
+    """Overwrite the environment on the stack, where the kernel put it at the start of this program."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[_ENV_START]), int(fields[_ENV_END])
     ctypes.memset(start, 0, end - start)
 
 
 def _close_other_descriptors(channel: int, rules: int | None) -> None:
-    """Move two descriptors to their numbers, close all others, and open /dev/null as standard streams."""
-    # First above both numbers, so that neither overwrites the other.
+    """Move both descriptors to fixed numbers, close all others, and open /dev/null as standard streams."""
+    # Both are first moved above the fixed numbers, so that neither overwrites the other.
     channel = fcntl.fcntl(channel, fcntl.F_DUPFD, _RULESET_FD + 1)
     if rules is not None:
         os.dup2(fcntl.fcntl(rules, fcntl.F_DUPFD, _RULESET_FD + 1), _RULESET_FD, inheritable=False)

@@ -18,7 +18,7 @@ from landlock.plumbing import (
 )
 
 _NET = 1 << 0 | 1 << 1
-"""Binding and connecting TCP sockets: where handled, without any rule, so every port is refused."""
+"""Binding and connecting TCP sockets: handled without any rule, so every port is refused."""
 
 _SCOPES = 1 << 0 | 1 << 1
 """Abstract sockets of other processes, and signals to other processes."""
@@ -67,10 +67,9 @@ def create_ruleset(
 ) -> int:
     """Return the descriptor of a ruleset that permits the given paths, and no other file access.
 
-    No file can be executed, and none created, renamed or removed but in `creatable` folders. Paths that do
-    not exist are left out. `writable` may also be opened for writing, `truncatable` may also be truncated
-    when opened, as by `fopen`. Files in `unlisted` can be read by who knows their names. TCP ports are
-    refused unless `allows_network`.
+    `writable` may also be opened for writing; `truncatable` may also be truncated when opened, as by
+    `fopen`. Files in `unlisted` can be read but not listed. Files can be created and removed only in
+    `creatable`, and executed nowhere. TCP ports need `allows_network`. Missing paths are left out.
     """
     version = abi()
     attributes = _Attributes(
@@ -99,7 +98,7 @@ def create_ruleset(
 
 
 def restrict_self(rules: int) -> None:
-    """Enforce a ruleset on this thread and the threads that it starts, and close the descriptor."""
+    """Enforce a ruleset on this thread and on threads that it starts later; close the descriptor."""
     ctypes.set_errno(0)
     get_restrict_self()(rules, 0)
     os.close(rules)

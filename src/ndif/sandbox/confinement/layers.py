@@ -1,4 +1,4 @@
-"""Detection of the layers of the confinement that this machine has."""
+"""Detection of the confinement layers that this machine has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from ndif.sandbox.confinement.cgroup import CgroupError, RunnerCgroups
 
 _PACKAGE = "landlock>=1.0.0.dev5"
-"""As pyproject.toml requires it: without a version, pip takes a release that is too old."""
+"""The requirement in pyproject.toml: without a version, pip installs a release that is too old."""
 _FIRST_KERNEL = (5, 13)
 _LATER = (
     (3, "truncation", "6.2", "seccomp"),
@@ -20,19 +20,19 @@ _LATER = (
     (5, "device ioctls", "6.10", "no other layer (matters on GPUs)"),
     (6, "signals and abstract sockets", "6.12", "seccomp"),
 )
-"""Additions of later versions of Landlock: ABI, name, kernel, and the layer that covers it otherwise."""
+"""Later additions to Landlock: ABI, name, kernel, and the layer that covers their absence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One mechanism of the kernel that confines a process."""
+    """A kernel mechanism that confines a process."""
 
     name: str
     present: bool
     required: bool
     """True if untrusted code may not run without this layer."""
     detail: str
-    """The version or mechanism found, or how to get the layer."""
+    """The version or mechanism in use, or advice on how to get the layer."""
 
 
 def detect_layers() -> list[Layer]:

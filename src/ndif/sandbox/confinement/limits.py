@@ -14,7 +14,7 @@ _MAX_DESCRIPTORS = 256
 _KIB = 1024
 _ROOT = 0
 _OTHER_PROCESSES_MARGIN = 8192
-"""Tasks that other processes of this user may start while a runner waits for its request."""
+"""Headroom for tasks that the user's other processes start while a runner waits for its request."""
 
 _ZERO_LIMITS = (
     resource.RLIMIT_CORE,
@@ -31,11 +31,11 @@ def apply_limits(
     """Limit the memory, files and descriptors of this process from here on.
 
     Args:
-        memory_bytes: Bytes beyond those that the process holds now; None leaves memory to the resource
+        memory_bytes: Bytes beyond the process's current memory; None leaves memory to the resource
             watchdog, as on a GPU, whose driver maps large ranges.
         result_bytes: Size of the largest file that the process may write within `result_file_allowed`;
-            outside it, 0.
-        beside_a_driver: Keep the descriptors that a GPU's driver, already started, holds.
+            outside it, the process may write none.
+        beside_a_driver: Leave room for the descriptors of a GPU's driver that has already started.
     """
     for limit in _ZERO_LIMITS:
         resource.setrlimit(limit, (0, 0))
@@ -50,7 +50,7 @@ def apply_limits(
 
 
 def limit_memory(extra_bytes: int) -> None:
-    """Limit the memory of this process for good to what it has and `extra_bytes`."""
+    """Limit this process permanently to its current memory plus `extra_bytes`."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     most = _writable_bytes() + extra_bytes
     if hard != resource.RLIM_INFINITY:
@@ -61,11 +61,11 @@ def limit_memory(extra_bytes: int) -> None:
 def limit_tasks(max_threads: int) -> None:
     """Bound the threads that a thread bomb can start between two checks of the resource watchdog.
 
-    The kernel counts all tasks of this user. Other tasks come and go while this process waits for its
-    request, and some may be invisible, as those of another container. If they exceed any bound by the
-    visible ones, the limit stays as it was, and the watchdog's count per process is the only bound. The
-    kernel does not count root's tasks. Call before Landlock is enforced: this reads /proc of other
-    processes.
+    The kernel counts all tasks of this user, but not root's. Other tasks come and go while this process
+    waits for its request, and tasks of another container may be invisible. If invisible tasks already
+    exceed the bound, the limit stays as it was, and only the watchdog's count per process holds.
+
+    Call before Landlock is enforced, because this reads /proc of other processes.
     """
     if os.getuid() == _ROOT:
         return
@@ -75,7 +75,7 @@ def limit_tasks(max_threads: int) -> None:
         most = min(most, hard)
     resource.setrlimit(resource.RLIMIT_NPROC, (most, hard))
     try:
-        # The probe is a process: a thread that just ended may remain for a moment, unconfined.
+        # Probe with a process, because a thread that just ended may remain for a moment, unconfined.
         probe = os.fork()
     except BlockingIOError:
         resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
@@ -88,7 +88,7 @@ def limit_tasks(max_threads: int) -> None:
 
 @contextlib.contextmanager
 def result_file_allowed() -> Iterator[None]:
-    """Let this process write to the result file that the host passed to it while the context lasts."""
+    """Let this process write to the result file from the host while the context lasts."""
     none, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     try:
@@ -99,7 +99,7 @@ def result_file_allowed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def limited_memory(extra_bytes: int) -> Iterator[None]:
-    """Limit the memory of this process to what it has and `extra_bytes` while the context lasts."""
+    """Limit this process to its current memory plus `extra_bytes` while the context lasts."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = _writable_bytes() + extra_bytes
     if soft == resource.RLIM_INFINITY or most < soft:
@@ -119,7 +119,6 @@ def _writable_bytes() -> int:
 
 
 def _count_user_tasks() -> int:
-    """Return the number of threads of all visible processes of this user."""
     return sum(_threads(process) for process in Path("/proc").iterdir() if process.name.isdigit())
 
 
@@ -140,7 +139,7 @@ def _status(process: Path) -> dict[str, str]:
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _CAPABILITIES_V3 = 0x20080522
 _READ_SEARCH = 1 << 2
-"""CAP_DAC_READ_SEARCH: root reads files of other users by it."""
+"""CAP_DAC_READ_SEARCH, by which root reads files of other users."""
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -153,9 +152,9 @@ _Data = ctypes.c_uint32 * 6
 
 
 def drop_privileges(*, keeps_reading: bool = False) -> None:
-    """Drop all capabilities for good, and make this process unreadable for other processes.
+    """Drop all capabilities permanently, and make this process unreadable for other processes.
 
-    With `keeps_reading` root can still read files of other users.
+    With `keeps_reading`, root can still read files of other users.
     """
     if keeps_reading:
         keep_reading()
@@ -163,12 +162,12 @@ def drop_privileges(*, keeps_reading: bool = False) -> None:
         prctl(PR_SET_NO_NEW_PRIVS, 1)
         _set_capabilities(_Data())
     prctl(_PR_SET_DUMPABLE, 0)
-    # A change of capabilities may have reset the signal that follows the parent's death.
+    # Set again, because a change of capabilities may have reset the signal on the parent's death.
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def keep_reading() -> None:
-    """Drop the capabilities of this thread for good, except the one to read every user's files."""
+    """Drop this thread's capabilities permanently, except the one to read every user's files."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     effective, permitted, *_ = _capabilities()
     _set_capabilities(_Data(effective & _READ_SEARCH, permitted & _READ_SEARCH))
@@ -176,7 +175,7 @@ def keep_reading() -> None:
 
 @contextlib.contextmanager
 def without_capabilities() -> Iterator[None]:
-    """Suspend this thread's capabilities: a descriptor keeps those with which it was opened."""
+    """Suspend this thread's capabilities, so that descriptors opened in the context carry none."""
     before = _capabilities()
     none = _Data(*before)
     none[0] = none[3] = 0
@@ -203,7 +202,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def check(result: int, call: str) -> None:
-    """Raise OSError if a function of the C library reports that the kernel refused."""
+    """Raise OSError if the result of a C library call is not 0."""
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{call}: {os.strerror(number)}")

@@ -1,4 +1,4 @@
-"""The confinement of what reads a repository: it opens the repository's files, and reaches nothing else."""
+"""The confinement of code that reads a model repository: it can open only that and the runtime's files."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 _OWN_FACTS = "/proc/self /proc/stat /proc/version /proc/filesystems /proc/sys/vm /sys/fs/cgroup"
-"""Files from which libraries learn the memory and processors that they have."""
+"""Files from which libraries learn about memory and processors."""
 _PROCESSES = "/proc"
-"""Files in which a process looks at those that it forks. Of other processes the kernel shows little."""
+"""Files by which a process observes its children; the kernel shows little of other processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadingConfinement:
-    """The confinement of what reads a repository: of a thread, or of a whole process and all that it forks.
+    """The confinement of a thread, or of a process and its children, while it reads a repository.
 
-    Owns a Landlock ruleset and a seccomp filter. The kernel applies both to a thread and to those that it
-    starts. A process whose later work needs more rights confines a thread. That holds whatever a file has
-    a library do, but not code that runs in the process, which could leave its mark for other threads.
+    Owns a Landlock ruleset and a seccomp filter, which the kernel applies to a thread and to threads that
+    it starts. A process that needs more rights later confines only a thread. That contains any effect of
+    files on libraries, but not code in the process, which could change state that other threads use.
     """
 
     mode: Mode
@@ -66,7 +66,7 @@ class LoadingConfinement:
             readable: The repository's files.
             creatable: Folders in which files may be made.
             whole: See the attribute.
-            driver: Files of a GPU's driver that this process has started. Its calls are not filtered.
+            driver: Files of a GPU's driver that this process has started. Disables the filter of calls.
 
         Raises:
             ConfinementError: If this machine cannot confine as `mode` requires.
@@ -90,7 +90,7 @@ class LoadingConfinement:
             yield cls(mode, whole, rules, calls)
 
     def run(self, read: Callable[[], Result]) -> Result:
-        """Call `read` confined, and return what it returns or raise what it raises."""
+        """Call `read` under the confinement; return its result or raise its error."""
         if self.mode == "off":
             return read()
         if self.whole:
@@ -114,7 +114,7 @@ class LoadingConfinement:
         return results[0]
 
     def _enter(self) -> None:
-        """Confine this thread irrevocably, and in a process of one thread the process."""
+        """Confine this thread irrevocably; if it is the only one, that confines the process."""
         with allowing_less(self.mode):
             limits.keep_reading()
         if self.rules is not None:

@@ -1,7 +1,7 @@
 """seccomp: the system calls that a confined process may make (seccomp(2), by libseccomp).
 
-The filter is an allow-list, so calls of later kernels are refused until they are reviewed. Other calls fail
-with EPERM. Calls of another architecture's table (32-bit, x32) end the process, with all its threads.
+The filter is an allow-list: all other calls, including calls of later kernels, fail with EPERM until they
+are reviewed. Calls of another architecture's table (32-bit, x32) end the process, with all its threads.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _SELF = """arch_prctl getegid geteuid getgid getgroups getpgid getpgrp getpid ge
 _FORKING = """fork vfork wait4 waitid kill tgkill setsid setpgid seccomp capget capset setrlimit getrlimit
     landlock_create_ruleset landlock_add_rule landlock_restrict_self memfd_create ftruncate socketpair
     sendmsg sendmmsg recvmmsg getsockname getpeername getsockopt setsockopt shutdown pidfd_open"""
-"""Calls by which a process forks others that confine themselves further, and speaks with its host."""
+"""Calls to fork processes, which confine themselves further, and to communicate with the host."""
 _NAMESPACES = 0x7E020000
-"""Flags of clone that make a namespace."""
+"""Flags of clone that create a namespace."""
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 
@@ -52,11 +52,11 @@ _CLONE_VM, _CLONE_THREAD = 0x100, 0x10000
 _THREAD = _CLONE_VM | _CLONE_THREAD
 
 _PR_SET_NAME, _PR_GET_NAME, _PR_SET_VMA = 15, 16, 0x53564D41
-_IS_TERMINAL = 0x5401  # TCGETS: Python asks it when it opens a text file
+_IS_TERMINAL = 0x5401  # TCGETS: Python calls it when it opens a text file
 _NO_BLOCKING, _NOT_INHERITED = 0x5421, 0x5451  # FIONBIO, FIOCLEX
 
 _NVIDIA_KINDS = (0, ord("F"))
-"""The second byte of the ioctls of nvidia-uvm, and of those of nvidiactl and the GPUs."""
+"""The second byte of nvidia-uvm's ioctls, and of the ioctls of nvidiactl and GPUs."""
 
 _ALL_THREADS_API = 2
 """The API level of libseccomp from which the kernel can filter all threads at once."""
@@ -68,7 +68,7 @@ _FCNTL_COMMANDS = (
 
 
 _OWN_PID = 0x7EADBEEF
-"""A placeholder in the rules for the process that loads them; no process has a number as high."""
+"""A placeholder for the PID of the process that loads the filter; no real PID is as high."""
 
 _INSTRUCTION = struct.Struct("=HBBI")
 _SET_MODE_FILTER, _ALL_THREADS = 1, 1
@@ -93,12 +93,11 @@ class Filter:
     def compile(
         cls, *, devices: bool = False, creation: bool = False, forking: bool = False
     ) -> Filter:
-        """Compile a filter that leaves a process, with all its threads, the calls that a trace needs.
+        """Compile a filter that allows the system calls that a trace needs.
 
-        `devices` allows the ioctls by which a GPU is driven; Landlock restricts the device files.
-        `creation` allows to create and remove files, where Landlock permits some; what would change the
-        mode or times of a file does nothing. `forking` allows to fork processes, which may confine
-        themselves further.
+        `devices` allows the ioctls of a GPU's driver; Landlock restricts the device files. `creation`
+        allows creating and removing files where Landlock permits it; calls that change a file's mode or
+        times then succeed without effect. `forking` allows forking processes, which may confine themselves.
         """
         rules = _rules(devices=devices)
         if forking:
@@ -114,7 +113,7 @@ class Filter:
             return cls(file.read())
 
     def load(self, *, this_thread: bool = False) -> None:
-        """Apply the filter to this process irrevocably, or to this thread and those that it starts."""
+        """Apply the filter irrevocably to this process, or to this thread and threads that it starts."""
         code = bytearray(self.program)
         for at in range(0, len(code), _INSTRUCTION.size):
             operation, yes, no, operand = _INSTRUCTION.unpack_from(code, at)
@@ -139,12 +138,12 @@ def _rules(*, devices: bool) -> seccomp.SyscallFilter:
     rules.set_attr(seccomp.Attr.ACT_BADARCH, seccomp.KILL_PROCESS)
     for name in _ALLOWED:
         _allow(rules, name)
-    # A page of shared anonymous memory that is written and dropped is held, and counted nowhere.
+    # No shared anonymous memory: a page that is written and dropped stays allocated, and is not counted.
     _allow(rules, "mmap", seccomp.Arg(3, seccomp.MASKED_EQ, _SHARED, 0))
-    # A GPU's driver may map such memory of its own.
+    # A GPU's driver may map shared anonymous memory.
     of_file = _SHARED if devices else _SHARED | _ANONYMOUS
     _allow(rules, "mmap", seccomp.Arg(3, seccomp.MASKED_EQ, of_file, _SHARED))
-    # Threads, not processes. A filter cannot read the arguments of clone3, so glibc falls back to clone.
+    # Threads, not processes. A filter cannot read the arguments of clone3; ENOSYS makes glibc use clone.
     _allow(rules, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _THREAD, _THREAD))
     rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
     for name, process in (("kill", _OWN_PID), ("tgkill", _OWN_PID), ("prlimit64", 0)):
@@ -153,7 +152,7 @@ def _rules(*, devices: bool) -> seccomp.SyscallFilter:
         _allow(rules, "prctl", seccomp.Arg(0, seccomp.EQ, option))
     for command in _FCNTL_COMMANDS:
         _allow(rules, "fcntl", seccomp.Arg(1, seccomp.EQ, command))
-    # The channel to the host is open already; no socket can be connected, bound, or sent to by address.
+    # The channel to the host is already open; sockets cannot be connected, bound, or sent to by address.
     for name in ("recvfrom", "recvmsg"):
         _allow(rules, name)
     _allow(rules, "sendto", seccomp.Arg(4, seccomp.EQ, 0))

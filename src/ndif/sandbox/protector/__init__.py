@@ -1,16 +1,18 @@
 """The Protector: the language policy for users' code.
 
-The Protector compiles a user's source to code that calls a guard before each access to an attribute that
-may lead out of the block, gives that code the builtins and modules of a whitelist, and unpickles payloads
-that hold nothing else. The code of nnsight, torch and transformers runs unchanged: a guard is part of the
-user's code, not of the process.
+The Protector compiles a user's source into code that calls a guard before each attribute access that may
+lead out of the block. It gives that code only whitelisted builtins and modules, and unpickles only payloads
+of such objects. Guards are part of the user's code, not of the process: nnsight, torch and transformers are
+compiled without them.
 
-The kernel's confinement is the boundary. The Protector is a second layer above it, with errors that a user
-understands. The Protector does not claim to stop tricks with native memory inside torch or numpy (an index
-that one of their kernels does not check), to bound time or memory, to see through every function of a
-whitelisted library that takes a string for code or for an attribute's name (the known ones are denied, or
-replaced in `libraries`), or to keep a user from changing the weights of a disposable process through a
-torch function that takes a module.
+The kernel's confinement is the boundary. The Protector is a second layer above it, whose errors a user
+understands. It does not defend:
+
+- native memory inside torch or numpy, for example an index that one of their kernels does not check;
+- time and memory;
+- unknown whitelisted functions that take a string for code or for an attribute's name (the known ones are
+  denied, or replaced in `libraries`);
+- the weights of a disposable process against a torch function that takes a module.
 """
 
 from __future__ import annotations
@@ -62,16 +64,16 @@ _EAGER = (
 class Protector:
     """The policy for the code of one user at a time.
 
-    Owns the whitelist and the tables that are made of it. Asks `AccessGuards` about attributes, `Modules`
-    about imports, `ProtectedObjects` about the model, and `Definitions` for functions and classes that
-    travel in a payload. Files, sockets, processes and limits are left to the kernel's confinement.
+    Owns the whitelist and its tables. Asks `AccessGuards` about attributes, `Modules` about imports,
+    `ProtectedObjects` about the model, and `Definitions` for functions and classes in a payload. The
+    kernel's confinement guards files, sockets, processes and limits.
     """
 
     def __init__(self, extra: Path | None = None) -> None:
-        """Read the whitelist, and the operator's additions to it in a file of the same form.
+        """Read the whitelist, and the operator's additions in `extra`, a file of the same form.
 
         Raises:
-            ValueError: If a file cannot be read or does not have that form.
+            ValueError: If a file cannot be read or has another form.
         """
         self._whitelist = Whitelist.read(extra)
         self._modules = Modules(self._whitelist)
@@ -90,7 +92,7 @@ class Protector:
         self.follow = self._guards.follow
         self._table = self._guards.table()
         self._compiled: list[tuple[CodeType, str | ast.AST, str, str]] = []
-        """The code of this request that has functions in it, with the arguments of its compilation."""
+        """This request's code objects that contain functions, with the arguments of their compilation."""
         self._stand_ins: dict[int, tuple[Any, str, str]] = {}
         """The stand-ins of a block, by id, with the modules and names of their originals."""
         self._caches_prefix = False
@@ -99,13 +101,13 @@ class Protector:
             self._modules.get(name)
 
     def enter(self, permitted: PermittedPaths) -> None:
-        """Let Python open only the permitted files in this process from here on; its model is loaded."""
+        """Refuse other files, programs and connections in this process; call once the model is loaded."""
         refuse_effects(permitted)
 
     def compile(
         self, source: str | ast.AST, filename: str, mode: str = "exec", *_: Any, **__: Any
     ) -> CodeType:
-        """Compile a user's code; in place of the builtin `compile`.
+        """Compile a user's code with guards; replaces the builtin `compile`.
 
         Raises:
             SyntaxError: If `source` is not Python, or uses syntax that a block may not use.
@@ -116,16 +118,16 @@ class Protector:
         return code
 
     def original(self, value: object) -> tuple[str, str] | None:
-        """Return module and name of the object that `value` stands for in a block; None for any other."""
+        """Return module and name of the object that `value` replaces in a block, or None."""
         if not self._stand_ins:
-            # A metaclass of the user's derives from a class that stands for `type`.
+            # A user's metaclass derives from the class that replaces `type`.
             kinds = (type(self.builtins["type"]), "builtins", "type")
             self._stand_ins = {id(each[0]): each for each in (*self._modules.replaced(), kinds)}
         found = self._stand_ins.get(id(value))
         return None if found is None else (found[1], found[2])
 
     def unguarded(self, function: FunctionType) -> FunctionType:
-        """Return a function as the user's own process would have made it; unchanged if it has no guards.
+        """Return a copy of a function without guards, as in the user's process; unchanged if it has none.
 
         Raises:
             PicklingError: If its source is not known.
@@ -141,15 +143,15 @@ class Protector:
         )
 
     def execute(self, code: CodeType, scope: Variables, local: Any = None) -> None:
-        """Execute code that `compile` made; in place of the builtin `exec`."""
-        # Python itself bypasses the class of a scope that is a subclass of dict.
+        """Execute code from `compile`; replaces the builtin `exec`."""
+        # Python reads this key past the overrides of a dict subclass, so this writes past them.
         dict.__setitem__(scope, "__builtins__", self.builtins)
         exec(code, scope, scope if local is None else local)  # noqa: S102 - it is guarded
 
     def filename(self, name: object) -> str:
-        """Return a file name for a user's code that no file of the server's libraries has.
+        """Return a file name for a user's code that is not the name of a library's file.
 
-        Tracebacks show the user's lines under that name, and must not show a library's lines as the user's.
+        Tracebacks look up lines by file name, and must not show a library's lines as the user's.
         """
         text = str(name)
         if os.path.normpath(text).startswith(_libraries()):
@@ -169,7 +171,7 @@ class Protector:
         self._guards.check(model, name)
 
     def check_instrumented(self, function: Any) -> None:
-        """Check that `.source` may compile a function's text again, which it does without guards.
+        """Check that `.source` may recompile a function, which it does without guards.
 
         Raises:
             TypeError: If a library does not define the function.
@@ -183,11 +185,11 @@ class Protector:
                     ".source is available on this server for functions of the model and its libraries, not "
                     "for those that your own code defines"
                 )
-            # A payload brings lines under names of files; a library's are on the disk.
+            # A payload may have cached other lines under this file name; a library's are on the disk.
             linecache.cache.pop(found.__code__.co_filename, None)
 
     def objects(self, persistent: Mapping[str, Any]) -> dict[str, Any]:
-        """Protect the server's objects that a payload may refer to, and return them."""
+        """Forget the last request; protect and return the server's objects that a payload may refer to."""
         self._protected.hold(persistent)
         self._modules.begin()
         self._compiled.clear()
@@ -196,7 +198,7 @@ class Protector:
     def unpickler(
         self, rebuilders: Mapping[tuple[str, str], Any]
     ) -> Callable[[Any, Mapping[str, Any] | None], Any]:
-        """Return what stands for an unpickler class: called with a file and persistent objects.
+        """Return a factory of unpicklers, called like their class with a file and persistent objects.
 
         `rebuilders` replace functions of an nnsight generation, by module and name.
         """
@@ -214,9 +216,9 @@ class Protector:
 
     @contextmanager
     def caching_prefix(self) -> Iterator[None]:
-        """Cache what the payloads in this context have in common with those that forks will receive.
+        """Cache the part that payloads in this context share with payloads to forked processes.
 
-        The payloads in this context are the server's own.
+        Only the server's own payloads may be decoded in this context.
         """
         self._caches_prefix = True
         try:
@@ -225,12 +227,12 @@ class Protector:
             self._caches_prefix = False
 
     def decode_ahead(self) -> None:
-        """Decode what this process's next payload will have in common with others."""
+        """Decode the cached part for the next payload before that arrives."""
         if self._prefix is not None:
             self._prefix.decode_ahead()
 
     def forget_decoded(self) -> None:
-        """Drop what was decoded for a payload that did not come."""
+        """Drop the result of `decode_ahead` if no payload has used it."""
         if self._prefix is not None:
             self._prefix.forget()
 
@@ -243,12 +245,12 @@ class Protector:
             ("copyreg", "__newobj__"): unpickling.new_object,
             ("_codecs", "encode"): unpickling.encode,
             ("re", "_compile"): unpickling.compile_pattern,
-            # The methods of a tensor that are written in C name this class.
+            # Pickles of a tensor's methods in C refer to this class.
             ("torch._C", "TensorBase"): torch.Tensor,
             ("types", "MethodType"): unpickling.bound,
             ("torch._C", "_VariableFunctionsClass"): self._modules.get("torch"),
             ("torch.utils._contextlib", "_DecoratorContextManager.clone"): unpickling.clone_context,
-            # An annotation that is text; only a client's `typing.get_type_hints` would evaluate it.
+            # A text annotation, which only a client's `typing.get_type_hints` would evaluate.
             ("typing", "ForwardRef"): unpickling.IgnoredObject,
             (cloud, "subimport"): self._modules.get,
             (cloud, "dynamic_subimport"): self._modules.make,
@@ -261,7 +263,7 @@ class Protector:
     def guarding(
         self, modules: Sequence[ModuleType], replaced: Sequence[tuple[Any, str, Any]] = ()
     ) -> Iterator[None]:
-        """Replace `compile` and `exec` of these modules of nnsight by those for a user's code.
+        """Replace `compile` and `exec` in modules of nnsight by the guarded ones while the context lasts.
 
         Args:
             modules: Modules that compile and run blocks.
@@ -286,7 +288,7 @@ class Protector:
 def _libraries() -> tuple[str, ...]:
     """Return the folders of the server's libraries.
 
-    The files of loaded modules are not asked: that would copy a page of memory for each in every runner.
+    Loaded modules are not inspected, because that would copy a page of memory for each in every runner.
     """
     named = (sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
     return tuple({f"{os.path.normpath(folder)}/" for folder in (*named, *sys.path) if folder})

@@ -1,8 +1,8 @@
-"""Refusal of files, programs and connections where Python itself reports them (PEP 578).
+"""Refusal of files, programs and connections by an audit hook (PEP 578).
 
-A guard stops a block at the attribute by which it would reach `open`. An audit hook stops `open`, whoever
-calls it and whichever way a block has found it: a library that looks up an attribute by a text of the
-block's, or one that reads a folder which it is given. What code in C opens by itself is not reported.
+A guard stops a block at the attribute by which it would reach `open`. An audit hook stops `open` itself,
+also if a library calls it: one that looks up an attribute by the block's text, or reads a folder that the
+block names. Python does not report files that C code opens by itself.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class PermittedPaths:
     reading: tuple[str, ...]
     writing: tuple[str, ...]
     unlisted: tuple[str, ...] = ()
-    """Folders whose files may be read and whose names may not."""
+    """Folders whose files may be read but not listed."""
 
     @classmethod
     def of(
         cls, readable: Iterable[Path], writable: Iterable[Path], unlisted: Iterable[Path] = ()
     ) -> PermittedPaths:
-        """Resolve the paths below which a process may read, and those below which it may also write."""
+        """Resolve the paths below which a process may read, also write, or read without listing."""
         read, written, named = (
             tuple(dict.fromkeys(os.path.realpath(path) for path in paths))
             for paths in (readable, writable, unlisted)
@@ -56,7 +56,7 @@ class PermittedPaths:
 
 
 def refuse_effects(permitted: PermittedPaths) -> None:
-    """Refuse this process, from here to its end, all other files, and every program and connection.
+    """Refuse all other files, and every program and connection, for the rest of this process.
 
     A refused call raises PermissionError, as it would under the kernel's confinement.
     """
@@ -91,9 +91,9 @@ def refuse_effects(permitted: PermittedPaths) -> None:
 
 
 def _check(path: object, permitted: tuple[str, ...]) -> None:
-    """Check that a path leads to or below one of the permitted ones."""
+    """Raise PermissionError unless a path leads to or below a permitted one."""
     if isinstance(path, str):
-        text = str.__str__(path)  # a subclass may say what it likes
+        text = str.__str__(path)  # a subclass may override __str__
     elif type(path) is bytes:
         text = os.fsdecode(path)
     else:

@@ -1,4 +1,4 @@
-"""The builtins of a block: harmless ones, and guarded forms of those that access attributes or run code."""
+"""A block's builtins: harmless ones, and guarded forms of functions that access attributes or run code."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Code:
 class Builtins:
     """Fills the dictionary that a user's code has as its builtins.
 
-    Owns the code that blocks compiled. Asks `AccessGuards` about attributes and the classes that are the
-    user's; importing is left to `Modules`, to which it gives guarded forms of their functions.
+    Owns the code that blocks compiled. Asks `AccessGuards` about attributes and the user's classes. Leaves
+    imports to `Modules`, to which it gives guarded forms of library functions.
     """
 
     def __init__(self, guards: AccessGuards, modules: Modules, compiler: _Compile) -> None:
@@ -71,7 +71,6 @@ class Builtins:
         self._replace_in(modules)
 
     def _guarded(self) -> dict[str, Any]:
-        """Return the builtins that have a form of their own here."""
         return {
             "__build_class__": self._build_class,
             "__name__": "builtins",
@@ -89,7 +88,7 @@ class Builtins:
         }
 
     def _replace_in(self, modules: Modules) -> None:
-        """Replace what reaches attributes, wherever a module has it."""
+        """Replace functions that reach attributes or items, in every module that exports them."""
         guards = self._guards
         for original, value in (
             (operator.attrgetter, guards.texts.attrgetter),
@@ -133,7 +132,7 @@ class Builtins:
     def _compile(
         self, source: str | bytes, filename: str, mode: str, *_: object, **__: object
     ) -> Code:
-        """Compile a block's text; flags do not change what guards see, and are ignored."""
+        """Compile a block's text; ignore flags, which do not change what guards see."""
         text = _text(source, "compile() takes source text on this server, not a syntax tree")
         code = Code()
         # Tracebacks read no file for a name in angle brackets.
@@ -171,7 +170,7 @@ class Builtins:
         return cls
 
     def _wraps(self, wrapped: Any) -> Callable[[Any], Any]:
-        """Replace `functools.wraps`: it copies only the default attributes."""
+        """Replace `functools.wraps`; copy only the default attributes."""
         return lambda wrapper: self._update_wrapper(wrapper, wrapped)
 
     def _update_wrapper(self, wrapper: Any, wrapped: Any) -> Any:
@@ -239,7 +238,7 @@ def _unavailable(name: str) -> Callable[..., NoReturn]:
 
 
 def _cached_property(guards: AccessGuards) -> type:
-    """Return a block's `functools.cached_property`: it writes into the user's own objects alone."""
+    """Return a block's `functools.cached_property`, which writes only into the user's own objects."""
 
     class CachedProperty(functools.cached_property[Any]):
         def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
@@ -253,7 +252,7 @@ def _cached_property(guards: AccessGuards) -> type:
 
 
 def _classes(guards: AccessGuards) -> type:
-    """Return a block's `type`: it returns an object's class, and makes classes without denied names."""
+    """Return a block's `type`, which returns an object's class or makes a class without denied names."""
 
     class Meta(type):
         def __call__(cls, *arguments: Any, **options: Any) -> Any:
@@ -263,12 +262,12 @@ def _classes(guards: AccessGuards) -> type:
                 found = type(arguments[0])
                 return stand_in if found is type or found is Meta else found
             name, bases, namespace = arguments
-            # Copied first: a subclass of dict may list other names than those that it holds.
+            # Copied first, because a subclass of dict may list other names than it holds.
             own = dict(namespace)
             forbidden = UNBOUND.intersection(own)
             if forbidden:
                 raise TypeError(f"the name {min(forbidden)!r} cannot be bound on this server")
-            # Python takes the module of the caller, which would be this one.
+            # Python would take this module, the caller of `type`.
             own.setdefault("__module__", sys._getframe(1).f_globals.get("__name__", "__main__"))
             made = type(name, bases, own, **options)
             guards.own(made)

@@ -1,9 +1,9 @@
 """Functions and classes that travel in a payload, rebuilt with guards.
 
-nnsight sends the source of a function. Where it finds none, cloudpickle sends bytecode, which cannot be
+nnsight sends the source of a function. If it finds none, cloudpickle sends bytecode, which cannot be
 guarded and can crash the interpreter, so the server never runs it. A function sent as bytecode is replaced
-by a `RefusedFunction`, which raises an error when called. Methods that `@dataclass` generates are generated
-again, and so are those of a named tuple.
+by a `RefusedFunction`, which raises an error when called. The generated methods of dataclasses and named
+tuples are generated again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _GENERATED = words("""
 """Attributes that `@dataclass` generates."""
 
 _OF_DATACLASSES = words("__annotations__ __dataclass_fields__ __dataclass_params__")
-"""Attributes in `UNBOUND` from which a dataclass is made again."""
+"""Attributes in `UNBOUND` from which a dataclass is rebuilt."""
 
 _FIELD_OPTIONS = words("default default_factory init repr hash compare metadata kw_only")
 
@@ -50,14 +50,14 @@ _OF_NAMED_TUPLES = words("__new__ _make _replace __replace__ _asdict __repr__ __
 """Methods that `collections.namedtuple` generates."""
 
 _GIVING_METHODS = ("enum", "typing", "typing_extensions")
-"""Modules whose classes give methods to each class that derives from them."""
+"""Modules whose classes add methods to each derived class."""
 
 _COPIED = ("__kwdefaults__", "__annotations__", "__qualname__", "__module__", "__doc__")
 """Attributes of a function that its constructor does not take."""
 
 
 class RefusedCode:
-    """The name of code that was sent as bytecode."""
+    """A replacement of code that was sent as bytecode, which keeps only the name."""
 
     def __init__(self, *arguments: Any) -> None:
         texts = [each for each in arguments if isinstance(each, str)]
@@ -65,7 +65,7 @@ class RefusedCode:
 
 
 class RefusedFunction:
-    """A function that was sent as bytecode, and that cannot be called."""
+    """A function that was sent as bytecode; calling it raises TypeError."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
@@ -98,8 +98,8 @@ class _Missing:
 class Definitions:
     """Rebuilds functions and classes that cloudpickle and nnsight serialized.
 
-    Owns the functions that were made and the classes by cloudpickle's identity. Tells `AccessGuards` which
-    classes are the user's. Compiling source is left to the Protector.
+    Owns the rebuilt functions, and the rebuilt classes by cloudpickle's identity. Records the user's
+    classes in `AccessGuards`. Leaves compilation to the Protector.
     """
 
     def __init__(self, guards: AccessGuards, classes: type) -> None:
@@ -136,7 +136,7 @@ class Definitions:
     def scope(self, names: Any) -> Variables:
         """Return the globals that a payload gives to code, without names that Python itself would use.
 
-        Placeholders among them learn their variables.
+        Placeholders among them record their variables.
         """
         if not isinstance(names, Mapping):
             raise ForbiddenError("the globals of a function must be a mapping")
@@ -147,7 +147,7 @@ class Definitions:
         }
 
     def fill(self, function: Any, names: Any) -> None:
-        """Add globals to a function that was made here, and to no other."""
+        """Add globals to a function from `adopt`, not to refused ones; raise ForbiddenError for others."""
         if isinstance(function, RefusedFunction | Placeholder):
             return
         if not self.runs(function):
@@ -159,7 +159,7 @@ class Definitions:
         return isinstance(function, FunctionType) and function in self._functions
 
     def came(self, value: type | FunctionType) -> bool:
-        """Return True if a payload brought a class or a function; a block makes others."""
+        """Return True if a payload brought this class or function; False if the block defined it."""
         if isinstance(value, FunctionType):
             return value in self._functions
         return any(each is value for each in self._tracked.values())
@@ -182,8 +182,8 @@ class Definitions:
         self, metaclass: Any, name: str, bases: Any, options: Any, identity: Any, *_: Any
     ) -> Any:
         metaclass = type if metaclass is self._classes else metaclass
-        # As they are written: `Generic[T]`, or the functions `NamedTuple` and `TypedDict`. A generic class
-        # needs that form, and a named tuple's methods come with its state.
+        # Kept as written (`Generic[T]`, `TypedDict`), because a generic class needs that form. `NamedTuple`
+        # becomes tuple, because a named tuple's methods come with its state.
         bases = tuple(self._base(each) for each in bases)
         self._check_class(metaclass, resolve_bases(bases))
         content = self._content(options)
@@ -255,7 +255,7 @@ class Definitions:
         return cls
 
     def _fill_dataclass(self, cls: Any, attributes: Variables) -> Any:
-        """Generate a dataclass's methods again: they have no source, and were sent as bytecode."""
+        """Regenerate a dataclass's methods, which have no source and were sent as bytecode."""
         fields = attributes["__dataclass_fields__"]
         parameters = attributes.get("__dataclass_params__")
         for name, value in attributes.items():
@@ -296,7 +296,7 @@ class Definitions:
 
 
 def copied(function: FunctionType, code: CodeType, scope: Variables | None = None) -> FunctionType:
-    """Return a copy of a function with other code, and with `scope` as its globals if that is given."""
+    """Return a copy of a function with other code, and with `scope` as its globals unless None."""
     made = FunctionType(
         code,
         function.__globals__ if scope is None else scope,
@@ -311,9 +311,9 @@ def copied(function: FunctionType, code: CodeType, scope: Variables | None = Non
 
 
 def _comes_with_base(name: str, value: Any) -> bool:
-    """Return True for an attribute that a class has already, because a base of `enum` or `typing` gives it.
+    """Return True for an attribute that a base of `enum` or `typing` has already given to the class.
 
-    A client sends it by a private name, or as its source, and the guarded form of that would not work.
+    A client sends it by a private name or as source, whose guarded form would not work.
     """
     function = value.__func__ if type(value) in (classmethod, staticmethod) else value
     if type(function) is Placeholder:
@@ -324,10 +324,11 @@ def _comes_with_base(name: str, value: Any) -> bool:
 def as_dataclass(cls: Any, options: Mapping[str, Any]) -> Any:
     """Return a user's class as a dataclass.
 
-    Annotations that are text would be looked up in the class's module, which is on the user's machine.
+    Meanwhile the class gets another module: its own, where text annotations would be looked up, is on the
+    user's machine.
     """
     for name in inheritance.content(cls).get("__annotations__", {}):
-        # The generated methods read the fields of any object that they are called with, without guards.
+        # The generated methods read the fields of any object that is passed to them, without guards.
         if str(name).startswith("__"):
             raise TypeError(f"a dataclass cannot have a field {name!r} on this server")
     module, cls.__module__ = cls.__module__, "builtins"
@@ -337,7 +338,7 @@ def as_dataclass(cls: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _named_tuple(name: str, attributes: Mapping[str, Any]) -> Variables:
-    """Return the generated methods of a named tuple: the most important has no source."""
+    """Return the methods of a named tuple, generated again because `__new__` has no source."""
     make: Callable[..., Any] = collections.namedtuple
     fields, defaults = attributes.get("_fields", ()), attributes.get("_field_defaults", {})
     try:

@@ -1,8 +1,8 @@
 """Guards: the functions that a user's code calls instead of accessing attributes and items.
 
 No guard is bound to a name that a block can see (see `transformer`), and code that a guard calls runs
-unguarded. The common case, a public attribute of an object of which nothing is denied, is one call, one
-look into a table and the access itself.
+unguarded. The common case, a public attribute of an object without denied ones, costs one call, one table
+lookup and the access itself.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from ndif.sandbox.protector.transformer import private
 from ndif.sandbox.protector.whitelist import Whitelist
 
 _GUARDED_MODULES = (ProtectedModule, SyntheticModule, Placeholder, UserModule)
-"""Classes of modules as a block has them; a block may derive classes from these that are more."""
+"""Classes of the modules that a block gets; classes that a block derives from them do not count."""
 
 _ALIASES = (GenericAlias, typing._BaseGenericAlias)  # type: ignore[attr-defined]
 _FORWARDING = (MethodType, *_ALIASES)
-"""Classes whose instances give the attributes of another object as their own: `list[int]`, `x.method`."""
+"""Classes whose instances forward attribute access to another object: `list[int]`, `x.method`."""
 
 _CHECKED_ITEMS = frozenset((ModuleType, BuiltinFunctionType, FunctionType))
-"""Classes of values that a container of the server's may hold and a block may not use."""
+"""Classes of values that are checked when a block takes them out of a container."""
 
 _DATA = frozenset(
     each for cls in (io.StringIO, io.BytesIO, *paths.CLASSES.values()) for each in bases(cls)
 )
-"""Classes of foreign modules whose objects are data, and touch no file, with the classes above them."""
+"""Classes of foreign modules whose objects are data and touch no file, with their base classes."""
 
 _NO_NAMES: frozenset[str] = frozenset()
 _WRAPPED = ("__getattribute__", "_module", "_envoy")
-"""Attributes by which a wrapper of nnsight finds the object that it wraps."""
+"""Attributes by which a wrapper of nnsight reaches the wrapped object."""
 
 _ADDED_BY_NNSIGHT = names.words("save")
 """Attributes that nnsight gives to every object."""
@@ -71,8 +71,8 @@ _ALL_NAMES = _AllNames()
 class AccessGuards:
     """The guards of attributes and items, and the rules that they share.
 
-    Owns the set of classes that the user made, and caches per class what is denied. Asks `Whitelist` what
-    classes deny, `ProtectedObjects` what belongs to the model, and `Modules` for wrappers of modules.
+    Owns the set of the user's classes, and caches the denied attributes of each class. Asks `Whitelist`
+    for denied attributes, `ProtectedObjects` for the model's objects, and `Modules` for module wrappers.
     """
 
     def __init__(self, whitelist: Whitelist, modules: Modules, protected: ProtectedObjects) -> None:
@@ -80,7 +80,7 @@ class AccessGuards:
         self._modules = modules
         self._protected = protected
         self._owned: dict[int, type] = {}
-        """Classes that the user made, by id: a metaclass may define `__eq__` and `__hash__`."""
+        """The user's classes, by id, because a metaclass may define `__eq__` and `__hash__`."""
         self._denied = PerClassCache(whitelist.of_class)
         """Denied attributes of a class's instances, with the reasons."""
         self._restricted: PerClassCache[Container[str]] = PerClassCache(self._restricted_names)
@@ -122,7 +122,7 @@ class AccessGuards:
         return attribute
 
     def read(self, value: Any, name: str) -> Any:
-        """Return an attribute whose name is known only when the code runs."""
+        """Return an attribute whose name is known only at run time."""
         _check_text(name)
         return self.private(value, name) if private(name) else self.attribute(value, name)
 
@@ -134,7 +134,7 @@ class AccessGuards:
             dunder = name.startswith("__") and name.endswith("__")
             allowed = name in names.OWN if dunder else name not in INSPECT_ATTRIBUTES
             if type(value) is Placeholder:
-                value()  # raises the error of the missing module, whichever attribute was asked for
+                value()  # raises the error of the missing module, whichever attribute is read
             if not (allowed and self.owns(value) and self._has_itself(value, name)):
                 raise AttributeError(self._refusal(value, name))
         return self.attribute(value, name)
@@ -176,7 +176,7 @@ class AccessGuards:
             return self.texts.guarded(self._plain(value, name))
         if issubclass(kind, _FORWARDING) and not _defines(value, name):
             return self.attribute(self._behind(value, name), name)
-        # A class that a block derives from a module's has the attributes of its other bases, too.
+        # A class that a block derives from a guarded one also has attributes of its other bases.
         if issubclass(kind, ModuleType) and (
             _is_guarded_module(kind) or not issubclass(kind, _GUARDED_MODULES)
         ):
@@ -203,7 +203,7 @@ class AccessGuards:
         return self._protected.given(name, result) if envoy or value in self._protected else result
 
     def _behind(self, value: Any, name: str) -> Any:
-        """Return the object whose attributes a method or an alias gives as its own."""
+        """Return the object to which a method or an alias forwards attribute access."""
         if type(value) is MethodType:
             return value.__func__
         if not self._is_of_library[type(value)]:
@@ -211,7 +211,7 @@ class AccessGuards:
         return value.__origin__
 
     def _indexing(self, method: Callable[..., Any], envoy: Any) -> Callable[..., Any]:
-        """Return the `__getitem__` of an Envoy (None: of its class), which takes a text for a name."""
+        """Return the `__getitem__` of an Envoy (None: of its class), with a guard for string keys."""
 
         def item(*arguments: Any) -> Any:
             of, key = arguments[0] if envoy is None else envoy, arguments[-1]
@@ -228,14 +228,14 @@ class AccessGuards:
         return self._is_of_nnsight[type(value)] and "_module" in _own(value)
 
     def _is_part(self, value: Any, name: str) -> bool:
-        """Return True if the model's author gave `name` to a part of the model, as T5's `decoder`."""
+        """Return True if `name` is the model author's name for a submodule, such as T5's `decoder`."""
         if not self._is_envoy(value):
             return False
         own = _own(value)
         return name in own and name in getattr(own["_module"], "_modules", {})
 
     def _check(self, value: Any, name: str) -> None:
-        """Check that nothing denies an object's attribute, whichever way it is accessed."""
+        """Raise AttributeError if an object's attribute is denied, whichever way it is accessed."""
         kind = type(value)
         if issubclass(kind, super):
             self._check_super(value, name)
@@ -256,7 +256,7 @@ class AccessGuards:
             self._check_wrapped(value, name)
 
     def _check_wrapped(self, value: Any, name: str) -> None:
-        """Check the attribute of the object whose attributes a wrapper of nnsight gives as its own.
+        """Check the attribute of the object to which a wrapper of nnsight forwards access.
 
         A payload may put any object there, and a user's class may compute one.
         """
@@ -272,9 +272,9 @@ class AccessGuards:
                 self._check(wrapped, name)
 
     def _check_home(self, cls: type, name: str) -> None:
-        """Check that a block may use the objects of a class, by the module that defines it.
+        """Raise AttributeError if a block may not use objects of the module that defines a class.
 
-        Whichever way it came by one: by a library that looks up what a text names, for example.
+        A block may still obtain one, for example from a library that looks up attributes by name.
         """
         if self._is_foreign[cls] and name not in names.DESCRIBING:
             raise AttributeError(
@@ -291,12 +291,12 @@ class AccessGuards:
         )
 
     def check(self, value: Any, name: str) -> None:
-        """Check a public attribute that nnsight is about to read for the user."""
+        """Raise AttributeError if a library may not read this public attribute for the user."""
         _check_text(name)
         self._check(value, name)
 
     def _check_super(self, value: Any, name: str) -> None:
-        """Check an attribute of a `super()` as an attribute of the object that it is bound to."""
+        """Check an attribute of a `super()` like an attribute of its bound object."""
         of, cls = inheritance.bound(value), inheritance.bound_as(value)
         if cls is None:
             return
@@ -310,9 +310,9 @@ class AccessGuards:
     def _check_class(self, cls: type, name: str, classes: tuple[type, ...]) -> None:
         """Check an attribute of a class.
 
-        An attribute that a user's class defines is the user's. One that it inherits from a class of the
-        server accepts the server's objects, and so is checked like that class's own. `classes` are those
-        in which Python looks for the attribute, in order.
+        An attribute that a user's class defines is the user's. An attribute inherited from a server's class
+        also accepts the server's objects, so it is checked like that class's own. Python looks for the
+        attribute in `classes`, in order.
         """
         if name in names.INHERITED:
             raise AttributeError(self._refusal(cls, name))
@@ -329,7 +329,7 @@ class AccessGuards:
             _check_denied(self._whitelist.model, cls, name)
 
     def follow(self, value: Any, path: str) -> Any:
-        """Return what a dotted path leads to ("transformer.h.1"); in place of `Envoy.get` and its kind."""
+        """Return the object at a dotted path ("transformer.h.1"); replaces `Envoy.get` and the like."""
         for part in filter(None, str(path).split(".")):
             value = getattr(value, part) if part.isdigit() else self.read(value, part)
         return value
@@ -346,7 +346,7 @@ class AccessGuards:
         return guarded
 
     def item(self, value: Any, key: Any) -> Any:
-        """Return an item of an object that may take a key for the name of an attribute."""
+        """Return an item of an object whose keys may be names of attributes."""
         if self._is_envoy(value):
             if isinstance(key, str):
                 key = str(key)
@@ -357,7 +357,7 @@ class AccessGuards:
         return self._found(result) if type(result) in _CHECKED_ITEMS else result
 
     def _found(self, value: Any) -> Any:
-        """Return a module or function that a container holds: the server's own may hold any.
+        """Return a module or function from a container, after a check: the server's may hold any.
 
         Raises:
             AttributeError: If a block may not use it.
@@ -373,11 +373,11 @@ class AccessGuards:
         return value
 
     def own(self, cls: type) -> None:
-        """Record that `cls` is one of the user's own classes."""
+        """Record that `cls` is a class of the user."""
         self._owned[id(cls)] = cls
 
     def owns(self, value: Any) -> bool:
-        """Return True if the user made `value`: a class, an instance of one, or a module."""
+        """Return True if `value` is a user's class, an instance of one, or a user's module."""
         kind = type(value)
         if issubclass(kind, UserModule):
             return True
@@ -387,17 +387,18 @@ class AccessGuards:
         return self._is_user_class(cls) or any(id(each) in self._owned for each in bases(cls))
 
     def _is_user_class(self, cls: type) -> bool:
-        """Return True if the user made this very class, not only one that it inherits from."""
+        """Return True if the user defined this very class, not only a base of it."""
         if any(id(each) in self._owned for each in (cls, *bases(type(cls)))):
             return True
-        # The `class` statement of a class that is being made has not ended yet.
+        # Until its `class` statement ends, a class is not recorded, but its functions are the user's.
         return any(self.own_function(each) for each in inheritance.content(cls).values())
 
     def _has_itself(self, value: Any, name: str) -> bool:
-        """Return True if a private attribute of a user's object does not come from a class of the server.
+        """Return True if a private attribute of a user's object may be read, judged by its defining class.
 
-        A user's class gives inherited methods as functions, which also accept objects of the server's
-        class.
+        An instance may inherit it from a server's class, but not from one of transformers, tokenizers or
+        peft. A class may not: it gives inherited methods as functions, which also accept the server's
+        objects.
         """
         if issubclass(type(value), super):
             classes = inheritance.remaining(value)
@@ -414,16 +415,16 @@ class AccessGuards:
         return not issubclass(type(value), type) and not is_of_model_libraries(origin)
 
     def own_function(self, value: Any) -> bool:
-        """Return True if `value` is a function that a user wrote."""
+        """Return True if `value` is a function of the user."""
         return isinstance(value, FunctionType) and getattr(value, "__builtins__") is self.builtins  # noqa: B009
 
     def written(self, value: Any, name: str) -> Any:
-        """Return `value`, whose attribute `name` may be set or deleted."""
+        """Return `value`, or raise AttributeError if its attribute `name` may not be set or deleted."""
         self.check_write(value, name)
         return value
 
     def check_write(self, value: Any, name: str) -> None:
-        """Check that an attribute may be set or deleted; see `written`."""
+        """Raise AttributeError if an attribute may not be set or deleted."""
         if id(type(value)) in self._owned and not private(name):
             return
         _check_text(name)
@@ -462,7 +463,7 @@ class AccessGuards:
         protected = f"cannot set {name!r} of {_kind(value)}: it is protected"
         if self._is_of_nnsight[kind]:
             _check_denied(self._whitelist.nnsight, kind, name)
-            # nnsight's own setters, as in `.output = …`, may be used.
+            # nnsight's own setters, such as `.output = …`, may be used.
             if not hasattr(type(getattr(kind, name, None)), "__set__"):
                 return f"{protected}; you can set the output, input and inputs of a module, and a gradient"
         elif value in self._protected:
@@ -473,17 +474,17 @@ class AccessGuards:
         return None
 
     def set(self, value: Any, name: str, new: Any) -> None:
-        """Set an attribute; in place of the builtin `setattr`."""
+        """Set an attribute; replaces the builtin `setattr`."""
         self.check_write(value, name)
         setattr(value, name, new)
 
     def delete(self, value: Any, name: str) -> None:
-        """Delete an attribute; in place of the builtin `delattr`."""
+        """Delete an attribute; replaces the builtin `delattr`."""
         self.check_write(value, name)
         delattr(value, name)
 
     def _checked(self, value: Any, name: str) -> Callable[..., Any]:
-        """Return `__getattr__`, `__setattr__` or their kind as a function that checks its name argument."""
+        """Return a method in `CHECKED`, such as `__setattr__`, wrapped to check its name argument."""
         method = getattr(value, name)
         unbound = isinstance(value, type)
         target = inheritance.bound(value) if issubclass(type(value), super) else value
@@ -517,7 +518,7 @@ def _is_guarded_module(cls: type) -> bool:
 
 
 def _defines(value: Any, name: str) -> bool:
-    """Return True if an object has an attribute itself, from its class or in its own dictionary."""
+    """Return True if an object's class (other than `object`) or its own dictionary has an attribute."""
     return inheritance.definer(bases(type(value))[:-1], name) is not None or name in _own(value)
 
 
@@ -528,7 +529,7 @@ def _is_of_nnsight(cls: type) -> bool:
 
 
 def _is_of_library(cls: type) -> bool:
-    """Return True if the module that a class names has it; no module can be changed by a user."""
+    """Return True if the module that a class names contains it, which a user cannot fake."""
     module = sys.modules.get(home(cls))
     return module is not None and vars(module).get(inheritance.class_name(cls)) is cls
 
@@ -539,7 +540,7 @@ def _check_text(name: object) -> None:
 
 
 def _check_denied(denied: Mapping[str, str], cls: type, name: str) -> None:
-    """Check that `denied`, names and reasons, does not have an attribute of a class or its instances."""
+    """Raise AttributeError if `denied`, a mapping of names to reasons, contains `name`."""
     reason = denied.get(name)
     if reason is not None:
         raise AttributeError(

@@ -24,7 +24,7 @@ _after: Callable[[super], type] = super.__dict__["__thisclass__"].__get__
 
 
 def home(cls: type) -> str:
-    """Return the module that a class names as its own; a user's class may name any, or none."""
+    """Return the module that a class names as its own, or ""; a user's class may name any."""
     found = type.__dict__["__module__"].__get__(cls)
     return found if type(found) is str else ""
 
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 
 class PerClassCache(Generic[T]):
-    """A cache of a function of a class, filled when the class is first met."""
+    """A cache of a function's result for each class."""
 
     def __init__(self, find: Callable[[type], T]) -> None:
         self._find = find
@@ -72,6 +72,6 @@ class PerClassCache(Generic[T]):
             found = self._find(cls)
             self._kept.append(
                 cls
-            )  # first: without it the entry may come to stand for another class
+            )  # first: otherwise the entry might later be used for another class
             self._found[number] = found
         return self._found[number]

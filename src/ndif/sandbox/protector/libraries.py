@@ -1,9 +1,9 @@
-"""Guards in libraries that look up attributes by name: pandas, copy, sympy, str.format and operator.
+"""Guards in libraries that look up attributes by name: pandas, copy, sympy, str.format and others.
 
-pandas takes `agg("mean")` for a method, and `agg("to_csv")` too; `copy` calls the function that an object's
-`__reduce_ex__` names, and sets the attributes that it names. No guard of a block sees such a call, so these
-replace functions of the libraries in this process, for every caller, and refuse only what a block may not
-do.
+pandas calls the method that `agg("mean")` names, and `agg("to_csv")` too. `copy` calls the function that an
+object's `__reduce_ex__` returns, and sets the attributes that this names. No guard of a block sees such a
+call. So this module replaces functions of libraries in this process, for every caller. The replacements
+refuse only calls that a block may not make.
 """
 
 from __future__ import annotations
@@ -86,25 +86,25 @@ def _no_backend(backend: str) -> None:
 
 
 def guard_data_loaders() -> None:
-    """Make a DataLoader load in this process, whatever number of workers it asks for."""
+    """Make every DataLoader load in this process, whatever its `num_workers`."""
     data: Any = importlib.import_module("torch.utils.data.dataloader")
     if not isinstance(data._MultiProcessingDataLoaderIter, type):
         return
     single = data._SingleProcessDataLoaderIter
 
     def load_here(loader: Any) -> Any:
-        # A loader's class may be the user's, and define how attributes are set.
+        # A loader's class may be the user's, with its own `__setattr__`.
         object.__setattr__(loader, "num_workers", 0)
         object.__setattr__(loader, "timeout", 0)
         return single(loader)
 
     data._MultiProcessingDataLoaderIter = load_here
-    # A context of multiprocessing starts processes for whoever has it.
+    # A context of multiprocessing can start processes.
     data.DataLoader.multiprocessing_context = property(lambda _: None, lambda *_: None)
 
 
 def guard_scipy() -> None:
-    """Make scipy compute in this process, whatever number of workers it is asked for."""
+    """Make scipy compute in this process, whatever its `workers` argument."""
     util: Any = importlib.import_module("scipy._lib._util")
     start = util.MapWrapper.__init__
     if getattr(start, "guarded", False):
@@ -118,7 +118,7 @@ def guard_scipy() -> None:
 
 
 def guard_scikit() -> None:
-    """Make scikit-learn compute in this process, keep no files, and read parameters of estimators alone."""
+    """Make scikit-learn compute in this process, keep no files, and read parameters only of estimators."""
     joblib: Any = importlib.import_module("joblib")
     base: Any = importlib.import_module("sklearn.base")
     start, parameters = joblib.Parallel.__init__, base.BaseEstimator.get_params
@@ -137,7 +137,7 @@ def guard_scikit() -> None:
         if not issubclass(type(self), base.BaseEstimator):
             raise TypeError("get_params() takes an estimator")
         found: dict[str, Any] = parameters(self, deep=deep)
-        # The names are those of the constructor's parameters, and a user's class may have any other base.
+        # A user's class sets these names by its constructor's parameters, and may have other bases.
         own = object.__getattribute__(self, "__dict__")
         for name in found:
             if "__" not in name and (private(name) or name not in own):
@@ -154,7 +154,7 @@ def guard_scikit() -> None:
 
 
 def guard_copying(owns: Callable[[Any], bool]) -> None:
-    """Make `copy` turn a user's object only into another user's object; `owns` recognises them."""
+    """Make `copy` turn a user's object only into a user's object; `owns` returns True for these."""
     _owners.append(owns)
     copy._reconstruct = _reconstruct  # type: ignore[attr-defined]
 
@@ -185,7 +185,7 @@ def _owned(value: Any) -> bool:
 
 
 def guard_redirection() -> None:
-    """Make `contextlib.redirect_stdout` and its kind replace the two streams, and nothing else of `sys`."""
+    """Make redirections of `contextlib` replace `sys.stdout` or `sys.stderr`, and nothing else in `sys`."""
     contextlib._RedirectStream.__enter__ = _redirect  # type: ignore[method-assign]
     contextlib._RedirectStream.__exit__ = _restore  # type: ignore[method-assign]
 
@@ -209,9 +209,9 @@ def _stream_of(redirection: Any) -> str:
 
 
 def guard_transformers() -> None:
-    """Make transformers report the code and the tokenizers that it loads, so that a block loads none.
+    """Make transformers raise audit events for code and tokenizers, so that a block loads none.
 
-    See `audit`. transformers itself opens only the files of Python; its tokenizers are opened by others.
+    See `audit`. Tokenizers need this because other libraries, not transformers, open their files.
     """
     generation: Any = importlib.import_module("transformers.generation.utils")
     load = generation.GenerationMixin.load_custom_generate
@@ -257,7 +257,7 @@ def _reporting(start: Callable[..., None]) -> Callable[..., None]:
 
 
 def guard_templates(check: Callable[[Any, str], None]) -> None:
-    """Make the templates of chats read no attribute that a block may not."""
+    """Make chat templates read only attributes that a block may read."""
     sandbox: Any = importlib.import_module("jinja2.sandbox")
     permits = sandbox.SandboxedEnvironment.is_safe_attribute
     if getattr(permits, "guarded", False):
@@ -275,9 +275,9 @@ def guard_templates(check: Callable[[Any, str], None]) -> None:
 
 
 def guard_wrapping() -> None:
-    """Make `functools.wraps` copy attributes of functions alone.
+    """Make `functools.wraps` copy the `__dict__` of functions only.
 
-    Those of a class or an object would be those of the wrapper, of which nothing is denied.
+    The attributes of any other object would become attributes of the wrapper, where none is denied.
     """
     if not getattr(functools.update_wrapper, "guarded", False):
         functools.update_wrapper = _update_wrapper  # type: ignore[assignment]
@@ -285,7 +285,7 @@ def guard_wrapping() -> None:
 
 _wrap: Callable[..., Any] = functools.update_wrapper
 _COPIED = (FunctionType, BuiltinFunctionType, type(functools.cache(_wrap)))
-"""Classes of functions, whose attributes a wrapper gets."""
+"""Classes of functions, whose `__dict__` a wrapper gets."""
 
 
 def _update_wrapper(
@@ -301,7 +301,7 @@ def _update_wrapper(
 
 
 _update_wrapper.guarded = True  # type: ignore[attr-defined]
-# A result refers to it by the name of the function that its user has.
+# A result refers to it by the name of the original, which the user's process has.
 _update_wrapper.__module__, _update_wrapper.__qualname__ = _wrap.__module__, _wrap.__qualname__
 
 
@@ -328,7 +328,7 @@ _COMPUTING = words("cmath math mpmath numpy scipy sympy")
 
 
 def guard_sympy() -> None:
-    """Make sympy check every text that it evaluates, and every name by which an object prints itself."""
+    """Make sympy check every text that it evaluates, and every method name by which objects print."""
     parser: Any = importlib.import_module("sympy.parsing.sympy_parser")
     parser.eval_expr = _evaluate
     for name in ("sympy.utilities.lambdify", "sympy.polys.monomials"):
@@ -355,7 +355,7 @@ def _printing(printed: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _print_method(printer: Any) -> str | None:
-    """Return the name of the method by which objects print themselves; a user's class may give it."""
+    """Return a printer's name of the method by which objects print; a user's class may define it."""
     classes = inheritance.bases(type(printer))
     found = inheritance.definer(classes, "printmethod")
     own = object.__getattribute__(printer, "__dict__")
@@ -377,7 +377,7 @@ _PRINT_METHODS = words("""
 
 
 def _check_generated(text: str) -> ast.Module:
-    """Parse the text of a function that computes numbers; symbols and functions give it their names."""
+    """Parse a generated function, in which the user chooses names; refuse all but arithmetic."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         allowed = isinstance(node, _GENERATED_NODES)
@@ -405,7 +405,7 @@ def _compile_generated(text: str, filename: str, mode: str) -> CodeType:
 
 
 def _execute_generated(code: str | CodeType, names: Variables, own: Any = None) -> None:
-    """Replace `exec` where sympy generates functions, and imports what these need."""
+    """Replace `exec` where sympy generates functions and imports modules for them."""
     if isinstance(code, str):
         tree = ast.parse(code)
         lines = tree.body
@@ -424,7 +424,7 @@ def _execute_generated(code: str | CodeType, names: Variables, own: Any = None) 
 
 
 def _evaluate(code: str, local_dict: Variables, global_dict: Variables) -> Any:
-    """Evaluate an expression of calls, operators and numbers; in place of sympy's `eval_expr`."""
+    """Evaluate an expression of calls, operators and numbers; replaces sympy's `eval_expr`."""
     tree = ast.parse(code, mode="eval")
     for node in ast.walk(tree):
         allowed = isinstance(node, _ALLOWED_NODES)
@@ -448,7 +448,7 @@ def _evaluate(code: str, local_dict: Variables, global_dict: Variables) -> Any:
 
 
 class Getter:
-    """An object of `operator` in a guarded form; its user's process gets that of `operator` back."""
+    """A guarded form of an `operator` getter or caller; the user's process unpickles the original."""
 
     __slots__ = ("_call", "_original")
 
@@ -457,7 +457,7 @@ class Getter:
         self._call = call
 
     def __call__(self, value: Any) -> Any:
-        """Return what is looked up of a value."""
+        """Return the result of the guarded lookup on a value."""
         return self._call(value)
 
     def __repr__(self) -> str:

@@ -22,7 +22,7 @@ _PUBLIC_DUNDERS = words("__name__ __doc__ __version__")
 _OF_USER_MODULES = words("__doc__ __package__ __all__ __version__")
 
 _TRUSTED_ORIGINS = words("abc typing typing_extensions types _abc functools")
-"""Modules whose values a whitelisted module may hold, besides those of whitelisted modules."""
+"""Modules whose values every whitelisted module may hold."""
 
 _PLAIN = (
     int, float, complex, str, bytes, bool, type(None), tuple, list, dict, set, frozenset, range
@@ -47,7 +47,7 @@ Wrappers are never deleted, so an id is never reused.
 
 
 class _ReferredToByName(ModuleType):
-    """A module that its user's process has, too."""
+    """A module that is pickled by name, because the user's process has it, too."""
 
     def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
         return importlib.import_module, (self.__name__,)
@@ -62,8 +62,8 @@ class _ReferredToByName(ModuleType):
 class ProtectedModule(_ReferredToByName):
     """A read-only view of a whitelisted module's public attributes.
 
-    Permitted attributes are in the wrapper's own dictionary, so that an access costs the same as on the
-    module. Submodules, and attributes that a module computes on access, pass `Modules.attribute`.
+    The wrapper's own dictionary has the permitted attributes, so an access costs the same as on the module.
+    Submodules, and attributes that a module computes on access, pass through `Modules.attribute`.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -86,7 +86,7 @@ class ProtectedModule(_ReferredToByName):
 
 
 class SyntheticModule(ProtectedModule):
-    """A read-only module that no file has: the builtins of a block, and stand-ins for modules."""
+    """A read-only module without a file: the builtins of a block, or a stand-in for a module."""
 
     def __init__(self, name: str, content: Mapping[str, Any]) -> None:
         super().__init__(name)
@@ -100,21 +100,21 @@ class SyntheticModule(ProtectedModule):
 
 
 class UserModule(_ReferredToByName):
-    """A module of the user's own, which travelled in the request."""
+    """A module of the user's own, which came with the request."""
 
 
 class Modules:
     """The modules that a block may import.
 
     Owns the wrappers of whitelisted modules, the user's own modules, and the table of values that are
-    denied or replaced wherever a module gives them. Asks the whitelist what is permitted.
+    denied or replaced in every module. Asks the whitelist about permissions.
     """
 
     def __init__(self, whitelist: Whitelist) -> None:
         self._whitelist = whitelist
         self._wrappers: dict[str, ProtectedModule] = {}
         self._replacements: dict[int, tuple[Any, Any]] = {}
-        """Values and what a block gets instead, by the value's id."""
+        """Values and their replacements in a block, by the value's id."""
         self._denied: dict[int, tuple[Any, str]] = {}
         """Denied values and the reasons, by the value's id."""
         self.users: dict[str, UserModule] = {}
@@ -125,7 +125,7 @@ class Modules:
             self._deny(entry)
 
     def begin(self) -> None:
-        """Forget what the last request has brought and set."""
+        """Forget the last request's modules and logging levels."""
         self.users.clear()
         self._console.begin()
 
@@ -134,7 +134,7 @@ class Modules:
         self._replacements[id(original)] = (original, value)
 
     def replaced(self) -> Iterator[tuple[Any, str, str]]:
-        """Yield what a block has in place of other objects, with the modules and names of those."""
+        """Yield each replacement in a block, with module and name of its original."""
         for original, value in self._replacements.values():
             yield value, original.__module__, original.__qualname__
         for name, value in vars(self.builtins).items() if self.builtins is not None else ():
@@ -142,10 +142,10 @@ class Modules:
                 yield value, "builtins", name
 
     def _deny(self, entry: WhitelistedModule) -> None:
-        """Record the values that an entry denies: other modules may hold them under other names."""
+        """Record the values that an entry denies, because other modules may hold them under other names."""
         for path, reason in entry.denied.items():
             above, _, name = f"{entry.name}.{path}".rpartition(".")
-            # `vars` and not `getattr`: a module that computes attributes on access may import for them.
+            # `vars`, because with `getattr` a module that computes attributes on access may import others.
             value = vars(sys.modules[above]).get(name) if above in sys.modules else None
             if callable(value) and not isinstance(value, ModuleType):
                 self._denied[id(value)] = value, reason
@@ -179,11 +179,11 @@ class Modules:
         return made
 
     def _permits(self, name: str) -> bool:
-        """Return True if a block may import a module, where it is installed."""
+        """Return True if a block may import a module, provided that it is installed."""
         return self._whitelist.find(name) is not None or self._has_whitelisted_submodule(name)
 
     def refusal(self, name: str, attribute: str = "") -> str:
-        """Return the sentence that says why a block does not get a module, or an attribute of one."""
+        """Return a sentence that explains why a block does not get a module, or an attribute of it."""
         root = name.partition(".")[0]
         said = f"module {name!r} is not available on this server"
         entry = self._whitelist.modules.get(root)
@@ -203,7 +203,7 @@ class Modules:
         return ", ".join(sorted(r for r in roots if not r.startswith("_") and is_installed(r)))
 
     def make(self, name: str, variables: Variables) -> UserModule:
-        """Make a module of the user's own; in place of `cloudpickle.dynamic_subimport`."""
+        """Make a module of the user's own; replaces `cloudpickle.dynamic_subimport`."""
         module = UserModule(name)
         vars(module).update(
             (key, value)
@@ -214,7 +214,6 @@ class Modules:
         return module
 
     def _has_whitelisted_submodule(self, name: str) -> bool:
-        """Return True if a whitelisted module is below `name`."""
         return any(entry.startswith(name + ".") for entry in self._whitelist.modules)
 
     def wrap(self, module: ModuleType) -> ModuleType:
@@ -259,7 +258,7 @@ class Modules:
         return wrapper
 
     def stored(self, wrapper: ProtectedModule, name: str) -> Any:
-        """Return the module's attribute of a name that nnsight also gives to every object."""
+        """Return a module's own attribute whose name nnsight also adds to every object, such as `save`."""
         own = object.__getattribute__(wrapper, "__dict__")
         return own[name] if name in own else type(wrapper).__getattr__(wrapper, name)
 
@@ -340,7 +339,7 @@ class Modules:
         fromlist: tuple[str, ...] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """Import a module for a block; in place of the builtin `__import__`."""
+        """Import a module for a block; replaces the builtin `__import__`."""
         if level:
             package = (globals or {}).get("__package__") or ""
             name = importlib.util.resolve_name("." * level + name, package)
@@ -356,7 +355,7 @@ class Modules:
         return module
 
     def _import_from(self, module: ProtectedModule, name: str, attribute: str) -> None:
-        """Make `from name import attribute` find a permitted value, and nothing in `sys.modules`."""
+        """Let `from name import attribute` find a permitted value, without its fallback, `sys.modules`."""
         if attribute == "*":
             return
         try:
@@ -380,7 +379,7 @@ def is_installed(root: str) -> bool:
 
 
 def _origin(value: Any) -> str | None:
-    """Return the name of the module that defines a value; None for plain values, which any may hold."""
+    """Return the name of the module that defines a value; None for plain values, allowed everywhere."""
     if type(value) in _PLAIN:
         return None
     # An instance has its class's module; a function that Cython compiled has its own.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 Variables = dict[str, Any]
-"""The values of a user's code by name: of its globals, a class or a pattern."""
+"""Values of a user's code, by name: globals, a class's attributes, or a pattern's captures."""
 
 
 def words(text: str) -> frozenset[str]:
-    """Return the names in a text, which are separated by white space."""
+    """Return the whitespace-separated names in a text."""
     return frozenset(text.split())
 
 
@@ -43,10 +43,10 @@ BLOCKED = words("""
     __builtins__ __func__ __self__ __traceback__ __reduce__ __reduce_ex__ __getattribute__
     __loader__ __spec__ __import__ __annotations__ __defaults__ __kwdefaults__
 """)
-"""Names that lead out of a block, whose error names no way to have them."""
+"""Names that lead out of a block, and are refused without advice (except `__class__`)."""
 
 CHECKED = words("__getattr__ __getattribute__ __setattr__ __delattr__")
-"""Dunders that a block gets as functions that check the name they are called with."""
+"""Dunders that a block gets as functions that check their name argument."""
 
 PUBLIC = words("""
     _asdict _replace _fields _make _field_defaults
@@ -55,7 +55,7 @@ PUBLIC = words("""
 """)
 """Public names of namedtuple and enum that start with an underscore to avoid clashes with fields.
 
-By the last one a time zone of `zoneinfo` is made from its name.
+`_unpickle` makes a time zone of `zoneinfo` from its name.
 """
 
 INHERITED = words("mro")
@@ -67,7 +67,7 @@ WRITABLE = words("__doc__ __name__ __qualname__ __module__ __signature__")
 CONTEXTUAL = words("__cause__ __context__ __suppress_context__ __notes__")
 """Dunders that a block may assign on exceptions."""
 
-# __array_interface__ and those after it: given one, numpy and torch treat any address as an array.
+# From __array_interface__ on: with any of these, numpy and torch treat any address as an array.
 UNBOUND = words("""
     __builtins__ __import__ __build_class__ __loader__ __spec__
     __annotations__ __dataclass_fields__ __dataclass_params__ __reduce__ __reduce_ex__
@@ -85,7 +85,7 @@ FOREIGN = words("""
     runpy select shelve shutil signal site smtplib socket socketserver sqlite3 ssl subprocess sys
     tempfile tokenize urllib zipfile zipimport
 """)
-"""Modules, by the first part of their names, of whose functions, classes and objects a block uses none."""
+"""Top-level modules whose functions, classes and objects a block may not use."""
 
 DESCRIBING = words("__name__ __qualname__ __module__ __doc__")
-"""Attributes that say what an object is, and lead nowhere."""
+"""Attributes that describe an object, and lead to no other."""

@@ -36,7 +36,7 @@ class ProtectedObjects:
     def hold(self, objects: Mapping[str, Any]) -> None:
         """Protect `objects` and the modules, weights and settings that they hold; release earlier ones.
 
-        The same dictionary is not walked through again: a runner inherits the result from its zygote.
+        The same dictionary is not traversed again, because a runner inherits the result from its zygote.
         """
         self._copies.clear()
         if objects is self._objects:

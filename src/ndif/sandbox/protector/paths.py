@@ -1,4 +1,4 @@
-"""Paths as data: a block may take those of its user's machine apart and join them, and open none."""
+"""Paths as data: a block may split and join paths of the user's machine, but cannot open them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class _Unavailable:
 
 
 def _as_data(name: str, pure: type[PurePath]) -> Any:
-    """Return what a block has in place of a class of paths that can be opened."""
+    """Return a block's replacement of a class of paths that can be opened."""
 
     def reduce(self: PurePath) -> tuple[Callable[..., Any], tuple[str, ...]]:
-        # For its user's process, which gets back the path that it sent.
+        # The user's process gets back a path like the one that it sent.
         return getattr(pathlib, name), self.parts
 
     def itself(self: PurePath, *_: object) -> PurePath:

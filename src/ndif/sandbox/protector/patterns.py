@@ -1,8 +1,8 @@
 """Guarded `match` statements.
 
 A class pattern reads attributes that the pattern or the class's `__match_args__` names, and no guard can be
-put there. Such a statement becomes `if` and `elif`: a guard matches the subject against the pattern, and
-returns the values of the pattern's names, or None.
+put there. Such a statement becomes `if` and `elif`, in which a guard matches the subject against the
+pattern. The guard returns the values of the pattern's names, or None.
 """
 
 from __future__ import annotations

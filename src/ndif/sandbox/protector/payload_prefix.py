@@ -1,11 +1,12 @@
 """A cache of the part of a payload that is the same in every request for a model.
 
-nnsight sends the tree of a model's wrappers with each request: of 16,000 pickle opcodes for 30 layers, all
-but 300 are in one list or dictionary. As long as client and model are the same, its bytes are the same, but
-for the numbers of objects in the memo: a block that sends one object more shifts them all. The zygote
-checks that container once, in a request of its own (`unpickling.cache_prefix`). Where a payload has the
-same bytes, the unpickler in C decodes them, in a fifth of the time, and has done so before the request came
-where the process had time.
+nnsight sends the tree of a model's wrappers with each request: 16,000 pickle opcodes for 30 layers, all but
+300 of them in one list or dictionary. While client and model are the same, its bytes are the same except
+for memo numbers: a block that sends one object more shifts them all.
+
+The zygote checks that container once, in a request of its own (`unpickling.cache_prefix`). If a payload has
+the same bytes, the unpickler in C decodes them in a fifth of the time. An idle process decodes them ahead
+of the request.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from typing import Any
 from ndif.sandbox.protector.names import words
 
 _MIN_BYTES = 1024
-"""Length below which decoding a container costs no more than looking for it."""
+"""Length below which decoding a container costs no more than finding it in a payload."""
 _SAME_PART = 0.9
-"""Part of the longest container from which on one within it is taken for it.
+"""Fraction of the longest container's length above which a smaller container is cached instead.
 
-A model's wrapper also holds what differs between clients, such as the model's configuration."""
+The longest may be a model's wrapper, which also holds data that differs between clients, such as the
+model's configuration."""
 _ANCHOR_BYTES = 16
-"""Least length of the bytes without a number by which a cached container is found in a payload."""
+"""Minimum length of a piece without memo numbers by which a cached container is found in a payload."""
 
 _FRAME_BYTES, _PROTO_BYTES = 9, 2
 _LITTLE = 1 << 8
@@ -48,15 +50,15 @@ class PrefixSpan:
     """The place of a cacheable container in a payload."""
 
     start: int
-    """Offset of the mark that the items begin with."""
+    """Offset of the MARK before the items."""
     end: int
-    """Offset behind the opcode that adds all items."""
+    """Offset after the opcode that adds all items."""
     memo_size: int
     """Number of objects in the unpickler's memo before `start`."""
     empty: bytes
     """The opcode that makes the container: EMPTY_LIST or EMPTY_DICT."""
     gets: tuple[tuple[int, int], ...]
-    """Offset and memo number of each opcode within that refers to an object of the memo."""
+    """Offset and memo number of each opcode in the container that refers to an object of the memo."""
 
     @property
     def references(self) -> set[int]:
@@ -70,10 +72,10 @@ class PrefixSpan:
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """The bytes of a container that was checked, and what their meaning depends on."""
+    """The bytes of a checked container, and the objects on which their meaning depends."""
 
     pieces: tuple[bytes, ...]
-    """The bytes before, between and behind the opcodes that refer to the memo."""
+    """The bytes before, between and after the opcodes that refer to the memo."""
     numbers: tuple[int, ...]
     """The memo numbers of these opcodes."""
     memo_size: int
@@ -81,7 +83,7 @@ class CachedPrefix:
     content: bytes
     """All of the bytes, with these numbers."""
     program: bytes
-    """A pickle of the container alone: what was in the memo before comes by number, or is left out."""
+    """A pickle of the container alone, which loads earlier memo objects by number, or leaves them out."""
     referenced: Mapping[int, Any]
     """Objects of the memo before the container that it refers to, by number."""
     persistent: Mapping[str, Any]
@@ -123,16 +125,16 @@ class CachedPrefix:
         )
 
     def decode_ahead(self) -> None:
-        """Decode the container for the next payload before that comes, if there is none yet."""
+        """Decode a container for the next payload, unless one is ready."""
         if not self._ahead:
             self._ahead.append(self._decoded())
 
     def forget(self) -> None:
-        """Drop a container that no payload has had."""
+        """Drop a decoded container that no payload has used."""
         self._ahead.clear()
 
     def decode(self, memo: Mapping[int, Any]) -> tuple[Any, dict[int, Any]]:
-        """Return a container that no request has had, and a `memo` with all that it adds to it."""
+        """Return a fresh container, and `memo` extended by the objects that the container adds."""
         container, added = self._ahead.pop() if self._ahead else self._decoded()
         return container, {**memo, **dict(enumerate(added, len(memo)))}
 
@@ -143,7 +145,7 @@ class CachedPrefix:
         return container, [*decoder.memo.copy().values()][self.memo_size :]
 
     def find(self, payload: bytes) -> range:
-        """Return the offsets between which the container would begin; none if it is not in `payload`."""
+        """Return the offsets at which the container may begin; an empty range if `payload` lacks it."""
         least = most = 0
         for piece in self.pieces:
             if len(piece) >= _ANCHOR_BYTES:
@@ -156,7 +158,7 @@ class CachedPrefix:
     def match(
         self, payload: bytes, start: int, memo: Mapping[int, Any], persistent: Mapping[str, Any]
     ) -> int | None:
-        """Return the offset behind the container that begins at `start`; None if that is another one."""
+        """Return the offset after this container if it begins at `start`; None if another one does."""
         most = len(self.content) + len(self.numbers) * len(_get(_LITTLE))
         content, frames = _without_frames(payload, start, most)
         if len(memo) == self.memo_size and content.startswith(self.content):
@@ -179,7 +181,7 @@ class CachedPrefix:
         return end
 
     def _numbers_in(self, content: bytes) -> dict[int, int]:
-        """Return the numbers that `content` has for `referenced`, not for all if it is another's."""
+        """Map memo numbers in `referenced` to numbers in `content`; incomplete for another container."""
         at, earlier = 0, dict[int, int]()
         for piece, number in zip(self.pieces, self.numbers, strict=False):
             at += len(piece)
@@ -194,7 +196,7 @@ class CachedPrefix:
         return earlier
 
     def _with_numbers(self, earlier: Mapping[int, int], shift: int) -> bytes:
-        """Return the bytes of this container behind a memo with other numbers."""
+        """Return this container's bytes after a memo with other numbers."""
         gets = {
             number: _get(earlier.get(number, number + shift))
             for number in dict.fromkeys(self.numbers)
@@ -205,17 +207,16 @@ class CachedPrefix:
 
 
 class _Decoder(pickle.Unpickler):
-    """The unpickler in C, with the globals and persistent objects of a container that was checked."""
+    """The unpickler in C, with the globals and persistent objects of a checked container."""
 
     prefix: CachedPrefix
     memo: Any
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what the container's global resolved to."""
         return self.prefix.globals[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return an object of the server, or one of the memo by its number."""
+        """Return an object of the server by name, or an object of the memo by number."""
         known: Mapping[Any, Any]
         known = self.prefix.referenced if isinstance(pid, int) else self.prefix.persistent
         return known[pid]
@@ -233,7 +234,7 @@ def _get(number: int) -> bytes:
 
 
 def _without_frames(payload: bytes, start: int, size: int) -> tuple[bytes, list[int]]:
-    """Return bytes of a payload from `start` on without FRAME, and the offsets of those left out."""
+    """Return `size` bytes of a payload from `start` on without FRAMEs, and the offsets of the FRAMEs."""
     parts: list[bytes] = []
     frames: list[int] = []
     for frame in frame_offsets(payload):
@@ -248,7 +249,7 @@ def _without_frames(payload: bytes, start: int, size: int) -> tuple[bytes, list[
 
 
 def frame_offsets(payload: bytes) -> Iterator[int]:
-    """Yield the offsets of the FRAME opcodes, as far as frames follow each other."""
+    """Yield the offsets of the FRAME opcodes, while frames directly follow each other."""
     position = _PROTO_BYTES
     while payload[position : position + 1] == pickle.FRAME:
         yield position
@@ -257,14 +258,14 @@ def frame_offsets(payload: bytes) -> Iterator[int]:
 
 
 def without_frames(payload: bytes) -> bytes:
-    """Return a trusted payload without FRAME, which may begin anywhere."""
+    """Return a trusted payload without FRAME opcodes, whose positions may vary."""
     return _without_frames(payload, 0, len(payload))[0]
 
 
 def longest_container(payload: bytes) -> PrefixSpan | None:
-    """Return the longest list or dictionary of a trusted payload without frames, or nearly all of it.
+    """Return the longest list or dictionary of a trusted payload without frames, or the bulk of it.
 
-    None if it is short, or each long one calls functions.
+    None if it is short. A container that calls functions does not count.
     """
     marks: list[tuple[int, int, int]] = []
     found: list[tuple[int, int, int, bytes]] = []

@@ -1,4 +1,4 @@
-"""Placeholders: what a request names and a block may not use. The first use fails, not the request."""
+"""Placeholders for objects that a request names and a block may not use: a use fails, not the request."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _OWN = words("__class__ __reduce__ __reduce_ex__ __mro_entries__ __copy__ __deep
 class Placeholder(ModuleType):
     """A module, function, class or object that is not available: each use raises ImportError.
 
-    A placeholder holds texts only: it calls nothing, and keeps nothing of what it is given.
+    A placeholder holds texts only: it calls no function, and keeps no argument.
     """
 
     def __init__(self, path: str, why: str, made: str = "") -> None:
-        """`path` is the dotted name; `why` is a sentence; `made` describes an object, for an error."""
+        """Stand for the object `path`; `why` is a sentence, `made` describes an instance, for an error."""
         super().__init__(path)
         object.__setattr__(self, "_why", why)
         object.__setattr__(self, "_made", made)
@@ -33,7 +33,7 @@ class Placeholder(ModuleType):
         if name == "__dict__":
             return {}
         if name.startswith("__") and name.endswith("__"):
-            # Generic code asks any object for these: that is not a use of it.
+            # Generic code probes any object for these; a probe is not a use.
             raise AttributeError(_message(self))
         raise _error(self)
 
@@ -47,13 +47,13 @@ class Placeholder(ModuleType):
         return True
 
     def __getitem__(self, *_: object) -> Placeholder:
-        """Return the placeholder of a generic class, which an annotation may name with its parameters."""
+        """Return the placeholder itself, because an annotation may name a generic class with parameters."""
         if object.__getattribute__(self, "_made"):
             raise _error(self)
         return self
 
     def __or__(self, *_: object) -> Placeholder:
-        """Return the placeholder as a union that an annotation may name."""
+        """Return the placeholder itself, because an annotation may name it in a union."""
         return self.__class__.__getitem__(self)
 
     __ror__ = __or__
@@ -66,7 +66,7 @@ class Placeholder(ModuleType):
         module, _, name = ModuleType.__getattribute__(self, "__name__").partition(":")
         if object.__getattribute__(self, "_made"):
             raise _error(self)
-        # Its user's process, which knows what it stands for, gets that back.
+        # The user's process unpickles the object that the placeholder stands for.
         if not name:
             return importlib.import_module, (module,)
         return operator.attrgetter(name), (Placeholder(module, ""),)
@@ -98,7 +98,7 @@ def of_global(module: str, name: str, why: str) -> Placeholder:
 
 
 def of_object(maker: Placeholder) -> Placeholder:
-    """Return the placeholder of what an unavailable class or function would have made."""
+    """Return the placeholder of an object that an unavailable class or function would have made."""
     if object.__getattribute__(maker, "_made"):
         return maker
     path = ModuleType.__getattribute__(maker, "__name__")
@@ -106,13 +106,13 @@ def of_object(maker: Placeholder) -> Placeholder:
 
 
 def module_of(value: Placeholder) -> str:
-    """Return the module of what a placeholder stands for."""
+    """Return the module of the object that a placeholder stands for."""
     path: str = ModuleType.__getattribute__(value, "__name__")
     return path.partition(":")[0]
 
 
 def named(value: Any, variable: str) -> Any:
-    """Return a placeholder that knows the variable it is bound to; return any other value as it is."""
+    """Return a copy of a placeholder that records its variable; return any other value unchanged."""
     if type(value) is not Placeholder:
         return value
     found = Placeholder(
@@ -157,16 +157,16 @@ def _error(value: Placeholder) -> ImportError:
 
 
 class Discarded:
-    """A receiver of the items of an object of which only a placeholder is left."""
+    """A container that drops its items, for an object that a placeholder has replaced."""
 
     def append(self, item: object) -> None:
-        """Take one item of a list."""
+        """Drop an item of a list."""
 
     def extend(self, items: object) -> None:
-        """Take items of a list."""
+        """Drop items of a list."""
 
     def update(self, items: object) -> None:
-        """Take items of a set."""
+        """Drop items of a set."""
 
     def __setitem__(self, key: object, value: object) -> None:
-        """Take an item of a mapping."""
+        """Drop an item of a mapping."""

@@ -1,9 +1,9 @@
 """Modules of torch that a request brings: probes, autoencoders and other work of the user's own.
 
-A module travels as its class and its state. The class is one of torch's own layers, or the user's and
-made of those. Such a module can do no more than one that a block builds with a class of its own, which may
-set any attribute of its instances: the hooks and the `forward` in a state are functions that the user
-could call.
+A module travels as its class and its state. The class is one of torch's own layers, or a user's class
+derived from them. Such a module can do no more than a module that a block builds with its own class, which
+may set any attribute of its instances. The hooks and the `forward` in a state are functions that the user
+could call anyway.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ model's.
 class SentModules:
     """The modules of one payload: each is made without its constructor, and given its state once.
 
-    The modules of the server are never among them, so nothing that a payload says changes those.
+    The server's modules are never among them, so a payload cannot change the server's modules.
     """
 
     def __init__(self, owns: Callable[[type], bool]) -> None:
-        """`owns` recognises the user's own classes."""
+        """Start without modules; `owns` returns True for the user's own classes."""
         self._owns = owns
         self._unfilled: dict[int, torch.nn.Module] = {}
 
@@ -49,7 +49,7 @@ class SentModules:
                     "may hold modules of torch.nn, and of classes that your own code derives from them; "
                     "the model's own modules can be used where they are"
                 )
-        # A `__new__` of the user's could return a module that exists already.
+        # A user's `__new__` could return an existing module.
         made = object.__new__(cls)
         self._unfilled[id(made)] = made
         return made
@@ -58,7 +58,7 @@ class SentModules:
         """Set the state of a module that `make` returned.
 
         Raises:
-            ForbiddenError: If the module is another one, or has a state.
+            ForbiddenError: If the module is another one, has a state, or `state` is malformed.
         """
         if self._unfilled.pop(id(module), None) is not module:
             raise ForbiddenError(

@@ -1,4 +1,4 @@
-"""Stand-ins for logging and tqdm, which write to the LOG of a block, and for pathlib, which opens nothing.
+"""Stand-ins for logging and tqdm, which write to a block's LOG, and for pathlib, which opens nothing.
 
 The real modules open files and sockets, start threads, change other libraries, and look up attributes that
 a format names.
@@ -30,7 +30,7 @@ _FILES = ("filename", "stream", "handlers")
 
 
 class Console:
-    """The state that one request's stand-ins share: levels of loggers, and when a bar was last shown."""
+    """The state that a request's stand-ins share: levels of loggers, and the time of the last bar shown."""
 
     def __init__(self) -> None:
         self._levels: dict[str, int] = {}
@@ -40,7 +40,7 @@ class Console:
         self.begin()
 
     def begin(self) -> None:
-        """Forget what the last request has set."""
+        """Reset the levels and times of the last request."""
         self._levels = {"": LEVELS["INFO"]}
         self.shown_at = float("-inf")
 
@@ -53,7 +53,7 @@ class Console:
         self._levels[name] = int(level)
 
     def level(self, name: str) -> int:
-        """Return the level of a logger, or of the next one above it that has one."""
+        """Return the level of a logger, or of its nearest ancestor that has one."""
         while name and not self._levels.get(name):
             name = name.rpartition(".")[0]
         return self._levels.get(name, 0)
@@ -76,7 +76,7 @@ class Logger:
         return self._console.level(self.name)
 
     def setLevel(self, level: int | str) -> None:  # noqa: N802 - the library's name
-        """Set the lowest level that is shown; INFO, unless it is set."""
+        """Set the lowest level that is shown, which is INFO by default."""
         self._console.set_level(self.name, level)
 
     def getEffectiveLevel(self) -> int:  # noqa: N802
@@ -92,11 +92,11 @@ class Logger:
         return Logger(f"{self.name}.{suffix}" if self.name else suffix, self._console)
 
     def hasHandlers(self) -> bool:  # noqa: N802
-        """Return True: records have somewhere to go."""
+        """Return True, because records always go to the LOG."""
         return True
 
     def addHandler(self, handler: object) -> None:  # noqa: N802
-        """Note a handler; records go to the LOG all the same."""
+        """Record a handler without effect: records still go to the LOG."""
         self.handlers.append(handler)
 
     def removeHandler(self, handler: object) -> None:  # noqa: N802
@@ -115,7 +115,7 @@ class Logger:
             try:
                 text %= only if named else arguments
             except (TypeError, ValueError, KeyError):
-                # The library does not let a wrong format end what is logged, either.
+                # Like the library, log the message despite a wrong format.
                 text = " ".join(map(str, (text, *arguments)))
         if options.get("exc_info"):
             error = sys.exc_info()[1]
@@ -124,7 +124,7 @@ class Logger:
         print(f"{label} | {self.name or 'root'} | {text}")
 
     def debug(self, message: object, *arguments: object, **options: object) -> None:
-        """Write a record of the level DEBUG, which is not shown unless `setLevel` says so."""
+        """Write a record of the level DEBUG, which is not shown by default."""
         self.log(LEVELS["DEBUG"], message, *arguments, **options)
 
     def info(self, message: object, *arguments: object, **options: object) -> None:
@@ -158,7 +158,7 @@ class Logger:
 
 
 class Handler:
-    """A handler, formatter or filter of a user, which changes nothing: the LOG has its own form."""
+    """A user's handler, formatter or filter, without effect because the LOG has a fixed format."""
 
     __module__ = "logging"
 
@@ -172,10 +172,10 @@ class Handler:
 
 
 class Bar:
-    """A progress bar: an iterable that shows how far it is, by a line of the LOG from time to time."""
+    """A progress bar: an iterable that writes its progress to the LOG from time to time."""
 
     _interval_s = 1.0
-    """Seconds between two lines of a bar, and between those of short ones, at least."""
+    """Minimum seconds between two lines of a bar, and between lines of short bars."""
     _console: Console
 
     def __init__(
@@ -228,7 +228,7 @@ class Bar:
             self._show_now_and_then()
 
     def close(self) -> None:
-        """Show how far it came, once."""
+        """Show the final progress, once."""
         if not self._closed:
             self._closed = True
             if self.leave and time.monotonic() - self._started >= self._interval_s:
@@ -271,7 +271,7 @@ class Bar:
         self.total = self.total if total is None else total
 
     def refresh(self, *_: object, **__: object) -> None:
-        """Leave the bar as it is: it shows itself."""
+        """Change nothing: `update` shows the bar."""
 
     clear = unpause = refresh
 
@@ -321,7 +321,6 @@ def _logging(console: Console) -> dict[str, Any]:
 
 def _tqdm(console: Console) -> dict[str, Any]:
     def bars(*arguments: int, **options: Any) -> Bar:
-        """Return a bar over a range."""
         made: Bar = console.bar(range(*arguments), **options)
         return made
 
@@ -345,7 +344,7 @@ NAMES = frozenset(_CONTENTS)
 
 
 def contents(name: str, console: Console) -> dict[str, Any]:
-    """Return the attributes of a stand-in; a user's process gets the originals of those in a result."""
+    """Return the attributes of a stand-in, named so that a result refers to the user's originals."""
     made = _CONTENTS[name](console)
     for key, value in made.items():
         if isinstance(value, FunctionType) and value.__module__ == __name__:

@@ -23,7 +23,7 @@ _TOKEN = secrets.token_hex(16)
 """A prefix, unknown to any source, of the string constants that are replaced by guards."""
 
 _GENERATED = re.compile(r"^(\w+)\.mediators\[-1\]\.info\.frame = \1\.get_frame\(\)$")
-"""The statement that nnsight 0.6 and 0.7 generate around a block, and that a user may not write."""
+"""The statement that nnsight 0.6 and 0.7 generate around a block, and that guards would refuse."""
 
 _IN_ANNOTATIONS = (
     ast.Name, ast.Attribute, ast.Subscript, ast.Tuple, ast.List, ast.Constant, ast.BinOp, ast.BitOr,
@@ -55,7 +55,7 @@ class Transformer(ast.NodeTransformer):
         return ast.copy_location(ast.Call(function, list(arguments), []), at)
 
     def pattern(self, pattern: ast.pattern) -> ast.Constant:
-        """Return a constant that becomes the pattern itself."""
+        """Return a constant that `_with_constants` replaces by the pattern."""
         name = f"pattern {len(self.patterns)}"
         self.patterns[name] = pattern
         return ast.Constant(_TOKEN + name)
@@ -239,7 +239,7 @@ def compile_guarded(
 def compile_plain(
     wanted: CodeType, within: CodeType, source: str | ast.AST, filename: str, mode: str
 ) -> CodeType | None:
-    """Return the code without guards of a function within compiled code; None if it is not in there."""
+    """Return function `wanted` of guarded code `within` as code without guards; None if it is not there."""
     places = _places(wanted, within)
     if places is None:
         return None
@@ -251,7 +251,7 @@ def compile_plain(
 
 
 def _places(wanted: CodeType, within: CodeType) -> list[int] | None:
-    """Return the places at which code and the code around it stand, from the outermost on."""
+    """Return the indices in `nested` that lead from `within` to `wanted`, outermost first, or None."""
     for place, each in enumerate(nested(within)):
         if each is wanted:
             return [place]

@@ -49,10 +49,10 @@ _TRANSFORMERS = words("""
     PreTrainedConfig PretrainedConfig GenerationConfig
     StoppingCriteria StoppingCriteriaList LogitsProcessor LogitsProcessorList TensorType
 """)
-"""Classes of transformers whose instances, and those of subclasses, a payload may hold."""
+"""Classes of transformers whose instances, also of subclasses, a payload may hold."""
 
 _OUTPUT = "transformers.utils.generic.ModelOutput"
-"""The base of dataclasses whose constructors only keep their arguments; their pickles call them."""
+"""The base of dataclasses whose constructors, which pickles call, only keep their arguments."""
 
 _TORCH_FUNCTION_MODULES = ("torch._C._nn", "torch._C._fft", "torch._C._linalg", "torch._C._special")
 """Values of `__module__` of functions of torch.nn.functional, torch.fft and others."""
@@ -64,7 +64,7 @@ _DENIED_BUILTINS = words("exec eval compile globals locals vars dir")
 """Builtins that inspect their caller or run text: a payload needs none of them."""
 
 _IMPORT_SYSTEM = ("_frozen_importlib", "importlib.machinery", "importlib._bootstrap", "zipimport")
-"""Loaders of the user's modules, which travel with the modules and are not needed here."""
+"""Modules of loaders, which travel with the user's modules and are not needed here."""
 
 _CLIENT_SIDE = ("nnsight.intervention.backends", "nnsight.ndif")
 """Parts of nnsight that a script uses around a trace; functions of the script may refer to them."""
@@ -84,8 +84,8 @@ class IgnoredObject:
 class GlobalResolver:
     """Maps the globals of a pickle to objects.
 
-    Asks the whitelist what a payload may name, `Modules` for guarded modules, and `AccessGuards` for
-    attributes below them.
+    Asks the whitelist for permitted names, `Modules` for guarded modules, and `AccessGuards` for attributes
+    below them.
     """
 
     whitelist: Whitelist
@@ -98,7 +98,7 @@ class GlobalResolver:
         """Return the object that a global names, its replacement, or a placeholder if no block may use it.
 
         Raises:
-            ForbiddenError: If no payload of a client names it.
+            ForbiddenError: If no genuine client sends it.
         """
         if (module, name) in self.rebuilders:
             return self.rebuilders[module, name]
@@ -136,7 +136,7 @@ class GlobalResolver:
         return known or self.whitelist.find(module) is not None
 
     def _refusal(self, module: str, name: str, refusals: Sequence[str] = ()) -> str:
-        """Return the sentence that says why a block does not get a global.
+        """Return a sentence that explains why a block does not get a global.
 
         `refusals` are the errors of the modules that might have exported it.
         """
@@ -164,7 +164,7 @@ class GlobalResolver:
         return (module, name) not in self.rebuilders and module not in self.modules.users
 
     def forbidden(self, module: str, name: str) -> ForbiddenError:
-        """Return the error that names the global and what a request may hold instead."""
+        """Return an error that names the global and lists permitted values."""
         return ForbiddenError(
             f"{module}.{name} cannot be sent to this server. A request may hold numbers, strings, tensors, "
             "arrays, modules of torch.nn, and functions and classes that your own code defines"
@@ -201,9 +201,9 @@ class GlobalResolver:
 
 
 def _is_plain_class_of_a_model(cls: type) -> bool:
-    """Return True for a class in the file of an architecture whose objects are made by no code of its own.
+    """Return True for a class of an architecture's file whose objects unpickle without code of its own.
 
-    Some architectures keep what they have seen in such objects, in place of transformers' caches.
+    Some architectures use such objects instead of transformers' caches.
     """
     module = home(cls)
     return (
@@ -216,7 +216,7 @@ def _is_plain_class_of_a_model(cls: type) -> bool:
 
 
 def _exporters(module: str) -> Iterator[str]:
-    """Yield the modules that may export what a module defines, itself first: "_heapq", "heapq"."""
+    """Yield the modules that may export a module's definitions, itself first: "_heapq", "heapq"."""
     names = [module, *([module.lstrip("_")] if module.startswith("_") else [])]
     for each in names:
         parts = each.split(".")
@@ -239,7 +239,7 @@ def _unavailable(module: str, name: str) -> Placeholder:
 class SafeUnpickler(_Unpickler):  # type: ignore[misc]
     """An unpickler that changes only objects that it made itself.
 
-    Derived from the implementation in Python: the one in C changes the objects of its stack unobserved.
+    Derived from the Python implementation, because the C one changes objects on its stack unobserved.
     """
 
     memo: dict[int, Any]
@@ -251,7 +251,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
         persistent: Mapping[str, Any],
         prefix: CachedPrefix | None = None,
     ) -> None:
-        """Decode `file`; its container that has the bytes of `prefix` is known to be harmless."""
+        """Prepare to decode `file`, in which a container with the bytes of `prefix` is harmless."""
         super().__init__(file)
         self._file = file
         self._resolver = resolver
@@ -263,8 +263,8 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
     def load(self) -> Any:
         """Decode the payload; see `pickle.Unpickler`.
 
-        A payload names every module of the model: 16,000 opcodes for 30 layers. Five of six are among those
-        that the loop handles itself; a function call for each, as for the others, would take twice as long.
+        A payload names every module of the model: 16,000 opcodes for 30 layers. The loop handles five of
+        six itself, because a function call for each, as for the others, would take twice as long.
         """
         file, dispatch, memo = self._file, self.dispatch, self.memo
         content, position = file.getvalue(), 0
@@ -317,7 +317,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
             raise EOFError("the pickle has no end") from None
 
     def _take_prefix(self, content: bytes, start: int) -> int | None:
-        """Decode the cached container at once; return the offset behind it, or None if this differs."""
+        """Decode the cached container at once; return the offset after it, or None if this one differs."""
         prefix = self._prefix
         if prefix is None:
             return None
@@ -334,7 +334,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
         return end
 
     def _load_frame(self) -> None:
-        """Skip the size of a frame: it says how much to read at once, and all is read."""
+        """Skip the size of a frame, a hint for reading ahead: the whole payload is in memory."""
         self.read(_FRAME_SIZE)
 
     def find_class(self, module: str, name: str) -> Any:
@@ -390,7 +390,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
         function = self.stack[-2]
         makes = isinstance(function, type) and not issubclass(function, enum.Enum)
         of_libraries = makes and home(function).partition(".")[0] in ("nnsight", "transformers")
-        # An instance runs its constructor, and a model's constructor loads the model.
+        # Such a call runs a constructor, and a model's constructor loads the model.
         if of_libraries and _OUTPUT not in map(full_name, bases(function)):
             raise self._resolver.forbidden(function.__module__, f"{function.__qualname__}(...)")
         if type(function) is Placeholder:
@@ -403,7 +403,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
             used = placeholders.behind(error)
             if used is None:
                 raise
-            # What cannot be made of a placeholder is one, too.
+            # An object whose creation uses a placeholder becomes a placeholder, too.
             self.stack[-1] = placeholders.of_object(used)
 
     def _load_newobj_ex(self) -> None:
@@ -478,7 +478,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
 def cache_prefix(
     payload: bytes, resolver: GlobalResolver, persistent: Mapping[str, Any]
 ) -> CachedPrefix | None:
-    """Decode what requests like `payload`, one of the server's own, have in common; None if little."""
+    """Return the part that requests share with `payload`, one of the server's own; None if unsuitable."""
     payload = without_frames(payload)
     span = longest_container(payload)
     if span is None:
@@ -490,14 +490,14 @@ def cache_prefix(
     prefix = CachedPrefix.of(payload, span, recorder.memo, recorder.found, recorder.globals)
     try:
         prefix.decode_ahead()
-    except Exception:  # one that is not what it is alone is decoded in each payload
+    except Exception:  # not decodable on its own: it is decoded in each payload
         return None
     prefix.forget()
     return prefix
 
 
 class _PrefixRecorder(SafeUnpickler):
-    """Decodes a payload up to the end of a container, and records what that depends on."""
+    """Decodes a payload up to the end of a container, and records that container's dependencies."""
 
     def __init__(self, span: PrefixSpan, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -507,17 +507,15 @@ class _PrefixRecorder(SafeUnpickler):
         self.globals: dict[tuple[str, str], Any] = {}
         """Globals that the container names."""
         self.is_reusable = True
-        """False once another decoder, or another request, would make other objects of it."""
+        """False if another decoder or request would make other objects of the container."""
 
     def persistent_load(self, pid: Any) -> Any:
-        """Load a persistent object, and record it if the container refers to it."""
         value = super().persistent_load(pid)
         if self._span.contains(self._file.tell()):
             self.found[pid] = value
         return value
 
     def find_class(self, module: str, name: str) -> Any:
-        """Resolve a global, and record it if the container names it."""
         found = super().find_class(module, name)
         if self._span.contains(self._file.tell()):
             self.globals[module, name] = found
@@ -527,7 +525,7 @@ class _PrefixRecorder(SafeUnpickler):
 
     def _load_new_object(self) -> None:
         cls = self.stack[-2]
-        # Both are made in their own way (`SafeUnpickler`).
+        # `SafeUnpickler` makes objects of both kinds in its own way, unlike the decoder in C.
         if not isinstance(cls, type) or issubclass(cls, torch.nn.Module):
             self._note_own_way()
         super()._load_new_object()
@@ -602,7 +600,7 @@ def encode(text: str, encoding: str) -> bytes:
 
 
 def compile_pattern(pattern: str | bytes, flags: int) -> re.Pattern[Any]:
-    """Replace `re._compile`, by which a pattern names itself."""
+    """Replace `re._compile`, which the pickle of a pattern calls."""
     placeholders.check([pattern, flags])
     return re.compile(pattern, flags)
 
@@ -631,7 +629,7 @@ def rebuild_from_type(function: Any, kind: type, arguments: Any, state: Any) -> 
 
 
 def clone_context(context: Any) -> Any:
-    """Replace the method by which a decorator of torch's (`torch.no_grad()`) enters its context."""
+    """Replace the `clone` method of torch's context decorators, such as `torch.no_grad()`."""
     if not isinstance(context, _contextlib._DecoratorContextManager):
         raise TypeError("this method belongs to torch.no_grad and its kind")
     return context.clone()  # type: ignore[no-untyped-call]

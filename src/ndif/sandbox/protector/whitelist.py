@@ -20,19 +20,19 @@ _DENIED_SUBMODULES = {
 }
 """Denied submodules of any library, with the reasons."""
 
-# Each model process reads it: 9 ms in C, 45 in Python.
+# Each model process reads the whitelist: 9 ms in C, 45 ms in Python.
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _BUILT_IN = Path(__file__).with_name("whitelist.yaml")
 
 
 class ForbiddenError(pickle.UnpicklingError):
-    """The payload holds an object that it may not; the message names the object."""
+    """The payload holds a forbidden object; the message names the object."""
 
 
 @dataclass(frozen=True, slots=True)
 class WhitelistedModule:
-    """One module that a block may import; unless `strict`, with its submodules."""
+    """A module that a block may import, with its submodules unless `strict`."""
 
     name: str
     strict: bool
@@ -41,7 +41,7 @@ class WhitelistedModule:
     only: frozenset[str] | None
     """The only available attributes; None if all public ones are."""
     homes: frozenset[str]
-    """Modules that are denied, though values that they define are available from this one."""
+    """Denied modules whose values are nevertheless available from this module."""
 
     def reason(self, path: str) -> str | None:
         """Return why `path`, a dotted name that starts with the module's, is denied; None if it is not."""
