@@ -125,11 +125,7 @@ def _confine(connection: socket.socket, folder: Path, mode: Mode) -> socket.sock
 
 
 def evaluate(spec: ModelSpec, folder: Path) -> ModelSize:
-    """Return the size, number of parameters and structure of the model in `folder`.
-
-    Raises:
-        UserFacingError: If files are unreadable, harmful or contradictory.
-    """
+    """Return the size and structure of the model in `folder`, or raise UserFacingError for bad files."""
     require_readable(spec)
     require_harmless(folder, remote_code=spec.trust_remote_code, pickled=spec.pickled)
     try:
@@ -212,10 +208,7 @@ class Files:
 
 
 def _header(file: Path) -> dict[str, tuple[str, int]]:
-    """Return the dtype and number of elements of each tensor, or raise UnknownError for a bad header.
-
-    safetensors loads no file whose header is inconsistent.
-    """
+    """Return the dtype and size of each tensor; raise UnknownError where safetensors would fail."""
     try:
         found = parse_local_safetensors_file_metadata(file)
     except SafetensorsParsingError as error:

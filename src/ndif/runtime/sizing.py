@@ -61,7 +61,7 @@ class ModelSize:
     """The size, number of parameters, and structure of a model."""
 
     bytes: int
-    """Bytes of the parameters and buffers, as loaded."""
+    """Size of the loaded parameters and buffers, in their dtypes."""
     parameters: int
     structure: Mapping[str, Any] | None = None
     """See `ndif.runtime.structure`."""

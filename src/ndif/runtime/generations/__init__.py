@@ -235,7 +235,7 @@ def explain_absent(reference: str) -> str:
 def _reason(error: Exception, generation: str) -> str:
     if isinstance(error, pickle.UnpicklingError) and type(error).__name__ == "ForbiddenError":
         return f"The request was refused: {error}."
-    # nnsight 0.8 raises a class of its own for an unknown id; 0.6 and 0.7 raise a plain sentence.
+    # nnsight 0.8 has its own exception class for an unknown id; 0.6 and 0.7 only have a message.
     missing = str(error).removeprefix("Unknown persistent id: ")
     if type(error).__name__ == "UnknownPersistentIdError" or missing != str(error):
         return explain_absent(missing)

@@ -32,7 +32,7 @@ class Kind(Enum):
     NNSIGHT = auto()
     """`nnsight`, of which a block may call `save`."""
     OTHER = auto()
-    """Anything else that came with the block."""
+    """Any other value from the block's script."""
 
 
 class Edits(Enum):
@@ -129,7 +129,6 @@ class _Block:
             self.run(statements)
 
     def run(self, statements: list[ast.stmt]) -> None:
-        """Interpret statements once; each may bind names."""
         for statement in statements:
             self._statement(statement)
 

@@ -3,7 +3,7 @@
 nnsight runs the invokes of one trace in one pass, each with its own rows. Here each trace becomes such an
 invoke, if three conditions hold. Its block is row-wise (`row_wise`). Its prompts have as many tokens as the
 others, so that nothing is padded. The values that it reads and edits were observed to have a row for each
-prompt, equal to a pass of that prompt alone except for rounding by another order of sums.
+prompt, equal to a pass of that prompt alone up to rounding.
 
 Any other trace, and any that raises an error, must run alone. So must every trace of a model that is
 quantized or has experts: its values in one row may depend on other rows.
@@ -314,10 +314,7 @@ def _is_plain(value: Any, depth: int = 4) -> bool:
 
 @contextlib.contextmanager
 def _saving(saves: set[int]) -> Iterator[None]:
-    """Make nnsight record saved objects in this set while the context lasts.
-
-    Each trace has its own set, because ids are reused when an object is gone.
-    """
+    """Make nnsight record saved objects in this set; each trace has its own, because ids are reused."""
     before = tracing._saves()
     tracing._local.saves = saves
     try:
@@ -461,10 +458,9 @@ _OTHER = object()
 
 
 def _copied(value: Any, there: list[tuple[torch.Tensor, int]]) -> Any:
-    """Copy a module's input or output, with `_OTHER` for anything but tensors, tuples and None.
+    """Copy a module's input or output, and add its tensors to `there`.
 
-    The tensors are added to `there`. Lists are excluded: an item assigned in a copy would not change the
-    original.
+    Only tensors, tuples and None are copied. An item assigned in a copied list would miss the original.
     """
     if isinstance(value, torch.Tensor):
         there.append((value, value._version))

@@ -362,10 +362,7 @@ class Nnsight06(Nnsight07):
 
 
 def _filled(blocks: list[FunctionType], saved: set[int]) -> Saves:
-    """Return the lists and dicts outside the blocks that hold saved values.
-
-    A local block fills its client's own containers. A remote block fills copies, which are sent back.
-    """
+    """Return the script's lists and dicts that hold saved values: on the server, blocks fill copies."""
     if not saved:
         return {}
     return {
@@ -404,10 +401,8 @@ _make_dataclass = serialization._make_dataclass_skeleton
 
 @functools.wraps(_make_dataclass)
 def _make_dataclass_anywhere(name: str, bases: Any, content: Any, *others: Any) -> Any:
-    """Replace `_make_dataclass_skeleton`, which does not support generic classes.
-
-    In the module `builtins`, string annotations need no module of the client.
-    """
+    """Replace `_make_dataclass_skeleton`, which does not support generic classes."""
+    # The client's module may be absent here, and string annotations would need it.
     own = {**content, "__module__": "builtins"}
     if Generic in bases:
         own["__orig_bases__"] = with_parameters(bases)

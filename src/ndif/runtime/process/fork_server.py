@@ -1,4 +1,4 @@
-"""The fork server: a process that has imported the libraries of model processes, and forks those.
+"""The fork server: a process that has imported the libraries of model processes, and forks them.
 
 A forked model process starts in milliseconds instead of seconds, and shares the pages of torch,
 transformers and nnsight with the others. The server has one thread, never starts CUDA, loads no model and

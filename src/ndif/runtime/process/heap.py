@@ -49,10 +49,7 @@ if _TRIMS:
 
 
 def settle() -> range:
-    """Prepare this process's heap for later forks; return the addresses that forks need not prefetch.
-
-    Existing allocations keep their addresses.
-    """
+    """Prepare this process's heap for forks, in place; return the addresses that they need not prefetch."""
     if not _TELLS_TOP:
         return range(0)
     _libc.malloc_trim(0)

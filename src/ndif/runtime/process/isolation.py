@@ -80,8 +80,7 @@ class Isolation:
     def reusable(self, model: Any, *, on_devices: bool) -> Isolation:
         """Return this isolation for runners of several requests, with the state that a reset restores.
 
-        If the weights are on devices, each runner records the model's state itself, because it maps the
-        weights at its own addresses.
+        On devices, each runner maps the weights at its own addresses and records the model's state itself.
         """
         from ndif.runtime.process.model_state import ModelState
         from ndif.runtime.process.namespaces import Namespaces

@@ -1,7 +1,7 @@
 """The reset of a confined process between two requests of one user.
 
 After a reset the process shows no more of an earlier request than a new process does. State that is simple
-to restore is restored: settings of torch and numpy, the model's hooks, modules that came with the request.
+to restore is restored: settings of torch and numpy, the model's hooks, modules that the request brought.
 Any other change is only detected: the process ends, and the next request gets a new one. Random generators
 of torch and numpy need neither, because each request begins with a new seed.
 
@@ -204,10 +204,7 @@ def _start_threads(model: Any) -> None:
 
 
 def _name_of_request_object(found: Any, *, loaded: bool) -> str | None:
-    """Return the name of an object that only a request can have created; None if a library may have.
-
-    If the request `loaded` libraries, their new functions and classes are permitted.
-    """
+    """Return the name of an object that only a request can have created, not a library that it `loaded`."""
     kind = type(found)
     if kind is types.FunctionType:
         file = found.__code__.co_filename

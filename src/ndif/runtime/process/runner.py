@@ -357,10 +357,7 @@ class Runner:
             self._proc_files.reset_peak()
 
     def _deliver(self, result: Result, run: Run, report: Callable[[], RunReport]) -> None:
-        """Send a small result in a frame; write a large one into a file that the host provides.
-
-        `report` returns the cost of the run up to its call.
-        """
+        """Send a small result in a frame, a large one in a file from the host; `report` is called last."""
         if result.content is not None:
             content = result.compressed() if run.compress_inline else result.content
             self._channel.send(Returned(run.compress_inline, report()), content)

@@ -77,10 +77,7 @@ _ANY_SIZE = 1 << 62
 
 
 class WarmupRequest:
-    """A request of the model's generation that can run any number of times.
-
-    If no such request can be created or run for the model, a forward pass takes its place.
-    """
+    """A repeatable request of the model's generation; if it is not possible, a forward pass replaces it."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation

@@ -89,8 +89,8 @@ def main(fd: int, driver: Cuda | None = None) -> None:
 class Zygote:
     """The parent of every runner of one model.
 
-    Owns the model (on GPUs, the weight owner's process), forks runners on the host's orders, and reports
-    their exit codes. Runners communicate with the host directly.
+    Owns the model or the weight owner, forks runners on the host's orders, and reports their exit codes.
+    Runners communicate with the host directly.
     """
 
     def __init__(self, control: Channel, spec: ModelSpec, driver: Cuda) -> None:

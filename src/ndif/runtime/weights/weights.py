@@ -96,11 +96,7 @@ class ExportedWeights:
         tensors: Mapping[str, torch.Tensor],
         export: Callable[[Iterable[torch.Tensor]], list[Handle]],
     ) -> ExportedWeights:
-        """Export `tensors`; the caller must keep them while another process may use them.
-
-        Raises:
-            WeightsError: If a tensor cannot be shared.
-        """
+        """Export `tensors`, which must be kept while in use elsewhere; raise WeightsError if impossible."""
         for name, tensor in tensors.items():
             if type(tensor) not in _PLAIN:
                 raise WeightsError(
@@ -226,11 +222,7 @@ def _device_of(name: str, devices: Mapping[str, Any]) -> Any:
 
 
 def spread(module: Any, max_memory: Mapping[int, int] | None) -> dict[str, Any]:
-    """Return a device map within `max_memory`, bytes by GPU, or within all free GPU memory if None.
-
-    Raises:
-        WeightsError: If the model does not fit.
-    """
+    """Return a device map within `max_memory` (bytes by GPU; None for all free) or raise WeightsError."""
     unsplit = list(module._no_split_modules or [])
     given = None if max_memory is None else dict(max_memory)
     balanced = get_balanced_memory(module, given, no_split_module_classes=unsplit)
