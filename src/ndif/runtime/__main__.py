@@ -1,8 +1,8 @@
-"""A model process, or a server that forks them.
+"""A model process, or a fork server for model processes.
 
 Usage: python -m ndif.runtime FD [--fork-server GENERATION [--untrusted]]
 
-Either talks to its host over file descriptor FD.
+The process talks to its host over the socket FD.
 """
 
 import sys

@@ -1,9 +1,9 @@
 """The frames between a host and its model process: a message and raw bytes.
 
-On the socket: the header's length (4 bytes) and the body's (8 bytes), both big-endian; the header, which
-is the message as a JSON object with a `kind`; the body, opaque. A file descriptor may ride with a frame's
-first byte. A body that the host has in a file is not on the socket: its descriptor rides, and `in_file` is
-its size.
+A frame has the header's length (4 bytes), the body's length (8 bytes, both big-endian), the header and the
+body. The header is the message as a JSON object with a `kind`; the body is opaque. File descriptors may
+accompany the first byte. If the host has the body in a file, the frame carries the file's descriptor in
+place of the body, and the header's `in_file` is the file's size.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ndif.runtime.typed_json import read, to_json
 
 LENGTHS = struct.Struct("!IQ")
 SMALL = 1 << 16
-"""Largest body, in bytes, that is cheaper to copy behind its header than to send separately."""
+"""Largest body, in bytes, that is appended to its header: one more send would cost more than the copy."""
 MAX_TEXT = 1 << 20
-"""Largest printed line or error, in bytes, in one frame."""
+"""Largest printed line or error in one frame, in bytes."""
 
 
 class _Header(msgspec.Struct):
@@ -35,7 +35,7 @@ _HEADER = msgspec.json.Decoder(_Header)
 
 
 def pack(message: Message, body_size: int = 0, in_file: int | None = None) -> bytes:
-    """Return a frame up to its body, of which `in_file` bytes are in a file."""
+    """Return the part of a frame before its body; `in_file` is the size of a body in a file."""
     header = header_of(message)
     if in_file is not None:
         header["in_file"] = in_file
@@ -44,7 +44,7 @@ def pack(message: Message, body_size: int = 0, in_file: int | None = None) -> by
 
 
 def unpack(text: bytes) -> tuple[Message, int | None]:
-    """Return the message of a header, and the size of a body in a file; raise ValueError without one."""
+    """Return the message of a header, and the size of a body in a file; raise ValueError if invalid."""
     header = read(_HEADER, text)
     return message_of(header.kind, text), header.in_file
 
@@ -53,7 +53,7 @@ M = TypeVar("M")
 
 
 class Channel:
-    """The blocking end of a socket pair, inside the model process."""
+    """The model process's blocking end of a socket pair."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
@@ -61,7 +61,7 @@ class Channel:
     def send(
         self, message: Message, body: bytes | memoryview = b"", fds: Sequence[int] = ()
     ) -> None:
-        """Write one frame whole."""
+        """Write one complete frame."""
         head = pack(message, len(body))
         if len(body) <= SMALL:
             head, body = head + body, b""
@@ -72,7 +72,7 @@ class Channel:
             self.socket.sendall(body)
 
     def receive(self) -> tuple[Message, bytes | bytearray, Sequence[int]]:
-        """Read one frame: message, body, and the descriptors that came with it."""
+        """Read one frame; return its message, body and descriptors."""
         first, fds, _, _ = socket.recv_fds(self.socket, LENGTHS.size, 4)
         lengths = first + self._exactly(LENGTHS.size - len(first))
         header_size, body_size = LENGTHS.unpack(lengths)
@@ -82,7 +82,7 @@ class Channel:
         return message, self._exactly(body_size), fds
 
     def expect(self, kind: type[M]) -> tuple[M, bytes | bytearray, Sequence[int]]:
-        """Read one frame; raise ValueError unless it has a message of this kind."""
+        """Read one frame; raise ValueError unless its message is of this kind."""
         message, body, fds = self.receive()
         if not isinstance(message, kind):
             raise ValueError(f"the host sent {message} in place of a {kind.__name__}")
@@ -100,7 +100,7 @@ class Channel:
 
 
 def _read_file(descriptor: int, size: int) -> bytes:
-    """Return a file's content, and close its descriptor."""
+    """Return the content of a file of exactly `size` bytes, and close its descriptor."""
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         content = file.read()
     if len(content) != size:

@@ -1,12 +1,12 @@
-"""`python -m ndif.runtime.measure FD`: work out what one model takes, without loading it.
+"""Measure a model without loading it: `python -m ndif.runtime.measure FD`.
 
-A line of JSON over the socket FD asks for the model in one folder, and a line answers. The process confines
-itself to that folder before it reads any of it, with a limit of memory; its host limits its time. The
-architecture is built from the config on the meta device, so no weights are read. What the config describes
-must be what the headers of the weights hold.
+The socket FD carries one line of JSON with the model's folder, and one line with the answer. The process
+confines itself to that folder, with a memory limit, before it reads any file there; its host limits its
+time. The architecture is built from the config on the meta device, so no weights are read. The config must
+agree with the headers of the weights.
 
-The size is that of the model as it is loaded: its parameters and buffers in their dtypes. Files that hold
-more than twice as much count, too: what a model leaves out stays mapped beside what it uses.
+The size is that of the loaded model: its parameters and buffers in their dtypes. If the files hold more
+than twice as much, the surplus counts too: unused weights stay mapped beside used ones.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from ndif.sandbox.confinement.limits import limit_memory
 from ndif.sizes import format_size
 
 MEMORY_BYTES = 1 << 30
-"""Memory that a process may take for one model, beyond what it was forked with."""
+"""Memory that a process may take for one model, on top of the memory that it inherits by the fork."""
 _MAX_THREADS = 64
 _LAST_S = 120
-"""Seconds after which the process ends itself, should the host that limits its time be gone."""
+"""Seconds after which the process ends itself, in case the host that limits its time is gone."""
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Floating types that a model may be loaded in, by their names in safetensors."""
+"""Floating types of loaded models, by their names in safetensors."""
 _ITEM_BYTES = {
     **dict.fromkeys(("F64", "I64", "U64"), 8),
     **dict.fromkeys(("F32", "I32", "U32"), 4),
@@ -57,37 +57,37 @@ _ITEM_BYTES = {
     **dict.fromkeys(("I8", "U8", "BOOL"), 1),
 }
 _LENGTH = 8
-"""Bytes before a header, which say how long it is."""
+"""Bytes of the length field before a safetensors header."""
 _LEAST_BYTES = 0.5
-"""Bytes of an element of any other dtype, at least."""
+"""Lower bound for the bytes of an element of any other dtype."""
 _PACKED = ("U8", "I8", "I16", "I32", "I64")
 _PER_BYTE = 4
-"""Parameters in a byte of a packed tensor, at most."""
+"""Most parameters in a byte of a packed tensor."""
 _HEADS = 1 << 20
-"""Parameters of a new head that a small model may have beyond twice those of its files."""
+"""Allowance, in parameters, for a new head that the files of a small model lack."""
 _LONGEST = 4096
 
 
 class UnknownError(UserFacingError):
-    """The size of a model cannot be worked out."""
+    """A model cannot be measured; the message says why."""
 
 
 def main(fd: int) -> None:
-    """Answer the one question that comes over the socket `fd`."""
+    """Answer one `SizeQuestion` from the socket `fd`."""
     end_with_parent()
     signal.alarm(_LAST_S)
     connection = socket.socket(fileno=fd)
     asked = connection.makefile("r").readline()
-    if not asked:  # nobody waits any more
+    if not asked:  # the host has closed the socket
         return
     question = from_json(SizeQuestion, asked)
     spec, folder = question.spec, Path(question.folder)
     answer: ModelSize | Failure | None = None
     try:
-        # Asking starts the driver, for which a model on a CPU need not wait.
+        # The check starts the driver, which a model on CPUs does not need.
         works = cuda.is_available() if question.cuda else None
         if spec.generation == "0.8":
-            # As nnsight is imported it looks for its user's home, which a confined process has not.
+            # Imported before confinement: nnsight reads the user's home folder on import.
             importlib.import_module("nnsight.modeling.quantization")
         connection = _confine(connection, folder, question.sandbox)
         answer = replace(evaluate(spec, folder), cuda=works)
@@ -95,7 +95,7 @@ def main(fd: int) -> None:
         pass
     except Exception as error:
         traceback.print_exc()
-        # A folder of the cache, or an outline, is the repository to its user.
+        # The user knows the repository, not the folder of the cache or of an outline.
         answer = Failure(sentence(error).replace(str(folder), spec.checkpoint)[:_LONGEST])
     if answer is None:
         gc.collect()
@@ -107,7 +107,7 @@ def main(fd: int) -> None:
 
 
 def _confine(connection: socket.socket, folder: Path, mode: Mode) -> socket.socket:
-    """Give up what this process does not need; return the connection under its new number."""
+    """Confine this process; return the connection, whose descriptor changes."""
     if mode == "off":
         limit_memory(MEMORY_BYTES)
         return connection
@@ -119,13 +119,13 @@ def _confine(connection: socket.socket, folder: Path, mode: Mode) -> socket.sock
         max_threads=_MAX_THREADS,
     )
     kept = socket.socket(fileno=confinement.detach(connection.detach()))
-    # An operator who is root may have a model of another user measured.
+    # A server that runs as root may measure the files of another user.
     confinement.apply(keeps_reading=True)
     return kept
 
 
 def evaluate(spec: ModelSpec, folder: Path) -> ModelSize:
-    """Return the bytes and the number of a model's parameters and buffers, and its structure."""
+    """Return the size and structure of the model in `folder`, or raise UserFacingError for bad files."""
     require_readable(spec)
     require_harmless(folder, remote_code=spec.trust_remote_code, pickled=spec.pickled)
     try:
@@ -145,7 +145,7 @@ def evaluate(spec: ModelSpec, folder: Path) -> ModelSize:
     if structure is not None:
         structure["bytes"] = size  # some parts may be loaded in another dtype
     if files.are_there:
-        # Packed weights have other sizes than the parameters that they become.
+        # Packed weights differ in size from the unpacked parameters.
         is_packed = _is_quantized(config.to_dict())
         require_agreement(spec, parameters, {} if is_packed else _sizes(model), files)
         if not is_packed:
@@ -154,7 +154,7 @@ def evaluate(spec: ModelSpec, folder: Path) -> ModelSize:
 
 
 def _is_quantized(config: Mapping[str, Any]) -> bool:
-    """Return True if a config, or that of a part of the model, says how its weights are packed."""
+    """Return True if the config of the model, or of a part of it, has a quantization config."""
     parts = [config, *(part for part in config.values() if isinstance(part, dict))]
     return any(part.get("quantization_config") for part in parts)
 
@@ -164,12 +164,12 @@ class Files:
     """The weights of a checkpoint, as the headers of their files describe them."""
 
     tensors: Mapping[str, tuple[str, int]]
-    """The dtype and the number of elements of each tensor, but of pickled ones."""
+    """The dtype and the number of elements of each tensor, except pickled ones."""
     pickled_bytes: int
     are_there: bool
-    """False if the checkpoint is here without its weights."""
+    """False if the folder has no weights."""
     named_dtype: str | None
-    """The dtype that the index of the files names, which a config without one leaves the choice to."""
+    """The dtype that the index of the files names; used if the config names none."""
 
     @classmethod
     def read(cls, found: Weights) -> Files:
@@ -186,12 +186,12 @@ class Files:
 
     @property
     def elements(self) -> int:
-        """Return the number of elements of all tensors, but of pickled ones."""
+        """Return the number of elements of all tensors, except pickled ones."""
         return sum(count for _, count in self.tensors.values())
 
     @property
     def most_parameters(self) -> int:
-        """Return the number of parameters that the files hold if their weights are packed, or pickled."""
+        """Return an upper bound for the parameters that the files hold, packed or pickled ones included."""
         each = (
             count * (_PER_BYTE * _ITEM_BYTES[dtype] if dtype in _PACKED else 1)
             for dtype, count in self.tensors.values()
@@ -200,7 +200,7 @@ class Files:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Return the dtype in which a config without one has the weights loaded; None if unknown."""
+        """Return the dtype for loading if the config names none; None if unknown."""
         if self.named_dtype is not None:
             return _dtype_named(self.named_dtype)
         found = (_DTYPES.get(dtype) for _, (dtype, _) in sorted(self.tensors.items()))
@@ -208,10 +208,7 @@ class Files:
 
 
 def _header(file: Path) -> dict[str, tuple[str, int]]:
-    """Return the dtype and the number of elements of each tensor in a file.
-
-    safetensors loads no file whose header contradicts itself.
-    """
+    """Return the dtype and size of each tensor; raise UnknownError where safetensors would fail."""
     try:
         found = parse_local_safetensors_file_metadata(file)
     except SafetensorsParsingError as error:
@@ -234,9 +231,9 @@ def _header(file: Path) -> dict[str, tuple[str, int]]:
 def require_agreement(
     spec: ModelSpec, parameters: int, expected: Mapping[str, int], files: Files
 ) -> None:
-    """Raise an UnknownError if a config describes another model than the one in its files.
+    """Raise an UnknownError if a config and its files describe different models.
 
-    A base without its head, tied weights, and parts that the model leaves out are no other model.
+    A base model without its head, tied weights, and unused parts of the files are permitted.
     """
     for name, (_, count) in files.tensors.items():
         if expected.get(name, count) != count:
@@ -253,7 +250,7 @@ def require_agreement(
 
 
 def _sizes(model: Any) -> dict[str, int]:
-    """Return the elements of each tensor of a model, by the names it may have in a checkpoint."""
+    """Return the number of elements of each tensor, by every name that it may have in a checkpoint."""
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     own = {name: tensor.numel() for name, tensor in model.state_dict().items()}
     without = {name.removeprefix(prefix): count for name, count in own.items()}
@@ -261,7 +258,7 @@ def _sizes(model: Any) -> dict[str, int]:
 
 
 def _build(spec: ModelSpec, config: Any, dtype: torch.dtype) -> Any:
-    """Build the model as it would be loaded, on the meta device."""
+    """Build the model on the meta device, with the class that loading would use."""
     error: Exception | None = None
     for kind in _classes(spec, config):
         try:
@@ -310,7 +307,7 @@ def _dtype(spec: ModelSpec, config: Any, files: Files) -> torch.dtype:
     if found is None and spec.generation == "0.8":
         from nnsight.modeling.quantization import resolve_load_kwargs
 
-        # Quantized weights take less than the dtype in which they are computed.
+        # A quantization stands for its compute dtype here, an upper bound: quantized weights take less.
         found = _dtype_named(resolve_load_kwargs({"dtype": name}, quantize=False)["dtype"])
     if found is None:
         raise UnknownError(f"There is no dtype {spec.dtype!r} to load {spec.checkpoint!r} in.")
@@ -323,7 +320,7 @@ def _dtype_named(name: Any) -> torch.dtype | None:
 
 
 def _tensors(model: Any) -> Iterator[tuple[int, torch.dtype]]:
-    """Yield the size and dtype of every loaded parameter and buffer, tied ones once."""
+    """Yield the number of elements and dtype of every loaded parameter and buffer, tied ones once."""
     kept = model._get_dtype_plan(model.dtype) if hasattr(model, "_get_dtype_plan") else {}
     if kept:
         pattern, by_group, _ = build_glob_alternation(list(kept))

@@ -1,6 +1,6 @@
-"""The messages between a host and the processes of a model, each of which is the header of a frame.
+"""The messages between a host and the processes of a model; each message is the header of a frame.
 
-`Signal` has those that say no more than their kind. The body of a frame is not described here: it is a
+Messages without fields are members of `Signal`. The body of a frame is not described here: it is a
 payload, a result, a printed line, or the sentence of a failure.
 """
 
@@ -17,30 +17,30 @@ from ndif.runtime.typed_json import Size, decoder, read
 
 
 class Signal(str, Enum):
-    """The messages without fields."""
+    """A message without fields."""
 
     PING = "ping"
     PONG = "pong"
     FAILED = "failed"
-    """A process cannot do what it is for; the body says why."""
+    """The process has failed for good; the body is the reason."""
     VERIFY = "verify"
     CACHE = "cache"
     CACHED = "cached"
     LOADED = "loaded"
-    """The weight owner has loaded; the body is its export."""
+    """The weight owner has loaded the weights; the body is its pickled `ModelExport`."""
     IDLE = "idle"
-    """A runner waits for a request."""
+    """A runner is ready for a request."""
     SPENT = "spent"
-    """A runner serves no more; the body says why."""
+    """A runner cannot be reset and serves no further request; the body is the reason."""
     CLEAR_REFS = "clear refs"
-    """The file by which a confined runner resets its peak of memory."""
+    """Carries /proc/PID/clear_refs, through which a confined runner resets its memory peak."""
     RUNNING = "running"
     LOG = "log"
     STREAM = "stream"
     AWAIT_UPLOAD = "await upload"
     UPLOAD = "upload"
     FILE = "file"
-    """The file for a large result."""
+    """Carries the file for a large result."""
 
 
 # Between a host, the process that holds a model, and the owner of its weights
@@ -62,7 +62,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The bytes, or steps, of loading that are done."""
+    """The progress of loading, in bytes or steps."""
 
     done: int
     total: int
@@ -70,7 +70,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ShareWeights:
-    """A question for memory that all processes with the same weights map."""
+    """A request to the host for memory that all processes with the same weights map."""
 
     name: str
     size: int
@@ -78,14 +78,15 @@ class ShareWeights:
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """The answer; a descriptor comes with it, unless there is too little memory."""
+    """The answer to `ShareWeights`, with a descriptor unless the host provides no memory."""
 
     filled: bool
+    """True if the memory already holds the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """The news that memory is filled, or is not usable."""
+    """A report that shared memory is filled, or is not usable."""
 
     name: str
     usable: bool
@@ -102,28 +103,30 @@ class LoadedModel:
     task: str | None
     folder: str
     config: Mapping[str, Any] | None
-    """Content of the checkpoint's config.json; None if it is too large or no object."""
+    """Content of the checkpoint's config.json; None if it is too large or cannot be sent as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The news that a model is loaded; the body is its structure as JSON."""
+    """A report that a model is loaded; the body is its structure as JSON."""
 
     model: LoadedModel
     load_s: float
     """Seconds that loading the weights took."""
     loaded_at: float
     exposed: bool
-    """True if runners write to the same weights, as on GPUs."""
+    """True if runners can write to the weights that all of them share, as on GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForkRunner:
-    """An order to fork a runner; its channel comes along."""
+    """An order to fork a runner, with the runner's end of its channel."""
 
     runner: str
     fresh: bool
+    """True for a confined runner of untrusted requests."""
     reused: bool
+    """True if a fresh runner serves several requests of one key, with a reset after each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +147,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class VerifyWeights:
-    """An order to the owner of weights to restore those that have changed."""
+    """An order to the weight owner to restore changed weights."""
 
     keep_cache: bool
 
@@ -165,7 +168,7 @@ class Uncache:
 
 @dataclass(frozen=True, slots=True)
 class Uncached:
-    """The news that they are there."""
+    """A report that the cached weights are on the GPUs."""
 
     device: str
 
@@ -175,7 +178,7 @@ class Uncached:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """An order to run a request, whose payload is the body."""
+    """An order to run a request; the body is its payload."""
 
     compressed: bool
     env: Mapping[str, Any]
@@ -184,23 +187,23 @@ class Run:
     max_result: int
     max_inline: int
     compress_inline: bool
-    """True to compress a result in a frame; one in a file is compressed if the payload was."""
+    """True to compress a result in a frame; a result in a file is zstd if the payload was."""
     nearby: bool
-    """True if the client is near, so that little is won by compressing much."""
+    """True if the client is so near that compression takes longer than it saves."""
     size: int = 0
-    """Bytes of its payload among those of several requests."""
+    """Bytes of this payload in the body of `RunTogether`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunTogether:
-    """An order to run several requests in one forward pass."""
+    """An order to run several requests in one forward pass; the body is their payloads in order."""
 
     runs: tuple[Run, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """A part of a run and its Unix times."""
+    """A part of a run, with the Unix times of its start and end."""
 
     name: str
     start: float
@@ -209,7 +212,7 @@ class RunStep:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """The cost of a run, by its runner."""
+    """The cost of a run, as its runner measured it."""
 
     peak_memory: Size
     steps: tuple[RunStep, ...]
@@ -217,21 +220,21 @@ class RunReport:
 
 @dataclass(frozen=True, slots=True)
 class Spill:
-    """A question for a file of this size, for a large result."""
+    """A request to the host for a file for a large result of this size."""
 
     size: Size
 
 
 @dataclass(frozen=True, slots=True)
 class Spilled:
-    """The news that the file is written."""
+    """A report that the file of a large result is written."""
 
     report: RunReport
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A small result, which is the body."""
+    """The end of a run whose small result is the body."""
 
     compressed: bool
     report: RunReport
@@ -243,12 +246,12 @@ class Error:
 
     report: RunReport
     ends: bool = False
-    """True if the runner ends, for the state of its device is lost."""
+    """True if the runner ends because the state of its device is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class InlineAnswer:
-    """The place of one result in the body of `AnswersTogether`."""
+    """The size and form of one result in the body of `AnswersTogether`."""
 
     size: Size
     compressed: bool
@@ -256,7 +259,7 @@ class InlineAnswer:
 
 @dataclass(frozen=True, slots=True)
 class AnswersTogether:
-    """The results of `RunTogether`; None for a request that has to run alone."""
+    """The results of `RunTogether`; None means the request must be rerun individually."""
 
     answers: tuple[InlineAnswer | None, ...]
     report: RunReport
@@ -273,7 +276,7 @@ _KINDS: dict[type, str] = {
     for each in get_args(Message)
     if each is not Signal
 }
-# All are made here: a runner that is reset between requests must find no cache changed.
+# Created eagerly: the reset of a runner between requests would detect a cache that changed.
 _DECODERS = {kind: decoder(each) for each, kind in _KINDS.items()}
 _SIGNALS = {each.value: each for each in Signal}
 
@@ -284,7 +287,7 @@ def kind_of(message: Message) -> str:
 
 
 def header_of(message: Message) -> dict[str, Any]:
-    """Return the fields of a message's header; their values are written by `to_json`."""
+    """Return the fields of a message's header, for `to_json`."""
     if isinstance(message, Signal):
         return {"kind": message.value}
     names = message.__dataclass_fields__
@@ -292,7 +295,7 @@ def header_of(message: Message) -> dict[str, Any]:
 
 
 def message_of(kind: str, header: bytes) -> Message:
-    """Return the message of a header of this kind, or raise ValueError if it has none."""
+    """Return the message that a header of this kind holds, or raise ValueError."""
     if (signal := _SIGNALS.get(kind)) is not None:
         return signal
     if (decoder := _DECODERS.get(kind)) is None:

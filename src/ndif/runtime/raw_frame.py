@@ -1,7 +1,7 @@
-"""A zstd frame of raw blocks: what any zstd decoder takes, written at the speed of a copy.
+"""A zstd frame of raw blocks, which any zstd decoder reads and which is written at the speed of a copy.
 
-For data that hardly compresses, or whose reader is so near that it takes longer to compress it than to
-send it. Format: RFC 8878, sections 3.1.1.1 (the frame's header) and 3.1.1.2 (blocks).
+It serves data that hardly compresses, and clients so near that compression takes longer than sending.
+Format: RFC 8878, sections 3.1.1.1 (the frame's header) and 3.1.1.2 (blocks).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 _MAGIC = 0xFD2FB528
 _SIZE_IN_8_BYTES = 0b11 << 6
-"""Descriptor of a header that has a window and states the size of the content, and of no checksum."""
+"""Frame header descriptor: 8 bytes of content size, a window descriptor, no checksum."""
 _WINDOW = (17 - 10) << 3
-"""Descriptor of a window of 2 ** 17 bytes: a decoder need keep no more than one block."""
+"""Descriptor of a window of 2 ** 17 bytes, so that a decoder keeps one block at most."""
 _BLOCK = 1 << 17
-"""Bytes of the largest block."""
+"""Size of the largest block, in bytes."""
 _LAST, _SIZE_SHIFT, _HEADER_BYTES = 1, 3, 3
 _MAX_PARTS = 1024
-"""Buffers that one writev(2) takes on Linux, at most."""
+"""Most buffers that one writev(2) takes on Linux (IOV_MAX)."""
 
 
 class RawFrame:
@@ -28,18 +28,18 @@ class RawFrame:
     """
 
     def __init__(self, write_parts: Callable[[Sequence[Any]], None], size: int) -> None:
-        """Begin a frame of `size` bytes, all of which are to be written before `finish`."""
+        """Begin a frame of `size` bytes; all of them must be written before `finish`."""
         self._write_parts = write_parts
         self._left = size
         self._small = bytearray()
-        """Small writes that wait for a block of their own."""
+        """Small writes, which are collected into one block."""
         header = bytes((_SIZE_IN_8_BYTES, _WINDOW))
         self._write_parts([_MAGIC.to_bytes(4, "little") + header + size.to_bytes(8, "little")])
         if not size:
             self._write_blocks(memoryview(b""))
 
     def write(self, data: Any) -> int:
-        """Write one or several blocks, or keep a small buffer for the next one."""
+        """Write one or several blocks; collect small buffers until they fill one."""
         view = memoryview(data).cast("B")
         if len(view) + len(self._small) < _BLOCK:
             self._small += view
@@ -49,10 +49,10 @@ class RawFrame:
         return len(view)
 
     def flush(self) -> None:
-        """Do nothing: what waits for a block of its own comes with the next one."""
+        """Do nothing: collected bytes are written with the next block."""
 
     def finish(self) -> None:
-        """End the frame; raise a `ValueError` if its size is not that which its header states."""
+        """End the frame; raise ValueError if it has fewer bytes than its header states."""
         self._write_small()
         if self._left:
             raise ValueError(f"{self._left} bytes of a zstd frame are missing")

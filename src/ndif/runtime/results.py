@@ -1,7 +1,7 @@
 """Serialization of a block's saved values for its client, in the format of `torch.save`.
 
-A small result is written once, into memory. A large one is written twice: once to measure its size, which
-a zstd frame must state at its beginning, and once into a stream, so that no copy of it is held in memory.
+A small result is serialized once, into memory. A large result is serialized twice, so that memory holds no
+copy of it: once to measure its size, which a zstd frame states at its beginning, and once into a stream.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ _PROTOCOL = 4
 _SMALL_LEVEL, _COMPRESS_LEVEL = 3, 1
 _SAMPLE = 1 << 18
 _MAX_RATIO = 0.9
-"""Compressed size of a sample, relative to its size, up to which compression is worthwhile."""
+"""Compression is worthwhile if a sample shrinks below this fraction of its size."""
 _CHUNK = 1 << 20
 
 
 class ResultTooLargeError(Exception):
-    """The result is larger than the server's limit."""
+    """The result is larger than the limit of the server or the API key."""
 
 
 class ResultNotStoredError(Exception):
-    """The server's disk does not take the result; the message is a sentence for the user."""
+    """The server's disk is full or failed; the message is a sentence for the user."""
 
 
 class _HostFile(io.FileIO):
-    """A file of the host's that remembers why its disk refused to take more."""
+    """A file of the host that keeps the OSError of a failed write."""
 
     failure: OSError | None = None
 
@@ -60,7 +60,7 @@ class _HostFile(io.FileIO):
             raise
 
     def write_parts(self, parts: Sequence[Any]) -> None:
-        """Write all of several buffers, one after the other."""
+        """Write several buffers completely and in order."""
         try:
             written = os.writev(self.fileno(), parts)
         except OSError as error:
@@ -75,7 +75,7 @@ class _HostFile(io.FileIO):
 
 @contextlib.contextmanager
 def _opened(fd: int) -> Iterator[_HostFile]:
-    """Open a file of the host's, and tell a disk that refuses from values that cannot be written."""
+    """Open a file of the host; raise ResultNotStoredError if its disk fails, not for other errors."""
     raw = _HostFile(fd, "wb", closefd=False)
     try:
         yield raw
@@ -92,7 +92,7 @@ def _opened(fd: int) -> Iterator[_HostFile]:
 
 
 class _Meter(io.RawIOBase):
-    """A file that counts the bytes written and keeps them while they are few."""
+    """A file that counts its bytes, and keeps them up to `keep` of them."""
 
     def __init__(self, limit: int, keep: int) -> None:
         self.size = 0
@@ -120,48 +120,47 @@ class _Meter(io.RawIOBase):
 
 
 class Definitions(Protocol):
-    """The classes and functions of one request: its client has some of them, and others are new to it."""
+    """Facts about the classes and functions of one request, as its client has them."""
 
     def came(self, value: type | types.FunctionType) -> bool:
         """Return True if the request brought `value`, so that its client has it under its name."""
 
     def original(self, value: object) -> tuple[str, str] | None:
-        """Return module and name of the object for which `value` stands in a block, if it does."""
+        """Return module and name of the object that `value` replaces in a block; None if none."""
 
     def unguarded(self, function: types.FunctionType) -> types.FunctionType:
-        """Return a function that a block made as its client would have made it."""
+        """Return a block's function without the policy's changes, as its client would have made it."""
 
 
 class TrustedDefinitions:
-    """The classes and functions of requests without a policy."""
+    """The `Definitions` of requests without a policy."""
 
     def __init__(self) -> None:
         self._functions: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
 
     def note(self, function: types.FunctionType) -> None:
-        """Note a function that a request brought."""
+        """Record a function that a request brought."""
         self._functions.add(function)
 
     def came(self, value: type | types.FunctionType) -> bool:
         if isinstance(value, types.FunctionType):
             return value in self._functions
-        # A class may define how it is compared.
+        # Compared by identity: a metaclass may define `__eq__`.
         known = [*cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.values()]
         return any(each is value for each in known)
 
-    def original(self, value: object) -> None:
-        """See `Definitions.original`."""
+    def original(self, value: object) -> None: ...
 
     def unguarded(self, function: types.FunctionType) -> types.FunctionType:
         return function
 
 
 trusted = TrustedDefinitions()
-"""The definitions of this process's requests."""
+"""The definitions of this process's trusted requests."""
 
 
 class Result:
-    """The saved values of one request: their bytes if they are few, else only their serialized size."""
+    """The saved values of one request: their bytes if small, else only their serialized size."""
 
     def __init__(
         self,
@@ -170,7 +169,7 @@ class Result:
         max_inline: int,
         definitions: Definitions = trusted,
     ) -> None:
-        """Serialize the values once, and keep their bytes if they are at most `max_inline`."""
+        """Serialize once, keep bytes up to `max_inline`; above `max_bytes` raise ResultTooLargeError."""
         self._saves = dict(saves)
         self._pickling = _pickling(definitions)
         meter = _Meter(max_bytes, max_inline)
@@ -201,14 +200,14 @@ class Result:
             self._save(file)
 
     def write_frame(self, fd: int) -> None:
-        """Stream the result into an open file as one zstd frame that does not compress."""
+        """Stream the result into an open file as one zstd frame of uncompressed blocks."""
         with _opened(fd) as raw:
             frame = RawFrame(raw.write_parts, self.size)
             self._save(frame)
             frame.finish()
 
     def write_compressed(self, fd: int, threads: int) -> None:
-        """Stream the result into an open file as one zstd frame."""
+        """Stream the result into an open file as one compressed zstd frame."""
         compressor = zstandard.ZstdCompressor(level=_COMPRESS_LEVEL, threads=threads)
         with (
             _opened(fd) as raw,
@@ -225,8 +224,8 @@ class Result:
     def compresses(self) -> bool:
         """Return True if a sample of the result compresses well.
 
-        Measured on bfloat16 activations: level 1 saves 22 % at 588 MB/s a thread, and levels up to 6 save
-        no more at a tenth of that speed. float32 noise saves 8 %, which no network is slow enough for.
+        Measured on bfloat16 activations: level 1 saves 22 % at 588 MB/s per thread; levels up to 6 save no
+        more, at a tenth of that speed. float32 noise saves 8 %, which pays off on no network.
         """
         compressed = zstandard.ZstdCompressor(level=_COMPRESS_LEVEL).compress(self._sample)
         return len(compressed) < _MAX_RATIO * len(self._sample)
@@ -237,7 +236,7 @@ class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     definitions: Definitions
     came: dict[int, tuple[Any, bool]]
-    """Answers of `definitions`, by id: to send a class by value makes it look as if it had come."""
+    """First answers of `definitions.came`, by id: pickling a class by value makes later answers True."""
 
     def reducer_override(self, obj: Any) -> Any:
         original = self.definitions.original(obj)
@@ -264,13 +263,13 @@ class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super()._dynamic_function_reduce(self.definitions.unguarded(func))
 
     def _clients_name(self, obj: type | types.FunctionType) -> Any:
-        """Return a reference to the client's own class or function; None if `obj` did not come from there.
+        """Return a reference to the client's own class or function; None if the client does not have it.
 
-        A class that is sent back by value would be another class there, and `isinstance` would be False.
+        Sent back by value, a class would be a different class for the client, and `isinstance` would fail.
         """
         module, qualname = obj.__module__, obj.__qualname__
         if not module or module == "builtins" or "<" in qualname:
-            # cloudpickle has its own names for builtin classes that have none in `builtins`.
+            # cloudpickle itself handles builtin classes that have no name in `builtins`.
             return None
         return _reference(module, qualname) if _has(module, qualname) or self._came(obj) else None
 
@@ -287,7 +286,7 @@ def _pickling(definitions: Definitions) -> Any:
 
 
 def _has(module: str, qualname: str) -> bool:
-    """Return True if a library has an object of this name, such as a wrapper around the function."""
+    """Return True if an imported module has an object of this name, such as a function's wrapper."""
     try:
         functools.reduce(getattr, qualname.split("."), sys.modules[module])
     except (KeyError, AttributeError):
@@ -305,7 +304,7 @@ def _reference(module: str, qualname: str) -> Any:
 
 
 def _is_named_tuple(cls: type) -> bool:
-    """Return True for a class that is no more than `collections.namedtuple` makes."""
+    """Return True if `collections.namedtuple` alone could have made the class."""
     own = vars(cls)
     return (
         cls.__bases__ == (tuple,)
@@ -317,11 +316,11 @@ def _is_named_tuple(cls: type) -> bool:
 
 _named_tuple: Callable[..., Any] = collections.namedtuple
 _OF_NAMED_TUPLES = frozenset((*vars(_named_tuple("_", [])), "__annotations__", "__orig_bases__"))
-"""Names of attributes of a named tuple, besides its fields."""
+"""Attributes of every named tuple class, besides its fields."""
 
 
 def _reduce_named_tuple(cls: Any) -> Any:
-    """Reduce a named tuple to the call that makes it: its methods are bytecode of one version of Python."""
+    """Reduce a named tuple to the call that creates it: its methods are bytecode of one Python version."""
     defaults = [cls._field_defaults[name] for name in cls._fields if name in cls._field_defaults]
     given = {"defaults": defaults, "module": cls.__module__}
     return functools.partial(_named_tuple, cls.__name__, cls._fields, **given), ()
@@ -338,7 +337,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
 
 
 def _reduce_module(module: torch.nn.Module) -> Any:
-    """Reduce a module of the model without what nnsight 0.6 and 0.7 put on it for this process alone."""
+    """Reduce a module of the model without what nnsight 0.6 and 0.7 added to it in this process."""
     own = vars(module)
     if "__nnsight_forward__" not in own:
         return NotImplemented
@@ -352,11 +351,10 @@ def _reduce_module(module: torch.nn.Module) -> Any:
 
 
 _OF_NNSIGHT = ("forward", "__path__", "__source_accessor__", "_persistent_id")
-"""Attributes that nnsight gives to a module, besides those that have its name."""
+"""Attributes that nnsight adds to a module, besides those that begin with `__nnsight_`."""
 
 
 def _without_nnsights(hooks: Any) -> Any:
-    """Return a module's hooks without those of nnsight."""
     if not isinstance(hooks, Mapping):
         return hooks
     return collections.OrderedDict(
@@ -367,7 +365,7 @@ def _without_nnsights(hooks: Any) -> Any:
 
 
 class _Module:
-    """A reference by name to a module of the client."""
+    """A module that pickles as an import by name in the client."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -377,4 +375,4 @@ class _Module:
 
 
 torch.serialization.set_crc32_options(False)
-"""zstd and TCP have checksums of their own, and torch.load ignores those of the zip archive."""
+"""TCP has its own checksums, and torch.load ignores those of the zip archive."""

@@ -1,4 +1,4 @@
-"""Questions to the processes that find out how large a model is, and their answers: lines of JSON."""
+"""The questions to the processes that measure models, and their answers; each is a line of JSON."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ndif.sandbox.confinement.confinement import Mode
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The answer of a process that cannot do what it was asked for."""
+    """The answer of a process that cannot do its task."""
 
     failed: str
 
 
 @dataclass(frozen=True, slots=True)
 class RepositoryFacts:
-    """The folder of a model's files, and facts that only its hub knows."""
+    """The folder of a model's files, and facts from its hub."""
 
     folder: str
     repo_id: str | None = None
@@ -27,22 +27,22 @@ class RepositoryFacts:
     card: str | None = None
     """The task that the repository's card names."""
     gated: bool = False
-    """True if the hub gives the files only to those who were permitted."""
+    """True if the hub gives the files only to permitted accounts."""
     commit: str | None = None
     license: str | None = None
     tokenizer: bool | None = None
-    """True if the repository has a tokenizer; None if that is not known."""
+    """True if the repository has a tokenizer; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutlineQuestion:
-    """A question for a folder from which the size of a repository's model can be read."""
+    """A question for a folder from which the size of a repository's model can be measured."""
 
     spec: ModelSpec
     folder: str
-    """An empty folder for an outline."""
+    """An empty folder, for an outline if one is needed."""
     environment: Mapping[str, str]
-    """The operator's environment."""
+    """The operator's environment variables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +52,16 @@ class SizeQuestion:
     spec: ModelSpec
     folder: str
     cuda: bool
-    """True to say if torch finds a GPU."""
+    """True to report whether torch finds a GPU."""
     sandbox: Mode
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """The bytes and the number of a model's parameters and buffers, and its structure."""
+    """The size, number of parameters, and structure of a model."""
 
     bytes: int
+    """Size of the loaded parameters and buffers, in their dtypes."""
     parameters: int
     structure: Mapping[str, Any] | None = None
     """See `ndif.runtime.structure`."""

@@ -1,8 +1,7 @@
 """The structure of a model: its tree of modules, and facts that researchers look for first.
 
-Nothing here reads a weight, so the model may be on the meta device. Whoever wrote the repository chose
-names and numbers: all of it is text and integers, and has bounds. `ndif.schema.structure` checks what
-comes of it.
+Nothing here reads a weight, so the model may be on the meta device. The author of the repository chooses
+names and numbers, so all output is bounded text and integers. `ndif.schema.structure` validates it.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ import torch
 from ndif.runtime.weights.card import has_tokenizer, read_license
 
 MAX_BYTES = 1 << 17
-"""Largest structure, in bytes of JSON; a model of 70B has some four thousand."""
+"""Largest structure, in bytes of JSON; that of a 70B model has about four thousand."""
 _MAX_NODES, _MAX_DEPTH, _MAX_MODULES = 1024, 24, 200_000
 _MAX_CHILDREN, _MAX_PARAMETERS, _MAX_DIMENSIONS, _MAX_RUNS = 256, 32, 8, 256
 _MAX_NAME = 128
-"""Characters of a name; a longer one could not be cut, for the path would lead nowhere."""
+"""Largest length of a module's name. A longer name is left out: a truncated path would be wrong."""
 _LARGEST = 1 << 62
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 _NUMBERS = {
@@ -34,13 +33,13 @@ _NUMBERS = {
     "vocabulary": "vocab_size",
     "context_length": "max_position_embeddings",
 }
-"""Attributes of a config, by which transformers knows every architecture's own."""
+"""Config attributes; transformers maps them to the names that each architecture uses."""
 
 Node = dict[str, Any]
 
 
 def describe_structure(module: Any, folder: Path) -> dict[str, Any]:
-    """Return the structure of a model, as JSON, whose repository's files are in `folder`."""
+    """Return the structure of a model as JSON values; `folder` holds its repository's files."""
     config = getattr(module, "config", None)
     return {
         "tree": _fitting(_Tree().node(module, "", 0)),
@@ -54,7 +53,7 @@ def describe_structure(module: Any, folder: Path) -> dict[str, Any]:
 
 
 def structure_or_none(module: Any, folder: Path) -> dict[str, Any] | None:
-    """Return the structure of a model, which is served without it if it cannot be described."""
+    """Return the structure of a model, or log the error and return None: the model is served without it."""
     try:
         return describe_structure(module, folder)
     except Exception:
@@ -79,15 +78,14 @@ def _bytes(module: Any) -> int:
 
 
 class _Tree:
-    """Describes modules, and folds those with an index that have the same structure into one node."""
+    """Describes modules, and folds indexed siblings of the same structure into one node."""
 
     def __init__(self) -> None:
         self._left = _MAX_MODULES
         self._signatures: dict[int, bytes] = {}
-        """Digest of the structure that a node stands for, by the id of the node."""
+        """Digest of each node's structure, by the id of the node."""
 
     def node(self, module: Any, name: str, depth: int) -> Node:
-        """Return the node of a module and of all below it."""
         self._left -= 1
         own = list(module.named_parameters(recurse=False))
         children, omitted = self._children(module, depth)
@@ -143,10 +141,10 @@ class _Tree:
 
 
 def _fitting(tree: Node) -> Node:
-    """Return a tree with as many nodes, the upper ones first, as there is room for."""
+    """Cut a tree to the size limit, deepest nodes first, and return it."""
     most = _MAX_NODES
     _cut(tree, most)
-    # Other facts take less than the quarter that this leaves them.
+    # A quarter of the limit is left for the other facts.
     while len(json.dumps(tree)) > MAX_BYTES * 3 // 4 and most > 1:
         most //= 2
         _cut(tree, most)
@@ -154,7 +152,7 @@ def _fitting(tree: Node) -> Node:
 
 
 def _cut(tree: Node, most: int) -> None:
-    """Leave out the nodes of a tree after the first `most`, in the order of their depth."""
+    """Keep the first `most` nodes of a tree in breadth-first order."""
     waiting = deque([tree])
     left = most - 1
     while waiting:

@@ -1,4 +1,4 @@
-"""Error texts for the author of a block: tracebacks without the server's frames."""
+"""Error texts for the author of a block: tracebacks without server frames."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def explain(error: BaseException, tb: TracebackType | None, internal: str) -> st
     """Return the traceback of `error` without the server's frames.
 
     Frames of the user's block and modules are unchanged. Frames of nnsight (below the folder `internal`)
-    and of this package are dropped. Frames of libraries show the path in the library, not on this machine.
+    and of this package are dropped. Library frames show paths relative to site-packages or the stdlib.
     """
     last = _text(error)
     lines = show_frames(walk(tb), internal)
@@ -29,9 +29,9 @@ def explain(error: BaseException, tb: TracebackType | None, internal: str) -> st
 
 
 def show_frames(frames: Iterable[tuple[Any, int]], internal: str) -> str:
-    """Return frames and their line numbers as `explain` shows them; "" if it shows none of them.
+    """Format frames and their line numbers as `explain` does; return "" if all of them are dropped.
 
-    Of a frame, its code and globals are read.
+    Only `f_code` and `f_globals` of a frame are read.
     """
     shown = [
         _portable(frame)
@@ -45,7 +45,7 @@ def _text(error: BaseException) -> str:
     try:
         return "".join(traceback.format_exception_only(type(error), error)).rstrip()
     except BaseException:
-        # The text of a user's own exception class may come from code that fails.
+        # `__str__` of a user's exception class may itself raise.
         return f"{type(error).__name__}: <the text of this error cannot be made>"
 
 
@@ -56,8 +56,8 @@ class UserFacingError(Exception):
 def sentence(error: BaseException) -> str:
     """Return the reason of an error, in one line if possible.
 
-    A pipeline of transformers puts the tracebacks of every class that it tried into its message; the last
-    line of the last traceback is the reason.
+    The error message of a transformers pipeline contains a traceback for every class that it tried. The
+    last line of the last traceback is the reason.
     """
     text = str(error).strip()
     if isinstance(error, UserFacingError):

@@ -1,7 +1,6 @@
-"""Typed values as JSON: dataclasses, which msgspec writes, and checks when it reads them.
+"""Typed values as JSON: msgspec writes dataclasses, and checks them when it reads them.
 
-Untrusted code may have written the JSON. A model of pydantic, where a process has one, reads and writes
-itself.
+The JSON may come from untrusted code. pydantic models use their own validation and serialization.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ import msgspec
 T = TypeVar("T")
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-"""Bytes: JSON has integers that no float and no file holds."""
+"""A size in bytes, bounded because JSON has integers that no float and no file size can hold."""
 
 
 def to_json(value: Any) -> bytes:
-    """Return a typed value as JSON; half of a surrogate pair, which no UTF-8 has, becomes a `?`."""
+    """Return a typed value as JSON; a lone surrogate, which UTF-8 cannot encode, becomes `?`."""
     try:
         return _ENCODER.encode(value)
     except UnicodeEncodeError:
@@ -29,17 +28,17 @@ def to_json(value: Any) -> bytes:
 
 
 def from_json(kind: type[T], text: bytes | str) -> T:
-    """Read a value from JSON; unknown fields are ignored.
+    """Decode a value from JSON and ignore unknown fields.
 
     Raises:
-        ValueError: If the text is no value of this type; the message says which part is not.
+        ValueError: If the text is not a value of this type; the message names the wrong part.
     """
     value: T = read(decoder(kind), text)
     return value
 
 
 def read(decoder: msgspec.json.Decoder[T], text: bytes | str) -> T:
-    """Read a value with a decoder; see `from_json`."""
+    """Decode a value with `decoder`; see `from_json`."""
     try:
         return decoder.decode(text)
     except msgspec.MsgspecError as error:
@@ -55,11 +54,11 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 decoder: Callable[[Any], msgspec.json.Decoder[Any]] = functools.cache(_decoder)
-"""Return the decoder of a type, made at its first use."""
+"""Return the decoder of a type, created on first use."""
 
 
 def _plain(value: Any) -> Any:
-    # msgspec takes no subclasses of these, such as a sentence that knows its limit.
+    # msgspec encodes no subclasses of these types; ndif has such a subclass of str.
     for kind in (str, int, float):
         if isinstance(value, kind):
             return kind(value)

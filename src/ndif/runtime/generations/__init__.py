@@ -1,4 +1,4 @@
-"""One class per nnsight generation: load a model, run a payload, name the error of its user."""
+"""One class per nnsight generation, which loads a model, runs payloads and explains errors to users."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ _GENERATIONS = {
 
 
 def create_generation(name: str) -> Generation:
-    """Return the generation `name` ("0.8") without a model; only its own nnsight can import it."""
+    """Return the generation `name` ("0.8") without a model; it needs the nnsight of that generation."""
     module, cls = _GENERATIONS[name].split(":")
     generation: Generation = getattr(importlib.import_module(module), cls)()
     return generation
 
 
 _SOUGHT = "__ndif_sought__"
-"""The attribute of a `ModuleNotFoundError` for the module and the name that a payload names."""
-# The absence of a default is one object, and a pickle makes another one for each payload. A dataclass with
-# that would take it for a default.
+"""The attribute of a `ModuleNotFoundError` with the module and name that a payload refers to."""
+# Keeps dataclasses.MISSING a singleton: unpickling would create a second instance, which a dataclass would
+# take for a default value.
 setattr(dataclasses._MISSING_TYPE, "__new__", lambda cls: dataclasses.MISSING)  # noqa: B010 - mypy
 
 Saves = dict[str, Any]
 """The values that a block has saved, by name."""
 
 _MAX_CONFIG_BYTES = 64 << 10
-"""Largest `config.json` that is published; those with thousands of labels are larger."""
+"""Largest `config.json` that is published; a config with thousands of labels is larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientStream:
-    """The two directions in which a hybrid job exchanges data with its client while it runs."""
+    """The two directions of data exchange between a running hybrid job and its client."""
 
     send: Callable[[bytes], None]
     receive: Callable[[], bytes]
@@ -62,7 +62,7 @@ class Generation:
 
     name: str
     model: Any = None
-    """The nnsight wrapper."""
+    """The model in nnsight's wrapper."""
 
     def load(self, spec: ModelSpec) -> None:
         """Load the model that `spec` names onto its device."""
@@ -70,13 +70,13 @@ class Generation:
 
     def load_meta(self, spec: ModelSpec, placement: Placement) -> None:
         """Build the model as `load` does, but on the meta device; `install` adds the weights later."""
-        # nnsight 0.8's own way to build a model without weights leaves out the generation settings and the
-        # evaluation mode, and takes the tokenizer of another revision.
+        # nnsight 0.8's own meta model lacks the generation settings and the evaluation mode, and has the
+        # tokenizer of another revision.
         self.load(replace(spec, device="meta"))
         self.move(placement)
 
     def move(self, placement: Placement) -> None:
-        """Change the placement that a model from `load_meta` reports."""
+        """Set the placement of a model from `load_meta`."""
         placement.apply(self.model._module)
 
     def describe(self, spec: ModelSpec) -> LoadedModel:
@@ -93,23 +93,23 @@ class Generation:
         )
 
     def warmup_payload(self, prompt: str) -> bytes:
-        """Return a payload, not compressed, that runs `prompt` and saves the first part of the output."""
+        """Return an uncompressed payload that runs `prompt` and saves the first part of the output."""
         payloads: list[bytes] = []
         _trace(self.model, prompt, lambda tracer: payloads.append(self.serialize(tracer)))
         return payloads[0]
 
     def serialize(self, tracer: Any) -> bytes:
-        """Return the payload, not compressed, that a client would send for a block."""
+        """Return the uncompressed payload that a client would send for a block."""
         raise NotImplementedError
 
     def run(self, payload: bytes, stream: ClientStream, policy: Protector | None = None) -> Saves:
         """Run a decompressed payload on the prepared model and return its saved values by name.
 
-        Untrusted code has a policy.
+        Untrusted code runs under a policy.
 
         Raises:
-            PayloadError: if the payload is not a trace of this generation.
-            BlockError: if the user's code raised.
+            PayloadError: If the payload is not a trace of this generation.
+            BlockError: If the user's code raised.
         """
         with nullcontext() if policy is None else self._guarding(policy):
             return self._run(payload, stream, policy)
@@ -117,22 +117,22 @@ class Generation:
     def run_together(self, payloads: Sequence[bytes]) -> list[Saves | None]:
         """Run trusted payloads in one forward pass of the prepared model; return saved values by name.
 
-        None stands for one that has to run alone: nothing of it has happened yet that could be noticed.
+        None means the payload must be rerun individually; its run had no visible effects.
         """
         return [None] * len(payloads)
 
     def prepare(self, env: Mapping[str, Any]) -> bool:
-        """Set the model to what a request asks for; return True if that changed the model.
+        """Configure the model for a request; return True if that changed the model.
 
-        `env` names an adapter and an attention implementation. What its user should know of it is printed.
+        `env` names an adapter and an attention implementation. Notes for the user are printed.
 
         Raises:
-            PayloadError: if the model cannot be set to that.
+            PayloadError: If the model cannot be configured this way.
         """
         return False
 
     def _guarding(self, policy: Protector) -> AbstractContextManager[None]:
-        """Apply `policy` to blocks and the functions that they call while the context lasts."""
+        """Apply `policy` to blocks, and the functions that they call, while the context lasts."""
         raise NotImplementedError
 
     def _run(self, payload: bytes, stream: ClientStream, policy: Protector | None) -> Saves:
@@ -148,9 +148,9 @@ class Generation:
 
 
 def _read_config(path: Path) -> dict[str, Any] | None:
-    """Return a checkpoint's `config.json`; None if it is too large, or text that no answer can carry.
+    """Return a checkpoint's `config.json`; None if it is too large, invalid or not encodable.
 
-    Python's JSON has numbers that no other has, and `time_step_limit` of Mamba is one: they become text.
+    Numbers that only Python's JSON has, such as infinity in Mamba's `time_step_limit`, become strings.
     """
     if path.stat().st_size > _MAX_CONFIG_BYTES:
         return None
@@ -174,11 +174,11 @@ def _trace(model: Any, prompt: str, backend: Callable[[Any], None]) -> None:
 
 
 class PayloadError(Exception):
-    """The payload cannot be turned into a trace; the message tells its sender why."""
+    """The payload cannot be turned into a trace; the message explains that to its sender."""
 
 
 class BlockError(Exception):
-    """The user's block raised. `traceback` is the text that its author reads."""
+    """The user's block raised an error; `traceback` is the text for its author."""
 
     def __init__(self, traceback: str) -> None:
         super().__init__(traceback)
@@ -187,7 +187,7 @@ class BlockError(Exception):
 
 @contextmanager
 def unpickling_errors(generation: str) -> Iterator[None]:
-    """Translate the errors of unpickling a payload into a PayloadError, or a BlockError for its syntax."""
+    """Translate errors of unpickling a payload into PayloadError, or BlockError for a syntax error."""
     try:
         yield
     except PayloadError:
@@ -199,7 +199,7 @@ def unpickling_errors(generation: str) -> Iterator[None]:
         absent = error.name or ""
         module, name = getattr(error, _SOUGHT, ("", ""))
         if module.partition(".")[0] != absent.partition(".")[0]:
-            module, name = absent, ""  # a module that is here needs another
+            module, name = absent, ""  # the module itself is here, but an import within it failed
         raise PayloadError(
             f"The block uses the module {module!r}, which this server does not have. "
             f"{send_along(module, name)}."
@@ -209,7 +209,7 @@ def unpickling_errors(generation: str) -> Iterator[None]:
 
 
 def find_class(unpickler: Any, module: str, name: str) -> Any:
-    """Replace `Unpickler.find_class`: the error about a module that is not there has the name, too."""
+    """Replace `Unpickler.find_class`: the error about a missing module also carries the name sought."""
     try:
         return pickle.Unpickler.find_class(unpickler, module, name)
     except ModuleNotFoundError as error:
@@ -218,7 +218,7 @@ def find_class(unpickler: Any, module: str, name: str) -> Any:
 
 
 def explain_absent(reference: str) -> str:
-    """Return the sentence about a part of the model that a request refers to and that is not there."""
+    """Return the sentence about a reference to a part that the model does not have."""
     if "base_model" in reference.split("."):
         return (
             f"The block refers to {reference}, which the model here does not have: `base_model` is the "
@@ -235,7 +235,7 @@ def explain_absent(reference: str) -> str:
 def _reason(error: Exception, generation: str) -> str:
     if isinstance(error, pickle.UnpicklingError) and type(error).__name__ == "ForbiddenError":
         return f"The request was refused: {error}."
-    # nnsight 0.8 raises a class of its own for an unknown id; 0.6 and 0.7 raise a plain sentence.
+    # nnsight 0.8 has its own exception class for an unknown id; 0.6 and 0.7 only have a message.
     missing = str(error).removeprefix("Unknown persistent id: ")
     if type(error).__name__ == "UnknownPersistentIdError" or missing != str(error):
         return explain_absent(missing)

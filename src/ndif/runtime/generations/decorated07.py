@@ -1,6 +1,6 @@
-"""Functions that a decorator has wrapped, as nnsight 0.6 and 0.7 send them.
+"""Decorated functions, as nnsight 0.6 and 0.7 send them.
 
-They send the closure of the wrapper with the source of the function that it wraps, decorator and all. For
+nnsight sends the closure of the wrapper, but with the source of the wrapped function and its decorator. For
 torch's own decorators (`torch.no_grad`, `torch.inference_mode`) the wrapper's source is known.
 """
 
@@ -20,7 +20,7 @@ from ndif.runtime.generations import PayloadError, sources
 from ndif.runtime.results import trusted
 
 _OF_TORCH = ("ctx_factory", "func")
-"""The closure of torch's wrappers."""
+"""Names in the closure of torch's wrappers."""
 
 _WRAPPER = """
 def {name}(*args, **kwargs):
@@ -29,20 +29,17 @@ def {name}(*args, **kwargs):
 """
 
 _HIDDEN = str(Path(nnsight.__file__).parent / "decorated")
-"""A file name of nnsight's, whose frames no traceback shows."""
+"""A file name below nnsight's folder, so that tracebacks hide its frames."""
 
 _MODULE, _CLOSURE = 4, 11
-"""Positions of the module and of the names of the closure among the arguments of `make_function`."""
+"""Positions of the module and the closure's names among the arguments of `make_function`."""
 
 _make_function = serialization.make_function
 
 
 @functools.wraps(_make_function)
 def _make_wrapper(*arguments: Any) -> FunctionType:
-    """Replace `make_function`: make torch's wrappers again, and say of which others cannot be made.
-
-    Note the function: it came with the request.
-    """
+    """Replace `make_function`: rebuild torch's wrappers, explain failures, note the request's function."""
     source, name, _, *others = arguments
     if tuple(arguments[_CLOSURE] or ()) == _OF_TORCH and name.isidentifier():
         called = "yield from" if _yields(source) else "return"
@@ -52,7 +49,7 @@ def _make_wrapper(*arguments: Any) -> FunctionType:
         function: FunctionType = _make_function(*arguments)
     except Exception as error:
         if str(arguments[_MODULE]).startswith("nnsight."):
-            # Of a class that the server does not make of what was sent (`overloaded07`).
+            # A method of a class for which the server's own class is used (`overloaded07`).
             return FunctionType(_not_sent.__code__, {}, name)
         if not isinstance(error, NameError):
             raise

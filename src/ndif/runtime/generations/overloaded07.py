@@ -1,8 +1,8 @@
-"""Envoys of modules that have a part called like an attribute of every Envoy, in nnsight 0.6 and 0.7.
+"""Envoys of modules with a submodule named like an Envoy attribute, in nnsight 0.6 and 0.7.
 
-The attribute then is the part, as `output` of RWKV's attention, and the value is `nns_output`. nnsight has
-a class for each such Envoy, and sends it with every request by the text of its methods. That text cannot be
-run: it names decorators that do not come along. The server's class takes its place.
+The attribute is then the submodule, such as `output` of RWKV's attention, and the value is `nns_output`.
+nnsight creates a class for such an Envoy, and sends it with every request as the source of its methods.
+That source cannot run, because it names decorators that are not sent. The server's own class replaces it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from nnsight.intervention.envoy import Envoy
 
 CLOUD = "cloudpickle.cloudpickle"
 MAKE, FILL = "_make_skeleton_class", "_class_setstate"
-"""Functions of cloudpickle by which a class that came by value is rebuilt."""
+"""Functions of cloudpickle that rebuild a class which was sent by value."""
 
 _SUFFIX = ".Preserved"
 _PREFIX = "nns_"
 _VALUES = ("output", "input", "inputs", "source")
-"""The attributes that a part may hide. A policy denies others by name, so they get no second one."""
+"""Attributes that a submodule may hide. Others get no `nns_` name, because policies deny them by name."""
 
 _made: list[type] = []
 
 
 def making(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that makes classes as `make` does; for such Envoys it is the server's class."""
+    """Wrap `make` to return the server's class in place of a class for such Envoys."""
 
     @functools.wraps(make)
     def make_class(metaclass: Any, name: str, bases: Any, *others: Any) -> Any:
@@ -41,7 +41,7 @@ def making(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def filling(fill: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that fills classes as `fill` does; the server's class stays as it is."""
+    """Wrap `fill` to leave the server's classes unchanged."""
 
     @functools.wraps(fill)
     def fill_class(cls: Any, state: Any) -> Any:
@@ -63,7 +63,7 @@ def _is_of_envoy(name: Any, bases: Any) -> bool:
 
 @functools.cache
 def _class_of(base: type) -> type:
-    """Return the class of Envoys with such parts, derived from `base`."""
+    """Return the class for Envoys with such submodules, derived from `base`."""
     made = type(base.__name__ + _SUFFIX, (base,), {"__module__": base.__module__})
     for name in _VALUES:
         value = inspect.getattr_static(base, name)

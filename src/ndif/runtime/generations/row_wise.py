@@ -1,13 +1,14 @@
-"""The proof that a block touches nothing but its own rows of a forward pass.
+"""A static check that a block touches only its own rows of a forward pass.
 
-The source of a block is read as a small language: parts of the model that are named, the values that their
-`output` and `input` give, arithmetic on these, loops over them, and containers to keep them in. A block
-within that language can run beside others in one forward pass, and again if that fails: it has no effect
-but on its own values. Whatever else a block holds, it is taken to be something that must run alone.
+The source of a block must be in a small language: named parts of the model, the values of their `output`
+and `input`, arithmetic on values, loops, and containers. A block in that language affects only its own
+values. So it can share a forward pass with others, and be rerun if that fails. Any other block must run
+alone.
 
-Alone, what a block assigns to a part is what the model goes on with; beside others it is copied into the
-rows. That is the same as long as nobody writes into what was assigned, or into what was replaced. So a
-block that assigns writes into nothing, and those that write share their passes with others that do.
+If a block runs alone, the model continues with the object that the block assigns to a part. In a shared
+pass, that object is copied into the block's rows. Both give the same result if nothing is later written
+into the assigned or the replaced object. So a block may either assign or write in place, and only blocks of
+the same kind share a pass.
 """
 
 from __future__ import annotations
@@ -18,29 +19,29 @@ from enum import Enum, auto
 
 
 class Kind(Enum):
-    """Kind of value that an expression of a block gives."""
+    """The kind of value of an expression in a block."""
 
     PART = auto()
     """The model, or a module of it."""
     VALUE = auto()
-    """A tensor, a number, text, or a container of these. A tensor may be rows of the model's."""
+    """A tensor, number, string, or a container of these. A tensor may share memory with the model's."""
     OWN = auto()
-    """One of these that was made by the block or came with it: to write into it changes nothing else."""
+    """A `VALUE` that the block created or brought along, so that writing into it changes nothing else."""
     TORCH = auto()
     """`torch`, `torch.nn` or `torch.nn.functional`."""
     NNSIGHT = auto()
-    """`nnsight`, of which a block calls `save`."""
+    """`nnsight`, of which a block may call `save`."""
     OTHER = auto()
-    """Anything else that came with the block."""
+    """Any other value from the block's script."""
 
 
 class Edits(Enum):
-    """How a row-wise block changes the model's values."""
+    """The way in which a row-wise block changes the model's values."""
 
     IN_PLACE = auto()
-    """By writing into them, if at all."""
+    """The block writes into values, if it changes them at all."""
     ASSIGNED = auto()
-    """By assigning others to a part."""
+    """The block assigns other values to a part."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -48,7 +49,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 ACCESSES = frozenset({"output", "input"})
-"""Attributes of a part of the model that give its values."""
+"""Attributes of a part of the model with its values."""
 _FIELDS = _words("shape dtype device ndim T mT H values indices real")
 _METHODS = _words("""
     save clone detach cpu to float double half bfloat16 long int bool item tolist type contiguous
@@ -60,7 +61,7 @@ _METHODS = _words("""
     triu view_as t
     append extend keys values items get copy count index join format
     """)
-"""Methods of values that change nothing but, with `append` and `extend`, the block's own list."""
+"""Methods of values without side effects, except that `append` and `extend` change the block's own list."""
 _FUNCTIONS = _words("""
     tensor as_tensor zeros ones full arange linspace eye zeros_like ones_like full_like empty_like
     cat concat stack hstack vstack split chunk where einsum matmul mm bmm dot outer tensordot
@@ -78,26 +79,26 @@ _BUILTINS = _words(
     "len range int float bool str list dict tuple set min max sum abs round sorted slice"
 )
 _MAKERS = _words("clone item tolist float int bool str len round list dict tuple set")
-"""Functions and methods whose result is no tensor of the model's, nor a container of somebody else."""
+"""Functions and methods whose result is a new object, and no tensor of the model."""
 _ITERATORS = _words("enumerate zip")
 _WRITING = _words("hook out inplace")
-"""Arguments of functions that have them write into a value, or act on the pass."""
+"""Arguments that make a function write into a value, or act on the pass."""
 _VALUES = (Kind.VALUE, Kind.OWN)
 
 
 class _OtherError(Exception):
-    """The block holds something that is not part of the language."""
+    """The block has code outside the language."""
 
 
 def row_wise_edits(
     source: str, names: Mapping[str, Kind], modules: Collection[str]
 ) -> Edits | None:
-    """Return how a block edits its own rows; None if it may do anything else.
+    """Return how a block edits its own rows; None if it may have any other effect.
 
-    `names` are the values that the block takes from its script, and `modules` the names under which a part
-    of the model has others.
+    `names` are the kinds of the values that the block takes from its script. `modules` are the names of
+    submodules in the model.
     """
-    if ACCESSES & frozenset(modules):  # such a name could be either
+    if ACCESSES & frozenset(modules):  # such an attribute could be a value or a submodule
         return None
     block = _Block(names, modules)
     try:
@@ -110,7 +111,7 @@ def row_wise_edits(
 
 
 class _Block:
-    """The names of a block and their kinds, from its first statement to its last."""
+    """An abstract interpreter that infers the kinds of a block's names."""
 
     def __init__(self, names: Mapping[str, Kind], modules: Collection[str]) -> None:
         self._names = dict(names)
@@ -121,14 +122,13 @@ class _Block:
         """True if something is written into a value."""
 
     def follow(self, statements: list[ast.stmt]) -> None:
-        """Read the block until the kinds of its names are known: a loop may bind one after its use."""
+        """Interpret the block until the kinds are stable, because a loop may bind a name after its use."""
         before: dict[str, Kind] = {}
         while before != self._names:
             before = dict(self._names)
             self.run(statements)
 
     def run(self, statements: list[ast.stmt]) -> None:
-        """Read statements once, each of which may bind names."""
         for statement in statements:
             self._statement(statement)
 
@@ -172,7 +172,7 @@ class _Block:
                 raise _OtherError
 
     def _bind(self, name: str, kind: Kind) -> None:
-        """Give a name a kind, which it keeps."""
+        """Bind a name to a kind, which may only change from OWN to VALUE."""
         before = self._names.setdefault(name, kind)
         if before is not kind and {before, kind} == set(_VALUES):
             self._names[name] = Kind.VALUE
@@ -180,16 +180,16 @@ class _Block:
             raise _OtherError
 
     def _augment(self, target: ast.expr) -> None:
-        """Take a statement like `x += 1`, which writes into a tensor or a list."""
+        """Interpret a statement like `x += 1`, which writes into a tensor or list."""
         match target:
             case ast.Name(id=name) if self._names.get(name) is Kind.OWN:
                 self.writes = True
             case ast.Attribute(value=part, attr=attr) if attr in ACCESSES:
-                # What is then assigned is the very value that was written into.
+                # Not an assignment in the sense of `assigns`: the part gets the same object again.
                 if self._kind(part) is not Kind.PART:
                     raise _OtherError
                 self.writes = True
-            case ast.Subscript(value=ast.Name()):  # an item of the block's list may be the model's
+            case ast.Subscript(value=ast.Name()):  # the item may be the model's tensor
                 raise _OtherError
             case ast.Subscript():
                 self._write(target)
@@ -197,7 +197,7 @@ class _Block:
                 raise _OtherError
 
     def _write(self, target: ast.Subscript) -> None:
-        """Take an item or a slice that is written: of a part's value, or of a name that is the block's."""
+        """Interpret a write to an item or slice, which must belong to a part's value or an OWN name."""
         self.writes = True
         self._value(target.slice)
         owner = target.value
@@ -213,7 +213,6 @@ class _Block:
         raise _OtherError
 
     def _loop(self, target: ast.expr, iterable: ast.expr) -> None:
-        """Bind the variables of a loop."""
         match iterable, target:
             case (
                 ast.Call(func=ast.Name(id="enumerate"), args=[each], keywords=[]),
@@ -231,12 +230,12 @@ class _Block:
                 self._assign(target, self._item(iterable))
 
     def _item(self, iterable: ast.expr) -> Kind:
-        """Return the kind of what a loop over an expression gives: what is kept may be the model's."""
+        """Return the kind of the items of an expression; items of the block's list may be the model's."""
         kind = self._kind(iterable)
         return Kind.VALUE if kind is Kind.OWN else kind
 
     def _value(self, node: ast.expr) -> None:
-        """Require an expression to give a value."""
+        """Require an expression to be a value."""
         if self._kind(node) not in _VALUES:
             raise _OtherError
 
@@ -299,7 +298,6 @@ class _Block:
         raise _OtherError
 
     def _call(self, node: ast.Call) -> Kind:
-        """Return the kind of what a call gives."""
         if any(each.arg is None or each.arg in _WRITING for each in node.keywords):
             raise _OtherError
         arguments = [*node.args, *(each.value for each in node.keywords)]
@@ -314,12 +312,12 @@ class _Block:
             case ast.Attribute(value=owner, attr=attr):
                 of = self._kind(owner)
                 known: Collection[str] = ()
-                if of is Kind.PART:  # a module that is applied to values
+                if of is Kind.PART:  # a submodule is applied to values
                     known = () if node.keywords else self._modules
                 elif of in _VALUES:
                     known = _METHODS
                     kind = Kind.OWN if attr in _MAKERS else kind
-                    # As it is: `save` marks a value.
+                    # `save` returns the value itself.
                     kind = of if attr == "save" else kind
                 elif of is Kind.TORCH:
                     known = _FUNCTIONS
@@ -334,7 +332,7 @@ class _Block:
         return kind
 
     def _comprehension(self, generators: list[ast.comprehension], elements: list[ast.expr]) -> None:
-        outer = dict(self._names)  # its variables end with it
+        outer = dict(self._names)  # the variables of a comprehension are local to it
         for each in generators:
             if each.is_async:
                 raise _OtherError

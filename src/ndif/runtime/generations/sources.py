@@ -1,9 +1,10 @@
-"""The modules whose `.source` a block names, instrumented before its model runs.
+"""The modules whose `.source` a block names, instrumented before the model runs.
 
-nnsight instruments a module when its `.source` is read. A user's own process may have read it before the
-trace; here a block may read it first when the forward has begun, which is too late. So the text of a block,
-and of the functions that came with it, is searched for `.source`. If it may mean several modules, all are
-instrumented: that changes no value. A module that is not found is instrumented when it is read, as before.
+nnsight instruments a module when its `.source` is read. In the user's process that may happen before the
+trace. On the server, the block may be the first reader, when the forward pass has begun, which is too late.
+So the text of a block, and of the functions sent with it, is searched for `.source`. If an expression may
+refer to several modules, all are instrumented, which changes no values. Modules that the search misses are
+instrumented on reading, as usual.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ if TYPE_CHECKING:
 _SAME_ITEMS = frozenset(("enumerate", "zip", "list", "tuple", "reversed", "iter", "next"))
 _SAME_ITEMS_METHODS = frozenset(("items", "values", "children", "named_children"))
 _ANY = "*"
-"""The index of an item that the text does not tell."""
+"""The index of an item if the text does not determine it."""
 
 _functions: list[tuple[str, FunctionType]] = []
 """The functions of the present request, with their texts."""
 
 
 def note(text: str, function: FunctionType) -> None:
-    """Note a function that came with a request."""
+    """Record a function that was sent with a request."""
     _functions.append((text, function))
 
 
@@ -42,20 +43,20 @@ def forget() -> None:
 
 
 def instrument(blocks: Iterable[tuple[str, Mapping[str, Any]]], also: Iterable[Any] = ()) -> None:
-    """Instrument the modules whose `.source` blocks name, given with the values of their names."""
+    """Instrument the modules whose `.source` is named in blocks, pairs of text and values by name."""
     blocks, named = [*blocks], [*also]
     if any(".source" in text for text, _ in (*blocks, *_functions)):
         named += _found([*blocks, *((text, names_of(function)) for text, function in _functions)])
     for envoy in _unique(named):
-        with contextlib.suppress(Exception):  # it has none; the block's own line says so
+        with contextlib.suppress(Exception):  # no source; the block's own access raises the error
             _ = envoy.source
 
 
 def names_of(function: FunctionType) -> Variables:
-    """Return the values of the script that a function refers to."""
+    """Return the values of a function's globals and closure by name."""
     names = dict(function.__globals__)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # it is empty
+        with contextlib.suppress(ValueError):  # the cell is empty
             names[name] = cell.cell_contents
     return names
 
@@ -66,22 +67,22 @@ def _found(texts: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Envoy]:
     everything = _unique(part for root in roots for part in root.modules())
     for text, names in texts:
         if ".source" in text:
-            with contextlib.suppress(Exception):  # text of any kind, whose error is the block's own
+            with contextlib.suppress(Exception):  # for an invalid text, the block itself fails
                 tree = ast.parse(textwrap.dedent(text))
                 found += _Text(tree, names, everything).named()
     return found
 
 
 class _Meaning(NamedTuple):
-    """The modules that an expression may be, or that are its items."""
+    """The modules that an expression may refer to, itself or by its items."""
 
     envoys: tuple[Envoy, ...] = ()
     is_unknown: bool = False
-    """True if it may be another module as well."""
+    """True if the expression may also refer to any other module."""
 
 
 class _Text:
-    """The text of a block or a function, with the values that its names have before it runs."""
+    """The text of a block or function, with the values of its names before it runs."""
 
     def __init__(
         self, tree: ast.AST, values: Mapping[str, Any], everything: tuple[Envoy, ...]
@@ -90,7 +91,7 @@ class _Text:
         self._values = values
         self._everything = everything
         self._bound: dict[str, list[tuple[ast.expr | None, bool]]] = defaultdict(list)
-        """The expressions that a name stands for, None for an unknown one; True for an item of it."""
+        """The expressions bound to each name, None if unknown; True if an item of it is bound."""
         self._known: dict[str, _Meaning] = {}
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign):
@@ -141,7 +142,7 @@ class _Text:
         if name not in self._known:
             self._known[name] = _held(self._values.get(name))
             for value, is_item in self._bound[name]:
-                # It may refer to the name itself: `layer = layer.attn`.
+                # The expression may use the name itself, as in `layer = layer.attn`.
                 meaning = self._item(self._of(value)) if is_item else self._of(value)
                 self._known[name] = _union((self._known[name], meaning))
         return self._known[name]
@@ -164,7 +165,7 @@ class _Text:
         return _Meaning(_unique(envoys), meaning.is_unknown)
 
     def _item(self, meaning: _Meaning, index: ast.expr | None = None) -> _Meaning:
-        """Return what an index or a loop takes of lists; a module that is no list is an item already."""
+        """Return the items of module lists for an index or a loop; a module that is no list is an item."""
         items: list[Envoy] = []
         for each in self._places(meaning):
             if hasattr(type(each._module), "__getitem__"):
@@ -175,7 +176,7 @@ class _Text:
         return _Meaning(_unique(items), meaning.is_unknown)
 
     def _taken(self, parts: list[Envoy], index: ast.expr | None) -> list[Envoy]:
-        """Return the parts that an index takes: all, if it is no number that is known."""
+        """Return the part at an index; all parts if the index is not a known number."""
         if isinstance(index, ast.Name) and not self._bound[index.id]:
             index = ast.Constant(self._values.get(index.id))
         try:
@@ -190,14 +191,14 @@ class _Text:
 
 
 def _path(node: ast.expr) -> list[str]:
-    """Return the parts of a path that is written as text, with a star where something is filled in."""
+    """Return the components of a path in a string, with `_ANY` in place of each f-string expression."""
     within = node.values if isinstance(node, ast.JoinedStr) else [node]
     written = [str(each.value) if isinstance(each, ast.Constant) else _ANY for each in within]
     return "".join(written).split(".")
 
 
 def _held(value: Any, depth: int = 2) -> _Meaning:
-    """Return the modules that a value of the script is, or holds."""
+    """Return the modules that a value of the script is or contains."""
     if isinstance(value, Envoy):
         return _Meaning((value,))
     if depth and type(value) in (list, tuple, set, dict):

@@ -1,11 +1,12 @@
 """Several traces of nnsight 0.8 in one forward pass.
 
-nnsight runs the invokes of one trace in one pass, each with its own rows. Here each trace is such an
-invoke, if three things hold: its block is row-wise (`row_wise`), its prompts have as many tokens as the
-others', so that nothing is padded, and what it reads and edits was seen to have a row for each prompt,
-whose values are those of a pass of that prompt alone, but for the rounding of another order of sums. Any
-other trace, and any that raises an error, is left to run alone. So is every trace of a model that is
-quantized, or has experts: what it computes of one row may depend on the others.
+nnsight runs the invokes of one trace in one pass, each with its own rows. Here each trace becomes such an
+invoke, if three conditions hold. Its block is row-wise (`row_wise`). Its prompts have as many tokens as the
+others, so that nothing is padded. The values that it reads and edits were observed to have a row for each
+prompt, equal to a pass of that prompt alone up to rounding.
+
+Any other trace, and any that raises an error, must run alone. So must every trace of a model that is
+quantized or has experts: its values in one row may depend on other rows.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from ndif.runtime.generations.row_wise import Edits, Kind, row_wise_edits
 from ndif.runtime.generations.unsaved import Unsaved
 
 _MOST_TOKENS = 4096
-"""Tokens in one pass: of more, a pass for each trace takes no longer."""
+"""Most tokens in one pass; beyond that, separate passes take no longer."""
 _ROWS, _TOKENS = 3, 5
-"""The pass by which a model is known: no dimension of a model is as easily taken for another."""
+"""Shape of the pass that explores a model: unusual sizes, not to be confused with a model's dimensions."""
 _ATTEMPTS = 2
 _PLAIN = (
     int,
@@ -53,11 +54,11 @@ _MODELS = (TransformersModel, LanguageModel)
 _NAMESPACES = (torch, torch.nn, torch.nn.functional)
 
 Read = Callable[[bytes], Any]
-"""Reader of payloads, which returns a tracer or raises an error."""
+"""A reader of payloads, which returns a tracer or raises an error."""
 
 
 class Together:
-    """The passes of one model that several traces share."""
+    """The shared passes of one model."""
 
     def __init__(self, model: TransformersModel) -> None:
         self._model = model
@@ -65,21 +66,21 @@ class Together:
             part for name, _ in model._module.named_modules() for part in name.split(".") if part
         )
         self._locations: Locations | None = None
-        """Locations of which a trace may have values; None before they are known."""
+        """Locations whose values a trace may access; None before they are determined."""
 
     def run(self, payloads: Sequence[bytes], read: Read) -> list[Saves | None]:
-        """Return the saved values of each trace; None for one that is to run alone."""
+        """Run traces in shared passes; return their saved values, None for a trace that must run alone."""
         found: list[Saves | None] = [None] * len(payloads)
         waiting = list(range(len(payloads)))
         for _ in range(_ATTEMPTS):
-            # Anew in each attempt: a block fills containers that came with it.
+            # Read again for each attempt, because a block fills containers in its payload.
             members = [self._member(at, payloads[at], read) for at in waiting]
             failed: set[int] = set()
             for group in _groups([each for each in members if each is not None]):
                 try:
                     self._run(group)
                 except Exception:
-                    # Those who were not to blame share another pass.
+                    # The traces that did not cause the failure share another pass.
                     failed |= {each.at for each in group if not each.has_failed}
                 else:
                     for each in group:
@@ -90,14 +91,14 @@ class Together:
         return found
 
     def _member(self, at: int, payload: bytes, read: Read) -> _Member | None:
-        """Return a trace that may run beside others; None for one that may not."""
+        """Return a trace that may share a pass; None if it must run alone."""
         try:
             tracer = read(payload)
             if not self._is_plain(tracer):
                 return None
             edits = self._edits(tracer)
             args, encoding = tracer.envoy._batch([(tracer.args, tracer.kwargs)], tracer.fn)
-        except Exception:  # alone, it says what is wrong
+        except Exception:  # running alone, the trace reports its error
             return None
         rows = encoding.get("input_ids")
         if edits is None or args or not isinstance(rows, torch.Tensor) or rows.dim() != 2:
@@ -122,7 +123,7 @@ class Together:
         return is_ours and type(envoy)._batcher_class is Batcher and bool(self.locations.row_wise)
 
     def _edits(self, tracer: Any) -> Edits | None:
-        """Return how a trace's block edits its rows; None if it may do anything else."""
+        """Return how a trace's block edits its rows; None if it is not row-wise."""
         frame = tracer.info.frame
         taken = {**frame.f_globals, **frame.f_locals}
         source = "".join(linecache.cache[frame.f_code.co_filename][2])  # type: ignore[misc]
@@ -130,7 +131,7 @@ class Together:
         return row_wise_edits(source, names, self._modules)
 
     def _run(self, group: Sequence[_Member]) -> None:
-        """Run traces in one pass; their frames have the values afterwards."""
+        """Run traces in one pass and store their values; raise the error of the first that fails."""
         batcher = _Joined(self._model, group[0].edits)
         interleaver = self._model.interleaver
         tracing.inc()
@@ -144,7 +145,7 @@ class Together:
                 each.end()
         except Exception:
             if not any(each.has_failed for each in group):
-                # The pass has ended, and a block waits for what did not come.
+                # The pass has ended, and a block still waits for a value.
                 for each in group:
                     each.has_failed = each.mediator is None or each.mediator.pending is not None
             raise
@@ -154,21 +155,21 @@ class Together:
 
     @property
     def locations(self) -> Locations:
-        """Return the locations of which a trace may have values, found by a few passes."""
+        """Return the locations whose values a trace may access; the first call runs a few passes."""
         if self._locations is None:
             try:
                 self._locations = _locations(self._model)
-            except Exception:  # a model that takes other inputs than tokens
+            except Exception:  # the model takes other inputs than tokens
                 self._locations = Locations()
         return self._locations
 
 
 @dataclass(eq=False)
 class _Member:
-    """One trace of a pass."""
+    """A trace in a pass."""
 
     at: int
-    """Place among the payloads."""
+    """Index of the payload."""
     tracer: Any
     edits: Edits
     encoding: Mapping[str, torch.Tensor]
@@ -177,7 +178,7 @@ class _Member:
     saves: set[int] = field(default_factory=set)
     """Ids of the objects that the block has saved."""
     values: Saves | None = None
-    """Values for its client; None if it is to run alone."""
+    """Values for the client; None if the trace must run alone."""
     _unsaved: Unsaved = field(init=False)
 
     def __post_init__(self) -> None:
@@ -186,11 +187,11 @@ class _Member:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """Return what the traces of one pass have in common; the number of tokens is the last."""
+        """Return the properties that all traces of a pass share; the last one is the number of tokens."""
         return self.edits, *sorted(self.encoding), self.encoding["input_ids"].shape[1]
 
     def end(self) -> None:
-        """Take the block's values, once the pass has ended."""
+        """Collect the block's values after the pass."""
         frame = self.tracer.info.frame
         saved = self.saves
         with _saving(saved):
@@ -201,13 +202,13 @@ class _Member:
             if id(value) in saved and not name.startswith("__nnsight_")
         }
         hints = self._unsaved.hints(saved, len(values), [self.tracer.info.code])
-        if not list(hints):  # what its author should be told is told where it runs alone
+        if not list(hints):  # hints can only be printed if the trace runs alone
             with contextlib.suppress(TypeError):
                 self.values = _Copies().of(values)
 
 
 class _Guarded(Mediator):  # type: ignore[misc]
-    """A block of a pass, which is kept from values that have no row of its own."""
+    """A block in a pass, without access to values that have no rows of its own."""
 
     def __init__(self, member: _Member, locations: Locations) -> None:
         tracer = member.tracer
@@ -224,7 +225,7 @@ class _Guarded(Mediator):  # type: ignore[misc]
             raise
 
     def _checked(self, provider: str, value: Any) -> Any:
-        """Serve the block; raise an error if that concerns the rows of others."""
+        """Serve the block's access to a location; raise an error if it could affect the rows of others."""
         if provider not in self._locations.of(self._member.edits):
             raise LookupError(provider)
         before = _outline(value)
@@ -243,7 +244,7 @@ class _Guarded(Mediator):  # type: ignore[misc]
 
 
 class _Joined(Batcher):  # type: ignore[misc]
-    """The rows of several traces, which are encoded already."""
+    """A batcher for the encoded rows of several traces."""
 
     def __init__(self, envoy: Envoy, edits: Edits) -> None:
         super().__init__(envoy)
@@ -251,7 +252,7 @@ class _Joined(Batcher):  # type: ignore[misc]
         self._encodings: list[Mapping[str, torch.Tensor]] = []
 
     def join(self, encoding: Mapping[str, torch.Tensor]) -> list[int]:
-        """Add the rows of a trace, and return their place."""
+        """Add the rows of a trace; return their start and count."""
         group = [self.total, len(encoding["input_ids"])]
         self.total += group[1]
         self.invokes.append(((), {}))
@@ -262,7 +263,7 @@ class _Joined(Batcher):  # type: ignore[misc]
         self, full: torch.Tensor, group: list[int], edited: torch.Tensor
     ) -> torch.Tensor:
         rows = full.narrow(0, *group) if full.shape[0] == self.total else full
-        if _place(rows) == _place(edited):  # it was written into
+        if _place(rows) == _place(edited):  # edited in place
             return full
         if self._edits is Edits.IN_PLACE:
             raise ValueError("another value was assigned")
@@ -276,7 +277,7 @@ class _Joined(Batcher):  # type: ignore[misc]
 
 
 def _groups(members: Sequence[_Member]) -> Iterator[list[_Member]]:
-    """Yield the traces that share a pass, several each."""
+    """Yield groups of at least two traces that can share a pass."""
     of_shape = defaultdict(list)
     for each in members:
         of_shape[each.shape].append(each)
@@ -313,7 +314,7 @@ def _is_plain(value: Any, depth: int = 4) -> bool:
 
 @contextlib.contextmanager
 def _saving(saves: set[int]) -> Iterator[None]:
-    """Let nnsight keep ids of saved objects in this set: an id is used again once its object is gone."""
+    """Make nnsight record saved objects in this set; each trace has its own, because ids are reused."""
     before = tracing._saves()
     tracing._local.saves = saves
     try:
@@ -327,7 +328,7 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _outline(value: Any) -> Any:
-    """Return what an edit may not change of the values of a pass."""
+    """Return the properties of a value that an edit must not change."""
     if isinstance(value, torch.Tensor):
         return value.shape, value.dtype, value.device
     if isinstance(value, (tuple, list)):
@@ -338,16 +339,16 @@ def _outline(value: Any) -> Any:
 
 
 class _Copies:
-    """Copies of saved values without the rows of others, which a view of a pass would bring along."""
+    """Copies of saved values without the rows of other traces, which views of a pass would include."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def of(self, value: Any) -> Any:
-        """Return a value in which each view is a copy; views of one place stay one.
+        """Return a value with a copy of each view; identical views share one copy.
 
         Raises:
-            TypeError: If the value may have a tensor that is not looked at.
+            TypeError: If the value has a type that may hide a tensor.
         """
         if isinstance(value, torch.Tensor):
             size = value.untyped_storage().nbytes()
@@ -371,20 +372,20 @@ class _Copies:
 
 @dataclass(frozen=True)
 class Locations:
-    """The places of a model, such as `model.lm_head.output`, that several traces may share."""
+    """The locations in a model, such as `model.lm_head.output`, that traces in a shared pass may access."""
 
     row_wise: frozenset[str] = frozenset()
-    """Places that have a row for each prompt, the same as in a pass of that prompt alone."""
+    """Locations with a row for each prompt, equal to a pass of that prompt alone."""
     kept: frozenset[str] = frozenset()
-    """Places among these into whose values the model does not write later."""
+    """Row-wise locations whose values the model does not modify later."""
 
     def of(self, edits: Edits) -> frozenset[str]:
-        """Return the places of which blocks that edit in this way may have values."""
+        """Return the locations that blocks with such edits may access."""
         return self.kept if edits is Edits.ASSIGNED else self.row_wise
 
 
 def _locations(model: TransformersModel) -> Locations:
-    """Compare a pass of several prompts with one of each, at every module."""
+    """Find the locations by comparing a pass of several prompts with a pass of each."""
     config = model._module.config
     if getattr(config, "quantization_config", None) is not None:
         return Locations()
@@ -407,21 +408,21 @@ def _locations(model: TransformersModel) -> Locations:
 
 @dataclass
 class _Seen:
-    """Values of a pass at one place."""
+    """The value at one location of a pass."""
 
     value: Any
     """A copy."""
     there: list[tuple[torch.Tensor, int]]
-    """The tensors themselves, and how often each had been written into."""
+    """The original tensors, with their versions at the time of the copy."""
 
     @property
     def is_kept(self) -> bool:
-        """Return True if nothing was written into the tensors since."""
+        """Return True if no tensor was modified since the copy."""
         return all(tensor._version == version for tensor, version in self.there)
 
 
 def _seen(model: TransformersModel, rows: torch.Tensor) -> dict[str, _Seen]:
-    """Return what a pass has at each module: its first input and its output."""
+    """Run a pass; return the first input and the output of each module, by location."""
     seen: dict[str, _Seen] = {}
     hooks = []
 
@@ -457,9 +458,9 @@ _OTHER = object()
 
 
 def _copied(value: Any, there: list[tuple[torch.Tensor, int]]) -> Any:
-    """Return a copy of what a module takes or gives, `_OTHER` where that is no tensor; note the tensors.
+    """Copy a module's input or output, and add its tensors to `there`.
 
-    A list is no tensor either: an item that is assigned in one is another one's in a copy.
+    Only tensors, tuples and None are copied. An item assigned in a copied list would miss the original.
     """
     if isinstance(value, torch.Tensor):
         there.append((value, value._version))
@@ -470,7 +471,7 @@ def _copied(value: Any, there: list[tuple[torch.Tensor, int]]) -> Any:
 
 
 def _has_row(value: Any, at: int, alone: Any) -> bool:
-    """Return True if what a pass has in one row is what there is in a pass of that row alone."""
+    """Return True if one row of a pass equals a pass of that row alone, up to rounding."""
     if isinstance(value, torch.Tensor) and isinstance(alone, torch.Tensor):
         if value.shape[:1] != (_ROWS,) or alone.shape != (1, *value.shape[1:]):
             return False
@@ -487,6 +488,6 @@ def _has_row(value: Any, at: int, alone: Any) -> bool:
 
 
 def _rounding(dtype: torch.dtype) -> float:
-    """Return the part of a value by which another order of its sums may change it."""
+    """Return the relative difference that another order of sums may cause."""
     eps = torch.finfo(dtype).eps
     return max(4 * eps, 1e-4)

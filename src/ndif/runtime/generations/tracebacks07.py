@@ -1,7 +1,7 @@
 """Tracebacks of blocks that nnsight 0.6 and 0.7 compiled, with the lines of their author's file.
 
-nnsight 0.6 and 0.7 compile every `with` block into a function of a file `<nnsight ...>`; a block inside
-another is compiled from the text of the function around it. Each records where it was cut out.
+nnsight 0.6 and 0.7 compile every `with` block into a function of a file `<nnsight ...>`. An inner block is
+compiled from the text of its outer function. Each function records where its text comes from.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class _Traceback(NamedTuple):
 
 
 def explain_block(error: BaseException, outermost: Any, internal: str) -> str:
-    """Return the traceback of `error`, raised in the block `outermost`, in its author's lines."""
+    """Return the traceback of `error`, raised in the block `outermost`, with its author's lines."""
     original, frames = error, list(walk(error.__traceback__))
     infos = {outermost.filename: outermost}
     if isinstance(error, ExceptionWrapper):
-        # The block ran in a thread of its own. The frames that led there matter only outside the model.
+        # The block ran in its own thread. Of the calling frames, only those before the model matter.
         original = error.original
         around = itertools.takewhile(lambda step: step[0].f_code.co_name != "interleave", frames)
         frames = [*around, *walk(original.__traceback__)]
@@ -64,7 +64,7 @@ def explain_block(error: BaseException, outermost: Any, internal: str) -> str:
 
 
 def codes_above(frame: FrameType | None) -> list[tuple[CodeType, int]]:
-    """Return the code and the line of a frame and of those that called it, the first one first."""
+    """Return the code and line of a frame and its callers, outermost first."""
     found: list[tuple[CodeType, int]] = []
     while frame is not None:
         found.insert(0, (frame.f_code, frame.f_lineno))
@@ -73,8 +73,8 @@ def codes_above(frame: FrameType | None) -> list[tuple[CodeType, int]]:
 
 
 def show_lines(codes: Sequence[tuple[CodeType, int]], info: Any, internal: str) -> str:
-    """Return the lines of the block `info` that were running, as `explain_block` shows them."""
-    # Above the block are the frames that started its thread.
+    """Return the running lines of the block `info`, as `explain_block` shows them."""
+    # The frames above the block belong to the start of its thread.
     own = itertools.dropwhile(lambda each: not each[0].co_filename.startswith(_COMPILED), codes)
     frames = [
         (_Frame(code, {}, {_INFO: info} if code.co_name.startswith("__nnsight_") else {}), line)
@@ -86,14 +86,14 @@ def show_lines(codes: Sequence[tuple[CodeType, int]], info: Any, internal: str) 
 def _as_written(
     frames: Sequence[tuple[FrameType | _Frame, int]], infos: dict[str, Any]
 ) -> Iterator[tuple[FrameType | _Frame, int]]:
-    """Yield the frames, with compiled functions at the place where their author wrote them."""
+    """Yield the frames, with compiled functions at the position in their author's file."""
     for frame, line in frames:
         code = frame.f_code
         if not code.co_filename.startswith(_COMPILED):
             if code.co_filename != _REWRITTEN:
                 yield frame, line
             continue
-        # A function or comprehension in the block has the block's file name, but not the variable.
+        # A function or comprehension in a block shares the block's file name, but lacks `_INFO`.
         own = frame.f_locals.get(_INFO)
         info = own or infos.get(code.co_filename)
         if info is None:
@@ -112,14 +112,14 @@ def _place(info: Any) -> tuple[str, str, int]:
         info = around
         before += info.start_line - 1
     code = info.frame.f_code
-    # Lines count from the function's first. Lines of a module ("<module>", or a notebook's cell) count
-    # from 1, whatever Python before 3.11 gives as its first.
+    # Lines count from the function's first line. For a module ("<module>", or a notebook's cell) that is 1,
+    # although Python before 3.11 may report another.
     first = 1 if code.co_name.startswith("<") else code.co_firstlineno
     return code.co_filename, code.co_name, before + first - 1
 
 
 def _remember(filename: str, number: int, lines: Sequence[str]) -> None:
-    """Add lines of a file on the author's machine to `linecache`, from line `number` on."""
+    """Add lines of the author's file to `linecache`, from line `number` on."""
     entry = linecache.cache.get(filename, ())
     known = list(entry[2]) if len(entry) == 4 else []
     known += ["\n"] * (number - 1 - len(known))
@@ -129,22 +129,21 @@ def _remember(filename: str, number: int, lines: Sequence[str]) -> None:
 
 _make_function = serialization.make_function
 _WITHOUT_LINE = 12
-"""Number of arguments that clients before 0.6.3 send: the number of the first line is not among them."""
+"""Number of arguments from clients before 0.6.3, which do not send the first line's number."""
 
 
 @functools.wraps(_make_function)
 def _make_function_in_place(*arguments: Any) -> FunctionType:
-    """Replace `make_function`: number the lines of nested functions, too, and show the author's text.
+    """Replace `make_function`: correct the line numbers of nested functions, and show the author's text.
 
-    nnsight numbers only the lines of the outer function, and reads a file of the same name on this
-    machine in place of the author's.
+    nnsight corrects only the outer function, and would show a file of the same name on this machine.
     """
     if len(arguments) == _WITHOUT_LINE:
         arguments = (*arguments, 1)
     source, filename, closure, first = (arguments[index] for index in (0, 2, 10, 12))
     function: FunctionType = _make_function(*_undecorated(*arguments))
     if first > 1:
-        # A function that closes over values was compiled below two lines that build it.
+        # A closure was compiled below two lines of a factory function.
         constants = _moved(function.__code__.co_consts, first - (3 if closure else 1))
         function.__code__ = function.__code__.replace(co_consts=constants)
     if filename:
@@ -153,10 +152,10 @@ def _make_function_in_place(*arguments: Any) -> FunctionType:
 
 
 def _undecorated(source: str, *others: Any) -> tuple[Any, ...]:
-    """Return the arguments of `make_function` for the text of a closure, without its decorators.
+    """Return the arguments of `make_function` without the decorators of a closure.
 
-    They would be called before the names that they use are here, and are already applied: what closes
-    over the function is a function by itself.
+    Decorators would run before the names that they use are filled in. They are also applied already: a
+    decorator's wrapper is sent as a function of its own.
     """
     names, first = others[-2:]
     with contextlib.suppress(SyntaxError, ValueError):
@@ -168,14 +167,14 @@ def _undecorated(source: str, *others: Any) -> tuple[Any, ...]:
             lines = text.splitlines(keepends=True)
             lines[above : above + count] = ["\n"] * count
             text = "".join(lines)
-            # The text of a decorator's own wrapper is that of the function inside.
+            # False for a decorator's wrapper, which comes with the source of the wrapped function.
             if _free_names(text, names) == {*names}:
                 return (text, *others[:-1], first + count)
     return (source, *others)
 
 
 def _free_names(function: str, names: Sequence[str]) -> set[str]:
-    """Return which of the names around it the text of a function closes over."""
+    """Return the outer `names` over which a function's text closes."""
     around = f"def around({', '.join(names)}):\n{textwrap.indent(function, '    ')}"
     [table] = symtable.symtable(around, "", "exec").get_children()
     [inner] = [each for each in table.get_children() if isinstance(each, symtable.Function)]

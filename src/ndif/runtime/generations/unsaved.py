@@ -1,4 +1,4 @@
-"""Hints for the author of a block that leaves on the server what it was to bring back."""
+"""Hints for the author of a block that does not save its results."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from types import CodeType
 from typing import Any
 
 _KINDS: dict[type, str] = {list: "[]", dict: "{}", set: "set()"}
-"""Containers that a script fills, and how it makes them."""
+"""Containers that scripts commonly fill, with the expressions that create them."""
 _OTHERS = (collections.deque, collections.defaultdict, collections.Counter, collections.OrderedDict)
 _MAX_COMPARED = 100_000
-"""Items up to which contents are compared; of a larger container the size is."""
+"""Most items of a container whose contents are compared; for a larger one only the size is."""
 _MAX_NAMED = 3
 _BEFORE_OTHER_NAMES = frozenset(
     ("FOR_ITER", "BEFORE_WITH", "SETUP_WITH", "MAKE_FUNCTION", "IMPORT_NAME", "IMPORT_FROM")
 )
-"""Instructions before the name of a loop's variable, a tracer, a function or a module is bound."""
+"""Instructions that precede the binding of a loop variable, a tracer, a function or a module."""
 
 
 class Unsaved:
-    """The containers of a script that a block refers to, as they were before it ran."""
+    """The contents, before a block runs, of the containers in its script that it refers to."""
 
     def __init__(self, *scopes: Mapping[str, Any]) -> None:
         self._before = {
@@ -35,9 +35,9 @@ class Unsaved:
     def hints(
         self, saved: Collection[int], count: int, codes: Iterable[CodeType] = ()
     ) -> Iterator[str]:
-        """Yield what the block's author should know: of `saved` ids, `count` values come back.
+        """Yield hints for the block's author; `saved` are ids, and `count` values are returned.
 
-        `codes` are the block's, for the names that it binds.
+        `codes` is the code of the block, for the names that it binds.
         """
         filled = [
             (name, value)
@@ -54,7 +54,7 @@ class Unsaved:
             names = list(dict.fromkeys(name for code in codes for name in _bound(code)))[
                 -_MAX_NAMED:
             ]
-            # A block that binds no name was sent for what it prints.
+            # A block that binds no name probably only prints.
             if names:
                 yield (
                     f"The block saved nothing, so none of its values comes back ({', '.join(names)}). "
@@ -74,7 +74,7 @@ def _is_same(now: tuple[int, list[Any]], before: tuple[int, list[Any]]) -> bool:
 def _bound(code: CodeType) -> Iterator[str]:
     """Yield the names of values that a block binds."""
     instructions = list(dis.get_instructions(code))
-    # As the name of an exception is, behind its handler.
+    # Python deletes the name of an exception after its handler.
     deleted = {each.argval for each in instructions if each.opname.startswith("DELETE_")}
     for before, each in itertools.pairwise(instructions):
         binds = each.opname in ("STORE_NAME", "STORE_FAST") and each.argval not in deleted

@@ -1,4 +1,4 @@
-"""nnsight 0.6 and 0.7: a payload is a tracer and the function that its block was compiled into."""
+"""nnsight 0.6 and 0.7, whose payload is a tracer and the function into which its block was compiled."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ _started: list[tuple[Any, threading.Thread]] = []
 
 
 def _end_workers() -> None:
-    """End the threads of a block: after an error one of them may wait at a barrier for ever."""
+    """End the threads of a block, because after an error one of them may wait at a barrier forever."""
     for mediator, _ in _started:
-        # "release unlocked lock": the mediator was cancelled before.
+        # "release unlocked lock": the mediator is already cancelled.
         with contextlib.suppress(RuntimeError):
             mediator.response_queue.put(interleaving.Cancelation())
     for _, thread in _started:
@@ -71,7 +71,7 @@ _start = interleaving.Mediator.start
 
 
 def _start_known(mediator: Any, interleaver: Any) -> None:
-    """Replace `Mediator.start`: note which mediator `_thread` is called for."""
+    """Replace `Mediator.start`: note the mediator for which nnsight calls `_thread`."""
     _mediators.append(mediator)
     try:
         _start(mediator, interleaver)
@@ -82,7 +82,7 @@ def _start_known(mediator: Any, interleaver: Any) -> None:
 def _thread(
     *, target: Callable[..., None], args: tuple[Any, ...] = (), **others: Any
 ) -> threading.Thread:
-    """Return a thread that reports its end by `sys.exit`; the model would wait for it for ever."""
+    """Replace `Thread`: also report `sys.exit` to the mediator; else the model would wait forever."""
     mediator = _mediators[-1]
 
     def run() -> None:
@@ -101,14 +101,14 @@ interleaving.Thread = _thread
 
 
 _BLOCKS = "__ndif_blocks__"
-"""The attribute of an error that says what the blocks were doing when the error came."""
+"""The attribute of an error with the positions of all blocks when the model raised it."""
 _GAVE = "__ndif_gave__"
-"""The attribute of a mediator for the lines of its block that last gave the model a value."""
+"""The attribute of a mediator with the position at which its block last gave the model a value."""
 
 _exit = interleaving.Interleaver.__exit__
 _handle_swap = interleaving.Mediator.handle_swap_event
 _NOT_OF_THE_MODEL = (
-    ExceptionWrapper,  # a block raised it, and its traceback shows the line
+    ExceptionWrapper,  # an error of a block, whose traceback shows the line
     interleaving.EarlyStopException,
     interleaving.Cancelation,
 )
@@ -117,7 +117,7 @@ _NOT_OF_THE_MODEL = (
 def _exit_and_note(
     interleaver: Any, cls: type[BaseException] | None, error: BaseException | None, tb: Any
 ) -> Any:
-    """Replace `Interleaver.__exit__`: if an error of the model ends a run, note where its blocks were."""
+    """Replace `Interleaver.__exit__`: attach the positions of the blocks to an error of the model."""
     if error is not None and not isinstance(error, _NOT_OF_THE_MODEL):
         blocks = [
             (codes, mediator.info)
@@ -129,15 +129,15 @@ def _exit_and_note(
 
 
 def _codes_of(mediator: Any) -> list[tuple[CodeType, int]]:
-    """Return the code and the line of the calls in which the thread of a block waits."""
+    """Return the code and line of each call in which the thread of a block waits."""
     worker = mediator.worker
     return codes_above(sys._current_frames().get(worker.ident)) if worker is not None else []
 
 
 def _handle_swap_and_note(mediator: Any, provider: Any, requester: Any, value: Any) -> Any:
-    """Replace `Mediator.handle_swap_event`: note the line of the block, whose thread waits for its end.
+    """Replace `Mediator.handle_swap_event`: note the position of the block, whose thread waits meanwhile.
 
-    `Mediator.swap`, which that thread calls, may not be replaced: it looks for the block among its callers.
+    `Mediator.swap`, which that thread calls, cannot be replaced: it searches its callers for the block.
     """
     if provider == requester:
         setattr(mediator, _GAVE, _codes_of(mediator))
@@ -145,7 +145,7 @@ def _handle_swap_and_note(mediator: Any, provider: Any, requester: Any, value: A
 
 
 def _where_blocks_were(error: BaseException) -> str:
-    """Return the lines of the blocks that were running when the model raised `error`."""
+    """Return a text with the lines of the blocks that ran when the model raised `error`, else ""."""
     blocks = getattr(error, _BLOCKS, ())
     lines = dict.fromkeys(show_lines(codes, info, _INTERNAL) for codes, info in blocks)
     shown = "\n".join(filter(None, lines))
@@ -160,14 +160,14 @@ _INTERNAL = str(Path(nnsight.__file__).parent)
 
 _SERIALIZATION = "nnsight.intervention.serialization"
 _TEXT, _FILENAME, _NAMES = 0, 2, 9
-"""Positions of the text, the file name and the names among the arguments of `make_function`."""
+"""Positions of the source, the file name and the names among the arguments of `make_function`."""
 _FRAME = "get_non_nnsight_frame"
 _FRAMED = [
     module
     for name, module in [*sys.modules.items()]
     if name.startswith("nnsight.") and _FRAME in vars(module)
 ]
-"""The modules that look for the frame of a user's code."""
+"""The modules of nnsight that search for the frame of the user's code."""
 
 _Unpickler = serialization.CustomCloudUnpickler
 _setstate = serialization._source_function_setstate
@@ -182,7 +182,7 @@ _convert = getattr(*_CONVERT)
 
 
 _MODULE = "Module:"
-"""The beginning of a reference to a module of the model."""
+"""The prefix of a reference to a module of the model."""
 
 
 class _AbsentModule(torch.nn.Module):
@@ -193,18 +193,17 @@ class _AbsentModule(torch.nn.Module):
         self._path = path
 
     def forward(self, *_: object, **__: object) -> NoReturn:
-        """Raise RuntimeError."""
         raise RuntimeError(f"{self._path} cannot be called")
 
 
 class _Objects(dict[str, Any]):
-    """The objects that a payload may refer to; a module that the model does not have is one without use.
+    """The objects that a payload may refer to; an unknown module becomes an `_AbsentModule`.
 
     A request refers to every module that its author ever attached to the model, used or not.
     """
 
     def explain_absent_in(self, text: str) -> str:
-        """Return the sentence about a module that an error names and the model does not have, else ""."""
+        """Return the sentence about an absent module that the error `text` names, else ""."""
         absent = [name for name, value in self.items() if isinstance(value, _AbsentModule)]
         named = (name for name in absent if name.removeprefix(_MODULE) in text)
         return next((f"\n{explain_absent(name)}" for name in named), "")
@@ -248,8 +247,8 @@ class Nnsight07(Generation):
             if policy is not None:
                 _check(policy, request)
             tracer, fn, frame = request.tracer, request.interventions, request.tracer.info.frame
-        # The payload holds a stand-in for the client's frame. nnsight would write into the stand-in as
-        # into a real frame, out of the bounds of its memory.
+        # The payload has a substitute for the client's frame. nnsight would write to it as to a real frame,
+        # beyond its memory.
         tracer.info.frame = None
         streamed: list[int] = []
 
@@ -259,7 +258,7 @@ class Nnsight07(Generation):
 
         blocks = [fn, *(each.intervention for each in getattr(tracer, "mediators", ()))]
         unsaved = Unsaved(*map(sources.names_of, blocks))
-        # nnsight calls `self._send(data)`: a plain function would become a method.
+        # Static, because nnsight calls `self._send(data)`, which would bind a plain function.
         StreamTracer.register(staticmethod(send), staticmethod(stream.receive))
         try:
             self._enter()
@@ -285,7 +284,7 @@ class Nnsight07(Generation):
             tracing_globals.Globals.clear()
 
     def export(self, saves: Saves) -> Saves:
-        """See `Generation.export`. The client drops values that its own process has not marked as saved."""
+        """See `Generation.export`. Values are marked as saved on unpickling; the client drops others."""
         return {name: _Saved(value) for name, value in saves.items()}
 
     def forget(self) -> None:
@@ -293,7 +292,7 @@ class Nnsight07(Generation):
         sources.forget()
 
     def _enter(self) -> None:
-        """Enter a trace, as far as `.save()` is concerned."""
+        """Prepare nnsight's globals for `.save()`, as the beginning of a trace does."""
         tracing_globals._ensure_mounted()
 
     def _guarding(self, policy: Protector) -> AbstractContextManager[None]:
@@ -304,7 +303,7 @@ class Nnsight07(Generation):
             try:
                 function = serialization.make_function(*given)
             except ValueError as error:
-                # The cause names a line of the user's code; the error around it does not.
+                # Only the cause names a line of the user's code.
                 raise error.__cause__ or error from None
             adopted = policy.adopt(function, names)
             sources.note(given[_TEXT], adopted)
@@ -358,15 +357,12 @@ class Nnsight06(Nnsight07):
 
     def _enter(self) -> None:
         tracing_globals.Globals.enter()
-        # One level deeper than a client: the outermost trace forgets saved values when it ends.
+        # One level deeper than on a client: the end of the outermost trace forgets saved values.
         tracing_globals.Globals.enter()
 
 
 def _filled(blocks: list[FunctionType], saved: set[int]) -> Saves:
-    """Return the lists and dicts outside the blocks that these put saved values into.
-
-    Run by a client itself, a block changes the client's own. Sent, it changes copies, which come back.
-    """
+    """Return the script's lists and dicts that hold saved values: on the server, blocks fill copies."""
     if not saved:
         return {}
     return {
@@ -391,7 +387,7 @@ def _holds(value: Any, saved: set[int], depth: int = 3) -> bool:
 
 
 class _Saved:
-    """A value that is marked as saved in the process that unpickles it."""
+    """A value that unpickling marks as saved in the client's process."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -405,10 +401,8 @@ _make_dataclass = serialization._make_dataclass_skeleton
 
 @functools.wraps(_make_dataclass)
 def _make_dataclass_anywhere(name: str, bases: Any, content: Any, *others: Any) -> Any:
-    """Replace `_make_dataclass_skeleton`, which takes no generic class.
-
-    Annotations that are text need no module of the client's.
-    """
+    """Replace `_make_dataclass_skeleton`, which does not support generic classes."""
+    # The client's module may be absent here, and string annotations would need it.
     own = {**content, "__module__": "builtins"}
     if Generic in bases:
         own["__orig_bases__"] = with_parameters(bases)
@@ -424,7 +418,7 @@ _execute = StreamTracer.execute
 
 
 def _execute_with_source(tracer: Any, fn: Any) -> None:
-    """Replace `StreamTracer.execute`: supply the source of `fn`, which has no file to read it from."""
+    """Replace `StreamTracer.execute`: supply the source of `fn`, which has no file."""
     fn.__source__ = "".join(tracer.info.source)
     _execute(tracer, fn)
 
@@ -436,7 +430,7 @@ StreamTracer.execute = _execute_with_source
 
 
 def _users_frame() -> FrameType | None:
-    """Replace `get_non_nnsight_frame`: skip frames of this package, which nnsight takes for the user's."""
+    """Replace `get_non_nnsight_frame`: also skip frames of this package, which are not the user's."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
@@ -446,7 +440,7 @@ def _users_frame() -> FrameType | None:
 
 
 def _check(policy: Protector, request: Any) -> None:
-    """Raise PayloadError unless a request holds a tracer and a function that came with it as source."""
+    """Raise PayloadError unless a request holds a tracer and a function that was sent as source."""
     function, tracer = request.interventions, request.tracer
     if not (isinstance(tracer, Tracer) and isinstance(function, FunctionType)):
         raise PayloadError("The request holds no trace of nnsight.")

@@ -1,4 +1,4 @@
-"""nnsight 0.8: a payload is a tracer, the source of its block, and the values that the block refers to."""
+"""nnsight 0.8, whose payload is a tracer, the source of its block, and the values that it refers to."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 
 _INTERNAL = str(Path(nnsight.__file__).parent)
 
-# The filtered warning is about a device beside a device map; a pipeline needs both to stay on the device.
+# The warning is about a device next to a device map; a pipeline needs both to stay on its device.
 logging.getLogger("transformers.pipelines").addFilter(lambda record: "device_map" not in record.msg)
 
 
 _USUAL = "sdpa"
-"""The attention that transformers chooses for a model, unless it has switched it off for its class."""
+"""The attention that transformers chooses by default, except for model classes that do not support it."""
 
 _COMPILING = (tracing, interleaving, interleaver, iterator, serialization, request)
 _SERIALIZATION = "nnsight.intervention.serialization"
@@ -73,18 +73,18 @@ class Nnsight08(Generation):
         self._trained: list[tuple[torch.nn.Parameter, bool]] | None = None
         """Each weight with its `requires_grad` before the first adapter was put on the model."""
         self._env: dict[str, Any] = {}
-        """The state of the model, as the last request asked for it."""
+        """The env for which the model is configured."""
         self._attention: str | None = None
-        """The implementation that the model was loaded with: the default for a request that names none."""
+        """The attention of the loaded model: the default for a request that names none."""
         self._lacks_usual = False
 
     def load(self, spec: ModelSpec) -> None:
         arguments = load_arguments(spec)
         if arguments.get("device_map", "auto") != "auto":
-            # Given the map alone, the pipeline moves the model to the first GPU.
+            # With the map only, the pipeline moves the model to the first GPU.
             arguments["device"] = arguments["device_map"]
         elif spec.device == "cpu":
-            # Given no device, the pipeline takes the first GPU where CUDA has started.
+            # Without a device, the pipeline uses the first GPU if CUDA has started.
             arguments["device"] = "cpu"
         self.model = TransformersModel(
             spec.checkpoint, revision=spec.revision, task=spec.task, dispatch=True, **arguments
@@ -128,7 +128,7 @@ class Nnsight08(Generation):
             for hint in unsaved.hints(saved, len(values), [code]):
                 print(hint)
         except BaseException as error:
-            # nnsight stores a block's own traceback before the model's frames are added to the error's.
+            # nnsight stores a block's own traceback before the error's gets the model's frames.
             tb = getattr(error, "__intervention_tb__", error.__traceback__)
             block = getattr(error, _BLOCK, "")
             raise BlockError(explain(error, tb, _INTERNAL) + block) from error
@@ -151,18 +151,18 @@ class Nnsight08(Generation):
         self.model.interleaver.cancel()
         sources.forget()
         while _instrumented:
-            # Else each later pass would stop at every call within these modules.
+            # Otherwise each later pass would stop at every call within these modules.
             state = _instrumented.pop()
             state.body, state.sourced, state.compiled = state.original, False, None
 
     def prepare(self, env: Mapping[str, Any]) -> bool:
-        """See `Generation.prepare`: an adapter and an attention implementation, for this request alone."""
-        # A client sends None for a key that it does not use, or leaves the key out.
+        """See `Generation.prepare`: the adapter and attention apply to this request only."""
+        # Clients send None for an unused key, or omit it.
         env = {name: value for name, value in env.items() if value is not None}
         if self._attention is not None:
             env.setdefault("attn_implementation", self._attention)
         if self._lacks_usual and env.get("attn_implementation") == _USUAL:
-            # The client's transformers has chosen it, not its user.
+            # This is the default of the client's transformers, not a choice of its user.
             env["attn_implementation"] = self._attention
             print(
                 f"The attention is {self._attention!r} here, not {_USUAL!r} as your client has it: the "
@@ -215,14 +215,14 @@ class Nnsight08(Generation):
 # The modules whose `.source` a request reads
 
 _VIEWS = (source.Source, source.SourceEnvoy)
-"""Classes of a module's `.source`. A block that uses one from outside brings it in its payload."""
+"""Classes of a module's `.source`; a block's payload includes those that it takes from its script."""
 
 _instrumented: set[source.State] = set()
 _install_source = envoy.install_source
 
 
 def _install_and_note(part: envoy.Envoy) -> source.Compiled:
-    """Replace `install_source`: note what was instrumented."""
+    """Replace `install_source`: note the instrumented module, for `forget`."""
     compiled = _install_source(part)
     _instrumented.add(vars(part._module)[source.STATE])
     return compiled
@@ -232,7 +232,7 @@ envoy.install_source = _install_and_note
 
 
 def _instrument(tracer: Any) -> None:
-    """Instrument what the block of a tracer, or an edit of its model, will read the `.source` of."""
+    """Instrument the modules whose `.source` a tracer's block, or an edit of its model, will read."""
     frame = tracer.info.frame
     names = {**frame.f_globals, **frame.f_locals}
     blocks = [(_text(frame.f_code), names)]
@@ -250,9 +250,9 @@ def _text(code: CodeType) -> str:
 # Errors in the model
 
 _BLOCK = "__ndif_block__"
-"""The attribute of an error that says what the block was doing when the error came."""
+"""The attribute of an error with the lines that the blocks had reached when the model raised it."""
 _GAVE = "__ndif_gave__"
-"""The attribute of a mediator for the lines of its block that last gave the model a value."""
+"""The attribute of a mediator with the position at which its block last gave the model a value."""
 
 _exit = interleaver.Interleaver.__exit__
 _swap = interleaver.Mediator.swap
@@ -261,7 +261,7 @@ _swap = interleaver.Mediator.swap
 def _exit_and_say(
     self: Any, cls: type[BaseException] | None, error: BaseException | None, tb: Any
 ) -> Any:
-    """Replace `Interleaver.__exit__`: if an error of the model ends a run, note where its blocks were."""
+    """Replace `Interleaver.__exit__`: attach the lines of the blocks to an error of the model."""
     stopped = error is None or isinstance(error, interleaver.EarlyStopException)
     if not stopped and not hasattr(error, "__intervention_tb__"):
         lines = dict.fromkeys(line for each in self.mediators for line in _lines_of(each) if line)
@@ -272,14 +272,14 @@ def _exit_and_say(
 
 
 def _lines_of(mediator: Any) -> Iterator[str]:
-    """Yield the lines of a block that last gave the model a value, and that wait for one."""
+    """Yield the lines at which a block last gave the model a value, and at which it waits for one."""
     yield show_frames(getattr(mediator, _GAVE, ()), _INTERNAL)
     if mediator.alive:
         yield show_frames(_above(mediator.worker.gr_frame), _INTERNAL)
 
 
 def _swap_and_note(cls: Any, location: str, *arguments: Any) -> Any:
-    """Replace `Mediator.swap`: note the line of the block."""
+    """Replace `Mediator.swap`: note the position of the block."""
     setattr(cls.current(location), _GAVE, _above(sys._getframe(1)))
     return _swap(location, *arguments)
 
@@ -292,7 +292,7 @@ class _Frame(NamedTuple):
 
 
 def _above(frame: FrameType | None) -> list[tuple[_Frame, int]]:
-    """Return a frame of a block and those that called it, the first one first."""
+    """Return a frame of a block and its callers, outermost first."""
     found: list[tuple[_Frame, int]] = []
     while frame is not None:
         found.insert(0, (_Frame(frame.f_code, {}), frame.f_lineno))
@@ -309,7 +309,7 @@ interleaver.Mediator.swap = classmethod(_swap_and_note)
 
 @functools.wraps(_load_function)  # its name, by which this process's own payloads call it
 def _load_method(source: str, *given: Any) -> FunctionType:
-    """Replace `_load_function`: a method that uses `super()` gets a cell for its class."""
+    """Replace `_load_function`: give a method that uses `super()` a cell for its class; note it."""
     function = _method(source, *given)
     trusted.note(function)
     sources.note(source, function)
@@ -325,9 +325,9 @@ def _method(
     filename: str,
     line: int,
 ) -> FunctionType:
-    """Return a function with a cell for its class, if it uses one.
+    """Return a function, with a cell for its class if it uses `super()` or `__class__`.
 
-    nnsight compiles a method without the class around it, and Python then finds no `__class__` cell.
+    nnsight compiles a method outside its class, so Python creates no `__class__` cell.
     """
     given = (source, name, defaults, kwdefaults, annotations, filename, line)
     function: FunctionType = _load_function(*given)
@@ -337,13 +337,13 @@ def _method(
 
 
 def _with_cell(function: FunctionType, source: str, line: int) -> FunctionType:
-    """Return a function with an empty cell for its class; the function itself if it refers to none."""
-    # Names are not mangled in a class of this name.
+    """Return a function with an empty cell for its class; the function itself if it needs none."""
+    # Python does not mangle names in a class with this name.
     tree = ast.parse("class _: pass")
     [around] = tree.body
     assert isinstance(around, ast.ClassDef)  # noqa: S101 - it is what was parsed
     around.body = ast.parse("\n" * (line - 1) + source).body
-    # Under a policy, this is the policy's `compile`.
+    # Under a policy, `serialization.compile` is the policy's.
     compiled = serialization.compile(tree, function.__code__.co_filename, "exec")
     name, defaults = function.__name__, function.__defaults__
     found = [
@@ -367,7 +367,7 @@ def _codes(code: CodeType) -> list[CodeType]:
 
 
 def _fill_cell(function: FunctionType, names: Mapping[str, Any]) -> None:
-    """Give a method from `_load_method` its class, which the client sends among its names."""
+    """Fill the class cell of a method from `_load_method`; the client sends the class as a name."""
     cls = names.get("__class__")
     if function.__code__.co_freevars == ("__class__",) and isinstance(cls, type):
         [cell] = function.__closure__ or ()
@@ -376,7 +376,7 @@ def _fill_cell(function: FunctionType, names: Mapping[str, Any]) -> None:
 
 @functools.wraps(_fill)
 def _fill_method(function: FunctionType, names: Variables) -> None:
-    """Replace `_fill`: fill the cell for the class, too."""
+    """Replace `_fill`: also fill the cell for the class."""
     _fill_cell(function, names)
     _fill(function, names)
 
@@ -391,10 +391,10 @@ serialization._load_function, serialization._fill = _load_method, _fill_method
 
 @functools.cache
 def _methods() -> dict[tuple[tuple[str, ...], str], Any]:
-    """Return nnsight's own traceable methods by the end of their file's path and their name.
+    """Return nnsight's own traceable methods, by the last parts of their file's path and their name.
 
-    A wrapper has the method's name, so a client cannot refer to the method and sends its source. The
-    server runs its own method instead.
+    A wrapper has the method's name, so a client cannot refer to the method and sends its source. The server
+    uses its own method instead.
     """
     found = {}
     for module in [module for name, module in sys.modules.items() if name.startswith("nnsight.")]:
@@ -408,7 +408,7 @@ def _methods() -> dict[tuple[tuple[str, ...], str], Any]:
 
 
 class _Unpickler:
-    """nnsight's unpickler under a policy, which checks an unpickled request before it is used."""
+    """A replacement for nnsight's unpickler that applies a policy and checks the unpickled request."""
 
     def __init__(self, policy: Protector, file: Any, persistent: dict[str, Any]) -> None:
         ours: list[Any] = []
@@ -436,7 +436,7 @@ class _Unpickler:
         self._unpickler = policy.unpickler(rebuilders)(file, persistent)
 
     def load(self) -> Any:
-        """Return a tracer, and the source of its block with its names and variables."""
+        """Return a tracer, and the source of its block with names and variables, or raise PayloadError."""
         tracer, (source, names, variables) = self._unpickler.load()
         if not isinstance(tracer, tracing.Tracer) or not isinstance(source, str):
             raise PayloadError("The request holds no trace of nnsight 0.8.")

@@ -1,1 +1,1 @@
-"""The processes of one model: the zygote, its runners and the owner of its weights."""
+"""The processes of one model: the zygote, its runners and the weight owner."""

@@ -1,4 +1,4 @@
-"""Child processes: forked, ended with their parent, and reaped."""
+"""Child processes: how they are forked, end with their parent, and are reaped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def end_with_parent() -> None:
 
 
 def is_orphan(connection: socket.socket) -> bool:
-    """Return True if the process at the other end ended before `end_with_parent` could tell of that."""
+    """Return True if the peer has closed the connection, perhaps before `end_with_parent` took effect."""
     try:
         return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
     except BlockingIOError:
@@ -31,9 +31,9 @@ def is_orphan(connection: socket.socket) -> bool:
 
 
 def end_with_input(discard: Callable[[], None]) -> None:
-    """End this process at once, after `discard`, when its standard input is closed.
+    """End this process when its standard input is closed, right after `discard`.
 
-    A host closes it; when the host ends, however it does, the kernel does.
+    The host closes it, or the kernel when the host ends for any reason.
     """
 
     def watch() -> None:
@@ -49,7 +49,7 @@ def end_with_input(discard: Callable[[], None]) -> None:
 def fork(run: Callable[[], int | None]) -> int:
     """Fork a child that calls `run` and ends with this process; return its process id.
 
-    The child's exit code is what `run` returns. The child never returns from here.
+    The child exits with the code that `run` returns, 0 for None, and never returns from this function.
     """
     parent = os.getpid()
     pid = os.fork()
@@ -64,7 +64,7 @@ def _be_child(parent: int, run: Callable[[], int | None]) -> NoReturn:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         end_with_parent()
-        if os.getppid() == parent:  # else it ended before this process could end with it
+        if os.getppid() == parent:  # else the parent ended before prctl took effect
             code = run() or 0
     except BaseException:
         traceback.print_exc()
@@ -74,7 +74,7 @@ def _be_child(parent: int, run: Callable[[], int | None]) -> NoReturn:
 
 
 def wake_for_children() -> tuple[socket.socket, socket.socket]:
-    """Return a socket that can be read once a child has ended, and its other end, to be kept open."""
+    """Return a socket that becomes readable when a child ends, and its other end, which must stay open."""
     wake, woken = socket.socketpair()
     wake.setblocking(False)
     woken.setblocking(False)
@@ -94,9 +94,9 @@ def ended_children() -> Iterator[tuple[int, int]]:
 
 
 class FirstToBeKilled:
-    """A context in which forks become the first that the kernel kills when memory runs out.
+    """A context whose forks are the first processes that the kernel kills when memory runs out.
 
-    A process that may no longer write to /proc has it opened before.
+    The file in /proc is opened on creation, because a confined process cannot open it later.
     """
 
     def __init__(self) -> None:
@@ -107,5 +107,5 @@ class FirstToBeKilled:
         os.pwrite(self._file, b"1000", 0)
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # the fork has no right to, and no reason
+        with contextlib.suppress(OSError):  # the kernel may refuse to lower the score
             os.pwrite(self._file, self._own, 0)

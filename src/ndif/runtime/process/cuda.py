@@ -1,6 +1,6 @@
-"""The driver of NVIDIA's GPUs, through torch: the only module of the model plane that uses `torch.cuda`.
+"""The driver of NVIDIA GPUs, through torch. No other module of the model plane calls `torch.cuda`.
 
-The tests have a stand-in for `Cuda` that needs no GPU.
+The tests replace `Cuda` by a stand-in that needs no GPU.
 """
 
 from __future__ import annotations
@@ -25,41 +25,44 @@ from ndif.runtime.tracebacks import UserFacingError
 from ndif.sandbox.confinement.confinement import DriverFiles, interpreter_paths
 
 Handle = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
-"""A function and its arguments that rebuild a tensor in another process."""
+"""A function and its arguments, which rebuild a tensor in another process."""
 
 _MOST_DEVICES = 255
 _POLL_S = 0.001
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Variables with the settings of torch's allocator, in order of precedence."""
+"""Environment variables with the settings of torch's allocator, in order of precedence."""
 _NODES = "/dev/nvidia"
 _GPU_NODE = re.compile(rf"{_NODES}(\d+)")
 _UVM_TOOLS = "/dev/nvidia-uvm-tools"
-"""A device file that drivers from 570 on open as they start, and close again."""
+"""A device file that drivers from version 570 on open and close again when they start."""
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _COUNTER = b"/torch_"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where torch keeps its counters, by name
 
 
 class DeviceError(UserFacingError):
-    """A GPU does not answer, or its state in this process is lost: "CUDA error on GPU 2: …"."""
+    """A GPU does not respond, or its state in this process is lost: "CUDA error on GPU 2: …"."""
 
 
 class Cuda:
-    """The devices of a model process; its weight owner and its runners start them, its zygote never."""
+    """The devices of a model process; the weight owner and runners start them, the zygote never does."""
 
     def __init__(self) -> None:
         self._visible = os.environ.get(_VISIBLE)
         self._selected: list[int] | None = None
-        """Indices of the selected devices among those that this process was started with."""
+        """Indices of the selected devices among those visible when this process started."""
         self._pools: list[Any] = []
         self._checked: dict[int, torch.Tensor] = {}
         """A small tensor on each device, so that later checks allocate no memory."""
 
     def uses_devices(self, spec: ModelSpec) -> bool:
-        """Return True if the weights belong on devices, which this process then never starts.
+        """Return True if the weights belong on devices, and restrict this process to these.
 
-        Else this process sees no device from here on. ValueError tells of a device that is missing.
+        Otherwise hide all devices from this process.
+
+        Raises:
+            ValueError: If a device is missing.
         """
         named = spec.device is not None and spec.device.startswith("cuda")
         anywhere = spec.device in (None, "auto")
@@ -70,7 +73,7 @@ class Cuda:
                 f"The model is to be on {where}, but torch {torch.__version__} finds no CUDA device here"
             )
         if count == 0:
-            # A pipeline moves a model to the first visible GPU, whatever device it is given.
+            # A transformers pipeline moves a model to the first visible GPU, whatever its device argument.
             os.environ[_VISIBLE] = ""
             return False
         chosen = chosen_devices(spec)
@@ -83,7 +86,7 @@ class Cuda:
         return True
 
     def select(self, spec: ModelSpec) -> ModelSpec:
-        """Restrict this process to the devices of `spec`; return the model with them numbered from 0."""
+        """Restrict this process to the devices of `spec`; return `spec` with devices renumbered from 0."""
         chosen = chosen_devices(spec) or self._selected or []
         self._restrict_to(chosen)
         given = spec.max_memory or {}
@@ -94,19 +97,19 @@ class Cuda:
     def _restrict_to(self, chosen: list[int]) -> None:
         self._selected = chosen
         os.environ[_VISIBLE] = visible_devices(self._visible, chosen)
-        # With the number cached, torch does not start CUDA to count devices.
+        # With a cached count, torch does not start CUDA to count devices.
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         torch.cuda._cached_device_count = len(chosen)
 
     def node_device(self, device: str) -> str:
-        """Return the node's name of a selected device: the inverse of `select`."""
+        """Return the node's name of a selected device: the inverse of the renumbering by `select`."""
         kind, _, index = device.partition(":")
         if kind != "cuda" or not self._selected:
             return device
         return f"cuda:{self._selected[int(index or 0)]}"
 
     def find_early_start(self) -> str | None:
-        """Return a sentence if something has started CUDA in this process already, else None."""
+        """Return an error sentence if CUDA was already started in this process, else None."""
         if not torch.cuda.is_initialized() and not _open_nodes():
             return None
         named = sorted(_packages_of_cuda())
@@ -114,13 +117,13 @@ class Cuda:
         return f"CUDA was started in the process that forks runners, and does not survive a fork{cause}"
 
     def prepare_owner(self) -> None:
-        """Set the allocator up for memory that others map; expandable segments would need ptrace rights."""
+        """Turn off expandable segments: other processes could map these only with ptrace rights."""
         settings = allocator_settings(os.environ)
         if settings is not None:
             _set_allocator(settings)
 
     def start(self, device: str, shares: Mapping[int, int]) -> None:
-        """Start CUDA, make `device` the default, and limit allocations to `shares`: bytes by device."""
+        """Start CUDA, make `device` the default, and limit allocations to `shares`, bytes by device."""
         torch.cuda.init()
         torch.cuda.set_device(device)
         for index, size in shares.items():
@@ -129,27 +132,27 @@ class Cuda:
                 torch.cuda.set_per_process_memory_fraction(size / total, index)
 
     def export(self, tensors: Iterable[torch.Tensor]) -> list[Handle]:
-        """Share tensors with other processes; the tensors' contents are complete when this returns.
+        """Share tensors with other processes; return their handles when the contents are complete.
 
-        Each tensor is exported once, not once a runner: each export puts another layer around the memory,
-        which torch frees only with the memory. The counter in a handle says when torch may free it, which
-        is never here, so all runners share the same handles and a killed runner leaves nothing behind.
+        Each tensor is exported once, and all runners share its handle: every export adds a wrapper that
+        torch frees only with the memory. The reference counter in a handle is never used to free memory
+        here, so a killed runner leaks nothing.
         """
         self.synchronize()
         return [without_event(reduce_tensor(tensor)) for tensor in tensors]
 
     def files(self, tensors: Iterable[torch.Tensor], handles: Iterable[Handle]) -> DriverFiles:
-        """Return the files that a process needs to map these tensors and compute with them."""
+        """Return the files that a process must open to map these tensors and compute with them."""
         return self._files({_UVM_TOOLS, *_open_nodes()}, _counters(handles))
 
     def files_to_load(self) -> DriverFiles:
-        """Return the files that this process needs to load weights onto any of its devices."""
-        # The file of a device is opened again with its first context.
+        """Return the files that this process must open to load weights onto any of its devices."""
+        # The first context on a device opens its device file again.
         nodes = {str(node) for node in Path(_NODES).parent.glob("nvidia[0-9]*")}
         return self._files({_UVM_TOOLS, *_open_nodes(), *nodes}, ())
 
     def _files(self, devices: Iterable[str], shared_memory: Iterable[str]) -> DriverFiles:
-        # A runner sees all devices that this process sees, with weights or without.
+        # A runner sees all devices that this process sees, including those without weights.
         identities = [_identity(index) for index in range(torch.cuda.device_count())]
         minors = gpu_minors(_information(), identities)
         return DriverFiles(
@@ -160,7 +163,7 @@ class Cuda:
 
     @contextlib.contextmanager
     def private_memory(self) -> Iterator[None]:
-        """Allocate apart from exported memory while the context lasts: CUDA exports whole blocks."""
+        """Allocate from a separate pool while the context lasts: CUDA exports whole blocks of memory."""
         if not self._pools:
             for index in range(torch.cuda.device_count()):
                 with torch.cuda.device(index):
@@ -171,7 +174,7 @@ class Cuda:
             yield
 
     def check(self, deadline_s: float) -> None:
-        """Give every device a little work; raise DeviceError if one fails or misses the deadline."""
+        """Run a small task on every device in use; raise DeviceError if one fails or is too slow."""
         until = time.monotonic() + deadline_s
         for index in _devices_in_use():
             with self._device_errors(index):
@@ -194,7 +197,7 @@ class Cuda:
 
     @contextlib.contextmanager
     def _device_errors(self, index: int) -> Iterator[None]:
-        """Translate torch's errors into a `DeviceError` of one line with the node's device number."""
+        """Translate torch's errors into a one-line DeviceError with the node's device number."""
         try:
             yield
         except RuntimeError as error:
@@ -203,11 +206,11 @@ class Cuda:
             raise DeviceError(f"CUDA error on GPU {number}: {reason}") from error
 
     def pinned(self, size: int) -> torch.Tensor:
-        """Return a buffer of `size` bytes that devices copy to and from directly."""
+        """Return a pinned buffer of `size` bytes, which devices copy to and from directly."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def mark(self, device: torch.device) -> torch.cuda.Event:
-        """Return the end of the work that a device has been given so far."""
+        """Return an event at the end of the work that is queued on a device."""
         event: torch.cuda.Event = torch.cuda.current_stream(device).record_event()
         return event
 
@@ -216,7 +219,7 @@ class Cuda:
         torch.cuda.empty_cache()
 
     def reset_peak(self) -> None:
-        """Begin to measure the peak of allocated memory anew."""
+        """Reset the peak of allocated memory."""
         for index in _devices_in_use():
             torch.cuda.reset_peak_memory_stats(index)
 
@@ -226,12 +229,12 @@ class Cuda:
 
 
 def is_available() -> bool:
-    """Return True if CUDA works here; the call starts CUDA in this process."""
+    """Return True if CUDA works; the call starts CUDA in this process."""
     return torch.cuda.is_available()
 
 
 def chosen_devices(spec: ModelSpec) -> list[int]:
-    """Return the indices of the devices that `spec` names; none where it leaves the choice to torch."""
+    """Return the indices of the devices that `spec` names; [] if it leaves the choice to torch."""
     if spec.device is not None and spec.device.startswith("cuda"):
         return [int(spec.device.partition(":")[2] or 0)]
     return sorted(spec.max_memory or ())
@@ -244,7 +247,7 @@ def visible_devices(visible: str | None, chosen: Iterable[int]) -> str:
 
 
 def allocator_settings(environment: Mapping[str, str]) -> str | None:
-    """Return torch's allocator settings without expandable segments; None if they have none."""
+    """Return torch's allocator settings with expandable segments off; None if they are not on."""
     settings = next((environment[name] for name in _ALLOCATOR if environment.get(name)), "")
     without = re.sub(r"(expandable_segments\s*:\s*)(True|true|1)", r"\1False", settings)
     return None if without == settings else without
@@ -252,7 +255,7 @@ def allocator_settings(environment: Mapping[str, str]) -> str | None:
 
 def without_event(handle: Handle) -> Handle:
     """Return a handle that opens without the event that torch puts into the first 1,000 handles."""
-    # Opening an event needs files of the driver in /dev/shm that another process made.
+    # Opening an event needs driver files in /dev/shm that another process created.
     function, arguments = handle
     bound = inspect.signature(function).bind(*arguments)
     if "event_sync_required" in bound.arguments:
@@ -263,10 +266,10 @@ def without_event(handle: Handle) -> Handle:
 def gpu_minors(
     information: Mapping[str, str], identities: Iterable[tuple[str, str]]
 ) -> frozenset[int] | None:
-    """Return the numbers of the device files of some GPUs; None if one of them is unknown.
+    """Return the device file numbers of GPUs; None if one of them is unknown.
 
-    `information` is the driver's text about each GPU (/proc/driver/nvidia/gpus) by PCI address,
-    `identities` the PCI address and UUID of each, with an empty text for an unknown one.
+    `information` is the driver's text about each GPU (/proc/driver/nvidia/gpus) by PCI address.
+    `identities` are the PCI address and UUID of each GPU, "" if unknown.
     """
     found = set()
     for address, uuid in identities:
@@ -290,7 +293,7 @@ def _information() -> dict[str, str]:
 
 
 def _identity(index: int) -> tuple[str, str]:
-    """Return the PCI address and UUID of a device; an empty text for one that this torch lacks."""
+    """Return the PCI address and UUID of a device; "" for a property that this torch lacks."""
     properties = torch.cuda.get_device_properties(index)
     parts = [getattr(properties, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
     address = "{:04x}:{:02x}:{:02x}.0".format(*parts) if min(parts) >= 0 else ""
@@ -308,7 +311,7 @@ def _counters(handles: Iterable[Handle]) -> set[str]:
 
 
 def _open_nodes() -> set[str]:
-    """Return the driver's device files that this process has open."""
+    """Return the NVIDIA device files that this process has open."""
     nodes = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -317,7 +320,7 @@ def _open_nodes() -> set[str]:
 
 
 def _packages_of_cuda() -> set[str]:
-    """Return the packages, except torch and NVIDIA's, that have loaded a library for CUDA."""
+    """Return the packages, except torch, triton and NVIDIA's, that have loaded a CUDA library."""
     found = set()
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = Path("/", line.partition("/")[2])
@@ -328,7 +331,7 @@ def _packages_of_cuda() -> set[str]:
 
 
 def _devices_in_use() -> list[int]:
-    """Return the indices of the devices that this process has a context on."""
+    """Return the indices of the devices on which this process has a context."""
     if not torch.cuda.is_initialized():
         return []
     has_context: Callable[[int], bool] = getattr(torch._C, "_cuda_hasPrimaryContext")  # noqa: B009
@@ -346,10 +349,9 @@ def _set_allocator(settings: str) -> None:
 
 
 def _count_devices() -> int:
-    """Count CUDA devices.
+    """Count CUDA devices in a child process, because torch starts CUDA to count.
 
-    A child process counts them, because torch starts CUDA to count. NVML could tell without a start, but it
-    does not count the instances of a divided GPU and is missing in some containers.
+    NVML needs no start, but it does not count MIG instances and is missing in some containers.
     """
     if not torch.backends.cuda.is_built():
         return 0

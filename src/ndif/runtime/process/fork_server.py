@@ -1,9 +1,9 @@
-"""The fork server: a process that has imported what every model process imports, and forks them.
+"""The fork server: a process that has imported the libraries of model processes, and forks them.
 
-A model process that is forked starts in milliseconds instead of seconds, and shares the pages of torch,
+A forked model process starts in milliseconds instead of seconds, and shares the pages of torch,
 transformers and nnsight with the others. The server has one thread, never starts CUDA, loads no model and
-runs no user's code. Each server belongs to one runtime and one environment: libraries read variables when
-they are imported, so a server's children have exactly the server's environment.
+runs no user code. Each server belongs to one runtime and one environment: libraries read variables on
+import, so a server's children have exactly the server's environment.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from ndif.runtime.process.children import (
 )
 
 STATUS = struct.Struct("!i")
-"""A number that the server reports of a child: first its process id, at its end its exit code."""
+"""A report about a child: its process id after the fork, and its exit code when it has ended."""
 
 OPTION = "--fork-server"
-"""Option of `python -m ndif.runtime` that asks for a fork server instead of a model process."""
+"""Option of `python -m ndif.runtime` for a fork server instead of a model process."""
 UNTRUSTED = "--untrusted"
-"""Option that asks for what processes need whose runners are confined, and reset between requests."""
+"""Option of a fork server whose model processes have runners that are confined, and may be reset."""
 
 _IMPORTED = (
     "torch",
@@ -60,25 +60,25 @@ _CONFINEMENT = (
 _OF_UNTRUSTED = ("ndif.sandbox.protector", "ndif.runtime.process.reset")
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _ARGUMENTS = 45
-"""Position of the arguments' first address in /proc/self/stat, counted after the command's name."""
+"""Index of `arg_start` among the fields of /proc/self/stat after the command's name."""
 
 
 class CannotForkError(Exception):
-    """Something started CUDA in the server, so that no child could use it."""
+    """An import started CUDA in the server, so that no child could use it."""
 
 
 def main(fd: int, generation: str, *, untrusted: bool) -> None:
     """Import what model processes of `generation` need, then fork them until the host hangs up.
 
-    `untrusted`: their runners are confined.
+    With `untrusted`, also import what confined runners need.
     """
     end_with_parent()
     given = os.environ.get(_NVML_CHECK)
-    # A module that asks torch for GPUs as it is imported then asks NVML, which starts nothing.
+    # Modules that look for GPUs on import then make torch ask NVML, which does not start CUDA.
     os.environ[_NVML_CHECK] = "1"
     for name in _IMPORTED:
         importlib.import_module(name)
-    # They look for libraries of the system, which a machine may lack; a confined child then says so.
+    # The machine may lack the system libraries of these; a confined child then reports the error.
     for name in _CONFINEMENT:
         with contextlib.suppress(ImportError, RuntimeError, OSError):
             importlib.import_module(name)
@@ -88,7 +88,7 @@ def main(fd: int, generation: str, *, untrusted: bool) -> None:
     from ndif.runtime.process.cuda import Cuda
 
     create_generation(generation)
-    # Whichever architecture is asked for first, transformers compiles the patterns of all.
+    # The first call compiles the patterns of all architectures; children inherit them.
     get_checkpoint_conversion_mapping("")
     if given is None:
         del os.environ[_NVML_CHECK]
@@ -102,7 +102,7 @@ def main(fd: int, generation: str, *, untrusted: bool) -> None:
 
 
 def _prepare_reset() -> None:
-    """Import the policy and the reset, and copy the namespaces that a reset restores, for all zygotes."""
+    """Import the policy and the reset, and copy the namespaces that a reset restores."""
     for name in _OF_UNTRUSTED:
         importlib.import_module(name)
     from ndif.runtime.process.namespaces import Namespaces
@@ -123,7 +123,7 @@ def _outline(fd: int) -> None:
 
 
 Programs = Mapping[str, Callable[[int], None]]
-"""For each module that a host may start with `python -m MODULE FD`, the function that runs it."""
+"""The entry points, by the module that the host would start as `python -m MODULE FD`."""
 
 _PROGRAMS: Programs = {
     "ndif.runtime": zygote.main,
@@ -133,23 +133,23 @@ _PROGRAMS: Programs = {
 
 
 class ForkServer:
-    """Forks children on request, and reports how each one ended to the host that asked for it.
+    """Forks children on request, and reports their ends.
 
-    A request is one frame that names a module and carries three descriptors: a channel on which the server
-    reports of the child, a pipe for what the child prints, and the child's own channel to its host. The
-    server reads nothing that its children are told, so no child finds another's secrets in its memory.
+    A request is one frame that names a module and carries three descriptors: a channel for reports about
+    the child, a pipe for the child's output, and the child's own channel to its host. The server never
+    reads from the children's channels, so no child inherits another's secrets in its memory.
     """
 
     def __init__(self, control: Channel, programs: Programs) -> None:
         self._control = control
         self._programs = programs
         self._children: dict[int, socket.socket] = {}
-        """The channel on which a child's end is reported, by process id."""
+        """The channels for reports, by the process ids of the children."""
 
     def serve(self) -> NoReturn:
-        """Fork on request, report who ended, end with the host."""
-        os.close(os.pidfd_open(os.getpid()))  # fails where the kernel has none: before Linux 5.3
-        # Children neither scan what was imported nor copy its pages by counting references.
+        """Fork children and report their ends until the host hangs up."""
+        os.close(os.pidfd_open(os.getpid()))  # fail early: kernels before Linux 5.3 have no pidfds
+        # Frozen objects are not scanned by children, whose collector would copy their pages.
         gc.collect()
         gc.freeze()
         wake, woken = wake_for_children()
@@ -173,11 +173,11 @@ class ForkServer:
             pid = fork(lambda: self._run(status, output, order.module, channel))
         except OSError:
             traceback.print_exc()
-            status.close()  # by which the host knows
+            status.close()  # tells the host that the fork failed
         else:
             self._children[pid] = status
-            with contextlib.suppress(OSError):  # the host does not wait any more
-                # A number may be given to another process once this one is reaped. A descriptor is not.
+            with contextlib.suppress(OSError):  # the host has closed the channel
+                # Once the child is reaped, its id may be reused; a pidfd stays valid.
                 process = os.pidfd_open(pid)
                 try:
                     socket.send_fds(status, [STATUS.pack(pid)], [process])
@@ -192,7 +192,7 @@ class ForkServer:
                 channel.send(STATUS.pack(code))
 
     def _run(self, status: socket.socket, output: int, module: str, channel: int) -> int:
-        """Be as a process that was started with `python -m MODULE FD`; return its exit code."""
+        """Run a module in the forked child as `python -m MODULE FD` would; return the exit code."""
         os.setsid()
         for connection in [*self._own, *self._children.values(), status]:
             connection.close()
@@ -211,7 +211,7 @@ class ForkServer:
 
 
 def _reseed() -> None:
-    """Give this process random numbers of its own; Python's own generator sees to itself."""
+    """Reseed numpy and torch in a fork; Python reseeds its own generator."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
         numpy.random.seed()
@@ -220,12 +220,12 @@ def _reseed() -> None:
 
 
 def _name_process(arguments: Sequence[str]) -> None:
-    """Change the command line that the system shows of this process, and that Python knows."""
+    """Change the command line of this process, in /proc and in Python."""
     sys.argv[1:] = arguments[2:]
     sys.orig_argv[1:] = arguments
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(stat[_ARGUMENTS]), int(stat[_ARGUMENTS + 1])
     text = b"".join(os.fsencode(argument) + b"\0" for argument in sys.orig_argv)
-    # What is longer than the server's own has no room.
+    # A command line that is longer than the server's does not fit and is not written.
     if 0 < len(text) <= end - start:
         ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)

@@ -1,13 +1,12 @@
-"""Preparation of the C library's heap for forks: holes filled, and free space at its top.
+"""Preparation of the C library's heap for forks: its holes are filled, and its top has free space.
 
 Imports and the loading of a model leave 20,000 holes in the heap. A fork that runs a request would spread
-its allocations over them and copy a page for each: 9,700 pages with SmolLM2, where it writes to 3,800.
-Memory that lies close together is also faster to access, for forks and for this process. What a fork server
-shares with this process stays shared: to move memory in use into huge pages took 0.6 s and 130 MB a model,
-and made no fork faster.
+its allocations over them and copy a page for each: 9,700 pages with SmolLM2 instead of 3,800. Compact
+memory is also faster to access, for forks and for this process.
 
-Memory that a request maps has small pages: where memory is fragmented, the kernel makes room for each huge
-one, which took 0.6 s for a result of 256 MB.
+Two things are deliberately not done. Moving used memory into huge pages would end the sharing with the fork
+server; it took 0.6 s and 130 MB per model, and made no fork faster. Memory that a request maps keeps small
+pages: on fragmented memory the kernel compacts for each huge page, which took 0.6 s for a 256 MB result.
 """
 
 from __future__ import annotations
@@ -18,26 +17,26 @@ from ndif.runtime.process.proc_files import mappings
 from ndif.runtime.weights.huge_pages import SIZE, advise
 
 _LARGEST, _SMALLEST = 64 << 10, 32
-"""Sizes in bytes of the allocations that fill holes. A larger hole takes several."""
+"""Sizes in bytes of the allocations that fill holes. Several of them fill a larger hole."""
 
 _FREE_TOP = 32 << 20
-"""Bytes at the heap's top that hold most requests' memory; pages that nobody writes to take none."""
+"""Free bytes at the heap's top, enough for most requests; untouched pages take no memory."""
 KEPT_TOP = 8 << 20
-"""Bytes of them that a process holds while it waits for a request."""
+"""Bytes of `_FREE_TOP` that a process keeps while it waits for a request."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Parameters of mallopt(3). The values are the largest that the library itself would come to."""
+"""Parameters of mallopt(3). The values set are the maxima of glibc's own dynamic adjustment."""
 
 
 class _Mallinfo(ctypes.Structure):
-    """mallinfo(3), of which the last field is read: the free bytes at the heap's top."""
+    """`struct mallinfo2` of mallinfo(3); `keepcost` is the number of free bytes at the heap's top."""
 
     _fields_ = [(f"other{number}", ctypes.c_size_t) for number in range(9)]
     _fields_ += [("keepcost", ctypes.c_size_t)]
 
 
 _libc = ctypes.CDLL(None)
-# Bound at once: a process under the policy for untrusted code loads no library.
+# Bound at import: a process under the policy for untrusted code cannot load a library.
 _TELLS_TOP = hasattr(_libc, "mallinfo2")  # from glibc 2.33 on
 _TRIMS = hasattr(_libc, "malloc_trim")
 if _TELLS_TOP:
@@ -50,15 +49,12 @@ if _TRIMS:
 
 
 def settle() -> range:
-    """Prepare this process's heap for later forks, and return the addresses that they need not fetch.
-
-    No allocation moves.
-    """
+    """Prepare this process's heap for forks, in place; return the addresses that they need not prefetch."""
     if not _TELLS_TOP:
         return range(0)
     _libc.malloc_trim(0)
     _fill_holes()
-    # Extend the heap, of which the end is free.
+    # Extend the heap by a free end.
     _libc.mallopt(_MMAP_THRESHOLD, _FREE_TOP)
     _libc.mallopt(_TRIM_THRESHOLD, 2 * _FREE_TOP)
     _libc.free(_libc.malloc(_FREE_TOP - SIZE))
@@ -69,13 +65,13 @@ def settle() -> range:
 
 
 def trim(keep: int = 0) -> None:
-    """Give free memory back to the system, but for `keep` bytes at the heap's top."""
+    """Return free memory to the system, except for `keep` bytes at the heap's top."""
     if _TRIMS:
         _libc.malloc_trim(keep)
 
 
 def _spare() -> range:
-    # A part of a huge page takes all of it.
+    # Rounded down: a huge page is populated as a whole.
     return range((_top() + KEPT_TOP) // SIZE * SIZE, _libc.sbrk(0))
 
 

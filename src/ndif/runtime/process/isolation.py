@@ -42,17 +42,17 @@ class Isolation:
     permitted: PermittedPaths | None
     """Files that the policy lets Python open; None without a policy."""
     namespaces: Namespaces | None = None
-    """The namespaces of a process that has run no user's code; None where each runner runs one request."""
+    """The namespaces before any user code has run; None if each runner runs one request."""
     model_state: ModelState | None = None
-    """The model's state there; None also where each runner has the weights at addresses of its own."""
+    """The model's state at that time; None also if each runner maps the weights at its own addresses."""
     settings: Sequence[ProcessSetting] | None = None
-    """The process's settings, which were found and read once; None where each runner runs one request."""
+    """The list of the process's settings, found once; None if each runner runs one request."""
 
     @classmethod
     def prepare(
         cls, untrusted: UntrustedSettings, folder: Path, driver: DriverFiles | None
     ) -> Isolation:
-        """Prepare both layers around the model in `folder`; `driver` are the files for weights on GPUs."""
+        """Prepare both layers for the model in `folder`; `driver` has the files for weights on GPUs."""
         Path(untrusted.adapters).mkdir(parents=True, exist_ok=True)
         confinement = _confinement(untrusted, folder, driver)
         policy = None
@@ -63,37 +63,37 @@ class Isolation:
         return cls(untrusted, confinement, policy, _permitted(untrusted, confinement))
 
     def warm_up(self, warmup_request: WarmupRequest) -> None:
-        """Run a request under the policy, so that later ones find its modules and files loaded."""
+        """Run the warm-up request under the policy; later requests then find modules and files loaded."""
         with nullcontext() if self.policy is None else self.policy.caching_prefix():
             warmup_request.run(self.policy)
 
     def decode_ahead(self) -> None:
-        """Decode what the next request will have in common with others."""
+        """Decode the part of the next payload that is common to all payloads."""
         if self.policy is not None:
             self.policy.decode_ahead()
 
     def forget_decoded(self) -> None:
-        """Drop what was decoded for a request that did not come."""
+        """Drop decoded objects that no request has used."""
         if self.policy is not None:
             self.policy.forget_decoded()
 
     def reusable(self, model: Any, *, on_devices: bool) -> Isolation:
-        """Return the same for runners of several requests, with what a reset restores.
+        """Return this isolation for runners of several requests, with the state that a reset restores.
 
-        Where the weights are on devices, each runner has them at addresses of its own, and looks itself.
+        On devices, each runner maps the weights at its own addresses and records the model's state itself.
         """
         from ndif.runtime.process.model_state import ModelState
         from ndif.runtime.process.namespaces import Namespaces
         from ndif.runtime.process.process_settings import ProcessSettings
 
-        # Under the policy no request can write to a function that is not its own.
+        # Under the policy, a request can change no functions but its own.
         found = Namespaces.of_this_process(functions=self.policy is None)
         state = None if on_devices else ModelState(model)
         settings = ProcessSettings().known
         return replace(self, namespaces=found, model_state=state, settings=settings)
 
     def moved(self, folder: Path, driver: DriverFiles) -> Isolation:
-        """Return the same around a model whose weights have moved to other devices."""
+        """Return this isolation for a model whose weights have moved to other devices."""
         if self.confinement.rules is not None:
             os.close(self.confinement.rules)
         confinement = _confinement(self.untrusted, folder, driver)
@@ -102,7 +102,7 @@ class Isolation:
 
     def enter(self, start_driver: Callable[[], None] | None) -> None:
         """Confine this process; see `Confinement.apply` and `Protector.enter`."""
-        # A confined process reaches no hub: an adapter is in this cache, or is not available.
+        # A confined process cannot reach the hub: only adapters in this cache are available.
         constants.HF_HUB_OFFLINE = True
         constants.HF_HUB_CACHE = self.untrusted.adapters
         self.confinement.apply(start_driver)
@@ -119,9 +119,9 @@ def _permitted(untrusted: UntrustedSettings, confinement: Confinement) -> Permit
 
 
 def operator_modules(untrusted: UntrustedSettings) -> list[Path]:
-    """Find the modules that the operator lets a block import; return their files, wherever they are.
+    """Find the modules that the operator permits blocks to import, and return their files.
 
-    A process that may not list the folders around them imports them from here on.
+    An import finder is installed, because a confined process cannot list the folders of these modules.
     """
     if not untrusted.protector or not untrusted.whitelist:
         return []
@@ -138,7 +138,7 @@ def operator_modules(untrusted: UntrustedSettings) -> list[Path]:
 
 
 class _Found(MetaPathFinder):
-    """Modules that were found before their folders could no longer be listed."""
+    """An import finder for modules that were located before confinement."""
 
     def __init__(self, modules: dict[str, ModuleSpec]) -> None:
         self._modules = modules
@@ -153,7 +153,7 @@ def _confinement(
     return Confinement.prepare(
         untrusted.sandbox,
         readable=(*checkpoint_paths(folder), *operator_modules(untrusted)),
-        # Which adapters others use is theirs to tell.
+        # Unlisted, so that a request cannot see which adapters others use.
         unlisted=[Path(untrusted.adapters).resolve()],
         memory_bytes=untrusted.memory_bytes,
         result_bytes=untrusted.result_bytes,

@@ -1,4 +1,4 @@
-"""The server's packages, as told from the modules of a request."""
+"""The distinction between the server's packages and the modules of a request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOLDERS = tuple(f"{os.path.normpath(folder)}/" for folder in (*_PATHS, *sys.path
 
 
 def is_of_a_library(module: object) -> bool:
-    """Return True for a module that Python loaded from the folders of the server's packages."""
+    """Return True for a module that is built in or was loaded from the folders of the server's packages."""
     spec = getattr(module, "__spec__", None) if isinstance(module, types.ModuleType) else None
     origin = getattr(spec, "origin", None)
     built_in = origin in ("built-in", "frozen")

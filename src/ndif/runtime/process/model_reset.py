@@ -1,11 +1,10 @@
 """The reset of a trusted runner between two requests.
 
-A request finds the model as it was loaded, and the settings of the process as they were, whatever an
-earlier one did to them. The module tree, its surroundings and the settings are restored. A weight that was
-written to, or a patched class, is only detected: then the process ends, and the next request gets one that
-has its weights from the model process.
+Each request finds the model and the settings of the process as they were before the first request. The
+module tree, its surroundings and the settings are restored. A changed weight or a patched class is only
+detected: the process ends, and the next request gets a new fork of the model process.
 
-Nothing else of a trusted request is undone: its user has the rights of the server.
+Other effects of a trusted request stay: its user has the rights of the server.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ if TYPE_CHECKING:
 
 
 class ModelReset:
-    """Return model and settings to the state that `begin` records; raise for what cannot be restored."""
+    """The reset of model and settings to the state that `begin` recorded."""
 
     def __init__(self, generation: Generation, driver: Cuda | None) -> None:
         self._generation = generation
-        # Weights on devices belong to another process, which verifies them.
+        # The weight owner verifies weights on devices.
         self._has_weights = driver is None
         self._proc_files: ProcFiles | None = None
         with contextlib.suppress(OSError):
             self._proc_files = ProcFiles.open()
 
     def begin(self) -> None:
-        """Record the present state, before the first request and when one brings an adapter."""
+        """Record the present state, before the first request and after a change of the model's adapter."""
         model = self._generation.model
         self._settings = ProcessSettings()
         self._state = ModelState(model)
@@ -49,7 +48,7 @@ class ModelReset:
             self._weights = WeightsMemory(model._module, self._proc_files)
 
     def __call__(self) -> None:
-        """Restore model and settings; raise ResetError if something of them cannot be restored."""
+        """Restore model and settings; raise ResetError if that is not possible."""
         self._generation.forget()
         if (setting := self._settings.restore()) is not None:
             raise ResetError(f"{setting} cannot be restored")
@@ -62,7 +61,7 @@ class ModelReset:
 
 
 class _Code:
-    """The functions that a model's modules run: members of their classes, and of the files around these."""
+    """The functions that a model's modules run: members of their classes and of the defining files."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         kinds = {kind for part in module.modules() for kind in type(part).__mro__} - {object}
@@ -77,7 +76,7 @@ class _Code:
         self._versions = Versions(self._members)
 
     def check(self) -> None:
-        """Raise ResetError if a function was replaced; what libraries add at its first use may stay."""
+        """Raise ResetError if a function was replaced; attributes that libraries add lazily may stay."""
         for at in self._versions.changed():
             if (name := _replaced(self._members[at], self._before[at].items())) is not None:
                 raise ResetError(f"{name} of {self._names[at]} was replaced")
@@ -85,7 +84,7 @@ class _Code:
 
 
 def _replaced(now: dict[Any, Any], before: Iterable[tuple[Any, Any]]) -> str | None:
-    """Return the name of a function or class that is no longer there under its name, else None."""
+    """Return the name under which another object has replaced a function or class, else None."""
     for name, value in before:
         if callable(value) and now.get(name) is not value:
             return str(name)

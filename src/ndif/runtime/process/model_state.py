@@ -17,11 +17,11 @@ from ndif.runtime.process.proc_files import ProcFiles
 
 
 class ResetError(Exception):
-    """The process cannot be reset; the message says what the request left."""
+    """The process cannot be reset; the message names what the request left behind."""
 
 
 class ModelState:
-    """The state of the module tree and the objects around it, which `restore` restores."""
+    """The state of the module tree and the objects around it, for `restore`."""
 
     def __init__(self, model: Any) -> None:
         self._dicts: list[dict[Any, Any]] = []
@@ -44,7 +44,7 @@ class ModelState:
         self._tokenizer = _TokenizerState(inner) if hasattr(inner, "get_vocab_size") else None
         self._versions = Versions(self._dicts)
         self._tensors = _tensors(model._module)
-        # A storage that is kept is at an address that no other one can have.
+        # While these storages are alive, no other storage can have their addresses.
         self._storages = [each.untyped_storage() for each in self._tensors]
         self._trains = [each.requires_grad for each in self._tensors]
         self._forms = _forms(self._tensors)
@@ -53,14 +53,14 @@ class ModelState:
         self._attribute_versions = Versions(self._attributes)
 
     def restore(self) -> None:
-        """Restore all that can be restored; raise ResetError if a weight or the tokenizer was changed."""
+        """Restore the state; raise ResetError if a weight or the tokenizer was changed."""
         for owner, kind in self._kinds:
             if type(owner) is not kind:  # torch's parametrizations give a module another class
                 owner.__class__ = kind
         for at in self._versions.changed():
             now, before = self._dicts[at], self._copies[at]
             if not has_same_members(now, before):
-                # A subclass's methods are its own, but an ordered dictionary's keep its order.
+                # A subclass may override these; an OrderedDict keeps its order with its own methods only.
                 kind = OrderedDict if isinstance(now, OrderedDict) else dict
                 kind.clear(now)
                 kind.update(now, before)
@@ -72,9 +72,9 @@ class ModelState:
         self._restore_tensors()
 
     def _restore_tensors(self) -> None:
-        """Restore which weights train, and drop gradients; raise ResetError if a weight was changed.
+        """Restore `requires_grad` and drop gradients; raise ResetError if a weight was changed.
 
-        There are hundreds: each property is read of all of them at once.
+        Each property is read of all weights at once, because there are hundreds of weights.
         """
         tensors = self._tensors
         if _forms(tensors) != self._forms:
@@ -102,7 +102,7 @@ _HOOKS, _GRADIENT_HOOKS = map(attrgetter, ("_backward_hooks", "_post_accumulate_
 
 
 def _forms(tensors: list[torch.Tensor]) -> list[list[Any]]:
-    """Return what says which memory each tensor is, and how it is read."""
+    """Return the type, memory and layout of each tensor."""
     return [list(map(read, tensors)) for read in _READS]
 
 
@@ -133,7 +133,7 @@ class _TokenizerState:
         ]
 
     def restore(self) -> None:
-        """Restore the tokenizer; raise ResetError if its tokens changed, or its way to split text."""
+        """Restore padding and truncation; raise ResetError if the vocabulary or the pipeline changed."""
         inner = self._inner
         if inner.padding != self._padding:
             inner.enable_padding(**self._padding) if self._padding else inner.no_padding()
@@ -153,7 +153,7 @@ def _neighbours(model: Any) -> Iterator[Any]:
             found = getattr(owner, name, None)
             if type(getattr(found, "__dict__", None)) is dict:
                 yield found
-                # The configurations of a model's parts.
+                # The configurations of the model's parts, such as its text model.
                 yield from (
                     each for each in vars(found).values() if isinstance(each, PreTrainedConfig)
                 )
@@ -170,15 +170,15 @@ def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
 class WeightsMemory:
     """The weights in this process's memory, which `check` checks for writes.
 
-    A write to a shared page gives this process a page of its own, which the page map shows. Parts of pages
-    that hold other data, too, and pages that were this process's own before, are compared with copies.
-    Weights on GPUs are verified by their owner.
+    A write to a shared page gives this process a private copy, which the page map shows. Pages that were
+    private before, and the ends of a range that fill no whole page, are compared with copies.
+    The weight owner verifies weights on GPUs.
     """
 
     def __init__(self, module: torch.nn.Module, proc_files: ProcFiles) -> None:
         self._proc_files = proc_files
         self._whole: list[tuple[int, int, Any]] = []
-        """Whole pages of the weights, and which of them belonged to this process alone before."""
+        """Ranges of whole pages, with a mask of the pages that were private before."""
         self._copies: list[tuple[int, bytes]] = []
         for start, end in _ranges(module):
             first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -208,7 +208,7 @@ class WeightsMemory:
 
 
 def _ranges(module: torch.nn.Module) -> list[tuple[int, int]]:
-    """Return the memory of a module's weights on the CPU; ranges that overlap or touch are one."""
+    """Return the address ranges of a module's weights on the CPU, with adjacent ranges merged."""
     storages = [each.untyped_storage() for each in _tensors(module) if each.device.type == "cpu"]
     found: list[tuple[int, int]] = []
     for start, size in sorted((each.data_ptr(), each.nbytes()) for each in storages):

@@ -1,4 +1,4 @@
-"""Changes to Python's shared namespaces: modules, classes, and the containers in them."""
+"""Detection and restoration of changes to modules, classes, and the containers in them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 _VERSION = 24
-"""Offset of a dictionary's version (PEP 509), which changes whenever the dictionary does.
+"""Offset of a dictionary's version (PEP 509), which changes with every change of the dictionary.
 
-CPython before 3.14 has versions; `_has_versions` tests for them.
+CPython has versions before 3.14; `_has_versions` tests for them.
 """
 
 _Container = list[Any] | set[Any] | collections.deque[Any]
@@ -37,10 +37,10 @@ _CACHES = {
     ("sys", "path_importer_cache"),
     ("abc", "__annotations__"),
 }
-"""Attributes of modules that cache what can be computed again."""
+"""Attributes of modules that are caches of recomputable values; they are not tracked."""
 
 _WARNED = "__warningregistry__"
-"""The warnings that a module's code has caused: Python adds it to the module."""
+"""The attribute in which Python records the warnings that a module's code has caused."""
 
 _ABSENT = object()
 
@@ -48,26 +48,26 @@ _ABSENT = object()
 class Namespaces:
     """A shallow copy of every module, class and module-level instance, and of each container in them.
 
-    Finds and restores changes. The cost grows with the number of changes and not with the size of the
-    namespaces, because a dictionary's version shows that it is unchanged. The zygote creates it, so that
-    all forks share the copies. A fork server creates one before, for the zygotes of all its models.
+    It finds and restores changes. The cost grows with the number of changes rather than the size of the
+    namespaces, because an equal version proves a dictionary unchanged. The zygote creates the copy, so that
+    all forks share it. A fork server creates one earlier, for the zygotes of all its models.
     """
 
     of_fork_server: ClassVar[Namespaces | None] = None
-    """The namespaces of the fork server that this process comes from; None if there is none."""
+    """The namespaces of this process's fork server; None without one."""
 
     def __init__(self, *, functions: bool) -> None:
-        """Copy all; with `functions`, also record the code, defaults and attributes of each function."""
+        """Copy all namespaces; with `functions`, also record the parts of every function."""
         self._finds_functions = functions
         self._dicts: list[dict[Any, Any]] = []
         self._copies: list[dict[Any, Any]] = []
         self._owners: list[Any] = []
-        """For each dictionary the class whose members it holds, or the name of its other owner."""
+        """The owner of each dictionary: the class whose members it holds, else a name."""
         self._containers: list[tuple[_Container, list[Any], str]] = []
         self._known: set[int] = set()
         self._modules = dict(sys.modules)
         self._modules_version = Versions([sys.modules])
-        # The collector finds nothing of what a fork server imported and froze, which a request can change.
+        # Objects that a fork server froze are invisible to the collector, but a request can change them.
         gc.unfreeze()
         self._add_all()
         for found, name in _of_codecs():
@@ -77,9 +77,9 @@ class Namespaces:
 
     @classmethod
     def of_this_process(cls, *, functions: bool) -> Namespaces:
-        """Return the namespaces of this process, which extend those of its fork server if there are any.
+        """Return the namespaces of this process; extend those of its fork server if possible.
 
-        The functions that a fork server has imported and frozen are found by a new search alone.
+        With `functions` a new copy is needed: only that finds functions that a fork server has frozen.
         """
         found = cls.of_fork_server
         if found is None or functions:
@@ -88,7 +88,7 @@ class Namespaces:
         return found
 
     def _extend(self) -> None:
-        """Adopt what was added and changed since."""
+        """Adopt all additions and changes since the copy was made."""
         changes = self._changes_without_warnings()
         self.adopt(changes)
         for change in changes:
@@ -100,13 +100,13 @@ class Namespaces:
         self._note_words()
 
     def _note_words(self) -> None:
-        """Record the versions of dictionaries, and the code, defaults and attributes of functions."""
+        """Record the versions of dictionaries, the parts of functions, and the items of containers."""
         self._function_parts = _Words(self._functions, _function_offsets())
         self._versions = Versions(self._dicts)
         self._note_items()
 
     def _note_items(self) -> None:
-        """Record where the items of containers are."""
+        """Record the addresses of the items in containers."""
         of_kind: dict[type, list[int]] = {kind: [] for kind in _CONTAINERS}
         for at, (container, _, _) in enumerate(self._containers):
             of_kind[type(container)].append(at)
@@ -159,7 +159,7 @@ class Namespaces:
                 self._add(attributes, f"{prefix}.{name}")
 
     def adopt(self, changes: Sequence[Change]) -> None:
-        """Copy changed contents in place of the earlier copies."""
+        """Replace the copies of changed contents by new ones."""
         for change in changes:
             if change.members is not None:
                 self._copies[change.at] = copied(change.members)
@@ -170,10 +170,10 @@ class Namespaces:
             self._note_items()
 
     def inherit(self) -> None:
-        """Adopt the changes that a fork makes itself, and the modules that it has loaded since.
+        """Adopt the changes that a fork itself makes, and the modules that it has loaded since.
 
-        Locks are created anew and a thread has another id. Where the weights are on a GPU, many modules are
-        loaded only once its driver has started.
+        For example, locks are recreated and the thread has another id. If the weights are on a GPU, many
+        modules are loaded only after the start of its driver.
         """
         self.adopt(self._changes_without_warnings())
         if len(sys.modules) != len(self._modules):
@@ -188,10 +188,10 @@ class Namespaces:
         self.settle()
 
     def _changes_without_warnings(self) -> list[Change]:
-        """Return what has changed, once modules have dropped what they remember of warnings since.
+        """Return all changes, and remove the warning registries of changed modules.
 
-        Only those of a request are then there after it. A fork writes to no other module: each would cost
-        it a page of memory.
+        Registries found after a request are then its own. Unchanged modules are not written to, because
+        that would cost a fork a page of memory for each.
         """
         changes = self.changes()
         for change in changes:
@@ -200,7 +200,7 @@ class Namespaces:
         return changes
 
     def changes(self) -> list[Change]:
-        """Return the namespaces and containers that have changed."""
+        """Return a `Change` for each namespace and container that has changed."""
         found: list[Change] = []
         for at in self._versions.changed():
             now, before = self._dicts[at], self._copies[at]
@@ -215,7 +215,7 @@ class Namespaces:
         return found
 
     def restore_modules(self, is_of_a_library: Callable[[object], bool]) -> str:
-        """Restore `sys.modules`, but keep new modules of libraries; return the name of one, else ""."""
+        """Restore `sys.modules`, except for new modules of libraries; return the name of one, or ""."""
         now, before, loaded = sys.modules, self._modules, ""
         for name in {**before, **now} if self._has_other_modules() else ():
             if _has_same(now, before, name):
@@ -239,14 +239,14 @@ class Namespaces:
         return str(self._functions[changed[0]].__qualname__) if changed else None
 
     def settle(self) -> None:
-        """Record the versions of what had changed, once all changes are restored or adopted."""
+        """Record the present versions; call this when all changes are restored or adopted."""
         self._modules_version.note()
         self._versions.note()
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One namespace or container that has changed."""
+    """A namespace or container that has changed."""
 
     name: str
     at: int
@@ -257,7 +257,7 @@ class Change:
     """The class whose members a namespace holds, or the container."""
 
     def keys(self) -> list[Any]:
-        """Return the names whose values differ in a namespace."""
+        """Return the names whose values differ in a namespace; [] for a container."""
         now, before = self.members, self.before
         if now is None:
             return []
@@ -288,15 +288,15 @@ class Change:
 
 
 def _functions() -> list[types.FunctionType]:
-    """Return every function that the garbage collector tracks; frozen ones are not among them."""
+    """Return every function that the garbage collector tracks, which excludes frozen ones."""
     return [each for each in gc.get_objects() if type(each) is types.FunctionType]
 
 
 class _Words:
-    """The words at some offsets in the memory of many objects, read at once.
+    """The 64-bit words at certain offsets in the memory of many objects, read in bulk with numpy.
 
-    The array spans all memory between the objects; only the objects' own words may be read. They are read
-    in the order of their addresses, which takes a third of the time.
+    The array spans all memory between the objects, but only the objects' own words may be read. Reading in
+    the order of addresses takes a third of the time.
     """
 
     def __init__(self, objects: Sequence[Any], offsets: Sequence[int]) -> None:
@@ -307,28 +307,28 @@ class _Words:
         self._memory, self._at = _at(words.ravel())
         self._noted = self._memory[self._at]
         self._found = _NOWHERE
-        """Places of the words that had changed."""
+        """Indices of the words that the last `changed` found to differ."""
 
     def note(self) -> None:
-        """Record the present values of the words that `changed` has found."""
+        """Record the present values of the words that the last `changed` found to differ."""
         self._noted[self._found] = self._memory[self._at[self._found]]
         self._found = _NOWHERE
 
     def values(self) -> npt.NDArray[np.uint64]:
-        """Return the recorded words of each object, a row an object."""
+        """Return the recorded words, one row per object."""
         rows = np.empty((len(self._order), self._per_object), np.uint64)
         rows[self._order] = self._noted.reshape(rows.shape)
         return rows
 
     def changed(self) -> list[int]:
-        """Return the indices of the objects of which a word has changed, in order."""
+        """Return the sorted indices of the objects with a changed word."""
         self._found = _differing(self._memory, self._at, self._noted)
         indices: list[int] = np.unique(self._order[self._found // self._per_object]).tolist()
         return indices
 
 
 def _at(addresses: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.intp]]:
-    """Return the memory that spans all of these words, and the place of each word in it."""
+    """Return an array over the memory that spans all these words, and the index of each word in it."""
     if not len(addresses):
         return np.empty(0, np.uint64), np.empty(0, np.intp)
     start = int(addresses.min())
@@ -338,7 +338,7 @@ def _at(addresses: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], npt.
 
 
 class _Span:
-    """The words from an address on, for numpy. An array of `ctypes` would make a class for each size."""
+    """The words from an address on, for numpy. A ctypes array would create a class for each size."""
 
     def __init__(self, start: int, words: int) -> None:
         self.__array_interface__ = {
@@ -350,14 +350,14 @@ class _Span:
 
 
 _PIECE = 1 << 13
-"""Words that are compared at once: a few of them stay in the processor's cache, and take no new memory."""
+"""Words compared at once: so few that they stay in the CPU's cache and need no new memory."""
 _NOWHERE = np.empty(0, np.intp)
 
 
 def _differing(
     memory: npt.NDArray[np.uint64], at: npt.NDArray[np.intp], noted: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.intp]:
-    """Return the indices of the places `at` which the memory differs from what was noted."""
+    """Return the indices within `at` whose words in `memory` differ from the `noted` ones."""
     now = np.empty(min(_PIECE, len(at)), np.uint64)
     found = []
     for start in range(0, len(at), _PIECE):
@@ -371,26 +371,26 @@ def _differing(
 
 @dataclass(frozen=True)
 class _Layout:
-    """The memory of a kind of container: words at its beginning, and an array with an address an item."""
+    """The memory layout of a container type: header words, and an array with the address of each item."""
 
     kind: type
     words: tuple[int, ...]
-    """Offsets of words that tell of a change: first the address of the array, then its length."""
+    """Offsets of the header words that show a change: first the array's address, then its length."""
     length_less: int
-    """The difference of the array's length and the word that tells it."""
+    """The array's length minus the header word for it."""
     stride: int
     """Bytes from one item to the next."""
 
 
 _LIST = _Layout(list, (24, 16), 0, 8)
 _SET = _Layout(set, (40, 32, 24, 16), 1, 16)
-"""A table of addresses and hashes, and its length less one. `_is_known` tests for both layouts."""
+"""A hash table of addresses and hashes; the header holds its length minus one. See `_is_known`."""
 
 
 class _Items:
-    """The items of many containers of a kind, read at once to find those that may have changed.
+    """The item addresses of many containers of a type, read in bulk to find possible changes.
 
-    The items are kept alive elsewhere, so that no other object has the address of one.
+    The caller keeps the items alive, so that no other object can reuse an address.
     """
 
     def __init__(self, containers: Sequence[Any], layout: _Layout) -> None:
@@ -402,20 +402,20 @@ class _Items:
         starts, lengths = self._headers.values()[:, :2].astype(np.int64).T
         lengths = lengths + layout.length_less
         self._owners = np.repeat(np.arange(self._count), lengths)
-        """For each item its container."""
+        """Index of each item's container."""
         within = np.arange(len(self._owners)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         addresses = starts[self._owners] + layout.stride * within
         self._memory, self._at = _at(addresses.astype(np.uint64))
         self._noted = self._memory[self._at]
 
     def changed(self) -> list[int]:
-        """Return the indices of the containers that may have changed, in order."""
+        """Return the sorted indices of the containers that may have changed."""
         if self._headers is None:
             return list(range(self._count))
         moved = self._headers.changed()
         at, noted, owners = self._at, self._noted, self._owners
         if moved:
-            # The items of one that has grown or shrunk may be elsewhere, and nothing where they were.
+            # A resized container may have moved its items, and their old memory may be unmapped.
             stays = np.isin(owners, moved, invert=True)
             at, noted, owners = at[stays], noted[stays], owners[stays]
         differ = owners[_differing(self._memory, at, noted)]
@@ -423,14 +423,14 @@ class _Items:
 
 
 class Versions:
-    """The versions of many dictionaries, read at once to find those that may have changed."""
+    """The versions of many dictionaries, read in bulk to find possible changes."""
 
     def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
         self._count = len(dicts)
         self._words = _Words(dicts, [_VERSION]) if dicts and _has_versions() else None
 
     def changed(self) -> Sequence[int]:
-        """Return the indices of the changed dictionaries; all of them where there are no versions."""
+        """Return the indices of dictionaries that may have changed; without versions, all indices."""
         return range(self._count) if self._words is None else self._words.changed()
 
     def note(self) -> None:
@@ -440,19 +440,19 @@ class Versions:
 
 
 class Lengths:
-    """The lengths of many lists, read at once to find those that have grown or shrunk."""
+    """The lengths and array addresses of many lists, read in bulk to find resized ones."""
 
     def __init__(self, lists: Sequence[list[Any]]) -> None:
         self._count = len(lists)
         self._words = _Words(lists, _LIST.words) if lists and _is_known(_LIST) else None
 
     def changed(self) -> Sequence[int]:
-        """Return the indices of the lists that have changed; all of them where nothing tells."""
+        """Return the indices of lists that may have changed; with an unknown layout, all indices."""
         return range(self._count) if self._words is None else self._words.changed()
 
 
 def _function_offsets() -> list[int]:
-    """Return the offsets in a function's memory of its code, defaults and attributes."""
+    """Return the offsets of code, defaults and attributes in a function object."""
 
     def probe(_: int = 1, *, __: int = 2) -> None: ...
 
@@ -465,8 +465,8 @@ def _function_offsets() -> list[int]:
 
 @functools.cache
 def _is_known(layout: _Layout) -> bool:
-    """Return True if this interpreter's containers are laid out so."""
-    items = [object() for _ in range(50)]  # more than have room in a set itself
+    """Return True if this interpreter's containers have this layout."""
+    items = [object() for _ in range(50)]  # more than a set stores in its own object
     for count in (3, len(items)):
         container = layout.kind(items[:count])
         start, length, *counts = (
@@ -483,7 +483,7 @@ def _is_known(layout: _Layout) -> bool:
 
 @functools.cache
 def _has_versions() -> bool:
-    """Return True if this interpreter's dictionaries have a version that changes with every change."""
+    """Return True if every change of a dictionary changes its version in this interpreter."""
     if sys.implementation.name != "cpython" or sys.version_info >= (3, 14):
         return False
 
@@ -501,7 +501,7 @@ def _has_versions() -> bool:
     changes: list[Callable[[], Any]] = [
         lambda: probe.update(c=3),
         lambda: probe.update(a=2),
-        # Often enough for the interpreter to use its quick way of assigning an attribute.
+        # Often enough for the interpreter to specialize the assignment of the attribute.
         *[assign] * 50,
         lambda: probe.pop("b"),
         probe.clear,
@@ -514,16 +514,16 @@ def _has_versions() -> bool:
 
 
 def copied(found: dict[Any, Any]) -> dict[Any, Any]:
-    """Return a copy of what a dictionary holds, whatever a subclass gives for it.
+    """Return a copy of the stored items of a dictionary, without calling methods of a subclass.
 
-    `dict.copy` asks a subclass: one of transformers makes every activation that it knows the name of.
+    A subclass may compute its items: one of transformers instantiates every activation that it has.
     """
     return dict(dict.items(found))
 
 
 def has_same_members(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
-    """Return True if both have the same objects as keys and values, in the same order."""
-    # A subclass of `dict` may have methods of its own, which import or compute.
+    """Return True if both have identical keys and values in the same order."""
+    # Methods that a subclass of `dict` overrides may import or compute.
     return (
         dict.__len__(now) == len(before)
         and all(map(is_, dict.keys(now), before))
@@ -559,7 +559,7 @@ def _named(owner: Any) -> str:
 
 
 def _attributes(value: Any) -> dict[Any, Any] | None:
-    """Return an instance's attributes; None if it has no dictionary of them."""
+    """Return an instance's `__dict__`; None if it has none."""
     if issubclass(type(value), _NOT_INSTANCES):
         return None
     try:
@@ -570,7 +570,7 @@ def _attributes(value: Any) -> dict[Any, Any] | None:
 
 
 def _of_codecs() -> Iterator[tuple[Any, str]]:
-    """Yield the interpreter's registries of codecs, which only a search for referrers finds."""
+    """Yield the interpreter's codec registries, which only a search for referrers finds."""
     for found in gc.get_referrers(encodings.search_function):
         if type(found) is list and found[0] is encodings.search_function:
             yield found, "the codecs' search functions"

@@ -1,6 +1,6 @@
-"""The memory and threads of a process, as /proc shows them (proc_pid_maps(5), pagemap, statm).
+"""The memory and threads of a process, from /proc (proc_pid_maps(5), pagemap, statm).
 
-A confined process can open no file of /proc. It reads descriptors that were opened before.
+A confined process cannot open files in /proc. It reads descriptors that were opened before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Mapping:
     end: int
     access: str
     offset: int
-    """Bytes of the file before the mapping's start."""
+    """Offset in the file of the mapping's start, in bytes."""
     inode: int
     path: str
 
@@ -49,36 +49,36 @@ def mappings() -> Iterator[Mapping]:
 
 
 def _entries(pagemap: int, start: int, end: int) -> npt.NDArray[np.uint64]:
-    """Return the entries of an open page map for the pages between two page boundaries."""
+    """Return the page map entries of the pages between two page boundaries."""
     size = (end - start) // mmap.PAGESIZE * 8
     return np.frombuffer(os.pread(pagemap, size, start // mmap.PAGESIZE * 8), np.uint64)
 
 
 def _are(found: npt.NDArray[np.uint64], expected: int, mask: int) -> npt.NDArray[np.bool_]:
-    """Return for each entry whether it has the `expected` bits within `mask`."""
+    """Return a mask of the entries whose bits within `mask` are the `expected` ones."""
     matching: npt.NDArray[np.bool_] = (found & np.uint64(mask)) == np.uint64(expected)
     return matching
 
 
 def exclusive(pid: int) -> array.array[int]:
-    """Return the memory that `pid`, a fork of this process, no longer shares with it."""
+    """Return the private memory of `pid`, a fork of this process, as addresses and lengths."""
     own = (each for each in mappings() if each.access[:2] == "rw" and each.path[:2] != "[v")
     return _pages(pid, own, _PRESENT | _EXCLUSIVE, _PRESENT | _OF_A_FILE | _EXCLUSIVE)
 
 
 def found(pid: int) -> array.array[int]:
-    """Return the pages of files that `pid`, a fork of this process, has read."""
+    """Return the pages of files that `pid`, a fork of this process, has read, as addresses and lengths."""
     files = (each for each in mappings() if each.inode and each.access.startswith("r"))
     return _pages(pid, files, _PRESENT | _OF_A_FILE, _PRESENT | _OF_A_FILE)
 
 
 def written(mapping: Mapping) -> array.array[int]:
-    """Return the pages of a private file mapping that this process wrote to."""
+    """Return the written pages of a private file mapping of this process, as addresses and lengths."""
     return _pages("self", [mapping], _PRESENT, _PRESENT | _OF_A_FILE)
 
 
 def _pages(pid: int | str, of: Iterable[Mapping], expected: int, mask: int) -> array.array[int]:
-    """Return the addresses and lengths of the pages that have the `expected` bits within `mask`."""
+    """Return addresses and lengths of the pages whose entry bits within `mask` are the `expected` ones."""
     ranges = array.array("Q")
     with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as pagemap:
         for mapping in of:
@@ -93,7 +93,7 @@ def _pages(pid: int | str, of: Iterable[Mapping], expected: int, mask: int) -> a
 
 
 _BYTES_PER_READ = (1 << 18) * mmap.PAGESIZE
-"""Memory whose entries one call reads: 2 MB of them."""
+"""Memory whose page map entries one call reads: 2 MB of entries."""
 
 _RESET_PEAK = b"5"
 _RESIDENT, _SHARED, _DATA = 1, 2, 5
@@ -103,9 +103,9 @@ _KIB = 1024
 
 @dataclass(frozen=True, slots=True)
 class ProcFiles:
-    """Files of this process's /proc, opened before it is confined and without privileges.
+    """Files of this process in /proc, opened before confinement and without privileges.
 
-    A page map that a process with CAP_SYS_ADMIN opened would tell where pages lie in physical memory.
+    Opened with CAP_SYS_ADMIN, a page map would show physical addresses.
     """
 
     pagemap: int
@@ -115,7 +115,7 @@ class ProcFiles:
 
     @classmethod
     def open(cls, clear_refs: int | None = None) -> ProcFiles:
-        """Open the files; `clear_refs` is that one where the host has opened it for this process."""
+        """Open the files; `clear_refs` is its descriptor if the host has opened it for this process."""
         with without_capabilities():
             if clear_refs is None:
                 clear_refs = os.open("/proc/self/clear_refs", os.O_WRONLY)
@@ -127,10 +127,10 @@ class ProcFiles:
             )
 
     def own_pages(self, start: int, end: int) -> npt.NDArray[np.bool_]:
-        """Return for each page between two page boundaries whether it belongs to this process alone.
+        """Return a mask of the pages between two page boundaries that are private to this process.
 
-        Such a page belongs to no file and to no other process. The page map does not say whether a
-        swapped-out page is shared: it counts as this process's own.
+        A private page belongs to no file and no other process. The page map does not show whether a
+        swapped-out page is shared, so such a page counts as private.
         """
         parts = [np.empty(0, np.bool_)]
         for at in range(start, end, _BYTES_PER_READ):
@@ -140,15 +140,15 @@ class ProcFiles:
         return np.concatenate(parts)
 
     def reset_peak(self) -> None:
-        """Begin to measure this process's peak of resident memory anew (see `peak_bytes`)."""
+        """Reset this process's peak of resident memory (see `peak_bytes`)."""
         os.write(self.clear_refs, _RESET_PEAK)
 
     def data_bytes(self) -> int:
-        """Return the private writable memory, as RLIMIT_DATA counts it, with the stack."""
+        """Return the bytes of private writable memory, as RLIMIT_DATA counts it, plus the stack."""
         return self._statm()[_DATA] * mmap.PAGESIZE
 
     def anonymous_bytes(self) -> int:
-        """Return the resident memory that belongs to no file."""
+        """Return the bytes of resident memory that belong to no file."""
         fields = self._statm()
         return (fields[_RESIDENT] - fields[_SHARED]) * mmap.PAGESIZE
 
@@ -156,17 +156,17 @@ class ProcFiles:
         return [int(field) for field in os.pread(self.statm, 200, 0).split()]
 
     def threads(self) -> int:
-        """Return the number of this process's threads, with those of native libraries."""
+        """Return the number of this process's threads, including those of native libraries."""
         os.lseek(self.tasks, 0, os.SEEK_SET)
         return sum(name.isdigit() for name in os.listdir(self.tasks))  # noqa: PTH208
 
 
 def reset_peak() -> None:
-    """Begin to measure the peak of resident memory anew, in a process that may open /proc."""
+    """Reset the peak of resident memory, in a process that may open /proc."""
     Path("/proc/self/clear_refs").write_bytes(_RESET_PEAK)
 
 
 def peak_bytes() -> int:
-    """Return the peak of this process's resident memory since the last reset."""
+    """Return the peak of this process's resident memory since the last reset, in bytes."""
     # A confined process cannot read the peak from /proc.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB

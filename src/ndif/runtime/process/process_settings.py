@@ -34,25 +34,25 @@ from ndif.runtime.process.libraries import is_of_a_library
 from ndif.runtime.process.namespaces import Lengths, Versions
 
 _ATTEMPTS = 2
-"""Attempts to restore what has changed: one setting may change another."""
+"""Attempts to restore changed settings; more than one, because one setting may change another."""
 
 
 class ProcessSettings:
-    """The settings of this process, each with the value that it had when this was made."""
+    """The settings of this process, with their values at the creation of this object."""
 
     def __init__(self, known: Sequence[ProcessSetting] | None = None) -> None:
-        """Read all; a fork that is given those that its parent has read need not look for them."""
+        """Read all settings; a fork may pass the list that its parent has found as `known`."""
         self.known = settings() if known is None else known
         self._threads = torch.get_num_threads()
         self._before: list[tuple[ProcessSetting, Any]] = []
         for setting in self.known:
-            with contextlib.suppress(Exception):  # one that this machine's torch does not have
+            with contextlib.suppress(Exception):  # torch on this machine may lack the setting
                 self._before.append((setting, setting.read()))
 
     def restore(self) -> str | None:
-        """Stop timers and restore what has changed; return the name of what cannot be restored, or None."""
+        """Stop timers and restore settings; return the name of one that cannot be restored, else None."""
         _stop_timers()
-        # A number that another thread has set is not this thread's, and that of every later thread.
+        # Always set: a number set in another thread is invisible here, but applies to later threads.
         torch.set_num_threads(self._threads)
         changed = self._changed()
         for _ in range(_ATTEMPTS if changed else 0):
@@ -68,7 +68,7 @@ class ProcessSettings:
 
 
 class ProcessSetting(NamedTuple):
-    """One setting, which can be read and, unless `restore` is None, restored."""
+    """A setting that can be read and, unless `restore` is None, restored."""
 
     name: str
     read: Callable[[], Any]
@@ -84,9 +84,9 @@ class ProcessSetting(NamedTuple):
 
 
 def settings() -> list[ProcessSetting]:
-    """Return all settings that this Python, torch and numpy have.
+    """Return all settings of this version of Python, torch and numpy.
 
-    Random numbers are no settings: each request begins with a seed of its own.
+    States of random generators are not included: each request begins with a new seed.
     """
     rows: list[_Row] = []
     for module, names in _PAIRS:
@@ -115,7 +115,7 @@ def settings() -> list[ProcessSetting]:
 
 
 _SIGNALS = [int(number) for number in signal.valid_signals()]
-"""Numbers, whose handlers `_signal` tells: `signal` makes members of enumerations of both."""
+"""Plain integers for `_signal`: module `signal` would convert numbers and handlers to enum members."""
 
 _Row = tuple[Any, ...]
 """The arguments of a `ProcessSetting`."""
@@ -128,7 +128,7 @@ _PAIRS: list[tuple[Any, tuple[str, ...]]] = [
     (torch, ("_float32_matmul_precision",)),
     (np, ("errcall", "bufsize")),
 ]
-"""Settings NAME that a module's functions `getNAME` and `setNAME` read and set."""
+"""Settings NAME that the functions `getNAME` and `setNAME` of a module read and set."""
 
 _ATTRIBUTES: list[tuple[Any, tuple[str, ...]]] = [
     (sys, ("excepthook", "unraisablehook", "displayhook", "breakpointhook")),
@@ -144,7 +144,7 @@ _ATTRIBUTES: list[tuple[Any, tuple[str, ...]]] = [
     (torch.backends.cuda.matmul, ("allow_bf16_reduced_precision_reduction",)),
     (torch.backends.mkldnn, ("deterministic", "allow_tf32")),
 ]
-"""Settings that are attributes; one that this version of torch lacks reads as None."""
+"""Settings that are attributes; an attribute that this version of torch lacks reads as None."""
 
 
 def _of_python() -> list[_Row]:
@@ -205,14 +205,14 @@ def _set_warnings(filters: list[Any]) -> None:
 
 
 def forget_warnings() -> None:
-    """Forget which warnings were shown, so that Python shows each of them again."""
-    with warnings.catch_warnings():  # filters count as changed, so modules drop what they remember
+    """Forget which warnings were shown, so that Python shows all of them again."""
+    with warnings.catch_warnings():  # changes the filters' version, which voids all registries
         pass
     warnings.onceregistry.clear()  # type: ignore[attr-defined]
 
 
 class _Loggers:
-    """The settings of all loggers, of which there are hundreds: read again only after a change."""
+    """The settings of all loggers; there are hundreds, so they are read again only after a change."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[Any, ...]] = {}
@@ -224,7 +224,6 @@ class _Loggers:
         self._with_items: list[tuple[str, logging.Logger]] = []
 
     def read(self) -> dict[str, tuple[Any, ...]]:
-        """Return the settings of each logger, by its name."""
         if self._may_have_changed():
             self._read_all()
         for name, logger in self._with_items:
@@ -250,11 +249,11 @@ class _Loggers:
         self._loggers = [*found.values()]
         self._dicts = [*map(vars, self._loggers)]
         self._versions = Versions([self._by_name, *self._dicts])
-        # These are kept by their loggers, whose versions tell of another one in their place.
+        # Another list in place of one of these would show in its logger's version.
         self._lists = Lengths(
             [items for each in self._loggers for items in (each.handlers, each.filters)]
         )
-        # The other lists change only if they grow.
+        # Loggers with items are compared on each read; an empty list can only change by growing.
         self._with_items = [
             (name, each) for name, each in found.items() if each.handlers or each.filters
         ]
@@ -262,7 +261,7 @@ class _Loggers:
 
 
 def _logger_settings(logger: logging.Logger | logging.PlaceHolder) -> tuple[Any, ...]:
-    if isinstance(logger, logging.PlaceHolder):  # the name of a logger to come
+    if isinstance(logger, logging.PlaceHolder):  # stands for a parent that is not created yet
         return (logger,)
     return (
         logger,
@@ -276,7 +275,7 @@ def _logger_settings(logger: logging.Logger | logging.PlaceHolder) -> tuple[Any,
 
 
 def _set_loggers(before: dict[str, tuple[Any, ...]]) -> None:
-    """Restore all loggers, and remove new ones but for those of libraries that were loaded."""
+    """Restore all loggers, and remove new ones except those of newly loaded libraries."""
     by_name = logging.root.manager.loggerDict
     for name, now in [*by_name.items()]:
         known = before.get(name, (None,))[0]
@@ -344,7 +343,7 @@ def _of_torch() -> list[_Row]:
         ("printing of torch", lambda: dict(printing), printing.update),
         ("hooks of all modules", lambda: [dict(hooks) for hooks in _HOOKS], _set_hooks),
         *_of_functions(),
-        # Before the function modes, of which it is one.
+        # Before the function modes: the default device is one of them.
         ("default device", _default_device, _set_default_device),
         ("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
         ("inference mode", torch.is_inference_mode_enabled),
@@ -379,7 +378,7 @@ def _of_torch() -> list[_Row]:
 
 
 def _of_functions() -> list[_Row]:
-    """Return the functions that transformers replaces while it builds a model."""
+    """Return the settings for functions that transformers replaces while it builds a model."""
     functions = {
         name: value
         for name, value in vars(torch.nn.init).items()
@@ -418,7 +417,7 @@ def _set_default_device(context: Any) -> None:
 
 
 def _of_precision() -> list[_Row]:
-    """Return torch's precision of float32 by backend and operation, which newer versions have."""
+    """Return torch's float32 precision by backend and operation; [] in older versions without it."""
     if not hasattr(torch._C, "_get_fp32_precision_getter"):
         return []
     read, write = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
@@ -450,7 +449,7 @@ def _set_printing(before: Mapping[str, Any]) -> None:
 
 
 def _stop_timers() -> None:
-    """Stop the timers that send this process signals, if the confinement permits timers at all."""
+    """Stop the timers that send signals to this process, if the confinement permits timers at all."""
     with contextlib.suppress(OSError):
         signal.alarm(0)
         for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):

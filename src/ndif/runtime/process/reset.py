@@ -1,11 +1,11 @@
 """The reset of a confined process between two requests of one user.
 
 After a reset the process shows no more of an earlier request than a new process does. State that is simple
-to restore is restored: settings of torch and numpy, the model's hooks, modules that came with the request.
-Any other change is only detected: then the process ends, and the next request gets a new one. Random
-numbers of torch and numpy need neither, because each request begins with a seed of its own.
+to restore is restored: settings of torch and numpy, the model's hooks, modules that the request brought.
+Any other change is only detected: the process ends, and the next request gets a new one. Random generators
+of torch and numpy need neither, because each request begins with a new seed.
 
-The reset does not keep users apart: a process never serves two of them.
+The reset is no boundary between users: a process serves one user only.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ if TYPE_CHECKING:
     from ndif.runtime.process.isolation import Isolation
 
 _THREAD_EXIT_S = 0.5
-"""Seconds in which a thread that the block waited for, or nearly, may end: Python has joined it before the
-system has ended it, and nnsight runs each invoke in one."""
+"""Seconds for the block's threads to end. Python joins a thread before the kernel has removed it, and
+nnsight runs each invoke in a thread."""
 _THREAD_POLL_S = 0.001
 
 _SLACK_BYTES = 64 << 20
-"""Bytes that the allocators may keep; the next request's memory limit is smaller by as much."""
+"""Bytes that the allocators may keep; they reduce the memory that the next request may take."""
 _TRIM_BYTES = 16 << 20
-"""Growth in bytes from which freed memory is returned to the system."""
+"""Growth in bytes above which freed memory is returned to the system."""
 
 _INTERPRETER_NOTES = frozenset({"__slotnames__", "__warningregistry__", "__signature__"})
 """Attributes that Python itself adds to classes and modules, as caches or to warn once."""
 
 _COUNTERS = (".hooks.RemovableHandle", "._lazy_seed_tracker", "._queued_calls")
-"""Attributes that torch changes when hooks are registered or seeds are set; restoring them is harmless."""
+"""Objects that torch changes when hooks are registered or seeds are set; restoring them is harmless."""
 
 
 class Reset:
-    """Return a runner's process to the state that `begin` records; raise for what cannot be restored."""
+    """The reset of a runner's process to the state that `begin` recorded."""
 
     def __init__(
         self,
@@ -80,20 +80,20 @@ class Reset:
         self._settings = ProcessSettings(self._isolation.settings)
         self._exit_functions = atexit._ncallbacks()
         self._model = self._isolation.model_state or ModelState(self._generation.model)
-        # Weights on devices belong to another process, which verifies them.
+        # The weight owner verifies weights on devices.
         own = self._generation.model._module if self._driver is None else torch.nn.Module()
         self._weights = WeightsMemory(own, self.proc_files)
         self._threads = self.proc_files.threads()
         self._data = self.proc_files.data_bytes()
         self._anonymous = self.proc_files.anonymous_bytes()
         self._descriptors = _descriptors()
-        # Present objects stay frozen, so that a request's objects are all that the collector tracks.
+        # With present objects frozen, the collector tracks the objects of requests only.
         gc.freeze()
 
     def __call__(self, header: Mapping[str, Any], *, rested: bool) -> None:
         """Remove everything that a request left; raise ResetError if something cannot be removed.
 
-        A process that `rested` before the request is taken to rest after it, and gives free memory back.
+        If the process `rested` before the request, it is expected to rest again and returns free memory.
         """
         if header["env"].get("peft"):
             raise ResetError("an adapter was put on the model")
@@ -114,12 +114,13 @@ class Reset:
         if rested:
             trim(KEPT_TOP)
         if self._driver is not None:
-            self.decode_ahead()  # where weights could be written to, it is stopped as soon as it waits
+            # The host stops a runner that could write to shared weights as soon as it is idle.
+            self.decode_ahead()
 
     def decode_ahead(self) -> None:
-        """Decode what the next request will have in common with others, once it may be on its way.
+        """Decode the part of the next payload that is common to all payloads.
 
-        Of these objects it makes its own: the collector is to find them after it.
+        Call this after the reset: the decoded objects belong to the next request and must not be frozen.
         """
         self._isolation.decode_ahead()
 
@@ -139,7 +140,7 @@ class Reset:
         spaces = self._namespaces
         loaded = spaces.restore_modules(is_of_a_library)
         if loaded and not self._guarded:
-            # The module's own changes cannot be told from the request's.
+            # The module's own changes cannot be distinguished from the request's.
             raise ResetError(f"the module {loaded} was loaded")
         if (function := spaces.patched()) is not None:
             raise ResetError(f"the function {function} was changed")
@@ -158,7 +159,7 @@ class Reset:
         return bool(loaded)
 
     def _check_objects(self, *, loaded: bool) -> None:
-        """Check that no object of the request is alive, whatever refers to it."""
+        """Raise ResetError if an object of the request is alive, whatever refers to it."""
         gc.collect()
         for found in gc.get_objects():
             if (name := _name_of_request_object(found, loaded=loaded)) is not None:
@@ -170,13 +171,13 @@ class Reset:
             self._driver.release_memory()
         if self.proc_files.anonymous_bytes() > self._anonymous + _TRIM_BYTES:
             trim()
-        # A GPU's driver maps any amount of memory, and no limit of the next request counts it.
+        # A GPU's driver maps any amount of memory, which counts towards no limit of a request.
         if self._driver is None and self.proc_files.data_bytes() > self._data + _SLACK_BYTES:
             raise ResetError("memory was not freed")
 
 
 def _descriptors() -> dict[int, tuple[int, ...]]:
-    """Return the file behind each descriptor that is open, of those that this process may have."""
+    """Return the identity, mode and blocking flag of the file behind each open descriptor."""
     closed = {fd for fd, events in _DESCRIPTORS.poll(0) if events & select.POLLNVAL}
     found: dict[int, tuple[int, ...]] = {}
     for fd in range(_MAX_DESCRIPTORS):
@@ -188,23 +189,22 @@ def _descriptors() -> dict[int, tuple[int, ...]]:
 
 _MAX_DESCRIPTORS = 256
 _DESCRIPTORS = select.poll()
-"""Tells in one call which of them are closed."""
+"""Finds all closed descriptors in one call."""
 for _fd in range(_MAX_DESCRIPTORS):
     _DESCRIPTORS.register(_fd, 0)
 
 
 def _start_threads(model: Any) -> None:
-    """Start the threads of libraries that ordinary requests start and that stay."""
+    """Start the persistent threads of libraries that ordinary requests would start."""
     with torch.enable_grad():
         torch.ones(1, requires_grad=True).sum().backward()
     with contextlib.suppress(Exception):
-        # The caller's thread tokenizes a single text, a pool of threads several.
+        # Several texts, because a single one does not start the tokenizer's thread pool.
         model.tokenizer(["one", "two"])
 
 
 def _name_of_request_object(found: Any, *, loaded: bool) -> str | None:
-    """Return the name of an object that only a request can have made; None if it may be a library's."""
-    # If the request `loaded` libraries, their functions and classes are as new as its own.
+    """Return the name of an object that only a request can have created, not a library that it `loaded`."""
     kind = type(found)
     if kind is types.FunctionType:
         file = found.__code__.co_filename

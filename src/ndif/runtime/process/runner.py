@@ -1,4 +1,4 @@
-"""A runner: a fork of the zygote that runs one request, or one request after another."""
+"""A runner: a fork of the zygote that runs one request or several in sequence."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from ndif.runtime.process.reset import Reset
 
 _STEPS = ("prepare", "execute", "pack")
-_now, _clock = time.time, time.monotonic  # whatever a block makes of the module
+_now, _clock = time.time, time.monotonic  # bound here because a block may patch the module
 _RESTED_S = 5.0
-"""Seconds without a request after which free memory was held for nothing. To have it again takes 2 ms."""
+"""Idle seconds before a request after which free memory is worth returning; regaining it takes 2 ms."""
 _IDLE_S = 0.05
-"""Seconds without a request after which the runner collects garbage, so that it delays no request."""
+"""Idle seconds after which the runner collects garbage, so that the collection delays no request."""
 
 _MEMORY_MESSAGES = (
     "MemoryError",
@@ -66,32 +66,31 @@ _MEMORY_MESSAGES = (
     "bad_alloc",
     "out of memory",
 )
-"""Messages of Python, torch and the C library when memory runs out."""
+"""Error messages of Python, torch and the C library when memory runs out."""
 _LIMIT_MESSAGES = (*_MEMORY_MESSAGES, "can't start new thread")
 
 
 class _LogStream(io.TextIOBase):
     """The standard output of a block: each complete line becomes a log message to its user.
 
-    A progress bar writes the same line again and again, each time after a carriage return. A message shows
-    what a terminal would show: the last of them, from time to time.
+    A progress bar redraws its line after carriage returns. As on a terminal, only the latest state of such
+    a line is sent, at intervals.
     """
 
     _REDRAWN_S = 1.0
-    """Seconds between two messages of a line that is written again and again, at least."""
+    """Least seconds between two messages of a redrawn line."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._line = ""
         self._redrawn = -self._REDRAWN_S
         self._last = ""
-        """The last message of a line that is written again and again."""
+        """The last message of a redrawn line."""
 
     def writable(self) -> bool:
         return True
 
     def write(self, text: str) -> int:
-        """Collect `text` and send every line that it completes."""
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
             self._send(line)
@@ -105,7 +104,7 @@ class _LogStream(io.TextIOBase):
         return len(text)
 
     def finish(self) -> None:
-        """Send the last line, which no newline ended."""
+        """Send the last line, which has no newline."""
         self._send(self._line)
         self._line = ""
 
@@ -122,33 +121,33 @@ class _LogStream(io.TextIOBase):
 
 
 def _shown(line: str) -> str:
-    """Return what a terminal shows of a line with carriage returns: what was written last."""
+    """Return the part of a line with carriage returns that a terminal shows: the last one."""
     return next(filter(str.strip, reversed(line.split("\r"))), "")
 
 
 def _show_warning(
     message: Warning | str, category: type[Warning], *_: object, **__: object
 ) -> None:
-    """Print a warning for the user, without the path of the file on this server that raised it."""
+    """Print a warning for the user, without the server's path of the file that raised it."""
     print(f"{category.__name__}: {message}", file=sys.stderr)
 
 
 def _seed(*, devices: bool) -> None:
-    """Give the request random numbers of its own: every fork begins with the numbers of its zygote."""
+    """Reseed all random generators: every fork inherits the state of its zygote's."""
     random.seed()
     seed = secrets.randbits(64)
     if devices:
         torch.manual_seed(seed)
     else:
-        # For devices that this process never has torch would keep the seed, and format the stack.
+        # `torch.manual_seed` would queue the seed for absent devices, and format the stack for that.
         torch.default_generator.manual_seed(seed)
     numpy.random.seed(secrets.randbits(32))
 
 
 class InterruptedBlock(BaseException):
-    """The error that ends a block in the line where it is when the host sends SIGUSR1."""
+    """The error that ends a block at its current line when the host sends SIGUSR1."""
 
-    __module__ = "builtins"  # its text is for the block's author
+    __module__ = "builtins"  # hides this module's name from the block's author
 
 
 def _interrupt(*_: object) -> None:
@@ -158,14 +157,14 @@ def _interrupt(*_: object) -> None:
 
 
 class Runner:
-    """Run the requests of one channel.
+    """The process that runs the requests of one channel.
 
-    Owns the process's threads and reports each request's log, result, error and cost. It does not confine
-    the process or start the driver; the zygote does both before it creates the runner.
+    Reports the log, result, error and cost of each request, and owns the process's threads. The zygote
+    confines the process and starts the driver before it creates the runner.
     """
 
     runs_block: ClassVar[bool] = False
-    """True while the one runner of this process runs a block, which may be interrupted."""
+    """True while this process's runner runs a block, which may be interrupted."""
 
     def __init__(
         self,
@@ -175,39 +174,39 @@ class Runner:
         driver: Cuda | None,
         isolation: Isolation | None = None,
     ) -> None:
-        """Start this process's threads; its driver (None on CPUs) and isolation hold already."""
+        """Start this process's threads; `driver` (None on CPUs) and `isolation` are already in effect."""
         self._channel = channel
         self._generation = generation
         self._threads = start_threads(threads)
         self._driver = driver
         self._isolation = isolation
         self._proc_files: proc_files.ProcFiles | None = None
-        """Resets the peak of memory between requests of a confined process; None if it runs one request."""
+        """For the memory peak of a confined process that runs several requests; else None."""
         self._model_reset: ModelReset | None = None
-        """The reset of a trusted runner; None where the whole process is reset, or ends."""
+        """The reset of a trusted runner; None for confined runners."""
         signal.signal(signal.SIGUSR1, _interrupt)
         warnings.showwarning = _show_warning
-        torch.set_warn_always(True)  # torch tells many warnings only once a process
+        torch.set_warn_always(True)  # by default torch shows many warnings only once per process
 
     def serve_once(self) -> None:
-        """Run one request; the end of the process cleans up after it."""
+        """Run one request; the process must end after it."""
         self._report_ready()
         with contextlib.suppress(EOFError, ConnectionError, DeviceError):
             run, payload, _ = self._channel.expect(Run)
             self._run(run, bytes(payload))
 
     def serve_one_user(self, reset: Reset) -> None:
-        """Run one user's requests, and reset the process after each; return when it cannot be reset."""
+        """Run one user's requests and reset the process after each; return when the reset fails."""
         self._proc_files = reset.proc_files
         reset.begin()
         self._report_ready()
         with contextlib.suppress(EOFError, ConnectionError, DeviceError):
-            since = -_RESTED_S  # a user who has just come may think, too
+            since = -_RESTED_S  # a new user may also pause after the first request
             while True:
                 reset.decode_ahead()
                 run, payload, _ = self._channel.expect(Run)
                 rested = _clock() - since > _RESTED_S
-                # Context variables that the request sets end with the copied context.
+                # Context variables that the request sets vanish with the copied context.
                 contextvars.copy_context().run(self._run, run, bytes(payload))
                 payload = bytearray()
                 since = _clock()  # the reset may take a while
@@ -215,7 +214,7 @@ class Runner:
                     return
 
     def serve(self, reset: ModelReset) -> None:
-        """Run requests, and reset model and settings after each; return when they cannot be reset."""
+        """Run trusted requests and reset model and settings after each; return when the reset fails."""
         self._model_reset = reset
         reset.begin()
         self._report_ready()
@@ -232,7 +231,7 @@ class Runner:
                     return
 
     def _reset(self, reset: Callable[[], None]) -> bool:
-        """Call `reset` and report that this runner waits; if it fails, report that and return False."""
+        """Call `reset` and report that this runner is idle, or report a failed reset and return False."""
         try:
             reset()
         except ResetError as error:
@@ -261,7 +260,7 @@ class Runner:
                     moments.append(_now())
                     Runner.runs_block = True
                     saves = self._generation.run(payload, stream, policy)
-                    # Asynchronous work of the block may still fail.
+                    # The block's asynchronous work on a device may still fail.
                     self._synchronize()
             finally:
                 Runner.runs_block = False
@@ -287,7 +286,7 @@ class Runner:
             )
 
     def _run_together(self, runs: Sequence[Run], payloads: bytes) -> None:
-        """Run several requests in one forward pass, and answer those that can be answered so."""
+        """Run several requests in one forward pass; a None answer means the request must be rerun."""
         self._begin()
         moments = [_now()]
         answers: list[tuple[InlineAnswer | None, bytes]] = [(None, b"")] * len(runs)
@@ -295,20 +294,20 @@ class Runner:
         saves: list[Saves | None] = []
         try:
             with redirect_stdout(printed), redirect_stderr(printed):
-                self._prepare(runs[0].env)  # all of them ask for the same
+                self._prepare(runs[0].env)  # only requests with equal env share a pass
                 parts = list(_split(payloads, runs))
                 moments.append(_now())
                 if not printed.getvalue():
                     saves = self._generation.run_together(parts)
                     self._synchronize()
             moments.append(_now())
-            # What is printed is somebody's, and nobody knows whose.
+            # Printed text cannot be attributed to one of the requests.
             if not printed.getvalue():
                 answers = [self._answer(each, run) for each, run in zip(saves, runs, strict=True)]
         except DeviceError:
             raise
         except Exception:
-            answers = [(None, b"")] * len(runs)  # alone, each says what is wrong
+            answers = [(None, b"")] * len(runs)  # rerun individually, each reports its own error
         report = _report(self._peak_bytes(), moments)
         self._channel.send(
             AnswersTogether(tuple(each for each, _ in answers), report),
@@ -316,7 +315,7 @@ class Runner:
         )
 
     def _answer(self, saves: Saves | None, run: Run) -> tuple[InlineAnswer | None, bytes]:
-        """Return the place and the content of a result; no place if no frame can have it."""
+        """Return the place and content of a result; None and b"" if it must be rerun individually."""
         if saves is None:
             return None, b""
         try:
@@ -329,7 +328,7 @@ class Runner:
         return InlineAnswer(len(content), run.compress_inline), content
 
     def _begin(self) -> None:
-        """Begin a request, which finds no random numbers, warnings and peak of memory of an earlier one."""
+        """Begin a request with fresh random numbers, warnings and memory peak."""
         torch.set_grad_enabled(True)
         _seed(devices=self._driver is not None)
         forget_warnings()
@@ -338,11 +337,11 @@ class Runner:
 
     def _prepare(self, env: Mapping[str, Any]) -> None:
         if self._generation.prepare(env) and self._model_reset is not None:
-            # An adapter, and the weights that it brings, stay for the next such request.
+            # An adapter stays, with its weights, until a request has another env.
             self._model_reset.begin()
 
     def _peak_bytes(self) -> int:
-        # A model on devices has its peak of memory there.
+        # With the model on devices, the peak of their memory counts.
         return proc_files.peak_bytes() if self._driver is None else self._driver.peak_bytes()
 
     def _synchronize(self) -> None:
@@ -358,10 +357,7 @@ class Runner:
             self._proc_files.reset_peak()
 
     def _deliver(self, result: Result, run: Run, report: Callable[[], RunReport]) -> None:
-        """Send a small result in a frame; write a large one into a file that the host provides.
-
-        `report` returns the cost of the run until it is called.
-        """
+        """Send a small result in a frame, a large one in a file from the host; `report` is called last."""
         if result.content is not None:
             content = result.compressed() if run.compress_inline else result.content
             self._channel.send(Returned(run.compress_inline, report()), content)
@@ -381,7 +377,7 @@ class Runner:
         self._channel.send(Spilled(report()))
 
     def _write(self, result: Result, fd: int, run: Run) -> None:
-        """Write a result in its client's form, without effort on what hardly compresses or goes not far."""
+        """Write a result in its client's form; compress it only if it compresses well and travels far."""
         if not run.compressed:
             result.write(fd)
         elif run.nearby or not result.compresses():
@@ -390,7 +386,7 @@ class Runner:
             result.write_compressed(fd, self._threads)
 
     def _fail(self, text: str, moments: Sequence[float]) -> None:
-        """Report an error to the user; raise DeviceError if a device's state in this process is lost."""
+        """Report an error to the user; raise DeviceError if a device has lost this process's state."""
         report = _report(self._peak_bytes(), moments)
         lost: DeviceError | None = None
         try:
@@ -409,7 +405,7 @@ class Runner:
             raise lost
 
     def _limit_hint(self, text: str) -> str:
-        """Return a sentence on the limits of a request if the error `text` may come from one, else ""."""
+        """Return a sentence on the request's limits if one of them may have caused the error, else ""."""
         if self._isolation is None or not any(message in text for message in _LIMIT_MESSAGES):
             return ""
         limits = self._isolation.confinement
@@ -435,13 +431,13 @@ class Runner:
 
 
 def _report(peak_bytes: int, moments: Sequence[float]) -> RunReport:
-    """Return the cost of a run whose steps began at these moments, and the last of which ends now."""
+    """Return the cost of a run whose steps began at these moments; the last step ends now."""
     spans = zip(_STEPS, moments, [*moments[1:], _now()], strict=False)
     return RunReport(peak_bytes, tuple(RunStep(*span) for span in spans))
 
 
 def _split(payloads: bytes, runs: Iterable[Run]) -> Iterator[bytes]:
-    """Yield the payload of each run, decompressed; empty for one that cannot be."""
+    """Yield the decompressed payload of each run; b"" for an invalid one."""
     start = 0
     for run in runs:
         payload = payloads[start : start + run.size]
@@ -453,7 +449,7 @@ def _split(payloads: bytes, runs: Iterable[Run]) -> Iterator[bytes]:
 
 
 def _memory_hint(error: BlockError) -> str:
-    """Return a sentence on how to take less memory if a block ran out of it, else ""."""
+    """Return a sentence on how to save memory if a block ran out of it, else ""."""
     if not any(message in error.traceback for message in _MEMORY_MESSAGES):
         return ""
     less = "A smaller batch and shorter prompts take less memory."
@@ -467,7 +463,7 @@ def _memory_hint(error: BlockError) -> str:
 
 
 def _has_gradients(error: BaseException) -> bool:
-    """Return True if a frame of the error holds a value that was computed with gradients on."""
+    """Return True if a frame of the error holds a tensor that was computed with gradients on."""
     return any(
         isinstance(value, torch.Tensor) and value.grad_fn is not None
         for frame, _ in walk(error.__traceback__)

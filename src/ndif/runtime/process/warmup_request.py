@@ -1,8 +1,8 @@
-"""A complete request that a process runs before a client's first one.
+"""A complete request that a process runs before the first request of a client.
 
 The first request of a process imports modules, builds kernels and maps memory; a warm-up request in the
-zygote does all that for its forks. A forward pass alone leaves out how nnsight unpickles, compiles and
-interleaves, and how torch writes a result, which together cost a fresh process as much again.
+zygote does all that for its forks. A forward pass alone does not warm up nnsight's unpickling, compiling
+and interleaving, nor torch's writing of a result. These cost a fresh process as much again.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _INCOMPLETE_INPUT = (
     AssertionError,
     RuntimeError,
 )
-"""Errors of a forward pass that needs more inputs. Errors of a device appear when it is synchronized."""
+"""Errors of a forward pass that needs more inputs. Device errors only appear on synchronization."""
 _PARALLEL_NUMEL = 1 << 18
-"""Elements of a tensor that torch splits among its threads."""
+"""Elements of a tensor large enough for torch to split it among its threads."""
 
 
 def warm_up(model: Any) -> None:
-    """Run a few tokens, so that a first forward pass finds its modules, kernels and memory ready."""
-    # A model that needs more inputs than tokens is served all the same.
+    """Run a few tokens, so that the first forward pass of a request finds modules and kernels ready."""
+    # A model that needs other inputs than tokens is served without a warm-up.
     with contextlib.suppress(Exception):
         _run_tokens(model)
 
 
 def warm_up_on_device(model: Any) -> None:
-    """Run a few tokens where CUDA has just started, and load the libraries that it loads lazily.
+    """Run a few tokens after the start of CUDA, so that it loads its lazy libraries.
 
-    Errors that a model raises because it needs more inputs are no errors of the device.
+    Errors of a model that needs other inputs are ignored; errors of the device are raised.
     """
     try:
         _run_tokens(model)
@@ -77,10 +77,7 @@ _ANY_SIZE = 1 << 62
 
 
 class WarmupRequest:
-    """A request of the model's generation that can run any number of times.
-
-    A model for which no such request can be made or run is warmed up by a forward pass alone.
-    """
+    """A repeatable request of the model's generation; if it is not possible, a forward pass replaces it."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
@@ -98,7 +95,7 @@ class WarmupRequest:
             saves = self._generation.run(self._payload, _NO_CLIENT, policy)
             Result(self._generation.export(saves), _ANY_SIZE, _ANY_SIZE).compressed()
         except Exception as error:
-            # One prompt does not suit every kind of model, and every kind is to be served.
+            # A text prompt does not suit every kind of model.
             self._possible = False
             print(f"the warm-up request failed: {sentence(error)}", file=sys.stderr)
             warm_up(self._generation.model)

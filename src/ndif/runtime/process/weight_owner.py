@@ -1,11 +1,11 @@
-"""The weight owner: the process that holds a model's weights on GPUs, and the zygote's client of it.
+"""The weight owner: the process that holds a model's weights on GPUs, and the zygote's client for it.
 
-CUDA does not survive a fork. The zygote, which is forked for each runner, never starts CUDA and has the
-model without weights. The weight owner, forked before all runners, loads the weights. Each runner starts
-CUDA for itself and maps them.
+CUDA does not survive a fork. The zygote, which forks runners, never starts CUDA and has the model without
+weights. The weight owner is forked before all runners and loads the weights. Each runner starts CUDA
+itself and maps them.
 
-An owner ends when the weights move to the CPU's memory, and another one moves them back: CUDA returns its
-own memory on a GPU, and exported memory, only when the process ends.
+When the weights move to CPU memory, their owner ends; a new one moves them back. The reason: CUDA frees
+its own memory on a GPU, and exported memory, only when the process ends.
 """
 
 from __future__ import annotations
@@ -55,24 +55,24 @@ from ndif.runtime.weights.weights import (
 from ndif.sandbox.confinement.confinement import DriverFiles
 
 _DEVICE_TIMEOUT_S = 10.0
-"""Seconds within which a device must do a little work once the process that kept it busy is gone."""
+"""Seconds within which a device must do a small task after the process that kept it busy has ended."""
 
 _RESERVED_FRACTION = 0.1
-"""Fraction of the machine's memory that must stay available beside a cache that is kept unused."""
+"""Fraction of the machine's memory that must be available for a cache to be kept after its use."""
 
 _OVERHEAD_BYTES = 256 << 20
-"""Bytes that torch takes beside a model of any size: cached blocks, workspaces, a checksum's key."""
+"""Bytes that torch takes besides a model of any size: cached blocks, workspaces, a checksum's key."""
 
 
 def owner_shares(max_memory: Mapping[int, int] | None) -> dict[int, int]:
-    """Return the bytes of each device that the weight owner may allocate."""
+    """Return the bytes that the weight owner may allocate on each device."""
     return {device: size + _OVERHEAD_BYTES for device, size in (max_memory or {}).items()}
 
 
 def runner_shares(
     max_memory: Mapping[int, int] | None, weights: Mapping[int, int]
 ) -> dict[int, int]:
-    """Return the bytes of each device that a runner may allocate: those that the mapped weights leave."""
+    """Return the bytes that a runner may allocate on each device, beside the mapped weights."""
     return {
         device: max(0, size - weights.get(device, 0)) + _OVERHEAD_BYTES
         for device, size in (max_memory or {}).items()
@@ -94,7 +94,7 @@ class ModelExport:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Unchanged weights in the CPU's memory, and the export of the owner that put them there."""
+    """Unchanged weights in CPU memory, and the export of the owner that copied them there."""
 
     weights: CachedWeights
     fd: int
@@ -102,7 +102,7 @@ class Cache:
 
 
 class WeightOwner:
-    """Hold weights on devices, verify that they are unchanged, and restore them.
+    """The owner of the weights on devices, which verifies and restores them.
 
     Runners map the weights by the handles in `ModelExport` and never communicate with the owner.
     """
@@ -119,7 +119,8 @@ class WeightOwner:
     ) -> None:
         """Load the weights, from the cache if there is one, and send their export to the zygote.
 
-        `keep_cache` keeps the cache, to restore weights from and to save the next copy to it.
+        With `keep_cache`, the cache stays: weights are restored from it, and the next move to CPU memory
+        needs no copy.
         """
         self._channel = channel
         self._spec = spec
@@ -142,7 +143,7 @@ class WeightOwner:
         channel.send(Signal.LOADED, pickle.dumps(export))
 
     def _load(self, generation: Generation, cache: Cache | None) -> tuple[LoadedModel, float]:
-        """Load the weights; return the model and the seconds that reading it took, now or at first."""
+        """Load the weights; return the model and the seconds that reading its files took."""
         driver, spec = self._driver, self._spec
         driver.prepare_owner()
         driver.start("cuda:0", owner_shares(spec.max_memory))
@@ -173,7 +174,7 @@ class WeightOwner:
         )
 
     def serve(self) -> None:
-        """Serve the zygote's requests until the weights are in the CPU's memory."""
+        """Serve the zygote's requests until the weights are in CPU memory."""
         while True:
             order, _, _ = self._channel.receive()
             if isinstance(order, VerifyWeights):
@@ -186,7 +187,7 @@ class WeightOwner:
                 return
 
     def _verify(self) -> int:
-        """Restore weights that have changed and return their number."""
+        """Restore changed weights and return their number."""
         with self._driver.private_memory():
             self._driver.check(_DEVICE_TIMEOUT_S)
         changed = self._find_changed(self._tensors)
@@ -196,12 +197,11 @@ class WeightOwner:
         return len(changed)
 
     def _find_changed(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
-        """Return the names of the tensors that have changed since they were loaded."""
         with self._driver.private_memory():
             return self._checksum.find_changed(tensors)
 
     def _sources(self) -> list[Source]:
-        """Return the sources of unchanged weights, the quickest first."""
+        """Return the sources of unchanged weights, fastest first."""
         cached = [] if self._cache is None else [self._read_cache]
         return [*cached, from_safetensors(self._folder), self._load_again]
 
@@ -219,7 +219,7 @@ class WeightOwner:
         return {name: tensors[name] for name in names}
 
     def _move_to_cache(self) -> None:
-        """Copy the weights to the CPU's memory, unless the cache that they came from still holds them."""
+        """Copy the weights to CPU memory, unless a kept cache already holds them."""
         if self._cache is not None:
             self._channel.send(Signal.CACHED)
             return
@@ -234,10 +234,9 @@ class WeightOwner:
 
 
 class WeightOwnerClient:
-    """Start weight owners, send them requests, and map their weights in runners.
+    """The zygote's client for its weight owners; runners, as forks of the zygote, map the weights with it.
 
-    Owns the channel to the present owner's process and the cache of the weights in the CPU's memory. The
-    zygote calls it; runners, which are forks of the zygote, map the weights through it.
+    Owns the channel to the present owner and the cache of the weights in CPU memory.
     """
 
     def __init__(
@@ -255,7 +254,7 @@ class WeightOwnerClient:
         self._fork = fork
         self._cache: Cache | None = None
         self.owner: int | None = None
-        """Process id of the owner; None if there is none."""
+        """Process id of the owner; None between owners."""
         self.exported = self._start_owner(spec)
 
     @property
@@ -264,18 +263,18 @@ class WeightOwnerClient:
         return self._channel.socket
 
     def ask_to_verify(self) -> None:
-        """Ask the owner to verify its weights and restore changed ones; `answer` returns the outcome."""
+        """Ask the owner to verify its weights and restore changed ones; `answer` returns the result."""
         if not _can_keep_cache():
             self._drop_cache()
         self._channel.send(VerifyWeights(keep_cache=self._cache is not None))
 
     def answer(self) -> tuple[Message, bytes]:
-        """Return the owner's next answer."""
+        """Return the message and body of the owner's next answer."""
         message, body, _ = self._channel.receive()
         return message, bytes(body)
 
     def cache(self) -> None:
-        """Move the weights to the CPU's memory and end the owner; no runner may be left."""
+        """Move the weights to CPU memory and end the owner; all runners must have ended before."""
         self._channel.send(Signal.CACHE)
         message, body, fds = self._channel.receive()
         if message is Signal.FAILED:
@@ -288,7 +287,7 @@ class WeightOwnerClient:
         self._channel.socket.close()
 
     def uncache(self, max_memory: Mapping[int, int] | None) -> None:
-        """Start another owner that moves the cached weights to devices; a failure cannot be undone."""
+        """Start a new owner that moves the cached weights to devices; a failure cannot be undone."""
         keep = _can_keep_cache()
         spec = replace(self._node_spec, max_memory=max_memory)
         self.exported = self._start_owner(spec, keep_cache=keep)
@@ -297,11 +296,11 @@ class WeightOwnerClient:
         self._generation.move(self.exported.placement)
 
     def leave_to_parent(self) -> None:
-        """Close the owner's channel in a runner, while no other file can have its number."""
+        """Close the owner's channel in a runner; call this before the descriptor can be reused."""
         self._channel.socket.close()
 
     def start(self) -> None:
-        """Start the driver and map the weights in this process, which is a runner."""
+        """Start the driver and map the weights in this process, a runner."""
         shares = runner_shares(self._spec.max_memory, self.exported.weight_bytes)
         self._driver.start(self.exported.placement.device, shares)
         install(self._generation.model._module, self.exported.weights.tensors())
@@ -312,7 +311,7 @@ class WeightOwnerClient:
             self._cache = None
 
     def _start_owner(self, spec: ModelSpec, *, keep_cache: bool = False) -> ModelExport:
-        """Fork an owner of the weights, and return once it has loaded them."""
+        """Fork a weight owner, wait until it has loaded, and return its export."""
         self._node_spec, self._spec = spec, self._driver.select(spec)
         connection, owner_end = socket.socketpair()
 
@@ -342,7 +341,7 @@ class WeightOwnerClient:
                     return export
 
     def _own(self, channel: Channel, *, keep_cache: bool) -> None:
-        """Be an owner until the zygote ends or the weights are cached; report a failure to the zygote."""
+        """Run the owner until the zygote ends or the weights are cached; report failures to the zygote."""
         start_threads(self._spec.threads)
         report_progress(channel)
         try:
@@ -356,14 +355,13 @@ class WeightOwnerClient:
                 channel.send(Signal.FAILED, sentence(error).encode())
 
     def _reap(self) -> int:
-        """Wait until the owner ends and return its exit code."""
         assert self.owner is not None  # noqa: S101 - an owner was forked
         owner, self.owner = self.owner, None
         return os.waitstatus_to_exitcode(os.waitpid(owner, 0)[1])
 
 
 def _can_keep_cache() -> bool:
-    """Return True if the machine has memory for a cache that only saves a later copy."""
+    """Return True if the machine has memory for a cache that is not needed now but saves a later copy."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     total, available = (int(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
     return available > total * _RESERVED_FRACTION

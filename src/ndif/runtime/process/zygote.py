@@ -1,7 +1,7 @@
-"""The model process: holds the weights, forks runners, never runs user code.
+"""The zygote: the root of a model process, which holds the weights, forks runners and never runs user code.
 
-The process keeps to one thread, so that no fork inherits a pool without its threads. Runners share the
-weights copy-on-write. Weights on GPUs are held by another process (see `weight_owner`).
+It has one thread, so that no fork inherits a thread pool without its threads. Runners share the weights
+copy-on-write. Another process holds weights on GPUs (see `weight_owner`).
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ if TYPE_CHECKING:
 
 
 def main(fd: int, driver: Cuda | None = None) -> None:
-    """Load what the host asks for over `fd`, then fork runners until it hangs up."""
+    """Load the model that the host names over `fd`, then fork runners until the host hangs up."""
     end_with_parent()
     control = Channel(socket.socket(fileno=fd))
-    if is_orphan(control.socket):  # what is imported next takes seconds
+    if is_orphan(control.socket):  # the imports below would take seconds for nothing
         return
-    # While the host fetches the model's files; a fork server has imported both.
+    # Imported while the host fetches the model's files; a fork server has already imported both.
     import torch  # noqa: F401
     import transformers  # noqa: F401
 
@@ -89,8 +89,8 @@ def main(fd: int, driver: Cuda | None = None) -> None:
 class Zygote:
     """The parent of every runner of one model.
 
-    Owns the model (or its owner process, on GPUs), forks a runner for each request of the host, and reports
-    how runners ended. Runners talk to the host themselves.
+    Owns the model or the weight owner, forks runners on the host's orders, and reports their exit codes.
+    Runners communicate with the host directly.
     """
 
     def __init__(self, control: Channel, spec: ModelSpec, driver: Cuda) -> None:
@@ -103,21 +103,22 @@ class Zygote:
         self._spec = spec
         self._runners: dict[int, str] = {}
         self._weight_owner: WeightOwnerClient | None = None
-        """The process that holds the weights; None where this process does."""
+        """The client of the weight owner; None if this process holds the weights."""
         self._isolation: Isolation | None = None
         self._warmup_request: WarmupRequest | None = None
         self._rehearsal: Rehearsal | None = None
-        """The fork that is about to show the pages that runners need."""
+        """The running rehearsal, which finds the pages that runners need."""
         self._spare = range(0)
-        """Addresses that runners need not fetch."""
+        """Addresses that runners need not prefetch."""
         self._weights: list[proc_files.Mapping] = []
-        """The weights in this process's memory."""
+        """The mappings of the weights in this process."""
         self._pages: Pages | None = None
+        """Pages that fresh runners prefetch."""
         self._structure = b""
         """The model's structure as JSON; empty if it could not be described."""
         self._first_to_be_killed: FirstToBeKilled | None = None
-        """Set where this process is confined, and its forks can no longer name themselves."""
-        # Before anything else asks torch for its devices.
+        """Set if this process is confined; its forks can then not raise their own OOM score."""
+        # Before any other code asks torch for devices.
         self._driver = driver if driver.uses_devices(spec) else None
         """None on CPUs."""
         self._generation = create_generation(spec.generation)
@@ -127,7 +128,7 @@ class Zygote:
         self._rehearse()
 
     def _settle(self, folder: Path) -> None:
-        """Arrange this process's memory for its forks, with all that each of them would import."""
+        """Prepare isolation and memory for forks, and import all modules that they would import."""
         from ndif.runtime.process.heap import settle
         from ndif.runtime.process.isolation import Isolation
 
@@ -139,7 +140,7 @@ class Zygote:
             if warmup_request is not None:
                 isolation.warm_up(warmup_request)
             if untrusted.scope == "user":
-                # A confined runner serves one key's requests in a row. It finds the reset imported.
+                # Imported for runners that serve several requests of one key.
                 from ndif.runtime.process import reset  # noqa: F401
 
                 model, on_devices = self._generation.model, self._driver is not None
@@ -147,20 +148,20 @@ class Zygote:
             else:
                 isolation.decode_ahead()
         self._isolation = isolation
-        # Runners neither scan these objects nor copy their pages by counting references.
+        # Frozen objects are not scanned by runners, whose collector would copy their pages.
         gc.collect()
         gc.freeze()
         self._spare = settle()
 
     def _rehearse(self) -> None:
-        """Find the pages that a runner needs; the first runners, which do not wait, fetch the weights."""
+        """Start a rehearsal to find the pages that runners need; until then they prefetch the weights."""
         from ndif.runtime.process.forking import Pages, Rehearsal
         from ndif.runtime.process.warmup_request import start_threads
 
         isolation, warmup_request = self._isolation, self._warmup_request
         if isolation is None or warmup_request is None:
             return
-        # All of them: pages that a request maps first would count as the request's memory.
+        # All weights: pages that a request itself maps would count as the request's memory.
         self._pages = Pages().with_all_of(self._weights)
         policy = isolation.policy
 
@@ -172,7 +173,6 @@ class Zygote:
         self._rehearsal = Rehearsal(run_as_runner)
 
     def _note_pages(self, rehearsal: Rehearsal) -> None:
-        """Note the pages that a rehearsal used, for all later runners to fetch."""
         self._rehearsal = None
         self._pages = rehearsal.pages(but=self._spare).with_all_of(self._weights)
 
@@ -194,7 +194,7 @@ class Zygote:
         share(weights_of(folder), self._control)
         self._weights = [*shared(), *weights_of(folder)]
         self._warmup_request = WarmupRequest(self._generation)
-        if untrusted is None:  # else it is run under the policy
+        if untrusted is None:  # else `_settle` runs it under the policy
             self._warmup_request.run()
         return Ready(model, load_s, loaded_at, exposed=False)
 
@@ -214,12 +214,13 @@ class Zygote:
         return b"" if found is None else json.dumps(found).encode()
 
     def _load_in_owner(self, driver: Cuda) -> Ready:
-        """Load the weights in another process, and build the model without them here."""
+        """Load the weights in a weight owner, and build the model without weights here."""
         from ndif.runtime.process.weight_owner import WeightOwnerClient
         from ndif.runtime.weights.loading import folders_of_code, read_confined
         from ndif.runtime.weights.weights import check, report_progress
 
-        folders_of_code(self._spec)  # of this process, which removes it, and of each owner
+        # Created before the fork: owners share it, and this process removes it.
+        folders_of_code(self._spec)
         self._weight_owner = WeightOwnerClient(
             self._control, self._spec, self._generation, driver, self._fork_child
         )
@@ -232,9 +233,9 @@ class Zygote:
         return Ready(owned.model, owned.load_s, loaded_at, exposed=True)
 
     def serve(self) -> NoReturn:
-        """Fork on request, report who ended, leave with the host."""
+        """Fork runners and report their ends until the host hangs up."""
         wake, _woken = wake_for_children()
-        # An owner may have ended before the handler was there.
+        # An owner may have ended before the handler was installed.
         self._reap()
         while True:
             owner = self._weight_owner
@@ -245,7 +246,7 @@ class Zygote:
             if rehearsal is not None:
                 channels.append(rehearsal.socket)
             ready = wait(channels)
-            # First: an owner's last words are passed on before its end ends this process.
+            # Handled first: an owner's last message must be passed on before its end ends this process.
             if owner is not None and owner.channel in ready:
                 self._pass_on(owner)
             if rehearsal is not None and rehearsal.socket in ready:
@@ -257,7 +258,6 @@ class Zygote:
                 self._obey(owner)
 
     def _obey(self, owner: WeightOwnerClient | None) -> None:
-        """Carry out the host's next request; end with the host."""
         try:
             order, _, fds = self._control.receive()
         except (EOFError, ConnectionError):
@@ -270,7 +270,7 @@ class Zygote:
             case Signal.VERIFY if owner is not None:
                 owner.ask_to_verify()
             case Signal.VERIFY:
-                # Without an owner, a runner writes to its own copy.
+                # Without an owner, weights are copy-on-write: runners cannot change them.
                 self._control.send(Verified(0))
             case Signal.CACHE | Uncache() if owner is not None:
                 try:
@@ -281,11 +281,10 @@ class Zygote:
                     self._end(1)
 
     def _pass_on(self, owner: WeightOwnerClient) -> None:
-        """Pass the owner's answer on to the host."""
         try:
             message, body = owner.answer()
         except (EOFError, OSError):
-            # The exit code says more, and comes at once.
+            # The owner has ended: report its exit code.
             self._reap()
             return
         self._control.send(message, body)
@@ -293,7 +292,6 @@ class Zygote:
             self._end(1)
 
     def _move(self, owner: WeightOwnerClient, order: Signal | Uncache) -> None:
-        """Move the weights to the CPU's memory, or back to devices."""
         if not isinstance(order, Uncache):
             owner.cache()
             self._control.send(Signal.CACHED)
@@ -316,7 +314,7 @@ class Zygote:
         self._control.send(Forked(runner, pid))
 
     def _fork_child(self, run: Callable[[], None]) -> int:
-        """Fork a child without the channel to the host; return its process id."""
+        """Fork a child that closes the channel to the host; return its process id."""
 
         def run_apart() -> None:
             self._control.socket.close()
@@ -327,7 +325,7 @@ class Zygote:
         return fork(run_apart)
 
     def _run_kept(self, fd: int) -> None:
-        """Be a runner that serves one request after the other."""
+        """Run the process of a trusted runner, which serves requests in sequence."""
         from ndif.runtime.process.model_reset import ModelReset
         from ndif.runtime.process.runner import Runner
         from ndif.runtime.process.warmup_request import warm_up
@@ -341,7 +339,10 @@ class Zygote:
         runner.serve(ModelReset(self._generation, self._driver))
 
     def _run_fresh(self, fd: int, *, reused: bool) -> None:
-        """Be a runner of one request, or one key's, confined before it reads a byte."""
+        """Run the process of an untrusted runner: confine it before it reads a request, then serve.
+
+        With `reused`, it serves the requests of one key, else one request.
+        """
         from ndif.runtime.process.proc_files import ProcFiles
         from ndif.runtime.process.runner import Runner
 
@@ -354,6 +355,7 @@ class Zygote:
         channel = Channel(socket.socket(fileno=isolation.confinement.detach(fd)))
         proc_files = None
         if reused:
+            # A confined zygote's forks cannot open clear_refs, so the host sends its descriptor.
             files = () if self._first_to_be_killed is None else channel.receive()[2]
             proc_files = ProcFiles.open(*files)
         try:
@@ -371,9 +373,9 @@ class Zygote:
             runner.serve_one_user(Reset(self._generation, self._driver, isolation, proc_files))
 
     def _start_driver(self, owner: WeightOwnerClient, isolation: Isolation) -> None:
-        """Start the driver and run a request, as long as this runner may open what that takes.
+        """Start the driver and run a warm-up request while this runner may still open files for them.
 
-        Where the weights are on the CPU, the zygote has run one for all its forks.
+        With weights on the CPU, the zygote has run the warm-up request for all its forks.
         """
         from ndif.runtime.process.warmup_request import WarmupRequest, warm_up_on_device
 

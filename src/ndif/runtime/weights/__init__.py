@@ -1,1 +1,1 @@
-"""Fetch, place, share and check the weights of a model."""
+"""The weights of a model: fetched, placed, shared and checked."""

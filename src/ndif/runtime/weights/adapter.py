@@ -1,10 +1,9 @@
-"""Download an adapter for a process that reaches no hub.
+"""Download an adapter for a process that cannot reach the hub.
 
-`python -m ndif.runtime.weights.adapter REPO` downloads it for a trusted request, to the Hub's cache. With
-`CACHE BYTES` it is for an untrusted one: it goes to a cache of such adapters, without credentials, and in
-formats that are pure data, so that no file is unpickled. The name that the hub has for the repository, by
-which it may have been renamed, is printed before it is downloaded. The process ends once its standard
-input is closed.
+`python -m ndif.runtime.weights.adapter REPO` downloads it to the Hub's cache, for a trusted request. With
+arguments `CACHE BYTES` it is for untrusted requests: it is downloaded to a separate cache, without
+credentials, and only in data formats that need no unpickling. In that case, the hub's present name of the
+repository is printed before the download. The process ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def main(repo_id: str, cache: str = "", max_bytes: str = "0") -> str:
-    """Download the adapter; return the reason if that is not possible, else ""."""
+    """Download the adapter; return "" or the reason why that is not possible."""
     try:
         if cache:
             return _fetch_public(repo_id, cache, int(max_bytes))

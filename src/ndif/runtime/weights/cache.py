@@ -1,7 +1,7 @@
-"""The Hub's cache of this machine: its repositories, their last use, and the deletion of some to make room.
+"""The Hub's cache of this machine: its repositories, their last use, and deletions to make room.
 
-A process that uses a repository holds a lock on a file, the repository's mark. Others may use it as well,
-and a deletion needs that lock alone. The mark's time is the last use: a file system may note no access.
+A process that uses a repository holds a shared lock on a file, the repository's mark. A deletion needs an
+exclusive lock. The mark's mtime is the last use, because a file system may not record access times.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _ADVICE = (
 
 
 class NoSpaceError(UserFacingError):
-    """There is too little space for a model."""
+    """There is too little space for a model; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheRules:
-    """The rules of an operator for the cache of a machine."""
+    """An operator's rules for the cache of a machine."""
 
     limit: int | float | None = None
-    """Bytes, or a fraction of the disk; None: no limit, and nothing is deleted."""
+    """Bytes, or a fraction of the disk; with None there is no limit, and nothing is deleted."""
     protected: tuple[str, ...] = ()
-    """Names of repositories that stay: they are deployed or booked."""
+    """Names of repositories that are never deleted: they are deployed or booked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +51,16 @@ class CachedRepository:
     last_used: float
     revisions: tuple[str, ...] = ()
     in_use: bool = False
-    """A process downloads it, or has it loaded."""
+    """True if a process downloads it, or has it loaded."""
     coming_bytes: int = 0
-    """Bytes that a download which has begun still adds."""
+    """Bytes that a running download will still add."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheState:
-    """The cache, the room for it, and the names that stay.
+    """A snapshot of the cache, its free space and its protected names.
 
-    Chooses the repositories that make room, and deletes none.
+    It chooses repositories to delete, but deletes none.
     """
 
     folder: Path
@@ -80,7 +80,7 @@ class CacheState:
         return not one.in_use and one.name.lower() not in self.protected
 
     def oldest(self, size_bytes: int) -> list[CachedRepository]:
-        """Return the least recently used repositories that hold these bytes; if they hold less, all."""
+        """Return the least recently used deletable repositories with these bytes; all if they have less."""
         chosen: list[CachedRepository] = []
         for each in sorted(filter(self.may_go, self.repositories), key=lambda one: one.last_used):
             if sum(one.size_bytes for one in chosen) >= size_bytes:
@@ -89,7 +89,7 @@ class CacheState:
         return chosen
 
     def to_fit(self, name: str, missing: int) -> list[CachedRepository]:
-        """Return the repositories to delete before `missing` bytes of one come, or raise a NoSpaceError."""
+        """Return the repositories to delete before one grows by `missing` bytes, or raise NoSpaceError."""
         others = tuple(each for each in self.repositories if each.name != name)
         coming = sum(each.coming_bytes for each in others)
         free = max(0, self.free_bytes - coming)
@@ -113,12 +113,12 @@ class CacheState:
 
 
 def make_room(name: str, missing: int, rules: CacheRules) -> list[str]:
-    """Delete repositories until `missing` bytes of one have room, and return the names of the deleted.
+    """Delete repositories until there is room for `missing` bytes of one; return the deleted names.
 
-    The bytes stay reserved until `note_coming` has None.
+    The bytes stay reserved until `note_coming(name, None)`, or until the mark's lock is released.
 
     Raises:
-        NoSpaceError: If there is no room for them.
+        NoSpaceError: If there is not enough room.
     """
     with deciding():
         delete_parts()
@@ -135,7 +135,7 @@ def make_room(name: str, missing: int, rules: CacheRules) -> list[str]:
             missing = min(missing, coming)
         deleted = [each.name for each in state.to_fit(name, missing) if delete(each.name)]
         if deleted:
-            # Repositories may share files, so that the disk has got less than they hold.
+            # Check again: repositories may share files, so that less was freed than they hold.
             replace(look(rules), limit_bytes=None).to_fit(name, missing)
         note_coming(name, here + missing)
     return deleted
@@ -157,29 +157,27 @@ def look(rules: CacheRules) -> CacheState:
 
 
 def _look_at(path: Path, known: CachedRepoInfo | None) -> CachedRepository:
-    """Return the state of one repository; `known` is None for one whose download or deletion was killed."""
+    """Return the state of one repository; `known` is None after a killed download or deletion."""
     name = path.name.removeprefix(_KIND).replace("--", "/")
     mark, locks = _mark(name), path.parent / ".locks" / path.name
     size, last_used, coming = 0, path.stat().st_mtime, 0
     for file in path.glob("blobs/*.incomplete") if known is not None else path.rglob("*"):
-        with contextlib.suppress(OSError):  # it has gone meanwhile
+        with contextlib.suppress(OSError):  # another process has deleted it
             size += file.lstat().st_size
     if known is not None:
         size, last_used = size + known.size_on_disk, known.last_modified
     in_use = _is_held(mark, fcntl.LOCK_EX)
-    with contextlib.suppress(
-        OSError, ValueError
-    ):  # nothing of this server has used it, or it is here
+    with contextlib.suppress(OSError, ValueError):  # there is no mark, or the mark is empty
         last_used = max(last_used, mark.stat().st_mtime)
         coming = max(0, int(mark.read_text()) - size) if in_use else 0
-    # A download of another program holds a lock of the hub's library.
+    # Downloads by other programs hold a lock of huggingface_hub.
     in_use = in_use or any(_is_held(lock, fcntl.LOCK_SH) for lock in locks.glob("*.lock"))
     revisions = sorted(each.commit_hash for each in known.revisions) if known is not None else ()
     return CachedRepository(name, size, last_used, tuple(revisions), in_use, coming)
 
 
 def delete(name: str) -> bool:
-    """Delete a repository; return False if a process uses it, or this user may not."""
+    """Delete a repository; return False if a process uses it, or this user lacks permission."""
     path = folder_of(name)
     with _opened(_mark(name)) as mark:
         try:
@@ -189,15 +187,15 @@ def delete(name: str) -> bool:
         found = _scan()
         for repo in found.repos:
             if repo.repo_path == path:
-                # A copy of the repository may have the same commits, and it must stay.
+                # Only this one: a copy of the repository may have the same commits.
                 alone = replace(found, repos=frozenset({repo}))
                 alone.delete_revisions(*(each.commit_hash for each in repo.revisions)).execute()
-        shutil.rmtree(path, ignore_errors=True)  # a part of a repository, which the library ignores
+        shutil.rmtree(path, ignore_errors=True)  # for a partial one, which the library ignores
     return not path.exists()
 
 
 def delete_parts() -> None:
-    """Delete the parts of files that killed downloads have left: no other download goes on with them."""
+    """Delete the partial files of killed downloads, which no later download resumes."""
     for part in hub_cache().glob(f"{_KIND}*/blobs/*.*.incomplete"):
         repository = part.parent.parent
         etag = part.name.partition(".")[0]
@@ -209,9 +207,9 @@ def delete_parts() -> None:
 
 @contextlib.contextmanager
 def in_use(name: str) -> Iterator[None]:
-    """Keep a repository from being deleted; wait for a deletion that has begun.
+    """Prevent the deletion of a repository while the context lasts; wait for a running deletion.
 
-    A cache that cannot be written to has no marks, and nothing of it is deleted.
+    A read-only cache has no marks, and nothing in it is deleted.
     """
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError, ValueError):
@@ -223,20 +221,20 @@ def in_use(name: str) -> Iterator[None]:
 
 
 def note_use(name: str) -> None:
-    """Note that a repository is used now."""
+    """Record the present time as the last use of a repository."""
     with contextlib.suppress(OSError, ValueError):
         os.utime(_mark(name))
 
 
 def note_coming(name: str, size_bytes: int | None) -> None:
-    """Note the size that a repository will have after its download; None if it has that."""
+    """Record the size that a repository will have after its download; None after the download."""
     with contextlib.suppress(OSError, ValueError):
         _mark(name).write_text("" if size_bytes is None else str(size_bytes))
 
 
 @contextlib.contextmanager
 def deciding() -> Iterator[None]:
-    """Wait until no other process of this machine decides about the cache, and keep others waiting."""
+    """Hold this machine's lock for decisions about the cache while the context lasts."""
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
             fcntl.flock(held.enter_context(_opened(_mark(""))), fcntl.LOCK_EX)
@@ -244,7 +242,7 @@ def deciding() -> Iterator[None]:
 
 
 def hub_cache() -> Path:
-    """Return the folder of the cache, which the hub's library reads from the environment once."""
+    """Return the folder of the cache from the present environment; huggingface_hub reads that only once."""
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
     legacy = os.environ.get("HUGGINGFACE_HUB_CACHE", f"{os.environ.get('HF_HOME', default)}/hub")
     named = os.path.expandvars(os.environ.get("HF_HUB_CACHE", legacy))
@@ -263,13 +261,13 @@ def folder_of(name: str) -> Path:
 
 
 def _mark(name: str) -> Path:
-    """Return the mark of a repository, in a folder that the hub's library passes over."""
+    """Return the mark of a repository, in a folder that huggingface_hub ignores."""
     return hub_cache() / ".locks" / "ndif" / folder_of(name).name
 
 
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[int]:
-    """Open a file, which is made, for a lock."""
+    """Open a file for a lock; create it if necessary."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(file, os.O_RDONLY | os.O_CREAT, 0o666)
     try:
@@ -279,7 +277,7 @@ def _opened(file: Path) -> Iterator[int]:
 
 
 def _is_held(file: Path, operation: int) -> bool:
-    """Return True if a lock of this kind cannot be had now."""
+    """Return True if a lock of this kind is not available now."""
     if not file.exists():
         return False
     try:

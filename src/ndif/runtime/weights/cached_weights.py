@@ -1,4 +1,4 @@
-"""A cache of weights in the CPU's memory, which one weight owner fills and the next one loads from."""
+"""A cache of weights in CPU memory: one weight owner fills it, and the next one loads from it."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class CachedWeights:
-    """The layout of a cache: the position of each tensor in memory that two processes have open."""
+    """The layout of a cache: the position of each tensor in memory that processes share."""
 
     size: int
     """Bytes of the memory."""
     names: Mapping[str, int]
-    """The index of each name's place; names of one tensor share a place."""
+    """The index in `places` of each name; tied names share a place."""
     places: tuple[_Place, ...]
 
     @classmethod
@@ -58,7 +58,7 @@ class CachedWeights:
         return cls(max(end, 1), names, tuple(places))
 
     def fill(self, tensors: Mapping[str, torch.Tensor], driver: Cuda) -> int:
-        """Copy `tensors` to new memory and return its descriptor."""
+        """Copy `tensors` to a new memfd and return its descriptor."""
         fd = os.memfd_create("cached weights", os.MFD_CLOEXEC)
         os.ftruncate(fd, self.size)
         memory = mmap.mmap(fd, self.size)
@@ -68,7 +68,7 @@ class CachedWeights:
         return fd
 
     def tensors(self, fd: int) -> dict[str, torch.Tensor]:
-        """Return the tensors by name, as views of the memory; they keep it when `fd` is closed."""
+        """Return the tensors by name, as views of the memory; they stay valid when `fd` is closed."""
         memory = mmap.mmap(fd, self.size)
         made = [
             torch.nn.Parameter(place.view(memory), requires_grad=place.requires_grad)

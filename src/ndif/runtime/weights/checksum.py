@@ -1,8 +1,8 @@
 """A keyed checksum of weights in memory that other processes can write to.
 
-Rows of bytes are multiplied by random ones, which a GPU's matrix units do about as fast as they read. Each
-32-bit word of that is multiplied by a random 64-bit word; the checksum is the upper half of the products'
-sum. Without the keys, other contents with the same checksum can be written only by chance.
+Rows of bytes are multiplied by random rows, which a GPU's matrix units do about as fast as they read. Each
+32-bit word of the result is multiplied by a random 64-bit word; the checksum is the upper half of the sum
+of the products. Without the keys, different contents have the same checksum only by chance.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dataclasses import dataclass
 import torch
 
 _WORDS = 1 << 21
-"""Words of 32 bits per sum. With their keys and products they fit in a GPU's cache."""
+"""Words of 32 bits per sum. The words, keys and products fit in a GPU's cache."""
 _PLACES = 1 << 14
 _LOW = (1 << 32) - 1
 _ROW_BYTES = 1 << 13
 _DIGESTS = 16
-"""Sums of each row, under a key each."""
+"""Digests of each row, each under its own key."""
 _FEWEST_ROWS = 17
 _ALIGNMENT = 16
-"""Rows, and the multiple of their address, from which on CUDA's libraries multiply bytes."""
+"""Fewest rows, and alignment of their address, for which CUDA's libraries multiply bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """The random numbers of one device's checksums, and room for what is computed of one stretch."""
+    """The random keys for the checksums on one device, and buffers for intermediate results."""
 
     words: torch.Tensor
     rows: torch.Tensor
@@ -36,7 +36,6 @@ class _Key:
 
     @classmethod
     def of(cls, device: torch.device, seed: int) -> _Key:
-        """Return the key of a seed on a device."""
         generator = torch.Generator().manual_seed(seed)
         words = torch.randint(-(1 << 63), (1 << 63) - 1, (_WORDS + _PLACES,), generator=generator)
         rows = torch.randint(
@@ -44,26 +43,26 @@ class _Key:
         )
         words = words.to(device)
         digests = words.new_empty(_WORDS // _DIGESTS, _DIGESTS, dtype=torch.int32)
-        # Libraries multiply bytes with a matrix that lies by columns.
+        # The libraries need a column-major matrix for bytes.
         return cls(words, rows.to(device).t(), digests, words.new_empty(_WORDS))
 
 
 @dataclass(frozen=True, slots=True)
 class WeightChecksum:
-    """The checksums of tensors and their keys, which must not leave this process."""
+    """The checksums of tensors and their keys; the keys must not leave this process."""
 
     keys: Mapping[torch.device, _Key]
     sums: Mapping[str, int]
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> WeightChecksum:
-        """Return the checksum of the present contents of `tensors`, which have plain layouts."""
+        """Return the checksums of the present contents of `tensors`."""
         seed = secrets.randbits(63)
         keys = {device: _Key.of(device, seed) for device in {t.device for t in tensors.values()}}
         return cls(keys, _sums(tensors, keys))
 
     def find_changed(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
-        """Return the names of the tensors whose contents have changed."""
+        """Return the names of tensors whose contents differ from their checksums."""
         return [name for name, sum_ in _sums(tensors, self.keys).items() if sum_ != self.sums[name]]
 
 
@@ -79,11 +78,10 @@ def _sums(tensors: Mapping[str, torch.Tensor], keys: Mapping[torch.device, _Key]
 def _sums_on_device(tensors: Sequence[torch.Tensor], key: _Key) -> list[int]:
     """Return the keyed sums of tensors on the device of the key.
 
-    This is multilinear hashing (Lemire and Kaser, "Strongly universal string hashing is fast"): words of 32
-    bits times keys of 64 bits, and the upper half of the sum. A changed word gives the same sum with a
-    probability of about 1 in 4 billion. The lower half would not do: an even key drops a word's highest
-    bit. A tensor's stretches are summed one by one, and their sums, each times a key for its position, in
-    the same way.
+    This is multilinear hashing (Lemire and Kaser, "Strongly universal string hashing is fast"): the upper
+    half of a sum of 32-bit words times 64-bit keys. A changed word gives the same sum with a probability of
+    about 1 in 4 billion. The lower half is unsuitable: an even key drops a word's highest bit. Each stretch
+    of a tensor is summed this way; so are the sums, with a key for each stretch's position.
     """
     parts, places, owners = [], [], []
     for owner, tensor in enumerate(tensors):
@@ -107,15 +105,15 @@ def _indices(numbers: list[int], device: torch.device) -> torch.Tensor:
 
 
 def _stretches(tensor: torch.Tensor, key: _Key) -> Iterator[torch.Tensor]:
-    """Yield stretches that stand for a tensor's bytes: the last ones, which make no whole word, then words.
+    """Yield stretches that represent a tensor's bytes: the bytes after the last whole word, then words.
 
-    Whole rows are told by their digests, each the sum of a row's bytes times a key's. A changed row keeps
-    one digest with a probability of at most 1 in 256: at a place that differs, one byte of the key in 256
-    makes up for the rest. Use each stretch before the next, which may overwrite it.
+    Whole rows are represented by digests: sums of a row's bytes times those of a key. A changed row keeps
+    a digest with a probability of at most 1 in 256, because for a changed byte only one key byte in 256
+    compensates the other changes. Use each stretch before the next one, which may overwrite it.
     """
     flat = tensor.detach().contiguous().flatten().view(torch.uint8)
     whole = flat.numel() // 4 * 4
-    # A tensor's address may not be a multiple of a word's size.
+    # A tensor's address need not be a multiple of the word size.
     aligned = flat[:whole] if flat.data_ptr() % 4 == 0 else flat[:whole].clone()
     yield flat[whole:]
     digested = 0

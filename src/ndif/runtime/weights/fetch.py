@@ -1,11 +1,10 @@
 """Download a repository for a process without secrets: `python -m ndif.runtime.weights.fetch SPEC RULES`.
 
 Downloading a gated model takes a token, and a process that runs untrusted code must hold none. So this
-process downloads the files and ends before the first request, or once its standard input is closed. It
-prints JSON lines: the repositories that it has deleted to make room, its progress in bytes, and last the
-facts that only the hub knows, the model's name there, the task of its card, and whether it gives the files
-to everybody. It imports neither torch nor transformers, whose imports take longer than a small model's
-download.
+process downloads the files and ends before the first request, or when its standard input is closed. It
+prints JSON lines: the repositories deleted to make room, its progress in bytes, and finally the
+`RepositoryFacts` or the failure. It imports neither torch nor transformers: their import takes longer than
+the download of a small model.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def explain_unavailable(spec: ModelSpec, error: BaseException) -> str:
         return f"{name} has no revision {spec.revision!r} on {host}."
     if is_one_of(errors.RepositoryNotFoundError):
         return f"There is no repository {name} on {host} that this server may read."
-    # The hub's library has an HTTP library of its own, whose name differs between versions.
+    # Compared by name: versions of huggingface_hub use different HTTP libraries.
     bases = {kind.__name__ for cause in chain for kind in type(cause).__mro__}
     if "TransportError" in bases or is_one_of(
         errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled
@@ -86,14 +85,14 @@ def explain_unavailable(spec: ModelSpec, error: BaseException) -> str:
         return (
             f"{name} comes with code of its own. If you trust it, deploy it with trust_remote_code."
         )
-    # transformers names that address whichever hub it has asked.
+    # transformers always names the default hub, even if another one is configured.
     return sentence(error).replace(constants._HF_DEFAULT_ENDPOINT, _endpoint())
 
 
 def unavailable(spec: ModelSpec) -> str | None:
-    """Return why the hub does not give a repository to this server; None if it does, or need not.
+    """Return why this server cannot get a model from the hub; None if it can, or need not.
 
-    One request at most, in which it blocks.
+    The call blocks for one request at most.
     """
     if spec.is_folder or constants.is_offline_mode() or _is_on("HF_HUB_OFFLINE"):
         return None
@@ -104,30 +103,29 @@ def unavailable(spec: ModelSpec) -> str | None:
     except errors.HfHubHTTPError as error:
         return None if is_here(spec, _CONFIG, spec.revision) else explain_unavailable(spec, error)
     except Exception:
-        return None  # no hub answers; the files may be in the cache of the process that reads them
+        return None  # the hub is unreachable; the files may be in the cache of the process that reads them
     if found.siblings is None or any(each.rfilename == _CONFIG for each in found.siblings):
         return None
     return _NO_MODEL.format(repr(spec.checkpoint), urlsplit(_endpoint()).netloc)
 
 
 def _is_on(variable: str) -> bool:
-    """Return True if a variable is set to yes, as the hub's library reads it."""
+    """Return True if an environment variable is true, by the rules of huggingface_hub."""
     return os.environ.get(variable, "").upper() in constants.ENV_VARS_TRUE_VALUES
 
 
 def _endpoint() -> str:
-    """Return the address of the hub."""
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or constants.ENDPOINT
 
 
 class UnreadableError(UserFacingError):
-    """Files of a checkpoint's folder may not be read by the server's user."""
+    """The server's user lacks the permission to read files of a checkpoint's folder."""
 
 
 def require_readable(spec: ModelSpec) -> None:
-    """Raise an UnreadableError if files of a checkpoint's folder may not be read.
+    """Raise an UnreadableError if the server's user may not read needed files of a checkpoint's folder.
 
-    transformers has other errors for each of them, none of which speaks of permissions.
+    The errors of transformers in this case do not mention permissions.
     """
     if not spec.is_folder:
         return
@@ -147,33 +145,33 @@ def require_readable(spec: ModelSpec) -> None:
 
 
 _NAMED = 3
-"""Files that an error names."""
+"""Most files that an error names."""
 _REPORT_INTERVAL_S = 0.05
 _WEIGHTS = (
     re.compile(r"model(-\d+-of-\d+)?\.safetensors"),
     re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin"),
 )
-"""The files that transformers loads weights from: the first kind that a repository has."""
+"""The names of files of weights; transformers loads the first kind that a repository has."""
 _UNUSED = re.compile(
     r".*\.(safetensors|bin|pt|pth|ckpt|h5|msgpack|onnx|onnx_data|gguf|ot|tflite|npz|mlmodel|pkl|zip|gz|tar"
     r"|png|jpe?g|gif|webp|svg|mp4|wav|pdf)|\.gitattributes"
 )
 """Weights in formats for other programs, and files that no program reads."""
 _ADAPTER = "adapter_config.json"
-"""A file that would have another model loaded, and an adapter on top of it."""
+"""A file that would make transformers load another model, with an adapter on top of it."""
 _PARTIAL = ".incomplete"
-"""Suffix of a file of the Hub's cache that is being downloaded, under a name of its process's own."""
+"""Suffix of a file that is being downloaded to the Hub's cache; each process uses its own file."""
 _TEMPLATES = "additional_chat_templates/"
 _OWN_CODE = ("config.json", "tokenizer_config.json", "processor_config.json")
 """Files that can name classes of another repository."""
 
 
 class PickledError(UserFacingError):
-    """A repository has its weights as pickles alone, which this server does not read."""
+    """A repository has only pickled weights, which this server does not read."""
 
 
 def main(spec: ModelSpec, rules: CacheRules) -> None:
-    """Download the model's files and print its facts, or the reason why it is not available."""
+    """Download the model's files and print its facts, or print the failure and exit with code 1."""
     try:
         print(to_json(_provide(spec, rules)).decode(), flush=True)
     except Exception as error:
@@ -187,7 +185,7 @@ def _report(**line: Any) -> None:
 
 
 def _provide(spec: ModelSpec, rules: CacheRules) -> RepositoryFacts:
-    """Download the model's missing files and return its facts; without a hub the cached files must do."""
+    """Download the model's missing files and return its facts; if the hub fails, use cached files."""
     try:
         found = HfApi().model_info(
             spec.checkpoint, revision=spec.revision, timeout=HUB_TIMEOUT_S, files_metadata=True
@@ -200,7 +198,7 @@ def _provide(spec: ModelSpec, rules: CacheRules) -> RepositoryFacts:
     names = needed(sizes, own_code=spec.trust_remote_code)
     require_permitted(spec, names)
     missing = sum(sizes[name] for name in names if not is_here(spec, name, found.sha))
-    # A disk that fills up during a download stops more than this model.
+    # Checked before the download: a full disk affects more than this model.
     if missing and (deleted := make_room(spec.checkpoint, missing, rules)):
         _report(deleted=deleted)
     folder = snapshot_download(
@@ -214,7 +212,7 @@ def _provide(spec: ModelSpec, rules: CacheRules) -> RepositoryFacts:
 
 
 def discard_partial() -> None:
-    """Delete the files that this process has not downloaded whole; the hub's library goes on with none."""
+    """Delete the partial downloads of this process, which huggingface_hub would not resume."""
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             file = descriptor.readlink()
@@ -223,12 +221,12 @@ def discard_partial() -> None:
 
 
 def is_gated(known: ModelInfo) -> bool:
-    """Return True if the hub gives a repository's files only to those who were permitted."""
+    """Return True if the hub gives a repository's files only to permitted accounts."""
     return bool(known.gated or known.private)
 
 
 def cached_folder(spec: ModelSpec) -> Path:
-    """Return the folder of a checkpoint's files on this machine; they must be there."""
+    """Return the folder of a checkpoint's files, which must be on this machine."""
     if spec.is_folder:
         return Path(spec.checkpoint)
     config = try_to_load_from_cache(spec.checkpoint, "config.json", revision=spec.revision)
@@ -236,7 +234,7 @@ def cached_folder(spec: ModelSpec) -> Path:
 
 
 def needed(sizes: Collection[str], *, own_code: bool) -> list[str]:
-    """Return the files that loading reads; all files of a repository without the usual weight files."""
+    """Return the files that loading reads: without the usual files of weights, all but `_ADAPTER`."""
     weights = _usual_weights(sizes)
     if not weights:
         return [name for name in sizes if name != _ADAPTER]
@@ -256,13 +254,13 @@ def _usual_weights(names: Collection[str]) -> list[str]:
 
 
 def weights_of(names: Collection[str]) -> list[str]:
-    """Return the files of a repository that transformers may load weights from."""
+    """Return the names of the files from which transformers may load weights."""
     others = [name for name in names if name.endswith(".safetensors") and "/" not in name]
     return _usual_weights(names) or others
 
 
 def require_permitted(spec: ModelSpec, names: Collection[str]) -> None:
-    """Raise a PickledError if these files of weights are pickles, which are not allowed here."""
+    """Raise a PickledError if one of these files is a pickle and `spec` permits none."""
     pickles = sorted(name for name in names if _WEIGHTS[1].fullmatch(name))
     if pickles and not spec.pickled:
         raise PickledError(
@@ -282,7 +280,7 @@ def is_here(spec: ModelSpec, name: str, revision: str | None) -> bool:
 
 
 def code_of_others(folder: Path) -> set[str]:
-    """Return the other repositories whose classes this one names: "owner/name--module.Class"."""
+    """Return the other repositories whose classes the configs name, as in "owner/name--module.Class"."""
     found = set()
     for file in (folder / name for name in _OWN_CODE):
         config = json.loads(file.read_text()) if file.exists() else {}
@@ -301,7 +299,6 @@ class _ProgressBar(tqdm):  # type: ignore[misc]
         super().__init__(*args, **{**kwargs, "file": self._null, "disable": False})
 
     def update(self, count: float | None = 1) -> bool | None:
-        """Add to the count; report it at intervals and at the end."""
         drawn: bool | None = super().update(count)
         now = time.monotonic()
         if (

@@ -1,8 +1,8 @@
 """Weights in huge pages that all processes of a model share.
 
-With small pages a fork pays for each: 66,000 for 270 MB and 4 million for 16 GB, which every runner maps
-anew. Few file systems keep files in huge pages. An anonymous file in memory (memfd_create(2)) can have
-them from Linux 6.1 on, and many processes can map it.
+With small pages, every runner maps each page anew: 66,000 for 270 MB, and 4 million for 16 GB. Few file
+systems keep files in huge pages. An anonymous file in memory (memfd_create(2)) can have them from Linux 6.1
+on, and many processes can map it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from ndif.runtime.messages import Filled, SharedMemory, ShareWeights
 from ndif.runtime.process.proc_files import Mapping, mappings, written
 
 SIZE = 2 << 20
-"""Bytes of a huge page. Where a machine's are larger, madvise fails and the pages stay small."""
+"""Bytes of a huge page. On a machine with larger ones, madvise fails and the pages stay small."""
 
 _COLLAPSE, _HUGEPAGE = 25, 14
-"""Advice to madvise(2): make huge pages at once, or where a page is first touched."""
+"""Advice of madvise(2): create huge pages at once, or on first access."""
 
 _MOST_PARTS = 8
-"""Parts of the weights that are copied at the same time, at most: more of them wait for the memory."""
+"""Most parts of the weights that are copied at once: more would only wait for memory bandwidth."""
 
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MAP_FIXED = 0x10
 _SHARED = "/memfd:weights"
-"""The path in /proc/PID/maps of memory that the host creates (`ndif.host.shared_weights`)."""
+"""The path in /proc/PID/maps of memory from the host (`ndif.host.shared_weights`)."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_size_t
@@ -40,7 +40,7 @@ _libc.mmap.argtypes = [*[ctypes.c_size_t] * 2, *[ctypes.c_int] * 3, ctypes.c_lon
 
 
 def advise(start: int, end: int, advice: int = _HUGEPAGE) -> bool:
-    """Ask for huge pages between two addresses; return True if the kernel provides them."""
+    """Request huge pages between two addresses; return True if the kernel accepts."""
     start, end = -(-start // SIZE) * SIZE, end // SIZE * SIZE
     size = ctypes.c_size_t(max(0, end - start))
     return end > start and not _libc.madvise(ctypes.c_void_p(start), size, advice)
@@ -57,9 +57,9 @@ def weights_of(folder: Path) -> list[Mapping]:
 
 
 def share(weights: Sequence[Mapping], control: Channel) -> None:
-    """Map `weights` from memory that the host gives to each process with the same weights.
+    """Remap `weights` to memory that the host provides for all processes with the same weights.
 
-    No other thread may run meanwhile, but those that copy. Pages that this process wrote to keep their
+    No other thread of this process may run meanwhile. Pages that this process has written to keep their
     contents.
     """
     for mapping in weights:
@@ -70,7 +70,7 @@ def share(weights: Sequence[Mapping], control: Channel) -> None:
         memory, _, fds = control.expect(SharedMemory)
         if not fds:
             continue
-        # Pages that this process wrote to: addresses and contents.
+        # Addresses and contents of the pages that this process has written to.
         ranges = iter(written(mapping))
         own = [(at, ctypes.string_at(at, size)) for at, size in zip(ranges, ranges, strict=True)]
         usable = memory.filled
@@ -85,12 +85,12 @@ def share(weights: Sequence[Mapping], control: Channel) -> None:
 
 
 def shared() -> list[Mapping]:
-    """Return this process's mappings of the memory that the host gave."""
+    """Return this process's mappings of memory from the host."""
     return [mapping for mapping in mappings() if mapping.path.startswith(_SHARED)]
 
 
 def _name(mapping: Mapping) -> str | None:
-    """Return a name that is the same in all processes with these weights; None if their file is gone."""
+    """Return a name that all processes with these weights agree on; None if the file was replaced."""
     try:
         file = Path(mapping.path).stat()
     except OSError:
@@ -102,12 +102,12 @@ def _name(mapping: Mapping) -> str | None:
 
 
 def _shift(mapping: Mapping) -> int:
-    """Return the weights' offset in the memory that aligns its huge pages with those of the mapping."""
+    """Return the offset of the weights in the memory, chosen so that huge pages of both are aligned."""
     return mapping.start % SIZE
 
 
 def _fill(mapping: Mapping, fd: int) -> bool:
-    """Copy the weights into the memory and seal it; return False if the kernel has no huge pages for it."""
+    """Copy the weights into the memory and seal it; return False if the kernel provides no huge pages."""
     with Path(mapping.path).open("rb", buffering=0) as file:
         os.ftruncate(fd, _shift(mapping) + mapping.size)
         _map(mapping, mmap.MAP_SHARED, fd, _shift(mapping))
@@ -120,12 +120,12 @@ def _fill(mapping: Mapping, fd: int) -> bool:
     if huge:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     else:
-        os.ftruncate(fd, 0)  # the unused memory is freed
+        os.ftruncate(fd, 0)  # frees the memory
     return huge
 
 
 def _parts(mapping: Mapping) -> Iterator[tuple[int, int]]:
-    """Yield the addresses of parts of a mapping, one a CPU, each with a huge page at least."""
+    """Yield the bounds of parts of a mapping, one per CPU, each with at least one huge page."""
     first, last = -(-mapping.start // SIZE), mapping.end // SIZE
     count = max(1, min(len(os.sched_getaffinity(0)), _MOST_PARTS, last - first))
     cuts = [(first + (last - first) * part // count) * SIZE for part in range(1, count)]
@@ -133,9 +133,9 @@ def _parts(mapping: Mapping) -> Iterator[tuple[int, int]]:
 
 
 def _fill_part(mapping: Mapping, start: int, end: int) -> bool:
-    """Read a part of the weights into huge pages; return False if the kernel has none for it."""
+    """Read a part of the weights into huge pages; return False if the kernel provides none."""
     for address in range(start, end, SIZE):
-        # The kernel takes a range without any page for a truncated file.
+        # Touched first: the kernel treats a range without any page as a truncated file.
         ctypes.memset(address, 0, 1)
     if not advise(start, end, _COLLAPSE):
         return False
@@ -149,7 +149,7 @@ def _fill_part(mapping: Mapping, start: int, end: int) -> bool:
 
 
 def _map(mapping: Mapping, flags: int, fd: int, offset: int) -> None:
-    """Replace a mapping by a file."""
+    """Map a file in place of a mapping."""
     access = mmap.PROT_READ | mmap.PROT_WRITE
     at = _libc.mmap(mapping.start, mapping.size, access, flags | _MAP_FIXED, fd, offset)
     if at != mapping.start:

@@ -1,4 +1,4 @@
-"""The reading of a checkpoint: its files are data, whoever wrote them, and lead to no other file."""
+"""The confined reading of a checkpoint: its files are untrusted data and must not lead to other files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-import transformers.pipelines  # noqa: F401 - torch makes a folder for its cache as this is imported
+import transformers.pipelines  # noqa: F401 - on this import, torch creates a folder for its cache
 from huggingface_hub import _snapshot_download, constants
 
 from ndif.runtime.process.isolation import operator_modules
@@ -28,11 +28,11 @@ Result = TypeVar("Result")
 
 _BASE_BYTES = 4 << 30
 _BYTES_PER_BYTE = 8
-"""Memory that loading may take for each byte of weights: those of 4 bits may become those of 32."""
+"""Bytes of memory that loading may take per byte of weights: 4-bit weights may become 32-bit ones."""
 _MEMORY_MESSAGES = ("MemoryError", "can't allocate memory", "Cannot allocate memory", "bad_alloc")
 
 _REFUSED = re.compile(r"Permission denied|Operation not permitted|PermissionError")
-"""Messages of Python, Rust and the C library when the kernel refuses something."""
+"""Messages of Python, Rust and the C library when the kernel denies access."""
 
 _FINDS_ADAPTERS = (
     "transformers.pipelines",
@@ -42,11 +42,11 @@ _FINDS_ADAPTERS = (
 """Modules of transformers that look for an adapter beside a model."""
 _FINDER = "find_adapter_config_file"
 _LISTING = "read_tree_cache"
-"""The function of the Hub's library that reads the list of a repository's files."""
+"""The function of huggingface_hub that reads the list of a repository's files."""
 
 
 class OutsideError(UserFacingError):
-    """Loading a model takes files, or other things, that its repository does not hold."""
+    """Loading a model needs access to files or other resources outside its repository."""
 
 
 class TooLargeError(UserFacingError):
@@ -60,16 +60,16 @@ def read_confined(
     whole: bool = False,
     driver: DriverFiles | None = None,
 ) -> Result:
-    """Return what `read` makes of a checkpoint's files: it can open no others, and reach nothing else.
+    """Call `read` confined to a checkpoint's files, and return its result.
 
     Args:
         spec: The checkpoint, whose files are on this machine.
         read: Loads it.
-        whole: True to confine this process for good, and what it forks; else a thread reads.
+        whole: True to confine this process and its later forks for good; else only a reading thread.
         driver: Files of a GPU's driver that this process has started; None on CPUs.
 
     Raises:
-        UserFacingError: If the files ask for what they may not have.
+        UserFacingError: If the files are harmful, or loading them needs more access or memory.
     """
     untrusted = spec.untrusted
     mode: Mode = "best-effort" if untrusted is None else untrusted.sandbox
@@ -84,7 +84,7 @@ def read_confined(
     most = _BASE_BYTES + _BYTES_PER_BYTE * size
     if untrusted is not None and whole and mode != "off":
         limit_memory(most + untrusted.memory_bytes)
-    # A driver maps large ranges, which the kernel would count.
+    # No limit with a driver: the large ranges that it maps would count.
     limit = contextlib.nullcontext() if driver is not None else limited_memory(most)
     code = folders_of_code(spec)
     try:
@@ -98,7 +98,7 @@ def read_confined(
     except UserFacingError:
         raise
     except Exception as error:
-        # A pipeline of transformers puts what went wrong with each class that it tried into its message.
+        # The message of a transformers pipeline contains the errors of all classes that it tried.
         said = f"{type(error).__name__}: {error}"
         if refused := next(filter(_REFUSED.search, said.splitlines()), None):
             raise OutsideError(
@@ -113,7 +113,7 @@ def read_confined(
 
 
 def _read_checked(spec: ModelSpec, read: Callable[[], Result]) -> Result:
-    """Return what `read` makes of a checkpoint's files, if they name no others."""
+    """Call `read` if the checkpoint's files name no other files; return its result."""
     require_harmless(spec.files, remote_code=spec.trust_remote_code, pickled=spec.pickled)
     with _offline(), _without_listing(), _without_adapter():
         return read()
@@ -128,9 +128,9 @@ def _readable(spec: ModelSpec) -> list[Path]:
 
 
 def folders_of_code(spec: ModelSpec) -> list[Path]:
-    """Return the folder that a repository's code is copied to and imported from; none without code.
+    """Return the folder for copies of a repository's code, in a list; [] if the code is not trusted.
 
-    A process has one, with those that it forks after the first call: no model's code finds another's.
+    The first call creates it for this process and its later forks, so that models do not share code.
     """
     if not spec.trust_remote_code:
         return []
@@ -143,18 +143,18 @@ def folders_of_code(spec: ModelSpec) -> list[Path]:
 
 
 _code: list[Path] = []
-"""The folder that this process has made for code."""
+"""The folder that this process has created for code, if any."""
 
 
 def remove_code() -> None:
-    """Remove the copies of a repository's code that this process and its forks have made."""
+    """Remove the folder for copies of a repository's code."""
     while _code:
         shutil.rmtree(_code.pop(), ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _offline() -> Iterator[None]:
-    """Stop the Hub's library from asking a hub: the files are here, and nothing else can be reached."""
+    """Keep huggingface_hub from requests to the hub, which the confinement blocks; the files are here."""
     before = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = True
     try:
@@ -165,9 +165,9 @@ def _offline() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_listing() -> Iterator[None]:
-    """Hide the list of a repository's files from the Hub's library, which cannot open it.
+    """Hide the list of a repository's files from huggingface_hub, which cannot open it.
 
-    It would take the snapshot for incomplete: what a model does not need is not fetched.
+    With the list, the snapshot would seem incomplete, because unneeded files are not downloaded.
     """
     before = getattr(_snapshot_download, _LISTING, None)
     if before is None:  # an older library keeps no lists
@@ -182,9 +182,9 @@ def _without_listing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_adapter() -> Iterator[None]:
-    """Hide an adapter among a model's files from transformers: it would name another model to load.
+    """Hide an adapter among a model's files from transformers, because it names another model to load.
 
-    A request names the adapter that it wants.
+    Adapters are applied per request instead.
     """
     modules = [sys.modules[name] for name in _FINDS_ADAPTERS if name in sys.modules]
     before = [getattr(module, _FINDER) for module in modules]

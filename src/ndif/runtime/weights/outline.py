@@ -1,10 +1,9 @@
-"""`python -m ndif.runtime.weights.outline FD`: download what the size of a repository's model is read from.
+"""Download the files for measuring a repository's model: `python -m ndif.runtime.weights.outline FD`.
 
-A line of JSON over the socket FD asks for one repository, and a line answers with the folder that is to be
-measured: the repository in the Hub's cache if its weights are there, else an outline of it: its configs,
-and a file for each file of weights that has its size and its header, and no weights. This process reaches
-the hub with the operator's account, and reads nothing that it downloads. It imports neither torch nor
-transformers.
+The socket FD carries one line of JSON with the repository, and one line with the folder to measure. That is
+the repository in the Hub's cache if its weights are there, else an outline: the configs, and for each file
+of weights a sparse file of the same size with its header only. This process uses the operator's account
+and imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -53,31 +52,31 @@ from ndif.sandbox.confinement.limits import limit_memory
 from ndif.sizes import format_size
 
 MEMORY_BYTES = 1 << 30
-"""Memory that a process may take for one model, beyond what it was forked with."""
+"""Memory that a process may take for one model, on top of the memory that it inherits by the fork."""
 _CONFIGS = (CONFIG, "config.*.json", "*.index.json")
 _AT_ONCE = 8
 _MOST_FILES = 2000
-"""Most files of weights whose headers are asked for; the largest models have some 200."""
+"""Most files of weights whose headers are downloaded; the largest models have about 200."""
 _MOST_BYTES, _MOST_HEADER_BYTES = 64 << 20, 256 << 20
 _LENGTH = 8
-"""Bytes before a header, which say how long it is."""
+"""Bytes of the length field before a safetensors header."""
 _FIRST = 100_000
-"""Bytes that are asked for at first: most headers are shorter."""
+"""Bytes of the first download of a header; most headers are shorter."""
 _LONGEST_HEADER = 25_000_000
 _LONGEST_ANSWER = 4096
 
 
 class OutlineError(UserFacingError):
-    """A repository has no model that can be measured; the message says why."""
+    """The model of a repository cannot be measured; the message says why."""
 
 
 def main(fd: int) -> None:
-    """Answer the one question that comes over the socket `fd`."""
+    """Answer one `OutlineQuestion` from the socket `fd`."""
     end_with_parent()
     limit_memory(MEMORY_BYTES)
     with socket.socket(fileno=fd) as connection:
         asked = connection.makefile("r").readline()
-        if not asked:  # nobody waits any more
+        if not asked:  # the host has closed the socket
             return
         question = from_json(OutlineQuestion, asked)
         _take(question.environment)
@@ -91,28 +90,28 @@ def main(fd: int) -> None:
 
 
 def _take(variables: Mapping[str, str]) -> None:
-    """Take the operator's environment, which the server that forked this process does not have."""
+    """Replace this process's environment by the operator's, which the fork server does not have."""
     os.environ.clear()
     os.environ.update(variables)
-    importlib.reload(constants)  # the hub's library reads variables when it is imported
+    importlib.reload(constants)  # huggingface_hub reads variables on import
 
 
 def find(spec: ModelSpec, empty: Path) -> RepositoryFacts:
-    """Return the folder to measure, in `empty` if need be, and what a hub knows of the repository."""
+    """Return the folder to measure, below `empty` if it is an outline, with facts from the hub."""
     known, answers = None, True
     try:
         known = HfApi().model_info(
             spec.checkpoint, revision=spec.revision, timeout=HUB_TIMEOUT_S, files_metadata=True
         )
-    except HfHubHTTPError:  # the first file tells more
+    except HfHubHTTPError:  # the download of the config below raises a more precise error
         pass
-    except Exception:  # no hub answers; the files may be in the cache
+    except Exception:  # the hub is unreachable; the files may be in the cache
         answers = False
     sizes = (
         {} if known is None else {each.rfilename: each.size or 0 for each in known.siblings or ()}
     )
     _require_small(sizes)
-    # The first file that is missing tells best what else is: a repository, a revision, a right.
+    # The error of this download tells a missing repository, revision and permission apart.
     config = hf_hub_download(
         spec.checkpoint, CONFIG, revision=spec.revision, local_files_only=not answers
     )
@@ -125,7 +124,7 @@ def find(spec: ModelSpec, empty: Path) -> RepositoryFacts:
         known.pipeline_tag,
         is_gated(known),
         snapshot.name,
-        # The folder that is measured may have neither the card nor the tokenizer.
+        # From the hub, because the measured folder may lack the card and the tokenizer.
         license_of(known.tags),
         has_tokenizer(sizes),
     )
@@ -162,7 +161,7 @@ def _is_config(name: str) -> bool:
 
 
 def _require_small(sizes: Mapping[str, int]) -> None:
-    """Raise an OutlineError before a config is downloaded that nothing would read."""
+    """Raise an OutlineError if a config is larger than the limit for parsing."""
     for name, size in sizes.items():
         limit = largest(name) if _is_config(name) else None
         if limit is not None and size > limit:
@@ -174,7 +173,6 @@ def _require_small(sizes: Mapping[str, int]) -> None:
 def _write(
     folder: Path, snapshot: Path, small: list[str], weights: Mapping[str, int], spec: ModelSpec
 ) -> None:
-    """Write an outline to `folder`."""
     for name in small:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(snapshot / name, folder / name)
@@ -195,7 +193,7 @@ def _write(
 
 
 def _write_header(file: Path, size: int, name: str, commit: str, spec: ModelSpec) -> int:
-    """Write a file of weights with its size and its header, and no weights; return the header's size."""
+    """Write a sparse file of weights with its header only; return the header's size."""
     header = b""
     if not is_pickled(file):
         header = _download(spec, name, commit, 0, _FIRST)
@@ -211,7 +209,7 @@ def _write_header(file: Path, size: int, name: str, commit: str, spec: ModelSpec
 
 
 def _download(spec: ModelSpec, name: str, commit: str, start: int, end: int) -> bytes:
-    """Return a part of a repository's file, which ends with the file."""
+    """Return the bytes from `start` to `end` of a repository's file, or to its end."""
     asked = {
         **build_hf_headers(),
         "Range": f"bytes={start}-{end - 1}",
@@ -220,7 +218,7 @@ def _download(spec: ModelSpec, name: str, commit: str, start: int, end: int) -> 
     url = hf_hub_url(spec.checkpoint, name, revision=commit)
     with get_session().stream("GET", url, headers=asked, timeout=HUB_TIMEOUT_S) as answer:
         hf_raise_for_status(answer)
-        # A server that knows no ranges sends the file from its beginning.
+        # A server without support for ranges sends the file from its beginning.
         skipped = 0 if answer.status_code == 206 else start
         content = bytearray()
         for part in answer.iter_bytes():

@@ -1,9 +1,9 @@
-"""The files of a checkpoint, judged before a library loads them.
+"""Checks of a checkpoint's files before a library loads them.
 
-Whoever wrote a repository chose its configs, and transformers opens some of the paths that a config names.
-Names that nothing opens (`_name_or_path`, often a folder of the author's machine) are left alone. The
-boundary is the confinement of the process that loads; this says in a sentence what that would show as a
-file that is missing.
+The author of a repository controls its configs, and transformers opens some of the paths in them. Paths
+that nothing opens (`_name_or_path`, often a folder of the author's machine) are ignored. The security
+boundary is the confinement of the loading process. These checks only give a clear error, where the
+confinement would show a missing file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ADAPTER = "adapter_config.json"
 _INDEX = ".index.json"
 
 _TOKENIZER_FILES = ("*_config.json", "special_tokens_map.json")
-"""Configs whose keys become arguments of a tokenizer, which opens those that end in `_file`."""
+"""Configs whose keys become arguments of a tokenizer, which opens the values of `*_file` keys."""
 _READ = (CONFIG, "config.*.json", *_TOKENIZER_FILES, "added_tokens.json", "chat_template.json")
 _VOCABULARIES = ("tokenizer*.json", "vocab*.json", "tekken.json")
 _LARGEST = (
@@ -35,42 +35,42 @@ _LARGEST = (
     *((name, 16 << 20) for name in _READ),
     *((name, 128 << 20) for name in _VOCABULARIES),
 )
-"""Largest sizes of files that are parsed, by the first pattern that a name matches.
+"""Largest sizes of parsed files, by the first pattern that matches the name.
 
-Indexes of the largest models have 20 MB, and tokenizers 35 MB. Parsed, hostile JSON takes twenty times its
-size.
+Indexes of the largest models have 20 MB, and tokenizers 35 MB. Hostile JSON takes 20 times its size when
+parsed.
 """
 
 _PATHS = frozenset(
     (
-        # Of a model's config.
+        # In the config of a model.
         *("transformers_weights", "backbone", "architecture"),
-        # Of tokenizers and processors.
+        # In the configs of tokenizers and processors.
         *("gguf_file", "vocab", "merges", "audio_tokenizer_name_or_path", "repo_or_path"),
         *("mecab_option", "sudachi_config_path", "sudachi_resource_dir"),
     )
 )
-"""Keys whose text a library opens, or hands to another one that does."""
+"""Keys whose value is a path that a library opens or passes on to be opened."""
 _CODE = frozenset(("auto_map", "custom_pipelines"))
-"""Keys that name Python code; nothing reads them where the repository's code is not trusted."""
+"""Keys that name Python code; they are read only if the repository's code is trusted."""
 _COLLECTIONS = _CODE | {
     *("configuration_files", "fast_tokenizer_files", "init_inputs", "speaker_embeddings"),
     "weight_map",
 }
-"""Keys of lists and objects in which every text is such a path."""
+"""Keys of lists and objects in which every string is such a path."""
 _REPLACED = frozenset(("tokenizer_file", "special_tokens_map_file", "tokenizer_config_file"))
-"""Keys of a tokenizer's config that transformers overwrites; authors' machines leave paths in them."""
+"""Keys of a tokenizer's config that transformers overwrites; they may hold paths of another machine."""
 _BEFORE_CONVERSION = frozenset(("vocab_file", "merges_file"))
-"""Keys that are read where there is no tokenizer.json."""
+"""Keys that are read only if there is no tokenizer.json."""
 _WORDS = re.compile(r"[\s:=,]+|--")
-"""Separators in a value around a path: "local-dir:/a", "-d /a", "/a--module.Class"."""
+"""Separators around a path in a value: "local-dir:/a", "-d /a", "/a--module.Class"."""
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 class RepositoryError(UserFacingError):
-    """A checkpoint's files are not to be loaded; the message says why."""
+    """A checkpoint's files must not be loaded; the message says why."""
 
 
 def require_harmless(folder: Path, *, remote_code: bool, pickled: bool) -> None:
@@ -78,8 +78,8 @@ def require_harmless(folder: Path, *, remote_code: bool, pickled: bool) -> None:
 
     Args:
         folder: A folder of the Hub's cache, or an operator's own.
-        remote_code: The operator trusts the repository's Python code.
-        pickled: Weights may be pickles, which can run code as they are read.
+        remote_code: True if the operator trusts the repository's Python code.
+        pickled: True to permit pickled weights, which can run code when they are read.
     """
     for file in sorted(folder.rglob("*")):
         if file.is_symlink():
@@ -104,15 +104,15 @@ _SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The files that transformers loads the weights of a checkpoint from, there or not."""
+    """The files from which transformers loads the weights of a checkpoint, existing or not."""
 
     files: tuple[Path, ...]
     dtype: str | None = None
-    """The dtype that their index names; None without one."""
+    """The dtype that the index of the files names, if any."""
 
 
 def weights(folder: Path) -> Weights:
-    """Return the weights of the checkpoint in `folder`, or raise a RepositoryError."""
+    """Return the weights of the checkpoint in `folder`; raise RepositoryError for an invalid index."""
     own = _read_json(folder / CONFIG, folder)
     explicit = own.get("transformers_weights") if isinstance(own, dict) else None
     named = [explicit] if isinstance(explicit, str) else [*_WEIGHTS, *_PICKLED]
@@ -132,21 +132,24 @@ def weights(folder: Path) -> Weights:
 
 
 def largest(name: str) -> int | None:
-    """Return the largest size that a file of this name may have; None if it is not parsed."""
+    """Return the largest size that a file of this name may have; None if such files are not parsed."""
     return next((size for kind, size in _LARGEST if fnmatchcase(name, kind)), None)
 
 
 def is_pickled(file: Path) -> bool:
-    """Return True if transformers would read weights of that name by unpickling them."""
+    """Return True if transformers would unpickle a file of weights with this name."""
     return file.suffix != ".safetensors"
 
 
 def _require_inside(link: Path, folder: Path) -> None:
-    """Raise a RepositoryError if a link leads out of the folder, or of its repository's cache."""
+    """Raise a RepositoryError if a link leads outside the folder and its repository's cache.
+
+    In an operator's own folder, links to files of weights are permitted.
+    """
     try:
         target = link.resolve(strict=True)
         mode = target.stat().st_mode
-    except (OSError, RuntimeError):  # a dangling or circular link: there is nothing to read
+    except (OSError, RuntimeError):  # a dangling or circular link cannot be read
         return
     blobs = linked_folders(folder)
     if not blobs and stat.S_ISREG(mode) and link.suffix in WEIGHTS:
@@ -178,19 +181,19 @@ def _parsed(folder: Path) -> Iterator[Path]:
 
 
 def _read_json(file: Path, folder: Path) -> Any:
-    """Return a file's content as transformers would read it; None if that is no JSON."""
+    """Return a file's content as transformers would read it; None if it is not JSON."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except RecursionError as error:
         raise RepositoryError(
             f"Its {file.relative_to(folder)} is nested too deeply to be read."
         ) from error
-    except (OSError, ValueError):  # which loading explains
+    except (OSError, ValueError):  # loading reports the error
         return None
 
 
 def _entries(content: Any) -> Iterator[tuple[str, str]]:
-    """Yield every text in a JSON value with its key; in one of `_COLLECTIONS`, with the collection's."""
+    """Yield every string in a JSON value with its key; within one of `_COLLECTIONS`, with that key."""
     left: list[tuple[str, Any]] = [("", content)]
     while left:
         key, value = left.pop()
@@ -203,11 +206,11 @@ def _entries(content: Any) -> Iterator[tuple[str, str]]:
 
 
 def _is_path(file: Path, folder: Path, key: str, *, remote_code: bool) -> bool:
-    """Return True if transformers opens what this key of a config names."""
+    """Return True if transformers opens the path in this key of a config."""
     if key in _CODE:
         return remote_code
     if file.name == _ADAPTER:
-        # Beside a config an adapter's base is not loaded, unless the checkpoint is loaded by its name.
+        # With a config beside it, an adapter's base is loaded only for a checkpoint that is loaded by name.
         is_base = key == "base_model_name_or_path"
         return is_base and (bool(linked_folders(folder)) or not (folder / CONFIG).exists())
     if key in _PATHS or key in _COLLECTIONS:
@@ -216,14 +219,14 @@ def _is_path(file: Path, folder: Path, key: str, *, remote_code: bool) -> bool:
         fnmatchcase(file.name, kind) for kind in _TOKENIZER_FILES
     ):
         return False
-    if file.name == "special_tokens_map.json":  # merged last
+    if file.name == "special_tokens_map.json":  # merged last, so no key of it is overwritten
         return True
     is_converted = key in _BEFORE_CONVERSION and file.with_name("tokenizer.json").exists()
     return key not in _REPLACED and not is_converted
 
 
 def _leaves(path: str) -> bool:
-    """Return True if a text has an absolute path in it, or one that climbs."""
+    """Return True if a value contains an absolute path or `..`."""
     return any(
         word.startswith("/") or ".." in re.split(r"[/\\]", word) for word in _WORDS.split(path)
     )

@@ -1,4 +1,4 @@
-"""Restoration of weights that a request has changed."""
+"""The restoration of weights that a request has changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors import safe_open
 from ndif.runtime.weights.weights import WeightsError
 
 Source = Callable[[Sequence[str]], Mapping[str, torch.Tensor]]
-"""Finds weights by name. It may find fewer, or different ones: the checksum tells."""
+"""A function that returns weights by name. Some may be missing or wrong: the checksum decides."""
 
 _ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _NAMED = 5
@@ -24,9 +24,9 @@ def restore(
     sources: Sequence[Source],
     find_changed: Callable[[Mapping[str, torch.Tensor]], list[str]],
 ) -> None:
-    """Write changed weights again, in the memory that other processes have mapped.
+    """Restore changed weights in place, in the memory that other processes have mapped.
 
-    Each source is asked for the weights that the ones before it lacked; `find_changed` checks them.
+    Sources are tried in order until `find_changed` finds no changed weight, else WeightsError is raised.
     """
     left = list(changed)
     for source in sources:
@@ -43,7 +43,7 @@ def restore(
 
 
 def from_safetensors(folder: Path) -> Source:
-    """Return a source that reads a checkpoint's files: it lacks weights that loading merges or converts."""
+    """Return a source that reads a checkpoint's files; it lacks weights that loading merges or converts."""
 
     def read(names: Sequence[str]) -> dict[str, torch.Tensor]:
         files = dict(_files(folder))
@@ -71,7 +71,7 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _spellings(name: str, stored: Mapping[str, Path]) -> Iterator[str]:
-    """Yield the names under which a tensor may be stored: with or without a model's prefix."""
+    """Yield the names under which a tensor may be stored, with and without a model's prefix."""
     yield name
     yield name.partition(".")[2]
     prefixes = {other.partition(".")[0] for other in stored}

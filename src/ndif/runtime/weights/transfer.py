@@ -1,8 +1,8 @@
-"""Copies of weights between devices and memory through two pinned buffers.
+"""Copies of weights between devices and memory, through two pinned buffers.
 
-A device copies to and from ordinary memory at a fraction of its link's rate, because the driver copies
-through a small pinned buffer of its own. Here the device transfers one buffer while this process's threads
-copy the other.
+A device copies to and from ordinary memory at a fraction of its link's rate, because the driver uses a
+small pinned buffer of its own. Here the device transfers one buffer while this process's threads copy the
+other.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 from ndif.runtime.process.cuda import Cuda
 
 BUFFER = 64 << 20
-"""Bytes of a buffer, so large that the overhead of each copy does not count."""
+"""Bytes of a buffer, large enough for the overhead of each copy to be negligible."""
 
 
 def to_memory(
     pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], driver: Cuda, buffer: int = BUFFER
 ) -> None:
-    """Copy tensors to memory: `pairs` of a contiguous target and its source on a device."""
+    """Copy tensors to memory; `pairs` are a contiguous target and its source on a device."""
     slots = [driver.pinned(buffer) for _ in range(2)]
     stored: list[Future[None]] = []
 
@@ -43,7 +43,7 @@ def to_memory(
 def to_devices(
     pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], driver: Cuda, buffer: int = BUFFER
 ) -> None:
-    """Copy tensors to devices: `pairs` of a contiguous target and its source in memory."""
+    """Copy tensors to devices; `pairs` are a contiguous target and its source in memory."""
     slots = [driver.pinned(buffer) for _ in range(2)]
     transferred: list[torch.cuda.Event] = []
     for number, (target, source) in enumerate(_pieces(pairs, buffer)):

@@ -1,4 +1,4 @@
-"""A model's weights apart from its modules: collect, share, place and install them."""
+"""A model's weights apart from its modules: they are collected, shared, placed and installed."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _HOOK_ARGUMENTS = ("execution_device", "io_same_device", "skip_keys")
 
 
 class WeightsError(ValueError):
-    """The weights of a model cannot be shared; the message says why."""
+    """The weights of a model cannot be shared, placed or restored; the message says why."""
 
 
 def load_arguments(spec: ModelSpec) -> dict[str, Any]:
-    """Return the arguments of `from_pretrained` that `spec` asks for."""
+    """Return the arguments of `from_pretrained` for `spec`."""
     arguments: dict[str, Any] = {"dtype": spec.dtype}
     device = spec.device
     if device == "auto" and spec.max_memory:
@@ -42,7 +42,7 @@ def load_arguments(spec: ModelSpec) -> dict[str, Any]:
         arguments["device_map"] = device
     if spec.attn_implementation is not None:
         arguments["attn_implementation"] = spec.attn_implementation
-    # Without a word, transformers would ask a terminal.
+    # Always explicit: without this argument, transformers would prompt on the terminal.
     arguments["trust_remote_code"] = spec.trust_remote_code
     return arguments
 
@@ -56,14 +56,14 @@ def collect(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def distinct(tensors: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], dict[str, int]]:
-    """Return the different tensors, and the index of each name's; tied names have the same index."""
+    """Return the tensors without duplicates, and each name's index among them; tied names share one."""
     different = {id(tensor): tensor for tensor in tensors.values()}
     index = {key: number for number, key in enumerate(different)}
     return list(different.values()), {name: index[id(each)] for name, each in tensors.items()}
 
 
 def check(module: torch.nn.Module, names: Iterable[str]) -> None:
-    """Raise WeightsError unless `module` has exactly the tensors `names`."""
+    """Raise WeightsError unless the tensors of `module` have exactly these names."""
     differing = sorted(collect(module).keys() ^ set(names))
     if differing:
         raise WeightsError(
@@ -73,7 +73,7 @@ def check(module: torch.nn.Module, names: Iterable[str]) -> None:
 
 
 def install(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Put tensors that were collected from one module into another of the same architecture."""
+    """Put collected tensors into a module of the same architecture; see `check`."""
     check(module, tensors)
     for name, tensor in tensors.items():
         path, _, key = name.rpartition(".")
@@ -84,10 +84,10 @@ def install(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> Non
 
 @dataclass(frozen=True, slots=True)
 class ExportedWeights:
-    """Tensors in a form that another process can map."""
+    """Handles of tensors, by which another process can map them."""
 
     names: Mapping[str, int]
-    """The index of each name's handle; names of one tensor share a handle."""
+    """The index in `handles` of each name; tied names share a handle."""
     handles: tuple[Handle, ...]
 
     @classmethod
@@ -96,7 +96,7 @@ class ExportedWeights:
         tensors: Mapping[str, torch.Tensor],
         export: Callable[[Iterable[torch.Tensor]], list[Handle]],
     ) -> ExportedWeights:
-        """Share `tensors`; the caller must keep them as long as another process may use them."""
+        """Export `tensors`, which must be kept while in use elsewhere; raise WeightsError if impossible."""
         for name, tensor in tensors.items():
             if type(tensor) not in _PLAIN:
                 raise WeightsError(
@@ -124,9 +124,9 @@ class Placement:
     device: str
     """The device of the model's inputs."""
     device_map: Mapping[str, Any] | None
-    """The device of each submodule, if the model is spread over several devices."""
+    """The device of each submodule; None for a model that was loaded without a device map."""
     hooks: Mapping[str, Mapping[str, Any]]
-    """The arguments of accelerate's hooks, which move a module's inputs, by the module's name."""
+    """The arguments of accelerate's hooks, which move a module's inputs, by module name."""
 
     @classmethod
     def of(cls, module: Any) -> Placement:
@@ -139,7 +139,7 @@ class Placement:
         return cls(str(module.device), getattr(module, "hf_device_map", None), hooks)
 
     def apply(self, module: Any) -> None:
-        """Replace the hooks of `module`, which nnsight has wrapped, by those of this placement."""
+        """Replace the hooks of `module`, which nnsight may have wrapped, by those of this placement."""
         for part in module.modules():
             if "_hf_hook" in vars(part):
                 _unhook(part)
@@ -148,10 +148,10 @@ class Placement:
         module.hf_device_map = dict(self.device_map)
         for name, arguments in self.hooks.items():
             part = module.get_submodule(name)
-            # The hook belongs below nnsight's wrapper, as if it had been added first.
+            # nnsight's wrapper must call the hook, as if the hook had been added first.
             wrapper = vars(part).pop("forward", None)
             add_hook_to_module(part, _Hook(**arguments))
-            if hasattr(part, "__nnsight_forward__"):  # what nnsight 0.6 and 0.7 call
+            if hasattr(part, "__nnsight_forward__"):  # the forward that nnsight 0.6 and 0.7 call
                 part.__nnsight_forward__ = vars(part)["forward"].func
             if wrapper is not None:
                 part.forward = wrapper
@@ -168,7 +168,7 @@ def _unhook(part: Any) -> None:
 
 
 class _Hook(AlignDevicesHook):  # type: ignore[misc]
-    """Accelerate's hook for a module whose weights are, or will be, on their devices."""
+    """Accelerate's hook without the initial move of weights: they are, or will be, on their devices."""
 
     def init_hook(self, module: torch.nn.Module) -> torch.nn.Module:
         return module
@@ -178,7 +178,7 @@ _ELSEWHERE = ("cpu", "disk")
 
 
 def place(module: Any, spec: ModelSpec, driver: Cuda) -> None:
-    """Move a model to the devices that `spec` names; without a device map it stays where it is."""
+    """Move a model to the devices of `spec`; without a device map, leave it in place."""
     remove_hook_from_module(module, recurse=True)
     vars(module).pop("hf_device_map", None)
     arguments = load_arguments(spec)
@@ -190,12 +190,12 @@ def place(module: Any, spec: ModelSpec, driver: Cuda) -> None:
         else {"": torch.device(arguments["device_map"])}
     )
     move(module, devices, driver)
-    # No weight is left to move; the hooks that this adds move values from device to device.
+    # All weights are already moved; this adds the hooks that move values between devices.
     dispatch_model(module, devices, skip_keys=module._skip_keys_device_placement)
 
 
 def move(module: torch.nn.Module, devices: Mapping[str, Any], driver: Cuda) -> None:
-    """Copy a model's weights to `devices`, a device by submodule; tied weights stay tied."""
+    """Move a model's weights to `devices`, devices by submodule name; tied weights stay tied."""
     different, places = distinct(collect(module))
     moved: dict[int, torch.Tensor] = {}
     for name, place in places.items():
@@ -214,7 +214,7 @@ def _empty_like(tensor: torch.Tensor, device: Any) -> torch.Tensor:
 
 
 def _device_of(name: str, devices: Mapping[str, Any]) -> Any:
-    """Return the device of the innermost submodule around `name` that has one."""
+    """Return the device of the innermost submodule around `name` in `devices`."""
     prefix = name
     while prefix not in devices and prefix:
         prefix = prefix.rpartition(".")[0]
@@ -222,7 +222,7 @@ def _device_of(name: str, devices: Mapping[str, Any]) -> Any:
 
 
 def spread(module: Any, max_memory: Mapping[int, int] | None) -> dict[str, Any]:
-    """Return a device map that spreads a model over `max_memory`, bytes by GPU, or all that is free."""
+    """Return a device map within `max_memory` (bytes by GPU; None for all free) or raise WeightsError."""
     unsplit = list(module._no_split_modules or [])
     given = None if max_memory is None else dict(max_memory)
     balanced = get_balanced_memory(module, given, no_split_module_classes=unsplit)
@@ -243,7 +243,7 @@ _REPORT_INTERVAL_S = 0.05
 
 
 class _ProgressBar:
-    """A stand-in for a progress bar of tqdm that reports counts and draws nothing."""
+    """A replacement for a tqdm progress bar that reports counts and draws nothing."""
 
     def __init__(self, channel: Channel | None, iterable: Any = None, **options: Any) -> None:
         self._channel = channel
@@ -271,12 +271,12 @@ class _ProgressBar:
     def __exit__(self, *_: object) -> None: ...
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        # The other methods of a bar change only its looks.
+        # All other methods of a tqdm bar only affect its display.
         if name.startswith("__"):
             raise AttributeError(name)
         return lambda *_, **__: None
 
 
 def report_progress(channel: Channel | None) -> None:
-    """Report progress over `channel`, if any, in place of every bar that transformers would draw."""
+    """Replace the progress bars of transformers by reports over `channel`, if any."""
     logging.set_tqdm_hook(lambda _, args, kwargs: _ProgressBar(channel, *args[:1], **kwargs))
