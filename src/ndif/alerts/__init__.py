@@ -1,1 +1,1 @@
-"""Alerts: the server itself tells its operator what fails, by webhook and e-mail, and when it is over."""
+"""Alerts: the server notifies its operator of failures and their end, by webhook and e-mail."""

@@ -1,4 +1,4 @@
-"""The causes of alerts that a server's state shows: a pure function of that state and of counts."""
+"""The causes of alerts, found in a server's state and event counts by a pure function."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from ndif.sizes import format_size
 ERRORS_WITHIN_S = 900.0
 """Window of the error rate: long enough that ten jobs of a quiet model are in it."""
 _LEAST_JOBS = 10
-"""Jobs below which an error rate says nothing: one user's mistakes in a notebook are a few."""
+"""Minimum jobs for an error rate: a few failures may be one user's mistakes in a notebook."""
 LOST_WITHIN_S = 900.0
 _MOST_LOST = 3
-"""Lost processes of one model within that window; a single one is replaced, and its job tried again."""
+"""Lost processes of one model in that window that raise an alert; a single one is replaced quietly."""
 EVICTIONS_WITHIN_S = 1800.0
 _MOST_EVICTIONS = 10
-"""Evictions of one model within that window: it then serves for less than three minutes at a time."""
+"""Evictions of one model in that window before an alert; with more it serves under three minutes a time."""
 _BLOCKED_S = 1800.0
-"""Seconds without a dispatch while jobs run: they may be long, so that this takes longer to be a cause."""
+"""Seconds since the last dispatch that are a cause: the running jobs may be long."""
 _NODE_S = 24 * 3600.0
-"""Seconds for which a machine that went away is missed; later an operator has taken it out."""
+"""Seconds for which a missing machine is a cause; after that it counts as removed by the operator."""
 _ENOUGH_MORE = 0.02
-"""Part of a disk that must be free beyond the limit before it counts as enough, so that nothing flaps."""
+"""Fraction of a disk that must be free beyond the limit before the cause ends, to avoid flapping."""
 _MAX_QUOTED = 500
-"""Characters of another's sentence that a cause repeats."""
+"""Maximum characters of a quoted sentence."""
 
 ROOTS = frozenset((Kind.STORE_AWAY, Kind.NODE_LOST, Kind.GPU_WITHDRAWN))
-"""Kinds that make models fail, so that what fails meanwhile is told with them."""
+"""Kinds that make models fail; the failures meanwhile are reported with them."""
 FOLLOWING = frozenset(
     (
         *(Kind.NO_REPLICA, Kind.UNHEALTHY, Kind.LOAD_FAILED, Kind.REPLICAS_LOST),
@@ -43,22 +43,22 @@ FOLLOWING = frozenset(
 
 
 class Key(NamedTuple):
-    """Identity of a cause: of one kind and subject there is one."""
+    """Identity of a cause: kind and subject together are unique."""
 
     kind: Kind
     subject: str
-    """The model, machine, GPU or store that it is about."""
+    """The affected model, machine, GPU or store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One thing that is wrong."""
+    """A condition that the operator should know about."""
 
     kind: Kind
     subject: str
     sentence: str
     since: float
-    """Unix time from which it is known to hold."""
+    """Unix time since which the cause is known to hold."""
 
     @property
     def key(self) -> Key:
@@ -71,20 +71,20 @@ class Limits:
     """Limits that an operator sets."""
 
     queue_s: float = 300.0
-    """Seconds in which jobs wait and none is dispatched."""
+    """Seconds for which jobs may wait while none is dispatched."""
     error_rate: float = 0.5
-    """Fraction of a model's jobs that fail."""
+    """Fraction of a model's jobs that may fail."""
     disk_free: float = 0.1
     """Fraction of the disk that should be free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Events by model, since the process began to count."""
+    """Event counts by model, since the process began to count."""
 
     ended: Mapping[str, float] = field(default_factory=dict)
     failed: Mapping[str, float] = field(default_factory=dict)
-    """Jobs among those that have ended and did not complete."""
+    """Ended jobs that neither completed nor were cancelled."""
     lost: Mapping[str, float] = field(default_factory=dict)
     """Replicas whose process ended by itself."""
     evicted: Mapping[str, float] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Counts:
 
 @dataclass(slots=True)
 class Increases:
-    """Counts of some time ago, from which follows how many events there were since."""
+    """Samples of cumulative counts, for the increase over a window."""
 
     samples: list[tuple[float, Counts]] = field(default_factory=list)
     """Times and counts, the oldest first."""
@@ -105,7 +105,7 @@ class Increases:
             del self.samples[0]
 
     def within(self, seconds: float) -> Counts:
-        """Return the events of the last seconds, or of all the time that is known if that is less."""
+        """Return the events of the last `seconds`, or of all samples if they cover less."""
         if not self.samples:
             return Counts()
         now, last = self.samples[-1]
@@ -128,21 +128,21 @@ class Observation:
     problems: Sequence[Problem]
     waits: Sequence[QueueWait]
     stores: Mapping[str, bool]
-    """Names of the stores, and which of them answer."""
+    """True for each store that answers, by name."""
     disk: tuple[int, int] | None
-    """Bytes of the disk of results that are free, and all; None while it does not tell."""
+    """Free and total bytes of the disk of results; None if unknown."""
     nodes: Mapping[str, float]
-    """Machines that were there, and when each was seen last."""
+    """Unix time at which each machine was last seen."""
     counts: Increases
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The causes that hold, and those of which nothing can be said now."""
+    """The causes that hold, and the keys of undecided ones."""
 
     causes: tuple[Cause, ...]
     undecided: frozenset[Key] = frozenset()
-    """Causes that neither hold nor are over, as of a model that is being loaded again."""
+    """Causes that may or may not hold, such as those of a model that is being reloaded."""
 
 
 def find(seen: Observation, limits: Limits) -> Findings:
@@ -157,13 +157,13 @@ def find(seen: Observation, limits: Limits) -> Findings:
         *_queues(seen, limits, undecided),
         *_counted(seen, limits),
     ]
-    # Of two sentences about one subject the first is told.
+    # Of several causes with the same key the first is kept.
     by_key = {each.key: each for each in reversed(causes)}
     return Findings(tuple(reversed(by_key.values())), frozenset(undecided - by_key.keys()))
 
 
 def nodes_seen(nodes: Mapping[str, float], server: ServerState, at: float) -> dict[str, float]:
-    """Return the machines that are there or were lately, and when each was seen last."""
+    """Return when each machine was last seen, without those missing for more than a day."""
     lately = {name: seen for name, seen in nodes.items() if at - seen < _NODE_S}
     return lately | {node.name: at for node in server.nodes}
 
@@ -214,7 +214,7 @@ def _models(seen: Observation, undecided: set[Key]) -> Iterator[Cause]:
             said = f"{_replicas(count)} of {subject} {_do(count)} not answer."
             yield Cause(Kind.UNHEALTHY, subject, said, seen.at)
         if model.problem:
-            continue  # one of the problems tells it
+            continue  # `seen.problems` reports it
         if (
             model.dedicated
             and model.desired_replicas
@@ -232,7 +232,7 @@ def _is_loading(model: ModelState) -> bool:
 
 
 def _probe(subject: str, probe: Probe, undecided: set[Key]) -> Iterator[Cause]:
-    """Yield the failure of a model's last probe; one that could not be made since then decides nothing."""
+    """Yield the failure of a model's last probe; a probe that could not be made leaves it undecided."""
     if probe.outcome in (ProbeKind.LOADING, ProbeKind.UNSUPPORTED):
         undecided.add(Key(Kind.PROBE, subject))
         return

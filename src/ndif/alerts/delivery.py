@@ -1,4 +1,4 @@
-"""Delivery of alerts: to each destination in order, again after failures, and never in anybody's way."""
+"""Delivery of alerts: to each destination in order, with retries, and without blocking the caller."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 _MOST_WAITING = 100
-"""Messages that wait for one destination; the oldest make room."""
+"""Maximum messages that wait for one destination; the oldest are dropped."""
 POLICY = Policy(
     max_attempts=inf, max_age_s=inf, longest_s=600.0, jitter=0.0, at_once=1000, to_one_host=1
 )
-"""Rules of alerts: in order, for as long as somebody may want to know."""
+"""Retry policy of alerts: in order, and until a message is too old."""
 _TOO_OLD_S = 24 * 3600.0
-"""Age at which a message is dropped: nobody needs to know any more."""
+"""Age in seconds at which a message is dropped as useless."""
 _REFUSES_CONTENT = (400, 410, 413, 422)
-"""Answers to one message that is not sent again; others may be of an address that the operator corrects."""
+"""Status codes that give up this message; others may mean a wrong address, which can be corrected."""
 
 Body = Callable[[Message], JsonObject]
 FORMS: Mapping[Form, Body] = {
@@ -52,20 +52,20 @@ FORMS: Mapping[Form, Body] = {
 
 
 class Destination(ABC):
-    """One webhook or mailbox of the operator's, and the messages that wait for it, the next one first."""
+    """A webhook or mailbox of the operator, and the queue of its messages."""
 
     def __init__(self, address: str, form: Form, shown: str) -> None:
-        """Take an address, and what of it is no secret."""
+        """Create the destination; `shown` is the part of the address that is not secret."""
         self.id = self.host = hashlib.sha256(address.encode()).hexdigest()[:16]
-        """Digest of the address, by which another process knows it."""
+        """Digest of the address, the same in every process."""
         self.form = form
         self.shown = shown
         self.waiting: deque[Message] = deque(maxlen=_MOST_WAITING)
         self.bringing: Message | None = None
         self.problem: str | None = None
-        """Reason for which the last attempt failed; None if it did not."""
+        """Reason why the last attempt failed; None if it succeeded."""
         self.attempts = 0
-        """Attempts that failed since one succeeded."""
+        """Failed attempts since the last success."""
         self.due = 0.0
 
     @abstractmethod
@@ -73,23 +73,23 @@ class Destination(ABC):
         """Deliver a message, or raise a `DeliveryError`."""
 
     def leave(self) -> None:
-        """Go on to the next message, unless many have come and this one has made room already."""
+        """Remove the message that was attempted, unless the full queue has dropped it already."""
         if self.waiting and self.waiting[0] is self.bringing:
             self.waiting.popleft()
 
 
 class Webhook(Destination):
-    """An address that messages are posted to. It is the operator's own, so that no network is refused."""
+    """A URL to which messages are posted; any network is allowed, since the operator chose the URL."""
 
     def __init__(self, address: str) -> None:
-        """Take an address as the settings have it, perhaps with a prefix that names its form."""
+        """Parse an address from the settings, which may have a prefix that names its form."""
         form, self._url = form_and_url(address)
         parts = urlsplit(self._url)
         port = "" if parts.port is None else f":{parts.port}"
         super().__init__(address, form, f"{parts.scheme}://{parts.hostname}{port}/…")
 
     async def send(self, message: Message) -> None:
-        """See `Destination.send`. No redirect is followed."""
+        """See `Destination.send`. Redirects are not followed."""
         body = FORMS[self.form](message)
         try:
             answer = await within(self._answer(body), _TIMEOUT_S)
@@ -107,7 +107,7 @@ class Webhook(Destination):
         raise DeliveryError(problem, final=answer.status_code in _REFUSES_CONTENT)
 
     async def _answer(self, body: JsonObject) -> httpx.Response:
-        """Return the answer, of which no more than its headers is read."""
+        """Return the answer without reading its body."""
         tls = await asyncio.to_thread(_authorities)
         async with (
             httpx.AsyncClient(verify=tls, timeout=_TIMEOUT_S) as client,
@@ -117,10 +117,10 @@ class Webhook(Destination):
 
 
 class Mailbox(Destination):
-    """A mail address of the operator's."""
+    """A mail address of the operator."""
 
     def __init__(self, mailer: Mailer, recipient: str, template: str) -> None:
-        """Send to `recipient`, through the mailer of call-backs."""
+        """Create the destination; `template` is the template of its mails."""
         super().__init__(recipient, "email", shown(recipient))
         self._mailer = mailer
         self._recipient = recipient
@@ -134,7 +134,7 @@ class Mailbox(Destination):
 
 
 def form_and_url(address: str) -> tuple[Form, str]:
-    """Return the form of a webhook, by its prefix or its host, and its URL."""
+    """Return the form of a webhook, from its prefix or its host, and its URL."""
     for form in FORMS:
         if address.startswith(f"{form}+"):
             return form, address.removeprefix(f"{form}+")
@@ -149,7 +149,7 @@ def form_and_url(address: str) -> tuple[Form, str]:
 
 
 def open_destinations(settings: Settings) -> list[Destination]:
-    """Return everybody whom the settings name."""
+    """Return the destinations that the settings name."""
     found: list[Destination] = [Webhook(each) for each in settings.alert_webhook_addresses]
     mailer = open_mailer(settings)
     if mailer is not None and settings.alert_recipients:
@@ -160,30 +160,29 @@ def open_destinations(settings: Settings) -> list[Destination]:
 
 
 class AlertDelivery(Delivery[Destination]):
-    """Deliver alerts: what waits are the destinations that have messages.
+    """Delivery whose items are the destinations that have messages.
 
-    Each gets its messages in order. A message that a dead process had not brought is taken from what it
-    saved.
+    A destination receives its messages one at a time. `take` adds messages that a predecessor saved and did
+    not deliver.
     """
 
     name = "alerts"
 
     def __init__(self, destinations: Sequence[Destination], policy: Policy = POLICY) -> None:
-        """Prepare; `run` delivers."""
         super().__init__(policy)
         self.brought = asyncio.Event()
-        """Set when a message no longer waits."""
+        """Set when a message was delivered or dropped."""
         self.destinations = destinations
         self._added = asyncio.Event()
 
     def send(self, message: Message) -> None:
-        """Add a message for every destination; the oldest of many make room."""
+        """Add a message for every destination; a full queue drops its oldest."""
         for each in self.destinations:
             each.waiting.append(message)
         self._added.set()
 
     async def try_each(self, message: Message) -> list[TestedAlertDestination]:
-        """Send a message to every destination now and once, and return what became of it."""
+        """Send a message once to every destination now, and return the outcomes."""
         return await asyncio.gather(*(_tried(each, message) for each in self.destinations))
 
     def describe(self) -> list[AlertDestination]:
@@ -196,11 +195,11 @@ class AlertDelivery(Delivery[Destination]):
         ]
 
     def waiting(self) -> dict[str, tuple[Message, ...]]:
-        """Return the messages that wait, by the id of their destination."""
+        """Return the waiting messages by the id of their destination."""
         return {each.id: tuple(each.waiting) for each in self.destinations if each.waiting}
 
     def take(self, waiting: Mapping[str, Sequence[Message]]) -> None:
-        """Take the messages that a predecessor had not brought; those of others' addresses are dropped."""
+        """Add a predecessor's undelivered messages; drop those to an unknown destination."""
         for each in self.destinations:
             each.waiting += waiting.get(each.id, ())
         self._added.set()
@@ -230,7 +229,7 @@ class AlertDelivery(Delivery[Destination]):
         self.brought.set()
 
     async def failed(self, item: Destination, error: DeliveryError) -> None:
-        """See `Delivery.failed`. The log has one line, however often it fails."""
+        """See `Delivery.failed`. Only the first failure since a success is logged."""
         if item.problem is None:
             logger.warning("Alerts do not reach %s: %s", item.shown, error)
         item.problem = str(error)
@@ -254,12 +253,12 @@ async def _tried(destination: Destination, message: Message) -> TestedAlertDesti
 
 @cache
 def _authorities() -> ssl.SSLContext:
-    """Return the context of TLS; reading the authorities takes a while, in which no job should wait."""
+    """Return the TLS context; call this in a thread, as loading the CA certificates takes a while."""
     return httpx.create_ssl_context()
 
 
 def _seconds(text: str) -> float:
-    """Return the seconds of a header Retry-After; 0 for a date or nonsense."""
+    """Return the seconds of a Retry-After header; 0 for a date or an invalid value."""
     try:
         return max(0.0, float(text))
     except ValueError:

@@ -15,7 +15,7 @@ from ndif.sizes import format_size
 
 DAY_S = 24 * 3600.0
 MOST_JOBS = 10_000
-"""Records of jobs that are read, so that a busy server does not stand still for its digest."""
+"""Maximum job records that are read, so that a digest does not block a busy server."""
 _TOP = 5
 
 
@@ -29,23 +29,23 @@ class Day:
     """The jobs that ended last, the newest first; None if they cannot be read."""
     incidents: Sequence[Incident]
     leads_since: float
-    """Unix time from which the present process leads."""
+    """Unix time since which this process is the leader."""
     disk: tuple[int, int] | None
-    """Free and all bytes of the disk of results."""
+    """Free and total bytes of the disk of results; None if unknown."""
 
 
 def is_due(now: datetime, at: time, last: str | None) -> bool:
-    """Return True if the digest of a day is to be sent, the last one having been that of the day `last`."""
+    """Return True if today's digest must be sent; `last` is the mark of the last one's day."""
     return last is not None and last != day_of(now) and now.time() >= at
 
 
 def day_of(now: datetime) -> str:
-    """Return the mark of the day of which a digest was sent."""
+    """Return the date that marks a digest as sent."""
     return now.date().isoformat()
 
 
 def first_mark(now: datetime, at: time) -> str:
-    """Return the mark of a server that never sent a digest: its first is that of the next time."""
+    """Return the initial mark of a server without a digest; the next scheduled one is its first."""
     return day_of(now) if now.time() >= at else "none"
 
 

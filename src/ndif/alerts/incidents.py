@@ -1,7 +1,8 @@
-"""Incidents: causes of one origin, from the first message about them to the one that says they are over.
+"""Incidents: causes of one origin, from the first message about them to their resolution.
 
-A pure state machine. A cause must hold for a while before it is told, and be gone for as long before it is
-over, so that nothing flaps. Models that fail while a store, machine or GPU is away belong to its incident.
+A pure state machine. To avoid flapping, a cause must hold for `Timing.hold_s` before it is reported, and be
+absent as long before it is over. Models that fail while a store, machine or GPU is unavailable belong to
+its incident.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from ndif.alerts.causes import FOLLOWING, ROOTS, Cause, Findings, Key
 from ndif.schema.server_state import ProblemKind as Kind
 
 _CHANGED_S = 600.0
-"""Least seconds between two messages of one incident: users can make many models fail one by one."""
+"""Minimum seconds before a message about a change: users can make many models fail one by one."""
 _KEPT_S = 24 * 3600.0
-"""Seconds for which an incident that is over is remembered, for the digest and `ndif alerts list`."""
+"""Seconds for which a resolved incident is kept, for the digest and `ndif alerts list`."""
 _MOST_KEPT = 100
 _MOST_OVER = 50
-"""Causes that are over and that an open incident still names."""
+"""Maximum ended causes that an open incident still names."""
 
 
 class Event(str, Enum):
@@ -37,9 +38,9 @@ class Timing:
     """Times of incidents, in seconds."""
 
     hold_s: float = 60.0
-    """Time that a cause holds before it is told, and is gone before it is over."""
+    """Time a cause must hold before it is reported, and be absent before it is over."""
     repeat_s: float = 4 * 3600.0
-    """Time after which an open incident is told again."""
+    """Time after which an open incident is reported again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,14 @@ class Member:
 
     cause: Cause
     seen: float
-    """Time at which it was last seen to hold."""
+    """Time at which the cause was last seen to hold."""
     over: float | None = None
-    """Time from which it is gone; None while it holds."""
+    """Time at which the cause ended; None while it holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Causes that are told together."""
+    """Causes that are reported together."""
 
     id: str
     kind: Kind
@@ -64,18 +65,18 @@ class Incident:
     told: float
     """Time of the last message."""
     told_keys: frozenset[Key]
-    """Causes that the last message said to hold."""
+    """Causes that the last message reported as holding."""
     resolved: float | None = None
 
     @property
     def holding(self) -> frozenset[Key]:
-        """Return the causes that are not over."""
+        """Return the keys of the causes that are not over."""
         return frozenset(member.cause.key for member in self.members if member.over is None)
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A reason to send a message: an incident and what became of it."""
+    """A message to send: an incident and its latest event."""
 
     event: Event
     incident: Incident
@@ -83,7 +84,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A cause that was not told yet."""
+    """A cause that has not been reported yet."""
 
     cause: Cause
     first: float
@@ -92,7 +93,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """Every incident of a server, as one moment leaves them to the next."""
+    """All incidents of a server at one moment."""
 
     pending: Mapping[Key, Pending] = field(default_factory=dict)
     open: tuple[Incident, ...] = ()
@@ -102,7 +103,7 @@ class Book:
 
 @dataclass(frozen=True, slots=True)
 class SavedBook:
-    """The incidents that a process leaves to the next."""
+    """The incidents that a process saves for its successor."""
 
     open: tuple[Incident, ...]
     over: tuple[Incident, ...]
@@ -115,7 +116,7 @@ def step(
     timing: Timing,
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex[:8],
 ) -> tuple[Book, list[Notice]]:
-    """Return the incidents after a look at the server, and what is to be told of them."""
+    """Return the incidents after an observation of the server, and the notices to send."""
     holding = {cause.key: cause for cause in found.causes}
     incidents = [_looked_at(each, holding, found.undecided, now, timing) for each in book.open]
     known = {member.cause.key for each in incidents for member in each.members}
@@ -154,7 +155,7 @@ def step(
 
 
 def _still(before: Pending | None, cause: Cause, now: float) -> Pending:
-    """Return a cause that holds, from when it was first seen."""
+    """Return a cause that holds, with the time at which it was first seen."""
     if before is None:
         return Pending(cause, now)
     since = min(before.cause.since, cause.since)
@@ -168,7 +169,7 @@ def _looked_at(
     now: float,
     timing: Timing,
 ) -> Incident:
-    """Return the incident with what is seen of its causes now."""
+    """Return the incident with its causes updated."""
     members = []
     for member in incident.members:
         key = member.cause.key
@@ -188,7 +189,7 @@ def _looked_at(
 
 
 def _root(incidents: Sequence[Incident], pending: Mapping[Key, Pending]) -> Kind | None:
-    """Return the kind that makes models fail now, of several the one that began first."""
+    """Return the kind of `ROOTS` that began first among the causes that hold; None without one."""
     began = [(each.opened, key.kind) for each in incidents for key in each.holding]
     began = [one for one in began if one[1] in ROOTS]
     began += [(each.first, key.kind) for key, each in pending.items() if key.kind in ROOTS]
@@ -207,7 +208,7 @@ def _with(
     now: float,
     new_id: Callable[[], str],
 ) -> list[Incident]:
-    """Return the incidents with these causes in the one of their kind, which is opened if there is none."""
+    """Add causes to the incident of a kind, which is opened if there is none."""
     members = tuple(Member(cause, now) for cause in causes)
     for index, incident in enumerate(incidents):
         if incident.kind is kind:
@@ -217,7 +218,7 @@ def _with(
 
 
 def _event(incident: Incident, now: float, timing: Timing) -> Event | None:
-    """Return the reason to tell of an incident now; None if there is none."""
+    """Return the reason to report an incident now; None if there is none."""
     if not incident.holding:
         return Event.RESOLVED
     if not incident.told_keys:
@@ -233,9 +234,9 @@ def _event(incident: Incident, now: float, timing: Timing) -> Event | None:
 
 
 def saved(book: Book) -> SavedBook:
-    """Return the incidents for the next process; `loaded` is the inverse, but for causes not told yet.
+    """Return the incidents for the next process; `loaded` is the inverse, except for pending causes.
 
-    The next process counts what holds as seen then: without its time here, the content seldom changes.
+    The times at which causes were last seen are left out, so that the content seldom changes.
     """
     return SavedBook(
         tuple(_as_seen(each, 0.0) for each in book.open),
@@ -244,9 +245,9 @@ def saved(book: Book) -> SavedBook:
 
 
 def loaded(saved: SavedBook, now: float) -> Book:
-    """Return the incidents of a process that is gone.
+    """Return the incidents of a predecessor.
 
-    Nobody looked since, so that each cause counts as seen now: it is over after it was missed for a while.
+    Each holding cause counts as seen now, since no process has observed the server meanwhile.
     """
     return Book(
         open=tuple(_as_seen(each, now) for each in saved.open),
@@ -255,13 +256,13 @@ def loaded(saved: SavedBook, now: float) -> Book:
 
 
 def _as_seen(incident: Incident, moment: float) -> Incident:
-    """Return an incident whose causes that hold were last seen at that time."""
+    """Set the time at which the holding causes were last seen."""
     members = (m if m.over is not None else replace(m, seen=moment) for m in incident.members)
     return replace(incident, members=tuple(members))
 
 
 def taken_over(book: Book, earlier: Book) -> Book:
-    """Return a book with the incidents that a predecessor left, of kinds that are not open by now."""
+    """Return a book that includes a predecessor's incidents, except open ones whose kind is open now."""
     kinds = {each.kind for each in book.open}
     left = tuple(each for each in earlier.open if each.kind not in kinds)
     known = {member.cause.key for each in left for member in each.members}

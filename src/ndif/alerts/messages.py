@@ -1,6 +1,6 @@
 """Messages about incidents, and their bodies for Slack, Discord, programs and mailboxes.
 
-Pure. Names of models and errors are others' text: in every form they are text and nothing else.
+Pure. Model names and error texts are untrusted: no form interprets them as markup.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ WARNING: Final = "warning"
 INFO: Final = "info"
 
 _MOST_LISTED = 20
-"""Causes that one message lists."""
+"""Maximum causes that one message lists."""
 _SLACK_HEADER, _SLACK_TEXT = 150, 3000
-"""Characters of a header block and of a section block (docs.slack.dev/reference/block-kit/blocks)."""
+"""Maximum characters of a header and a section block (docs.slack.dev/reference/block-kit/blocks)."""
 _DISCORD_TITLE, _DISCORD_TEXT = 256, 4096
-"""Characters of an embed's title and description; all embeds of a message may have 6000."""
+"""Maximum characters of an embed's title and description; all embeds of a message may have 6000."""
 _SUBJECT = 200
-"""Characters of a mail's subject, far below the 998 of a line."""
+"""Maximum characters of a mail's subject, far below the 998 of a line."""
 _COLOURS = {CRITICAL: 0xCC2936, WARNING: 0xE0A100, INFO: 0x2E8B57}
 _MARKS = {CRITICAL: "🔴", WARNING: "🟠", INFO: "🟢"}
 
@@ -42,7 +42,7 @@ _SLACK_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""Characters that end lines or turn the direction of text, beside the line break, and halves of others."""
+"""Control characters but tab and line break, line separators, directional marks, and lone surrogates."""
 
 DEFAULT_TEMPLATE = """\
 Subject: $headline
@@ -60,12 +60,12 @@ Time:   $time
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """A kind of causes, as it is told."""
+    """The wording for a kind of causes."""
 
     title: str
     severity: Severity
     advice: str
-    """Sentence that says what to do first."""
+    """Sentence with the operator's first step."""
 
 
 ABOUT = {
@@ -142,7 +142,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message to the operator, as every destination is given it."""
+    """A message to the operator, not yet in the form of a destination."""
 
     event: str
     """An `Event`, `digest` or `test`."""
@@ -189,12 +189,12 @@ def test_message(server: str, now: float) -> Message:
 
 
 def digest_message(server: str, now: float, lines: Sequence[str]) -> Message:
-    """Return the message of the last day."""
+    """Return the daily digest."""
     return Message("digest", INFO, now, server, "The last day", tuple(lines))
 
 
 def described(incident: Incident) -> AlertIncident:
-    """Return an incident as programs and `ndif alerts list` see it."""
+    """Return an incident as the API and `ndif alerts list` show it."""
     causes = [
         AlertCause(
             kind=member.cause.kind.value,
@@ -216,7 +216,7 @@ def described(incident: Incident) -> AlertIncident:
 
 
 def _lines(incident: Incident, now: float) -> list[str]:
-    """Return a line for each cause: those that hold first, and of them those of the incident's own kind."""
+    """Return one line a cause: holding before ended causes, then the incident's own kind before others."""
     ranked = sorted(
         incident.members,
         key=lambda each: (each.over is not None, each.cause.kind is not incident.kind),
@@ -240,7 +240,7 @@ def _line(member: Member, now: float, *, is_resolved: bool) -> str:
 
 
 def lasted(seconds: float) -> str:
-    """Return a time in words, to the second."""
+    """Return a duration in words, to the second."""
     return format_duration(max(0, round(seconds)))
 
 
@@ -264,7 +264,7 @@ def slack(message: Message) -> JsonObject:
             },
             {
                 "type": "section",
-                # Without `verbatim` Slack makes links of what looks like an address or a channel.
+                # Without `verbatim` Slack turns text that resembles an address or a channel into links.
                 "text": {
                     "type": "mrkdwn",
                     "text": _escaped(body, _for_slack, _SLACK_TEXT),
@@ -292,14 +292,14 @@ def discord(message: Message) -> JsonObject:
 
 
 def plain_json(message: Message) -> JsonObject:
-    """Return the body for any other webhook; docs/monitoring.md has its fields."""
+    """Return the body for any other webhook; docs/monitoring.md lists its fields."""
     body: JsonObject = to_plain(message)
     del body["lines"], body["advice"]
     return {**body, "text": message.text}
 
 
 def mail(message: Message, template: str, recipient: str, sender: str, now: float) -> EmailMessage:
-    """Return the mail; `template` has a line `Subject: …`, an empty one, and the text."""
+    """Return the mail; `template` is a line `Subject: …`, an empty line, and the text."""
     values = {
         "headline": message.headline,
         "details": "\n".join(message.lines),
@@ -309,7 +309,7 @@ def mail(message: Message, template: str, recipient: str, sender: str, now: floa
         "severity": message.severity,
         "time": formatdate(message.at, usegmt=True),
     }
-    # Split first: no value becomes a header.
+    # Split before values are filled in, so that no value becomes a header.
     subject, text = split_template(template)
     filled = " ".join(Template(subject).substitute(values).split())
     incident = message.incident.id if message.incident else "none"
@@ -331,7 +331,7 @@ def _for_discord(text: str) -> str:
 
 
 def _escaped(text: str, escape: Callable[[str], str], most: int) -> str:
-    """Return the text, escaped and cut so that it has at most so many characters, and no half escape."""
+    """Escape the text and cut it to at most `most` characters, never within an escape."""
     if _length(escaped := escape(text)) <= most:
         return escaped
     pieces: list[str] = []
@@ -345,5 +345,5 @@ def _escaped(text: str, escape: Callable[[str], str], most: int) -> str:
 
 
 def _length(text: str) -> int:
-    """Return the number of characters as those count who count an emoji as two."""
+    """Return the number of UTF-16 code units, two for an emoji."""
     return len(text.encode("utf-16-le", "surrogatepass")) // 2

@@ -1,4 +1,4 @@
-"""The watch of a server: looks at its state every ten seconds, and has its operator told."""
+"""The watch of a server: it checks the state every ten seconds, and notifies the operator."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 10.0
 _PATIENCE_S = 4.0
-"""Seconds in which a store must answer; less than those between two looks."""
+"""Seconds in which a store must answer; less than `LOOK_S`."""
 _STOP_S = 2.0
-"""Seconds for which a server that stops waits to save what is open."""
+"""Maximum seconds for which a stopping server waits for its alerts to be saved."""
 
 _NOTED: Mapping[Event, Kind] = {
     Event.OPENED: "alert opened",
@@ -49,26 +49,25 @@ _NOTED: Mapping[Event, Kind] = {
 }
 
 Look = Callable[[], Awaitable[tuple[ServerState, Sequence[Problem], Sequence[QueueWait]]]]
-"""Returns the state of the server, its problems, and for how long queues wait."""
+"""Returns the state of the server, its problems, and the waits of its queues."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedAlerts:
-    """The state of alerts that a process leaves to the next."""
+    """The state of alerts that a process saves for its successor."""
 
     incidents: SavedBook
     nodes: Mapping[str, float]
-    """The hour at which each machine was last seen, as Unix time."""
+    """Unix time of the hour in which each machine was last seen."""
     digest_day: str | None
     messages: Mapping[str, tuple[Message, ...]]
-    """The messages that wait, by the id of their destination."""
+    """Waiting messages by the id of their destination."""
 
 
 class Alerts:
-    """The alerts of a server, in the process that leads.
+    """The alerts of a server, in its leader.
 
-    Owns the incidents, their messages and the daily digest. It asks for the server's state and changes
-    nothing of it.
+    Owns the incidents, their messages and the daily digest. Reads the server's state and never changes it.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Alerts:
         folder: Path,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare; `run` watches. `folder` is that of the results, whose disk is measured."""
+        """Prepare; `run` watches. `folder` holds the results; its disk is measured."""
         self._delivery = delivery
         self._saved = saved
         self._stores = stores
@@ -104,7 +103,7 @@ class Alerts:
         self._events: EventLog | None = None
 
     async def run(self, look: Look, usage: UsageStore, events: EventLog | None = None) -> None:
-        """Watch until cancelled; `events` have the incidents that open and end."""
+        """Watch until cancelled; note in `events` which incidents open and resolve."""
         self._events = events
         self._leads_since = self._now()
         self._counts.note(self._now(), counted())
@@ -114,7 +113,7 @@ class Alerts:
         ]
         try:
             while True:
-                # The first look is late enough to find what a predecessor saves as it ends.
+                # The first check is late enough to load the state that a predecessor saves as it ends.
                 await asyncio.sleep(LOOK_S)
                 try:
                     await self._load()
@@ -190,7 +189,7 @@ class Alerts:
     # Beyond this process
 
     async def _load(self) -> None:
-        """Take over what a predecessor left, once its place answers."""
+        """Take over a predecessor's state, once its store answers."""
         if self._is_loaded:
             return
         try:
@@ -207,21 +206,21 @@ class Alerts:
             self._delivery.take(state.messages)
 
     async def _note_brought(self) -> None:
-        """Save at once that a message was brought, so that the next process does not bring it again."""
+        """Save at once that a message was delivered, so that the next process does not repeat it."""
         while True:
             await self._delivery.brought.wait()
             self._delivery.brought.clear()
             await self._save()
 
     async def _save(self) -> None:
-        """Save what the next process must know, if that has changed."""
+        """Save the state for the next process, if it has changed."""
         async with self._saving:
             await self._save_state()
 
     async def _save_state(self) -> None:
         state = SavedAlerts(
             incidents.saved(self._book),
-            # A machine's last look matters only once it is gone.
+            # Rounded to the hour: exact times would change the state with every check.
             {name: seen // 3600 * 3600 for name, seen in self._nodes.items()},
             self._digest_day,
             self._delivery.waiting(),
@@ -244,7 +243,7 @@ def open_alerts(
 
 
 def counted() -> Counts:
-    """Return the events that this process has counted, by model."""
+    """Return the events that this process has counted, by model, from its metrics."""
     ended: dict[str, float] = {}
     failed: dict[str, float] = {}
     for labels, value in _samples(metrics.JOBS):

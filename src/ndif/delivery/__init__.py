@@ -1,1 +1,1 @@
-"""Delivery of messages to webhooks and mailboxes: one loop that repeats what failed, and the mailers."""
+"""Delivery of messages to webhooks and mailboxes: one loop with retries, and the mailers."""

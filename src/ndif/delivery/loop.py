@@ -1,4 +1,4 @@
-"""The loop that delivers messages: again and later after a failure, and given up at last."""
+"""The delivery loop: it sends messages, retries after growing pauses, and finally gives up."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from ndif.tasks import end, start
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 5.0
-"""Longest pause between looks at what waits."""
+"""Maximum pause between two reads of the waiting messages."""
 _RETRY_S = 2.0
 _FIRST_WAIT_S = 0.2
 _MOST_STEPS = 10
-"""Failures after which pauses no longer grow, whatever their longest is."""
+"""Failures after which pauses stop growing, even below `Policy.longest_s`."""
 _DEFECT = "the server failed; its log says why"
 
 
 class DeliveryError(Exception):
-    """A message was not delivered; the text is a clause that repeats nothing of an answer."""
+    """A failed delivery; its text is a clause, and quotes no content of the receiver's answer."""
 
     def __init__(self, problem: str, *, final: bool = False, wait_s: float = 0.0) -> None:
-        """Say why: `final` if another attempt would end alike, or the pause that the receiver asks for."""
+        """Create the error: `final` rules out a retry; the receiver asks for a pause of `wait_s`."""
         super().__init__(problem)
         self.final = final
         self.wait_s = wait_s
 
 
 class Item(Protocol):
-    """A message that waits, as the loop sees it."""
+    """A waiting message, as the loop sees it."""
 
     @property
     def id(self) -> str:
-        """Return the message's id; of one id no two attempts are under way."""
+        """Return the message's id; no two attempts of one id run at the same time."""
 
     @property
     def host(self) -> str:
-        """Return the receiver, which gets few messages at once."""
+        """Return the receiver; `Policy.to_one_host` limits its concurrent attempts."""
 
     @property
     def due(self) -> float:
@@ -59,10 +59,10 @@ T = TypeVar("T", bound=Item)
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Rules of a delivery. Each pause is `factor` times the one before, give or take the jitter."""
+    """Retry policy. Each pause is `factor` times the previous pause, plus or minus the jitter."""
 
     max_attempts: float = 10
-    """Attempts until a message is given up; without a limit, a defect of this server ends it too."""
+    """Attempts before a message is given up; if infinite, an unexpected exception gives it up too."""
     max_age_s: float = 24 * 3600.0
     first_s: float = 5.0
     factor: float = 3.0
@@ -70,14 +70,14 @@ class Policy:
     jitter: float = 0.25
     at_once: int = 16
     to_one_host: int = 2
-    """Attempts to one receiver at once; with one, a receiver gets its messages in order."""
+    """Maximum number of concurrent attempts to one receiver."""
 
     def pause_s(
         self, attempts: int, age_s: float, chance: float, wait_s: float = 0.0
     ) -> float | None:
-        """Return the seconds until the next attempt, after so many that failed; None to give up.
+        """Return the seconds until the next attempt after `attempts` failures; None to give up.
 
-        `chance` is a random number from 0 to 1, and `wait_s` the pause that the receiver asks for.
+        `chance` is a random number from 0 to 1. The receiver asks for a pause of `wait_s`.
         """
         pause_s = self.first_s * self.factor ** min(attempts - 1, _MOST_STEPS)
         pause_s = min(max(pause_s, wait_s), self.longest_s)
@@ -87,11 +87,11 @@ class Policy:
 
 
 class Delivery(ABC, Generic[T]):
-    """Deliver messages, each at least once; a subclass says what waits, and how one is sent.
+    """Delivery loop with retries; a subclass stores and sends the messages.
 
-    Owns the attempts under way, of which one host gets few at once. What `due` says is the truth: an
-    attempt that ends with the process is made again by the next one. The methods of a subclass raise a
-    `BrokerError` if their store fails.
+    A message is attempted until it is delivered or given up, so it may arrive twice. The store behind `due`
+    is authoritative: if the process dies during an attempt, the next process repeats it. The methods of a
+    subclass raise a `BrokerError` if their store fails.
     """
 
     name: str
@@ -103,28 +103,28 @@ class Delivery(ABC, Generic[T]):
         self._now = now
         self._attempts: set[asyncio.Task[None]] = set()
         self._under_way: dict[str, str] = {}
-        """Hosts of the attempts under way, by the id of the message."""
+        """Hosts of the running attempts, by message id."""
         self._changed = asyncio.Event()
 
     @abstractmethod
     def title(self, item: T) -> str:
-        """Return the message's name for the log, without what may be secret."""
+        """Return the message's name for the log, without secrets."""
 
     @abstractmethod
     async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[T]:
-        """Return messages that are due, the longest first, and none to a host of `busy`."""
+        """Return messages due at `now`, the longest overdue first, and none to a host of `busy`."""
 
     @abstractmethod
     async def wait(self, seconds: float) -> None:
-        """Return after so long, or earlier if a message may have come."""
+        """Return after `seconds`, or earlier if a message may have arrived."""
 
     @abstractmethod
     async def attempt(self, item: T) -> None:
-        """Send a message and forget it, or raise a `DeliveryError`."""
+        """Send a message and remove it from the store, or raise a `DeliveryError`."""
 
     @abstractmethod
     async def failed(self, item: T, error: DeliveryError) -> None:
-        """Count a failed attempt; `pause_s` says when the next is due."""
+        """Record a failed attempt; `pause_s` returns the pause before the next."""
 
     async def run(self) -> None:
         """Deliver until cancelled."""
@@ -139,16 +139,16 @@ class Delivery(ABC, Generic[T]):
             await end(list(self._attempts))
 
     def pause_s(self, attempts: int, created: float, error: DeliveryError) -> float | None:
-        """Return the pause after so many attempts, of which the last failed now; None to give up."""
+        """Return the pause after `attempts` failures, the last of them now; None to give up."""
         chance = random.random()  # noqa: S311 - no secret
         age_s = self._now() - created
         pause_s = self._policy.pause_s(attempts, age_s, chance, error.wait_s)
         return None if error.final else pause_s
 
     async def _start_due(self) -> float:
-        """Start the attempts that are due, and return the seconds until the next one is."""
+        """Start the attempts that are due, and return the seconds until the next is due."""
         now, wait_s = self._now(), _LOOK_S
-        # One whose attempt ends while `due` reads is not due any more, whatever was read of it.
+        # Copied before `due` reads: if an attempt ends meanwhile, its row is stale.
         taken = frozenset(self._under_way)
         counts = Counter(self._under_way.values())
         busy = [host for host, count in counts.items() if count >= self._policy.to_one_host]
@@ -166,7 +166,7 @@ class Delivery(ABC, Generic[T]):
         return wait_s
 
     async def _pause(self, seconds: float) -> None:
-        """Wait so long, or until a message has come or an attempt has ended."""
+        """Wait for `seconds`, or until a message has arrived or an attempt has ended."""
         waits = [
             asyncio.create_task(self.wait(seconds)),
             asyncio.create_task(self._changed.wait()),
@@ -189,7 +189,7 @@ class Delivery(ABC, Generic[T]):
             await asyncio.sleep(_RETRY_S)
         except Exception:
             logger.exception("%s failed", title)
-            # Without a limit of attempts it would fail for ever, and keep those behind it.
+            # Without a limit of attempts it would fail for ever, and block the messages behind it.
             is_final = self._policy.max_attempts == inf
             with contextlib.suppress(BrokerError):
                 await self.failed(item, DeliveryError(_DEFECT, final=is_final))

@@ -18,7 +18,7 @@ from ndif.net import is_loopback
 from ndif.tasks import apart, within
 
 _PERMANENT = 500
-"""Lowest code of SMTP by which a message is refused for good."""
+"""Lowest SMTP code of a permanent refusal."""
 _MEANS_LATER = {
     HTTPStatus.UNAUTHORIZED,
     HTTPStatus.FORBIDDEN,
@@ -26,7 +26,7 @@ _MEANS_LATER = {
     HTTPStatus.REQUEST_TIMEOUT,
     HTTPStatus.TOO_MANY_REQUESTS,
 }
-"""Answers of Mailgun that an operator or time may change."""
+"""Status codes of Mailgun after which a later attempt may succeed, perhaps once the operator acts."""
 
 
 class Mailer(Protocol):
@@ -52,14 +52,14 @@ def open_mailer(settings: Settings) -> Mailer | None:
 def new_mail(
     sender: str, recipient: str, subject: str, name: str, text: str, now: float
 ) -> EmailMessage:
-    """Return a mail of the server's; `name` is the same with every attempt, and no other mail has it."""
+    """Return a mail from the server. `name` is unique to the mail and the same in every attempt."""
     message = EmailMessage()
     message["From"], message["To"] = sender, recipient
     message["Subject"] = subject
     message["Date"] = formatdate(now, usegmt=True)
     message["Auto-Submitted"] = "auto-generated"
     domain = parseaddr(sender)[1].rpartition("@")[2]
-    # By it a mailbox recognises a second copy.
+    # Mailboxes recognise a second copy by this id.
     message["Message-ID"] = f"<{name}@{domain}>"
     message.set_content(text)
     return message
@@ -68,7 +68,7 @@ def new_mail(
 class SmtpMailer:
     """Sends mail through one SMTP server: `smtps://` with TLS, `smtp://` with STARTTLS.
 
-    Without STARTTLS no password is sent, unless the server is on this machine.
+    Without TLS, a password is sent only to a server on this machine.
     """
 
     def __init__(self, url: str, sender: str, timeout_s: float) -> None:
@@ -93,7 +93,7 @@ class SmtpMailer:
                         username=self._user,
                         password=self._password,
                         use_tls=self._is_tls,
-                        # None: where the server offers it.
+                        # None: use STARTTLS if the server offers it.
                         start_tls=True if needs_tls and not self._is_tls else None,
                         timeout=self._timeout_s,
                     )

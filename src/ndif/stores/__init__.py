@@ -1,1 +1,1 @@
-"""Ports to what keeps requests and results, each with its embedded form."""
+"""Ports of the stores of a server, each with an embedded form."""

@@ -1,4 +1,4 @@
-"""The server's own disk: its room, its files, and why it does not take something, in words for users."""
+"""The server's own disk: its free space, its files, and its errors in words for users."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ndif.sizes import format_size
 
 FULL = "the server's disk is full"
 _MIN_FREE, _MOST_FREE = 0.05, 20 * 10**9
-"""Fraction of a disk that should be free, and the bytes that suffice on any.
+"""Fraction of a disk that should be free, and the free bytes that suffice on any disk.
 
-These hold two of the largest results (8 GiB), and the requests that come until the oldest files expire: a
-disk of 8 TB for models need not have 400 GB free for them.
+The bytes hold two of the largest results (8 GiB), and the requests until the oldest files expire. So a disk
+of 8 TB for models need not have 400 GB free.
 """
 
 
@@ -26,14 +26,14 @@ def least_free(total: int) -> int:
 
 
 def disk_problem(error: OSError) -> str:
-    """Return the clause that says why the disk of this server did not do as it was told."""
+    """Return a clause about a failure of the server's disk."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return FULL
     return f"the server's disk failed ({error.strerror or error})"
 
 
 def space_problem(folder: Path) -> str | None:
-    """Return the sentence that little of the disk of `folder` is free; None if enough is."""
+    """Return a sentence if too little of the disk of `folder` is free, else None."""
     disk = shutil.disk_usage(folder)
     if disk.free >= least_free(disk.total):
         return None
@@ -54,12 +54,12 @@ def nearest(folder: Path) -> Path:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the free bytes of the disk of a folder, which need not be there yet."""
+    """Return the free bytes of the disk of a folder, which need not exist yet."""
     return shutil.disk_usage(nearest(folder)).free
 
 
 def disk_usage(folder: Path) -> tuple[int, int] | None:
-    """Return the free and all bytes of the disk of a folder; None while it does not tell."""
+    """Return the free and total bytes of the disk of a folder; None if they cannot be read."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
@@ -68,10 +68,10 @@ def disk_usage(folder: Path) -> tuple[int, int] | None:
 
 
 def has_no_writer(descriptor: int) -> bool:
-    """Return True if no process can write to a file any more, which `descriptor` has open to read alone.
+    """Return True if no process can write any more to the file of `descriptor`, which is open to read only.
 
-    The kernel gives a lease to read a file only if that is open for writing nowhere, nor mapped, nor on its
-    way in a message: fcntl(2), F_SETLEASE. Where a file system has no leases, this is False.
+    The kernel grants a read lease only if no descriptor, mapping or message in transit has the file open
+    for writing: fcntl(2), F_SETLEASE. On a file system without leases, return False.
     """
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
@@ -82,12 +82,12 @@ def has_no_writer(descriptor: int) -> bool:
 
 
 def open_private(path: Path) -> IO[str]:
-    """Return a file to be written that only this user can read."""
+    """Open a file for writing; a new one is readable by this user only."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w")
 
 
 def sync(*paths: Path) -> None:
-    """Write files and folders through to the disk, so that they outlive a loss of power."""
+    """Flush files and folders to the disk, so that they survive a loss of power."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:

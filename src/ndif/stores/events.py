@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST = 1000
-"""Events that are kept: the last ones."""
+"""Maximum events that are kept."""
 MOST_FAILED = 200
-"""Failed logins among them, so that whoever guesses cannot push everything else out."""
+"""Maximum failed logins among them, so that guesses cannot push out all other events."""
 SAVE_S = 1.0
 """Seconds between two saves of a log that changes."""
 _TOGETHER_S = 600.0
-"""Seconds in which failed logins from one address are one event."""
+"""Seconds in which failed logins from one address count as one event."""
 _STOP_S = 2.0
 
 Kind = Literal[
@@ -78,27 +78,27 @@ class OperatorsEvent:
 
 
 def event(kind: Kind, subject: str, text: str, by: str, at: float | None = None) -> OperatorsEvent:
-    """Return one event, of this moment if no other is given."""
+    """Return one event, by default of this moment."""
     at = time.time() if at is None else at
     return OperatorsEvent(at=at, kind=kind, subject=subject, text=text, by=by, count=1)
 
 
 @dataclass(frozen=True, slots=True)
 class SavedEvents:
-    """The events that a process leaves to the next, the oldest first."""
+    """The events that a process saves for its successor, the oldest first."""
 
     events: tuple[OperatorsEvent, ...]
 
 
 NoteEvents = Callable[[Sequence[OperatorsEvent]], Awaitable[None]]
-"""Passes events to the process that leads."""
+"""Passes events to the leader."""
 
 
 class EventLog:
-    """The last events of a server, in the process that leads.
+    """The last events of a server, in its leader.
 
-    Owns their number and their order, and has a `SavedState` hand them on to the next process. Nothing
-    follows from an event: a log that cannot be saved stops nothing.
+    Owns their number and order, and saves them for the next process in a `SavedState`. Events are
+    informational only: a log that cannot be saved has no other effect.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class EventLog:
         self.add(event(kind, subject, text, by, self._now()))
 
     def add(self, event: OperatorsEvent) -> None:
-        """Note an event; one more failed login from an address counts with the last."""
+        """Note an event; a failed login is joined with a recent one from the same address."""
         if event.kind == "failed login":
             event = self._joined(event)
         self._events.append(event)
@@ -128,7 +128,7 @@ class EventLog:
         return self._events[::-1]
 
     async def run(self) -> None:
-        """Take over what a predecessor left, and save what changes, until cancelled."""
+        """Take over a predecessor's events and save every change, until cancelled."""
         try:
             while self._saved is not None:
                 await self._load()
@@ -167,7 +167,7 @@ class EventLog:
             self._events = _bounded([*state.events, *self._events])
 
     async def _save(self) -> None:
-        """Save the events, if they have changed and those of before are among them."""
+        """Save the events, if they have changed and include the predecessor's."""
         if self._saved is None or not self._is_loaded or not self._changed.is_set():
             return
         self._changed.clear()
@@ -179,7 +179,7 @@ class EventLog:
 
 
 def _bounded(events: list[OperatorsEvent]) -> list[OperatorsEvent]:
-    """Return the events without the oldest, where they are too many."""
+    """Return the events without the oldest beyond the limits."""
     failed = [each for each in events if each.kind == "failed login"]
     dropped = set(map(id, failed[:-MOST_FAILED])) if len(failed) > MOST_FAILED else set()
     return [each for each in events if id(each) not in dropped][-MOST:]

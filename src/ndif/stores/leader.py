@@ -3,8 +3,8 @@
 The lock is one key in Redis with a time to live, renewed by a heartbeat. The process that holds it claims
 requests and decides placements. `/connected` reports the same key, which expires if its holder dies.
 
-Calls, answers and shared values are signed: whoever writes to Redis alone can take the lock, and so stop
-the server, and cannot operate it.
+Calls, answers and shared values are signed. An attacker who can only write to Redis can take the lock and
+so stop the server, but cannot operate it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _KEY = "dispatcher:leader"
 _LIFE_S = 5.0
-"""Seconds after its last heartbeat for which a process still leads."""
+"""Seconds for which a process still leads after its last heartbeat."""
 _BEAT_S = 1.0
 
 _STREAM = "dispatcher:events"
@@ -61,7 +61,7 @@ end
 return 0
 """
 _CLOCKS_S = 60.0
-"""Seconds by which the clocks of the machines may differ that share values."""
+"""Seconds by which the clocks of a server's machines may differ."""
 _EVENT_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _CLOCKS_DIFFER = (
     "The server cannot be asked: the clocks of its machines differ by {:.0f} s. Set them, as by NTP, and "
@@ -87,7 +87,7 @@ Raises:
 class LeaderLock:
     """One process's candidacy for the leader's lock.
 
-    Owns the heartbeat once it holds the lock. It claims nothing and places nothing.
+    Owns the heartbeat once it holds the lock. It claims no requests and places no replicas.
     """
 
     def __init__(self, client: Redis) -> None:
@@ -99,7 +99,7 @@ class LeaderLock:
         self._beating: asyncio.Task[None] | None = None
 
     async def taken(self, waiting: Callable[[], None] = lambda: None) -> None:
-        """Wait until this process holds the lock; call `waiting` each time that another one does."""
+        """Wait until this process holds the lock; call `waiting` at each check while another holds it."""
         while not (holds := await self._holds()):
             if holds is False:
                 waiting()
@@ -131,19 +131,19 @@ class LeaderLock:
 
 
 async def somebody_leads(client: Redis) -> bool:
-    """Return True if some process leads that speaks this one's protocol."""
+    """Return True if there is a leader with this process's protocol."""
     return _speaks(await client.get(_KEY))
 
 
 def _speaks(name: Any) -> bool:
-    """Return True if the name of a process that leads, as Redis gives it, has this one's protocol."""
+    """Return True if the leader's name, as Redis returns it, has this process's protocol."""
     return name is not None and bytes(name).partition(b" ")[0] == str(PROTOCOL).encode()
 
 
 def obstacle(client: Any, secrets: Sequence[str], value: str) -> str | None:
-    """Return why this process cannot work with the one that leads, as a clause; None if nothing keeps it.
+    """Return a clause on why this process cannot work with the leader; None if it can.
 
-    `client` is a synchronous client of Redis. The leader signs the shared `value` with one of its secrets.
+    `client` is a synchronous client of Redis. The shared value named `value` has the leader's signature.
     """
     name = client.get(_KEY)
     if name is None:
@@ -165,12 +165,12 @@ def obstacle(client: Any, secrets: Sequence[str], value: str) -> str | None:
 
 class _SharedValue(msgspec.Struct):
     until: float
-    """Unix time at which it expires, which Redis itself may not keep."""
+    """Unix time of its expiry, since Redis is not trusted to expire it."""
     value: msgspec.Raw
 
 
 class SharedCache:
-    """Small typed values by name, such as `status`; they expire when the leader, who writes them, dies."""
+    """Small typed values of the leader by name, such as `status`; they expire after it dies."""
 
     def __init__(self, client: Redis, signer: Signer) -> None:
         self._client = client
@@ -186,10 +186,10 @@ class SharedCache:
         await self._client.set(name, signed, px=int(life_s * 1000))
 
     async def read(self, name: str, kind: type[T]) -> T | None:
-        """Return the value of `name`, which is at most half a second old; None if there is none.
+        """Return the value of `name`, at most half a second old; None if there is none.
 
         Raises:
-            BrokerError: If a process with another secret has written it.
+            BrokerError: If Redis does not answer, or a process with another secret has written it.
             ValueError: If it is of another type.
         """
         async with self._locks.setdefault(name, asyncio.Lock()):
@@ -221,8 +221,6 @@ def _answer_to(event_id: str) -> str:
 
 
 class _Event(msgspec.Struct):
-    """A call to the leader."""
-
     event: str
     id: str
     at: float
@@ -231,8 +229,6 @@ class _Event(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct, omit_defaults=True):
-    """The leader's answer to a call."""
-
     value: msgspec.Raw = msgspec.Raw(b"null")
     refused: str = ""
     """The sentence of a refusal; empty if there was none."""
@@ -243,7 +239,7 @@ class _Answer(msgspec.Struct, omit_defaults=True):
 class LeaderRpc:
     """Calls from gateways to the leader: events on a stream, each with its answer in a list of its own.
 
-    Gateways `ask`, and the leader's `serve` answers. Names and arguments of events belong to its callers
+    Gateways call `ask`; the leader runs `serve`. Callers define the names and arguments of events
     (`ndif.control.remote_leader`).
     """
 
@@ -252,12 +248,13 @@ class LeaderRpc:
         self._signer = signer
         self._answering: set[asyncio.Task[Any]] = set()
         self._answered: dict[str, float] = {}
-        """The times of the events that were carried out, until they are too old to be."""
+        """Times of the events that were carried out, kept until a repetition is refused as too old."""
 
     async def ask(self, event: str, arguments: Mapping[str, Any]) -> bytes:
-        """Return the JSON of the leader's answer, however long that takes while a process leads.
+        """Return the JSON of the leader's answer, for which it waits as long as there is a leader.
 
-        Its refusal is an `OperationError`, as is one with 503 if no process leads.
+        Raises:
+            OperationError: If the leader refuses; with status 503 if it cannot be asked.
         """
         event_id = uuid.uuid4().hex
         said = _Event(event, event_id, time.time(), arguments)
@@ -305,7 +302,7 @@ class LeaderRpc:
             await end(list(self._answering))
 
     async def _first(self) -> str:
-        """Return the id before that of the oldest event whose caller still waits, by the clock of Redis."""
+        """Return a stream id just before the oldest event whose caller may still wait, by Redis' clock."""
         seconds, _ = await self._client.time()
         return f"{int((seconds - _STALE_S) * 1000)}-0"
 
@@ -315,7 +312,7 @@ class LeaderRpc:
             said = from_json(_Event, self._signer.verify(_STREAM, message))
         except SignatureError as error:
             logger.warning("an event is refused: %s", error)
-            # Whoever has another secret is not left to wait: this answer tells by its signature.
+            # A caller with another secret must not wait: the answer's signature shows it the difference.
             with contextlib.suppress(ValueError):
                 event_id = from_json(_Event, unverified(message)).id
                 if _EVENT_ID.fullmatch(event_id):
@@ -327,7 +324,7 @@ class LeaderRpc:
         self._answered = {one: t for one, t in self._answered.items() if t >= oldest}
         if event_id in self._answered:
             return
-        if at < oldest:  # it was recorded, or its caller's clock is behind
+        if at < oldest:  # a repeated recording, or its caller's clock is behind
             await self._send(
                 event_id, event, _Answer(refused=_CLOCKS_DIFFER.format(now - at), status=503)
             )
@@ -345,7 +342,7 @@ class LeaderRpc:
     async def _send(self, event_id: str, event: str, answer: _Answer) -> None:
         key = _answer_to(event_id)
         try:
-            pipeline = self._client.pipeline()  # a transaction: no answer stays for ever
+            pipeline = self._client.pipeline()  # a transaction, so that every answer expires
             pipeline.rpush(key, self._signer.sign(key, to_json(answer)))
             pipeline.expire(key, _ANSWER_TTL_S)
             with broker_errors():

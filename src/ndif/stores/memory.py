@@ -16,22 +16,22 @@ _CGROUP_FILES = (
         "total_",
     ),
 )
-"""A container's limit, what it uses, the parts of that and their prefix: of cgroups 2, and 1."""
+"""Files of a container's limit, usage and parts of the usage, and the parts' prefix: cgroups 2, then 1."""
 _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 _LEAST_AVAILABLE = 0.1
 _KEPT = 0.02
-"""Fraction of the memory that results leave to everything else: models may have the most of it."""
+"""Fraction of the memory that results leave free; models may take most of the memory."""
 
 
 class Memory(NamedTuple):
-    """Bytes of a machine or container, and those of them that a process may still take."""
+    """Bytes of memory of a machine or container, and the bytes that a process may still take."""
 
     total: int
     available: int
 
 
 def memories(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> Iterator[Memory]:
-    """Yield the memory of this machine, and that of its container where that has a limit."""
+    """Yield the memory of this machine, and of its container if it has a limit."""
     fields = _numbers(meminfo)
     yield Memory(fields["MemTotal"] * _KIB, fields["MemAvailable"] * _KIB)
     for limited, current, stat, prefix in _CGROUP_FILES:
@@ -40,7 +40,7 @@ def memories(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> Iterator[Memor
             used, parts = int((cgroup / current).read_text()), _numbers(cgroup / stat)
         except (OSError, ValueError):  # another version; "max": no limit
             continue
-        # The page cache counts as used, and is given up for what needs memory.
+        # The page cache counts as used, but the kernel frees it on demand.
         given_up = parts[f"{prefix}active_file"] + parts[f"{prefix}inactive_file"]
         yield Memory(limit, limit - used + given_up)
 
@@ -57,6 +57,6 @@ def left_for_results() -> int:
 
 
 def _numbers(file: Path) -> dict[str, int]:
-    """Return the names and numbers of a file of the kernel's with one of each a line."""
+    """Return the names and numbers of a kernel file, which has one of each per line."""
     lines = (line.split() for line in file.read_text().splitlines())
     return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1}

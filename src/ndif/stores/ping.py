@@ -1,4 +1,4 @@
-"""The question whether the stores of a server answer."""
+"""A check that the stores of a server answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Ping = Callable[[], Awaitable[None]]
 
 
 async def ask(stores: Mapping[str, Ping], patience_s: float) -> dict[str, Exception | None]:
-    """Return the error of each store that does not answer in that time; None for one that does."""
+    """Return, for each store, the error if it does not answer in `patience_s`, else None."""
     found = await asyncio.gather(*(_silence(ping, patience_s) for ping in stores.values()))
     return dict(zip(stores, found, strict=True))
 

@@ -20,10 +20,10 @@ class RatesAwayError(Exception):
 
 
 class Rates:
-    """A window of some minutes for each name, which moves: no such time has more than its limit.
+    """Rate limits by name, in moving windows of some minutes.
 
-    Gateways of one server share the windows in Redis, where the library `limits` keeps them. Its form in
-    memory looks at every name after each request, in threads.
+    Gateways of one server share the windows in Redis, through the library `limits`. Its form in memory is
+    not used, because it checks every name after each request, in threads.
     """
 
     def __init__(self, broker_url: str) -> None:
@@ -33,9 +33,9 @@ class Rates:
         self._own = Windows()
 
     async def take(self, name: str, most: int, minutes: int = 1) -> float:
-        """Count one; return 0, or else the seconds until there is room for it. Raise `RatesAwayError`.
+        """Count a request and return 0; if the limit is reached, return the seconds until there is room.
 
-        In any so many minutes there is room for `most`.
+        Any window of `minutes` has room for `most`. Raise a `RatesAwayError` if Redis does not answer.
         """
         window_s = minutes * _MINUTE_S
         wait_s = (
@@ -47,7 +47,7 @@ class Rates:
 
     async def _take_in_redis(self, name: str, most: int, minutes: int) -> float:
         if self._limiter is None:
-            # A server whose keys have no rate needs none of this, and others are answered meanwhile.
+            # Imported only if keys have a rate, and in a thread, to keep the event loop free.
             await asyncio.to_thread(import_module, "limits.aio.strategies")
         from limits import RateLimitItemPerMinute
 
@@ -57,7 +57,7 @@ class Rates:
                 return 0.0
             reset_at, left = await self._opened().get_window_stats(rate, name)
         except Exception as error:
-            # The storage raises what its driver does, Redis or the system.
+            # The storage passes on errors of Redis and of the system.
             raise RatesAwayError(str(error) or type(error).__name__) from error
         return 1.0 if left else max(1.0, reset_at - time.time())
 
@@ -75,21 +75,21 @@ class Rates:
 
 @dataclass
 class _Window:
-    """The times of what one name was given, oldest first."""
+    """The times of the counted requests of one name, the oldest first."""
 
     length_s: float
     taken: deque[float] = field(default_factory=deque)
 
 
 class Windows:
-    """The windows of one process. Those in which nothing is left are forgotten, a minute later at most."""
+    """The windows of one process; `take` deletes empty ones, at most once a minute."""
 
     def __init__(self) -> None:
         self._windows: dict[str, _Window] = {}
         self._swept = 0.0
 
     def take(self, name: str, most: int, length_s: float, now: float) -> float:
-        """Count one at `now`; return 0, or else the seconds until there is room for it."""
+        """Count a request at `now` and return 0, or else return the seconds until there is room."""
         self._sweep(now)
         window = self._windows.setdefault(name, _Window(length_s))
         window.length_s, taken = length_s, window.taken

@@ -26,7 +26,7 @@ ANSWER_S = 5.0
 """Seconds after which a server that does not answer counts as unreachable."""
 
 _STALL_S = 1.0
-"""A deadline that is noticed so late says that this process stood still, and nothing of the server."""
+"""Delay from which a missed deadline shows that this process stood still, not that the server is slow."""
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.2, 2.0
 _RETRIES = 2
@@ -41,7 +41,7 @@ _OPTIONS: dict[str, Any] = {
     # redis-py bounds writes with `asyncio.wait_for`, which loses cancellations before Python 3.12.
     "socket_timeout": None,
     "socket_connect_timeout": 2.0,
-    # Its answers to commands on streams have one form in every version of redis-py.
+    # In RESP2, stream commands return one form in every version of redis-py.
     "protocol": 2,
     # Each blocking command holds a connection.
     "max_connections": 1 << 20,
@@ -78,7 +78,7 @@ class BrokerClient(Redis):
         await super().aclose(close_connection_pool)
 
     async def _wait_for_turn(self) -> None:
-        """Wait while others are answered: if the server answers nobody, all fail now and not in turn."""
+        """Wait while the server answers other commands; else all waiting ones fail at the same time."""
         while True:
             before = self._answers
             try:
@@ -114,7 +114,7 @@ def connect(url: str) -> Redis:
     """Return a client of the server at `url`, which connects when it is first used."""
     backoff = ExponentialBackoff(cap=_PAUSE_S, base=0.02)
     client: Redis = BrokerClient.from_url(url, **_OPTIONS, retry=Retry(backoff, _RETRIES))
-    # Options of the URL come before those above.
+    # Options of the URL override those above.
     client.connection_pool.connection_kwargs["protocol"] = _OPTIONS["protocol"]
     return client
 
@@ -122,7 +122,7 @@ def connect(url: str) -> Redis:
 def connect_for_pubsub(url: str) -> Redis:
     """Return a client whose `pubsub()` raises when its connection is lost.
 
-    With retries, a `PubSub` reconnects by itself, and does not say that messages may have been missed.
+    With retries, a `PubSub` reconnects silently, so that missed messages go unnoticed.
     """
     client: Redis = Redis.from_url(
         url, **_OPTIONS, retry=Retry(NoBackoff(), 0, supported_errors=())
@@ -132,7 +132,7 @@ def connect_for_pubsub(url: str) -> Redis:
 
 @contextlib.contextmanager
 def broker_errors() -> Iterator[None]:
-    """Turn a client's errors into `BrokerError`, but those of which its callers make something."""
+    """Turn a client's errors into `BrokerError`, except NOSCRIPT, BUSYGROUP and NOGROUP."""
     try:
         yield
     except (RedisError, OSError, asyncio.TimeoutError) as error:
@@ -148,7 +148,7 @@ def broker_errors() -> Iterator[None]:
 
 
 async def retry(work: Callable[[], Awaitable[T]], within_s: float) -> T:
-    """Repeat `work` for so long until it succeeds: a broker that is restarted comes back."""
+    """Repeat `work` until it succeeds; after `within_s`, raise its `BrokerError`."""
     loop = asyncio.get_running_loop()
     deadline, pause_s = loop.time() + within_s, _PAUSE_S
     while True:

@@ -28,24 +28,24 @@ from ndif.tasks import start
 logger = logging.getLogger(__name__)
 
 _USER, _EXPIRES = "user", "expires"
-"""Fields of a stored response that no client is sent."""
+"""Fields of a stored response that are not sent to clients."""
 _MAX_TOLD = 10_000
-"""Jobs whose last status is remembered; that of others may be told twice."""
+"""Maximum jobs whose last reported status is remembered; others may report a status twice."""
 DEFERRABLE = (Status.QUEUED, Status.DISPATCHED, Status.RUNNING)
-"""Statuses of a job between its receipt and its end, which may wait to be told."""
+"""Statuses between a job's receipt and its end, which may be deferred."""
 _DEFERRED_S = 0.1
-"""Seconds that a status waits for one that follows it: most jobs start and end soon."""
+"""Seconds for which a status is deferred: most jobs start and end soon, so that a later one replaces it."""
 _WAITS = "The server has started again, and your job waits for its turn."
 _LOST = "The server ended before this job was done, and has nothing of it. Send it again."
 
 
 class Responder:
-    """Deliver responses: on the live channel of a client that holds one, else in the object store.
+    """Delivery of responses: on the live channel of a client that has one, else in the object store.
 
-    Keeps the responses of one request in order. Which response may follow which is for its callers to know.
+    The responses of one request are delivered in the order of calls. The callers decide which may follow.
 
-    A live client may be told of its job's states 0.1 s later, and of those that came within that time the
-    last alone: each status costs the client, and the server, as much as the end does, which never waits.
+    A deferred status reaches a live client 0.1 s later, unless another replaces it: each status costs the
+    client and the server as much as the end does. The end is never deferred.
     """
 
     def __init__(
@@ -55,23 +55,23 @@ class Responder:
         callbacks: CallbackQueue | None = None,
         deferred: Collection[Status] = (),
     ) -> None:
-        """Deliver through these stores; without `callbacks` nobody is called back.
+        """Deliver through these stores; without `callbacks`, none are made.
 
-        Statuses of a live job are `deferred` where all that follows them is delivered here.
+        A live job's status may be `deferred` only if all later responses are delivered here too.
         """
         self._broker = broker
         self._objects = objects
         self._callbacks = callbacks
         self._deferred = deferred
         self._held: dict[str, _Held] = {}
-        """The status of each job that waits to be delivered, by its id."""
+        """The deferred status of each job, by job id."""
         self._delivering: set[asyncio.Task[None]] = set()
         self._told: LRUCache[str, Status] = LRUCache(_MAX_TOLD)
-        """The last status that each job's call-back told of, where every status is wanted."""
+        """The last status that each job's callback reported, if it wants every status."""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def problem(self) -> str | None:
-        """Return the sentence that the store of responses takes little more; None if it is not known to."""
+        """Return a sentence if the store of responses is known to be nearly full, else None."""
         return self._objects.problem()
 
     async def sweep(self, *, dry: bool = False) -> Mapping[str, int]:
@@ -83,13 +83,15 @@ class Responder:
     ) -> bool:
         """Deliver one response, in the order of calls, unless `unless()` is true when its turn comes.
 
-        A terminal response releases the request with the broker, and nothing may follow. If the first or
-        the last response for a client that polls cannot be stored, that is an `ObjectStoreError`.
+        A terminal response releases the request with the broker, and no response may follow it.
 
         Returns:
-            False if a live client was not there to receive the response.
+            False if a live client was not connected to receive the response.
+
+        Raises:
+            ObjectStoreError: If the first or the last response for a polling client cannot be stored.
         """
-        # A store is slow: two responses under way at once might arrive in the wrong order.
+        # Stores are slow: two concurrent responses might arrive in the wrong order.
         turn = self._turns.setdefault(request.id, asyncio.Lock())
         async with turn:
             if unless():
@@ -104,7 +106,7 @@ class Responder:
                 heard = await self._broker.publish(request, response)
                 await self._call_back(request, response)
             elif response.status not in (Status.LOG, Status.STREAM):
-                # Before the end is stored: the job of a process that dies in between does not run again.
+                # Before the end is stored, because a job with a stored end does not run again.
                 await self._call_back(request, response)
                 await self._keep(request, response)
                 if response.status.terminal:
@@ -112,12 +114,12 @@ class Responder:
         return heard
 
     def _is_deferred(self, request: Request, response: Response) -> bool:
-        # Who is called back wants every status.
+        # A webhook that wants every status gets each of them.
         live = request.subscription_id is not None
         return live and response.status in self._deferred and not is_told(request, response.status)
 
     def _hold(self, request: Request, response: Response, unless: Callable[[], bool]) -> None:
-        """Deliver a status later; where one waits already, in its place and at its time."""
+        """Defer a status; it replaces a deferred one and takes over its timer."""
         held = self._held.get(request.id)
         if held is not None:
             timer = held.timer
@@ -131,7 +133,7 @@ class Responder:
         start(self._deliver(request), self._delivering, "status")
 
     def _unhold(self, request_id: str) -> _Held | None:
-        """Return the status of a job that waits to be delivered, which it now does not."""
+        """Remove and return the deferred status of a job."""
         held = self._held.pop(request_id, None)
         if held is not None:
             held.timer.cancel()
@@ -139,7 +141,7 @@ class Responder:
 
     async def _deliver(self, request: Request) -> None:
         async with self._turns.setdefault(request.id, asyncio.Lock()):
-            # None if another response had its turn before.
+            # None if another response was delivered first.
             held = self._unhold(request.id)
             if held is not None and not held.unless():
                 try:
@@ -148,7 +150,7 @@ class Responder:
                     logger.warning("request %s: a status is not told: %s", request.id, error)
 
     async def ensure_end(self, request: Request, end: Response) -> None:
-        """Store `end` for a client that polls, unless a terminal response is stored already."""
+        """Store `end` for a polling client, unless a terminal response is stored already."""
         async with self._turns.setdefault(request.id, asyncio.Lock()):
             kept = await last_response(self._objects, request.id)
             if kept is None or not kept.status.terminal:
@@ -156,13 +158,13 @@ class Responder:
                 await self._keep(request, end)
 
     async def resume(self, unfinished: Collection[Request]) -> None:
-        """Tell who polls for a job of an earlier process that it waits, or that it is lost.
+        """Store, for each polled job of an earlier process, that it waits or that it is lost.
 
-        `unfinished` are all that will run.
+        `unfinished` are all jobs that will run.
         """
         for request in unfinished:
             await self.respond(request, Response(request.id, Status.QUEUED, _WAITS))
-        if isinstance(self._objects, FileStore):  # others may have jobs of another server
+        if isinstance(self._objects, FileStore):  # a shared store may have another server's jobs
             lost = self._objects.ids("responses") - self._objects.ids("ends")
             for request_id in lost.difference(each.id for each in unfinished):
                 end = Response(request_id, Status.ERROR, _LOST)
@@ -171,15 +173,15 @@ class Responder:
                     update = await last_response(self._objects, request_id)
                     kept = StoredResponse(fields, "" if update is None else update.user)
                     await self._objects.put(end_key(request_id), kept.encode())
-                except ObjectStoreError as error:  # a full disk keeps no server from starting
+                except ObjectStoreError as error:  # a full disk must not prevent a start
                     logger.warning(
                         "request %s is lost, and is not said to be: %s", request_id, error
                     )
 
     async def _call_back(self, request: Request, response: Response) -> None:
-        """Put a job's call-back into its queue; that of a polled job's end waits until the end is stored.
+        """Queue a job's callback; for a polled job's end it is delivered once the end is stored.
 
-        A status that is repeated, as with each new position in the line, is told once.
+        A repeated status, as with each new position in the queue, is reported once.
         """
         status = response.status
         if self._callbacks is None or not is_told(request, status):
@@ -210,8 +212,6 @@ class Responder:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A status that waits to be delivered."""
-
     response: Response
     unless: Callable[[], bool]
     timer: asyncio.TimerHandle
@@ -219,12 +219,12 @@ class _Held:
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A stored response, and whom it is for."""
+    """A stored response and its recipient."""
 
     fields: wires.JobUpdate
-    """The JSON object that clients are sent."""
+    """The JSON object that is sent to clients."""
     user: str
-    """The user whose key sent the job; empty if none did."""
+    """The user whose key sent the job; empty without a verified key."""
     expires: float | None = None
     """Unix time until which the job's result is kept; None without one."""
 
@@ -236,19 +236,19 @@ class StoredResponse:
     @classmethod
     def of(cls, request: Request, response: Response, kept_s: float = 0.0) -> StoredResponse:
         """Return a request's response as it is stored; its result is kept for `kept_s` seconds."""
-        # Without a key that was verified, nobody can be told from others when the job is asked for.
+        # Without a verified key, a polling user cannot be told from others.
         user = request.user if request.key else ""
         expires = time.time() + kept_s if isinstance(response.data, StoredResult) else None
         return cls(wires.fields(request, response), user, expires)
 
     def encode(self) -> bytes:
-        """Return it as an object of the store: one JSON object."""
+        """Return the response as one JSON object, for the store."""
         unsent = {_USER: self.user or None, _EXPIRES: self.expires}
         return to_json({**self.fields, **{k: v for k, v in unsent.items() if v is not None}})
 
     @classmethod
     def decode(cls, content: bytes) -> StoredResponse:
-        """Return what `encode` wrote."""
+        """Return the response that `encode` wrote."""
         fields = json.loads(content)
         user, expires = fields.pop(_USER, ""), fields.pop(_EXPIRES, None)
         return cls(cast("wires.JobUpdate", fields), user, expires)
@@ -257,9 +257,9 @@ class StoredResponse:
 async def last_response(objects: ObjectStore, request_id: str) -> StoredResponse | None:
     """Return the response that a client polls for: the terminal one, or else the last update.
 
-    The two are separate objects, so that no update can hide an end: not one of a leader that does not know
-    of it, nor one that a slow store writes late.
+    They are separate objects, so that no update can replace an end: neither one by a leader that has not
+    heard of the end, nor one that a slow store writes late.
     """
-    # A file that a loss of power left empty is no end.
+    # A loss of power may leave an empty file, which is no end.
     content = await objects.get(end_key(request_id)) or await objects.get(update_key(request_id))
     return StoredResponse.decode(content) if content else None

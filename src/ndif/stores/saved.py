@@ -22,16 +22,16 @@ ALERTS, EVENTS = "alerts", "events"
 """Names of the states."""
 _DAY_S = 24 * 3600.0
 _LIFE_S = {ALERTS: 7 * _DAY_S, EVENTS: 90 * _DAY_S}
-"""Seconds for which each waits for a leader; after a week an incident is nobody's news any more."""
+"""Seconds for which Redis keeps each state for the next leader; a week-old incident is of no use."""
 
 T = TypeVar("T")
 
 
 class SavedState(Protocol[T]):
-    """A place for a state that the next process finds."""
+    """A store for a state that the next process loads."""
 
     async def load(self) -> T | None:
-        """Return the state that was saved last; None if there is none. A BrokerError: ask again later."""
+        """Return the last saved state, or None. A `BrokerError` means: try again later."""
 
     async def save(self, state: T) -> None:
         """Save a state, or raise a BrokerError or OSError."""
@@ -66,7 +66,7 @@ class StateFile(Generic[T]):
 
 
 class SharedState(Generic[T]):
-    """A signed value in Redis, which each leader finds on whichever machine."""
+    """A signed value in Redis, which a leader on any machine can load."""
 
     def __init__(self, cache: SharedCache, name: str, kind: type[T]) -> None:
         self._cache = cache

@@ -1,4 +1,4 @@
-"""SQLite files of a server of one process: opened by that process alone, durable, replaced if damaged."""
+"""SQLite files of a server of one process: exclusive to it, durable, and replaced if damaged."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class _Write(NamedTuple):
 class SqliteFile:
     """Rows that outlive their process.
 
-    Owns the file and the one thread that uses it. Writes that come while the disk is busy are one
-    transaction, which the disk has before any of them returns. No second process can open the file. All
-    methods raise an error of the owner's class if they fail; its message is a clause.
+    If `write` returns, the disk has the changes; writes that arrive while it is busy share a transaction.
+    Owns the file and the only thread that uses it. No second process can open the file. All methods raise
+    an error of the owner's class if they fail; its message is a clause.
     """
 
     def __init__(
         self, path: Path, schema: str, table: str, holds: str, error: type[Exception]
     ) -> None:
-        """Open the file at `path`, a new one if it is damaged, and create what `schema` says.
+        """Open the file at `path`, or a new one if it is damaged, and execute `schema`.
 
-        A file whose `table` is empty gives its room back. The error of a file that another process has says
-        what it `holds`.
+        If `table` is empty, the file is vacuumed. If another process has the file, the error names its
+        content, `holds`.
         """
         self._error = error
         folder = path.parent
@@ -75,7 +75,7 @@ class SqliteFile:
         await write.done
 
     async def close(self) -> None:
-        """Finish what is under way, and let another process open the file."""
+        """Finish pending writes, and let another process open the file."""
         if self._writing is not None:
             await self._writing
         await self._in_thread(self._connection.close)
@@ -111,7 +111,7 @@ class SqliteFile:
 
 
 def _reason(error: sqlite3.Error) -> str:
-    """Return the clause that says why a file takes or gives nothing."""
+    """Return a clause about a failure of the file."""
     return FULL if "full" in str(error) else f"the server's disk failed ({error})"
 
 
@@ -130,7 +130,7 @@ def _opened(path: Path, schema: str, table: str) -> sqlite3.Connection:
 
 
 def _connected(path: Path, schema: str, table: str) -> sqlite3.Connection:
-    # Its holder may be about to end.
+    # Waits a moment, as the process that has the file may be about to end.
     connection = sqlite3.connect(path, timeout=_LOCK_S, check_same_thread=False)
     try:
         for setting in ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=FULL"):

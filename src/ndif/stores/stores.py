@@ -18,7 +18,7 @@ B = TypeVar("B", bound=Broker, covariant=True)
 
 @dataclass(frozen=True)
 class Stores(Generic[B]):
-    """The broker, the results, the call-backs and the accounts of a server, and what delivers responses.
+    """The broker, results, callbacks, accounts and responder of a server.
 
     `ndif.server.open_stores` opens them for a server of one process, or of many.
     """
@@ -31,7 +31,7 @@ class Stores(Generic[B]):
 
     @property
     def pings(self) -> Mapping[str, Ping]:
-        """Return the question of each store, by the name that metrics and alerts have for it."""
+        """Return the ping of each store by its name in metrics and alerts."""
         return {
             "broker": self.broker.ping,
             "objects": self.objects.ping,
@@ -40,7 +40,7 @@ class Stores(Generic[B]):
 
     async def start(self) -> None:
         """Start the stores."""
-        # Ends that have expired still tell the broker of jobs that do not run again.
+        # Before expired ends are deleted: the broker reads from them which jobs do not run again.
         await self.broker.start()
         await self.objects.start()
         await self.accounts.start()

@@ -1,4 +1,4 @@
-"""Accounts: who may do what. All clients alike, a local server's owner, or the users who have keys."""
+"""Accounts: the rights of all clients alike, of a local server's owner, or of users with keys."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def open_accounts(settings: Settings) -> Accounts:
-    """Return the accounts of the database or the file that is configured, or those that need no key."""
+    """Return the accounts in the configured database or file, or else accounts without keys."""
     if (database := open_database(settings)) is not None:
         from ndif.stores.accounts.sql.accounts import SqlAccounts
 
@@ -50,7 +50,7 @@ def open_accounts(settings: Settings) -> Accounts:
 
 
 def open_database(settings: Settings) -> Database | None:
-    """Return the database of keys that is configured; None if another form of accounts is."""
+    """Return the configured database of keys; None for another form of accounts."""
     url = database_url(settings)
     if url is None:
         return None
@@ -61,8 +61,8 @@ def open_database(settings: Settings) -> Database | None:
 
 
 def may_trust(settings: Settings) -> bool:
-    """Return True if the code of some user may run unconfined, as far as this machine knows."""
-    if settings.broker_url:  # gateways elsewhere have the keys
+    """Return True if the code of some user may run unconfined, or this machine cannot rule it out."""
+    if settings.broker_url:  # gateways on other machines have the keys
         return True
     if (url := database_url(settings)) is not None:
         return _database_trusts(url)
@@ -75,7 +75,7 @@ def may_trust(settings: Settings) -> bool:
 
 
 def _database_trusts(url: str) -> bool:
-    """Return False if a tier could make a key trusted and none does: asked of a file, and at once."""
+    """Return False only for a SQLite file that is missing or has no trusted tier; it is read at once."""
     scheme, _, path = url.partition(":///")
     if not scheme.startswith("sqlite"):
         return True

@@ -1,4 +1,4 @@
-"""The choice of a form of accounts, by the variables that are set."""
+"""The choice of a form of accounts from the settings."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _DEFAULT = "accounts.sqlite"
 
 
 def database_url(settings: Settings) -> str | None:
-    """Return the address of the database of keys; None for another form.
+    """Return the address of the database of keys; None for another form of accounts.
 
-    Where nothing is named, it is a file that outlives the server's runs.
+    By default it is a SQLite file that outlives the server.
     """
     if settings.dev_mode or settings.api_keys is not None:
         return None
@@ -38,12 +38,12 @@ def database_url(settings: Settings) -> str | None:
 
 
 def default_file(settings: FolderSettings) -> Path:
-    """Return the file of the database that is used where nothing is named."""
+    """Return the path of the default database."""
     return settings.root / _DEFAULT
 
 
 def named(settings: AccountSettings) -> list[str]:
-    """Return the variables that name a form of accounts."""
+    """Return the names of the set variables that choose a form of accounts."""
     fields = {
         "dev_mode": settings.dev_mode,
         "database_url": settings.database_url.get_secret_value(),
@@ -54,7 +54,7 @@ def named(settings: AccountSettings) -> list[str]:
 
 
 def contradiction(settings: Settings) -> str | None:
-    """Return the sentence that the variables say of accounts what cannot be; None if it can."""
+    """Return an error if the account settings conflict, else None."""
     found = named(settings)
     if len(found) > 1:
         return (

@@ -54,14 +54,14 @@ class KeyEntry(BaseModel):
 
     @property
     def tier(self) -> Tier:
-        """Return what the entry allows, as a tier, whose name says it."""
+        """Return a tier with the entry's rights and weight, named after them."""
         words: list[str] = [tag for tag in RIGHTS if tag in self.tags]
         if self.weight != 1:
             words.append(f"weight-{self.weight:g}")
         return tier_with(self.tags, "-".join(words), self.weight)
 
     def account(self) -> Account:
-        """Return the account of whoever has the key."""
+        """Return the account of the key's holder."""
         return account_of(self.digest, self.user, [self.tier])
 
 
@@ -79,7 +79,7 @@ class FileAccounts(KeyedAccounts):
         super().__init__()
         self._path = path
         self.warning: str | None = None
-        """Sentence that says who else can read or change the keys; None if nobody can."""
+        """Sentence about others who can read or change the keys; None if nobody can."""
         self._mark: tuple[int, int, int] | None = None
         self._accounts: dict[str, Account] = {}
         self._refresh()
@@ -103,18 +103,18 @@ class FileAccounts(KeyedAccounts):
             raise AccountsAwayError(str(error)) from error
 
     async def _find(self, digest: str) -> Account | None:
-        # A file that is being written locks no user out: its last content holds.
+        # An unreadable file, such as one being written, locks no user out: its last content stays valid.
         with contextlib.suppress(KeysError):
             self._refresh()
         return self._accounts.get(self._blinded(digest))
 
     @property
     def trusts_any(self) -> bool:
-        """Return True if the code of one of the users runs unconfined."""
+        """Return True if the code of any user runs unconfined."""
         return any(account.trusted for account in self._accounts.values())
 
     def _refresh(self) -> None:
-        """Read the file if it has changed; usually no more than its date is read."""
+        """Read the file if its time, size or inode has changed."""
         try:
             facts = self._path.stat()
             mark = (facts.st_mtime_ns, facts.st_size, facts.st_ino)
@@ -146,7 +146,7 @@ def read_keys(path: Path) -> tuple[KeyEntry, ...]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise KeysError(f"{path} is not YAML: {str(error).splitlines()[0]}.") from error
     except ValidationError as error:
-        # A value may be a key: it is not repeated.
+        # Values are left out of the message, as one may be a key.
         first = problems(error, show_values=False)[0]
         place = first.place or "the file"
         raise KeysError(f"{path}: {place}: {first.reason}.") from error

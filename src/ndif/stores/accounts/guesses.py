@@ -1,4 +1,4 @@
-"""The slowing of whoever guesses API keys."""
+"""Limits on guesses of API keys."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from cachetools import LRUCache
 _AT_ONCE = 10
 """Wrong keys that a caller may send at once."""
 _EACH_S = 10.0
-"""Seconds after which it may send another."""
+"""Seconds after which it may send another wrong key."""
 _MOST = 4096
-"""Callers, and proven keys, that are remembered: the last ones."""
+"""Maximum callers, and proven keys, that are remembered."""
 
 
 class TooManyGuessesError(Exception):
@@ -21,19 +21,19 @@ class TooManyGuessesError(Exception):
             "server's operator gave you."
         )
         self.wait_s = wait_s
-        """Seconds until another key is looked at."""
+        """Seconds until another key is checked."""
 
 
 class Guesses:
-    """The wrong keys of each caller, as far as they count, in bounded memory.
+    """The recent wrong keys of each caller, counted in bounded memory.
 
-    A caller that has sent too many is not told whether a further key is right, unless it has used that very
-    key before: people who share its address go on. A wrong key that is sent again and again is one guess.
+    After too many, no further key of the caller is checked, except keys that it has used before: other
+    people at its address can go on. A wrong key that is repeated in a row is one guess.
     """
 
     def __init__(self) -> None:
         self._forgotten_at: LRUCache[str, float] = LRUCache(_MOST)
-        """Time at which the last wrong key of each caller counts no more."""
+        """Time from which the last wrong key of each caller no longer counts."""
         self._proven: LRUCache[tuple[str, str], None] = LRUCache(_MOST)
         self._last_wrong: LRUCache[str, str] = LRUCache(_MOST)
         """Digest of the last wrong key of each caller."""
@@ -43,13 +43,13 @@ class Guesses:
         return (caller, digest) in self._proven
 
     def check(self, caller: str, digest: str, now: float) -> None:
-        """Raise a `TooManyGuessesError` if the caller's key, of this digest, is not to be looked at now."""
+        """Raise a `TooManyGuessesError` if the caller's key of this digest must not be checked now."""
         wait_s = self._forgotten_at.get(caller, now) - now - (_AT_ONCE - 1) * _EACH_S
         if wait_s > 0 and not self.is_proven(caller, digest):
             raise TooManyGuessesError(wait_s)
 
     def note(self, caller: str, digest: str, now: float, *, is_right: bool) -> None:
-        """Note that a key was looked at."""
+        """Note that a key was checked, and the outcome."""
         if is_right:
             self._proven[caller, digest] = None
         elif self._last_wrong.get(caller) != digest:

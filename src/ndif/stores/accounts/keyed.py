@@ -17,27 +17,27 @@ _LOCKS = 256
 
 
 class KeyedAccounts(ABC):
-    """Accounts whose users have keys: guessing is slowed, and a key is found by its digest.
+    """Accounts whose users have keys: guesses are limited, and keys are found by their digests.
 
-    A form says where keys are (`_find`). It is asked for the keys of an address one at a time, unless the
-    address has used the key before: guesses that are sent at once are counted one by one.
+    A subclass implements `_find`. The keys of one address are looked up one at a time, so that concurrent
+    guesses are counted one by one; a key that the address has used before does not wait.
     """
 
     def __init__(self) -> None:
         self._blind = secrets.token_bytes(_BLIND_BYTES)
         self._guesses = Guesses()
-        # Addresses that share one wait for each other for as long as a look-up takes.
+        # Addresses that share a lock wait for each other's look-ups.
         self._locks = [asyncio.Lock() for _ in range(_LOCKS)]
 
     @abstractmethod
     async def _find(self, digest: str) -> Account | None:
         """Return the account of the key with this digest; None if there is none.
 
-        Raise a `NoSuchKeyError` of its own for a key that was one: that is no guess.
+        Raise a `NoSuchKeyError` for a revoked or expired key: it does not count as a guess.
         """
 
     async def account(self, caller: Caller) -> Account:
-        """See `Accounts.account`. An address that keeps on guessing gets a `TooManyGuessesError`."""
+        """See `Accounts.account`. Raise a `TooManyGuessesError` for an address that keeps guessing."""
         if not caller.key:
             raise NoSuchKeyError(
                 "This server wants an API key: set one with nnsight.CONFIG.set_default_api_key(…), or ask "
@@ -59,5 +59,5 @@ class KeyedAccounts(ABC):
         return account
 
     def _blinded(self, digest: str) -> str:
-        """Return what the time of a comparison may tell of: nobody outside can choose or foresee it."""
+        """Return a keyed hash of a digest, so that the time of its comparison reveals nothing of a key."""
         return hmac.new(self._blind, digest.encode(), hashlib.sha256).hexdigest()

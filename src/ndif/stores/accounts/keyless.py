@@ -11,7 +11,7 @@ _ROOT = 0
 
 
 class _WithoutStore:
-    """The part of `Accounts` that a form without a store has nothing to do for."""
+    """The methods of `Accounts` that do nothing without a store."""
 
     @property
     def registry(self) -> None:
@@ -35,7 +35,7 @@ class OpenAccounts(_WithoutStore):
     trusted: bool = False
 
     async def account(self, caller: Caller) -> Account:
-        """See `Accounts.account`. A key says nothing here: whoever invents keys is the same user."""
+        """See `Accounts.account`. Keys are ignored: a client that invents keys stays one user."""
         return Account(
             caller.name,
             hotswapping=self.hotswapping,
@@ -46,13 +46,13 @@ class OpenAccounts(_WithoutStore):
 
 @dataclass(frozen=True)
 class OwnerAccounts(_WithoutStore):
-    """The form of `Accounts` of a local server: its owner needs nothing, everybody else its token.
+    """The form of `Accounts` of a local server: its owner needs no token, everybody else does.
 
     Root, in a process of the same machine, counts as the owner.
     """
 
     owner: int
-    """User who runs the server."""
+    """User id that runs the server."""
     token: str
     trusted: bool
 

@@ -1,4 +1,4 @@
-"""The port of accounts: who sends a request, and what its sender may do."""
+"""The port of accounts: the sender of a request, and the sender's rights."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from ndif.schema.account import (
 _DIGEST = 16
 _KEY_BYTES = 32
 _SITE_BITS = 64
-"""Bits of an IPv6 address that its holder did not choose."""
+"""Bits of an IPv6 address that its holder cannot choose."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whoever sends a request, as far as its connection and its headers tell."""
+    """The sender of a request, as known from its connection and its headers."""
 
     key: str = ""
     """API key as it was sent; empty without one."""
     address: str = ""
     """IP address; the client's own where a configured proxy names it."""
     uid: int | None = None
-    """User of the process of this machine that has the connection's other end; None if not known."""
+    """User id of the local process at the connection's other end; None if unknown."""
 
     @property
     def name(self) -> str:
-        """Return the name under which the caller takes turns without an account; nobody can choose it."""
+        """Return the caller's name for fair scheduling without an account; a caller cannot choose it."""
         if self.uid is not None:
             return f"uid {self.uid}"
         try:
@@ -54,12 +54,12 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One user's properties, as far as requests depend on them."""
+    """The properties of a user that requests depend on."""
 
     user: str
-    """Opaque name under which the user's requests take turns; no secret."""
+    """Opaque name of the user in fair scheduling; not secret."""
     key: str = ""
-    """Opaque digest of a verified API key, which leads back to no key; empty where none was verified."""
+    """Opaque digest of a verified API key, which does not reveal the key; empty without one."""
     email: str | None = None
     hotswapping: bool = False
     """Load models on demand for this user."""
@@ -68,9 +68,9 @@ class Account:
     trusted: bool = False
     """Run this user's code unconfined."""
     gated: bool = False
-    """Load on demand what the hub gives to the operator's account and not to everybody."""
+    """Load gated models on demand, which the hub gives to the operator's account but not to everybody."""
     weight: float = 1.0
-    """Share of a model beside other users."""
+    """Share of a model relative to other users."""
     limits: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Limits that differ from the server's, by name."""
 
@@ -104,7 +104,7 @@ class AccountsAwayError(Exception):
 
 
 class RegistryError(NdifError):
-    """An operator asked for what cannot be done with keys; the message says what to do."""
+    """An operator's change to keys is impossible; the message says what to do."""
 
 
 class NotInRegistryError(RegistryError):
@@ -113,7 +113,7 @@ class NotInRegistryError(RegistryError):
 
 @dataclass(frozen=True, slots=True)
 class ImportedKey:
-    """A key of elsewhere, of which this server has the digest alone."""
+    """A key from another server, of which only the digest is known."""
 
     digest: str
     user: str | None
@@ -124,8 +124,8 @@ class ImportedKey:
 class Registry(Protocol):
     """The users, keys and tiers that operators read and change.
 
-    Keys are named by their id or its beginning, users and tiers by their name. Each method does all or
-    nothing, and raises a `RegistryError` for nothing.
+    Keys are named by their id or its beginning, users and tiers by their name. Each method makes all of its
+    changes, or makes none and raises a `RegistryError`.
     """
 
     async def create_key(
@@ -135,16 +135,16 @@ class Registry(Protocol):
         expires_at: float | None = None,
         tiers: Iterable[str] = (),
     ) -> NewApiKey:
-        """Return a new key, which nothing can show again."""
+        """Create a key; only this answer contains the key itself."""
 
     async def keys(self, user: str | None = None) -> list[ApiKey]:
         """Return all keys, or those of a user, the oldest first."""
 
     async def key(self, given: str) -> ApiKey:
-        """Return the key with this id, or with the only id that begins so."""
+        """Return the key with this id, or with the only id that begins with `given`."""
 
     async def revoke(self, given: str) -> ApiKey:
-        """Revoke a key, so that it lets nobody in any more; one that was revoked stays as it is."""
+        """Revoke a key; a key that is already revoked is not changed."""
 
     async def import_keys(self, keys: Iterable[ImportedKey]) -> ImportedKeys:
         """Add keys and the tiers that they name."""
@@ -152,7 +152,7 @@ class Registry(Protocol):
     async def copy_foreign(self) -> ImportedKeys:
         """Copy the keys of another NDIF server's tables into this server's.
 
-        The other tables stay as they are, and nothing reads them any more.
+        The other tables are not changed, and are not read any more.
         """
 
     async def tiers(self) -> list[AccountTier]:
@@ -168,7 +168,7 @@ class Registry(Protocol):
         """Remove a tier that no key has."""
 
     async def assign(self, tier: str, key: str) -> ApiKey:
-        """Give a key a tier; one that it has it keeps."""
+        """Give a key a tier; a key that has the tier is not changed."""
 
     async def withdraw(self, tier: str, key: str) -> ApiKey:
         """Take a tier from a key."""
@@ -185,26 +185,23 @@ class Accounts(Protocol):
 
     @property
     def registry(self) -> Registry | None:
-        """Return what changes users, keys and tiers; None for a form that does not store them."""
+        """Return the registry of users, keys and tiers; None for a form that does not store them."""
 
     async def start(self) -> None:
-        """Begin to serve."""
+        """Start background work."""
 
     async def stop(self) -> None:
-        """Store what is not stored yet, and let go of connections."""
+        """Store pending changes, and close connections."""
 
     async def ping(self) -> None:
         """Raise an `AccountsAwayError` if the store of keys does not answer now."""
 
     async def account(self, caller: Caller) -> Account:
-        """Return the account of a caller; raise a `NoSuchKeyError` if there is none.
-
-        Raise an `AccountsAwayError` if that cannot be told now.
-        """
+        """Return the account of a caller, or raise a `NoSuchKeyError` or an `AccountsAwayError`."""
 
 
 def new_key() -> str:
-    """Return an API key that nobody can guess."""
+    """Return a new random API key."""
     return f"ndif_{secrets.token_urlsafe(_KEY_BYTES)}"
 
 
@@ -233,7 +230,7 @@ def account_of(digest: str, user: str | None, tiers: Iterable[Tier]) -> Account:
 
 
 def user_of(digest: str) -> str:
-    """Return the opaque name under which the holder of a key takes turns, given the key's digest."""
+    """Return the opaque user name of a key's holder in fair scheduling, given the key's digest."""
     return f"key {digest_of(digest)[:_DIGEST]}"
 
 

@@ -17,26 +17,26 @@ from ndif.stores.accounts.port import (
 )
 
 PROBER = "ndif probe"
-"""Name under which probes take turns with users."""
+"""User name of probes in fair scheduling."""
 
 
 def probe_key_of(secret: str) -> str:
-    """Return the API key of probes, given the operator's token or a secret of the cluster.
+    """Derive the API key of probes from the operator's token or a secret of the cluster.
 
-    Whoever has the secret can make it: `ndif probe` on the server's machine, and the process that leads.
-    Nothing stores it, and it does not lead back to the secret. It lets jobs be run and nothing else: it
-    loads no model on demand, its jobs are confined as a stranger's, and no route of the operator takes it.
+    Any holder of the secret can derive it: `ndif probe` on the server's machine, and the leader. It is not
+    stored, and does not reveal the secret. It only allows jobs: it loads no model on demand, its jobs are
+    confined, and no operator route accepts it.
     """
     return f"ndif_{hmac.new(secret.encode(), b'ndif probe', hashlib.sha256).hexdigest()}"
 
 
 @dataclass(frozen=True)
 class AccountsWithProber:
-    """The form of `Accounts` that knows the keys of probes, and asks another form of all others."""
+    """The form of `Accounts` that recognises the keys of probes, and delegates all others to `users`."""
 
     users: Accounts
     keys: tuple[str, ...] = field(repr=False)
-    """`probe_key_of` the operator's token, and of the secrets that hosts of one server share."""
+    """`probe_key_of` of the operator's token and of the cluster's secrets."""
 
     @property
     def registry(self) -> Registry | None:

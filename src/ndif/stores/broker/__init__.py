@@ -1,4 +1,4 @@
-"""Carries requests from the gateway to the queue, and responses to the clients that wait for them."""
+"""The broker: it carries requests from the gateway to the queue, and responses to waiting clients."""
 
 from ndif.stores.broker.memory import MemoryBroker as MemoryBroker
 from ndif.stores.broker.port import LOST as LOST

@@ -1,4 +1,4 @@
-"""Requests and updates as bytes that travel between the processes of a server. None is a pickle."""
+"""Encodings of requests and updates, without pickle, for transport between a server's processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ndif.schema.step import Step, steps_from
 
 _NUMBER = Struct(">Q")
 _DESCRIPTION = 200
-"""Characters of a description that `encode_end` keeps."""
+"""Maximum characters of a description that `encode_end` keeps."""
 _PLAIN = tuple(
     f.name for f in fields(Request) if f.name not in {"payload", "model", "wire", "env", "refusal"}
 )
@@ -30,7 +30,7 @@ _SUBMITTED, _QUESTION = b"\0", b"\1"
 
 
 def encode_request(request: Request, digest: str = "") -> bytes:
-    """Encode a request without its payload, but with the digest of one that Redis has."""
+    """Encode a request without its payload, but with the payload's digest if Redis stores it."""
     record = {name: getattr(request, name) for name in _PLAIN}
     record |= {"model": str(request.model), "wire": request.wire.value, "env": dict(request.env)}
     if digest:
@@ -46,10 +46,9 @@ def decode_request(content: bytes, **known: Any) -> Request:
 
 
 def claimed_fields(content: bytes) -> Request:
-    """Return what a request that will not run says of itself and its end needs: its id, wire and client.
+    """Return the unverified fields of a request that will not run, which its error response needs.
 
-    Nobody of this server signed it. Raise a ValueError, KeyError, TypeError or
-    AttributeError if it says less.
+    Raise a ValueError, KeyError, TypeError or AttributeError if any is missing or malformed.
     """
     record = json.loads(content.decode())
     subscription_id = record.get("subscription_id")
@@ -66,7 +65,7 @@ def claimed_fields(content: bytes) -> Request:
 
 
 def encode_numbered(number: int, content: bytes) -> bytes:
-    """Encode a message with its place in a sequence, so that no message counts twice."""
+    """Encode a message with its number in a sequence, so that a repeated message can be refused."""
     return _NUMBER.pack(number) + content
 
 
@@ -79,13 +78,13 @@ def decode_numbered(content: bytes) -> tuple[int, bytes]:
 
 
 class _End(msgspec.Struct, omit_defaults=True):
-    """The end of a request, or without a status the news that it did not end at its replica."""
+    """The end of a request; without a status, its replica gave it back."""
 
     id: str
     status: Status | None = None
     description: str = ""
     execution_time: float | None = None
-    """The run's seconds; None of a request that did not run."""
+    """Seconds of the run; None if the request did not run."""
     peak_memory: int | None = None
     result_bytes: int = 0
     limit: str = ""
@@ -108,12 +107,12 @@ def encode_end(response: Response) -> bytes:
 
 
 def encode_return(request_id: str) -> bytes:
-    """Encode the news that a request did not end at the replica to which it was sent."""
+    """Encode the message that a replica gives back a request that did not end there."""
     return to_json(_End(request_id))
 
 
 def decode_end(content: bytes) -> tuple[str, Response | None]:
-    """Decode a request's id and its terminal response, which its client has; None if it was returned."""
+    """Decode a request's id and its delivered terminal response, None if the replica gave it back."""
     end = from_json(_End, content)
     if end.status is None:
         return end.id, None
@@ -143,7 +142,7 @@ class Update(NamedTuple):
 
 
 def encode_update(request: Request, response: Response) -> bytes:
-    """Encode an update: a byte that says its kind, the request's id, and the frame of the client."""
+    """Encode an update: a byte for its kind, the request's id with its length, and the client's frame."""
     frame = wires.frame(request, response)
     kind = _UPDATE | (_TERMINAL if response.status.terminal else 0)
     if isinstance(frame, str):
@@ -166,7 +165,7 @@ def decode_update(content: bytes) -> Update:
 
 
 def encode_submission(request: Request, end: Response) -> bytes:
-    """Encode the news that a request was submitted, with the update that ends it should it be lost."""
+    """Encode the message that a request was submitted, with the update that ends it if it is lost."""
     return _SUBMITTED + encode_update(request, end)
 
 
@@ -176,7 +175,7 @@ def decode_submission(content: bytes) -> bytes | None:
 
 
 def encode_question(request_id: str, answers: str) -> bytes:
-    """Encode the question of whether a client waits for a request, and the channel for the answer."""
+    """Encode the question whether a client waits for a request, and the channel for the answer."""
     return _QUESTION + to_json({"id": request_id, "answers": answers})
 
 

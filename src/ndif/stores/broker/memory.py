@@ -22,7 +22,7 @@ from ndif.stores.broker.spool import Spool, Unfinished
 from ndif.stores.broker.unread import Unread
 
 _MAX_UNREAD = 1
-"""Uploads that wait for a hybrid job's block, which asks for one at a time and never reads more."""
+"""Maximum uploads that wait for a hybrid job's block, which asks for one at a time."""
 
 
 class MemorySubscription:
@@ -52,9 +52,9 @@ class MemoryBroker:
     """The embedded form of `Broker`."""
 
     def __init__(self, max_bytes: int | None = None, spool: Spool | None = None) -> None:
-        """Create a broker for payloads of at most `max_bytes`, or one that is larger.
+        """Create a broker for unfinished requests of at most `max_bytes`; one alone may be larger.
 
-        With a `spool`, requests that are polled outlive this process.
+        With a `spool`, polled requests outlive this process.
         """
         self._max_bytes = max_bytes
         self._spool = spool
@@ -62,7 +62,7 @@ class MemoryBroker:
         self._queue: asyncio.Queue[Request] = asyncio.Queue()
         self._unfinished: dict[str, Unfinished] = {}
         self._numbers: Counter[str | ModelKey] = Counter()
-        """Number of the unfinished requests of each API key and of each model."""
+        """Number of unfinished requests by API key and by model."""
         self._subscriptions: dict[str, MemorySubscription] = {}
         self._uploads: defaultdict[str, asyncio.Queue[bytes]] = defaultdict(
             lambda: asyncio.Queue(_MAX_UNREAD)
@@ -74,7 +74,7 @@ class MemoryBroker:
         return [each.request for each in self._unfinished.values()]
 
     async def start(self) -> None:
-        """See `Broker.start`. Requests of the spool are there to be claimed from now on."""
+        """See `Broker.start`. Requests of the spool can be claimed from now on."""
         for each in await self._spool.unfinished() if self._spool is not None else ():
             self._bytes += each.size
             self._count(each.request, 1)
@@ -196,12 +196,11 @@ class MemoryBroker:
         return await self._uploads[request.id].get()
 
     def _count(self, request: Request, change: int) -> None:
-        """Count one request more or less."""
         for each in (request.key, request.model):
             self._numbers[each] += change
             if not self._numbers[each]:
                 del self._numbers[each]
 
     def _spool_of(self, request: Request) -> Spool | None:
-        """Return the spool if it has the request: nobody comes back for a live one."""
+        """Return the spool if the request is polled; a live request is not stored, as its client leaves."""
         return self._spool if request.subscription_id is None else None

@@ -15,19 +15,19 @@ LOST = (
     "The server has lost this job: the data of its broker (Redis) were deleted, or not written in time. "
     "Send it again."
 )
-"""Told to the client of a request that the broker has no more, and that has had no terminal response."""
+"""Reported to the client if the broker has lost its request before the terminal response."""
 
 
 _LEAST_BYTES = 4096
-"""Bytes that any request counts for, however small its payload; an env of this size is within them."""
+"""Minimum bytes that a request counts for; an env of this size is included."""
 _MAX_QUOTED = 200
-"""Characters of a client's text that an error repeats."""
+"""Maximum characters of a client's text that an error quotes."""
 _OBJECT_BYTES = 24
 """Bytes of memory per byte of JSON, at most: an empty list is two characters."""
 
 
 def held_bytes(request: Request) -> int:
-    """Return the bytes that an unfinished request counts for: its payload, and what else it brought."""
+    """Return the bytes that an unfinished request counts for: its payload and a large env."""
     env = _OBJECT_BYTES * len(json.dumps(dict(request.env))) if request.env else 0
     return max(len(request.payload) + max(env - _LEAST_BYTES, 0), _LEAST_BYTES)
 
@@ -37,11 +37,11 @@ class BrokerError(Exception):
 
 
 class BrokerAwayError(BrokerError):
-    """The broker does not answer: nothing is lost, and whatever needs it can go on once it is back."""
+    """The broker does not answer; nothing is lost, and callers can go on once it is back."""
 
 
 class QueueFullError(BrokerError):
-    """Unfinished requests have as many bytes as the server holds."""
+    """With one more request, unfinished requests would exceed the bytes that the server holds."""
 
     def __init__(self, held: int, limit: int) -> None:
         super().__init__(
@@ -51,7 +51,7 @@ class QueueFullError(BrokerError):
 
 
 class TooManyJobsError(Exception):
-    """A key or a model has as many unfinished jobs as it may; the message is for the user."""
+    """A key or a model has its maximum of unfinished jobs; the message is for the user."""
 
     @classmethod
     def of_key(cls, most: int) -> TooManyJobsError:
@@ -89,13 +89,13 @@ class Subscription(Protocol):
         """Return the ids of this subscription's requests that have had no terminal update."""
 
     def bound(self, max_unread_bytes: int, disconnect: Callable[[], None]) -> None:
-        """Call `disconnect` once the client lets more bytes of updates gather; they are dropped.
+        """Drop the updates and call `disconnect` once more than `max_unread_bytes` are unread.
 
-        Before that the lines and values that a job sends wait for their client, if the broker can do so.
+        Before that, a job's lines and values wait until the client has read others, if the broker can wait.
         """
 
     async def next(self) -> str | bytes:
-        """Return the next update of any request of this subscription, in order, as its client reads it."""
+        """Return the next update of this subscription's requests, in order, as a frame for the client."""
 
     async def close(self) -> None:
         """End the subscription, because its client has disconnected."""
@@ -104,11 +104,10 @@ class Subscription(Protocol):
 class Broker(Protocol):
     """Carries requests to the queue, updates to subscriptions, and uploads of hybrid jobs to their blocks.
 
-    A submitted request that is lost has a terminal update, too, if its client is subscribed: an ERROR. A
-    submitted request stays stored until it is released or has its terminal response. The gateway submits
-    and subscribes; the queue claims; whoever runs a request publishes. The broker never reads a payload.
-    `start`, `submit`, `payload`, `subscribe`, `takes`, `publish` and `is_complete` raise `BrokerError` if
-    they fail.
+    A submitted request stays stored until it is released or has its terminal response. If the request is
+    lost, a subscribed client receives an ERROR. The gateway submits and subscribes; the queue claims; the
+    process that runs a request publishes. The broker never reads a payload. `start`, `submit`, `payload`,
+    `subscribe`, `takes`, `publish` and `is_complete` raise `BrokerError` if they fail.
     """
 
     async def start(self) -> None:
@@ -132,11 +131,12 @@ class Broker(Protocol):
     ) -> None:
         """Store a request for the queue.
 
-        Raise a `TooManyJobsError` if as many requests of its API key, or of its model, are unfinished.
+        Raise a `TooManyJobsError` if its API key has `most_of_key` or its model `most_of_model` unfinished
+        requests, or a `QueueFullError` if all unfinished ones would take too many bytes.
         """
 
     def outlives(self, request: Request) -> bool:
-        """Return True if a request that has not ended outlives this process, and the next claims it."""
+        """Return True if an unfinished request outlives this process, so that the next claims it."""
 
     async def claim(self) -> Request:
         """Claim the oldest unclaimed request for this process, possibly without its payload."""
@@ -144,17 +144,17 @@ class Broker(Protocol):
     async def payload(self, request: Request) -> Payload:
         """Return the payload of a request that has not been released.
 
-        A broker that does not answer is a `BrokerAwayError`, a payload that it has lost a `BrokerError`.
+        Raise a `BrokerAwayError` if the broker does not answer, or a `BrokerError` if the payload is lost.
         """
 
     def note_attempts(self, request: Request, attempts: int) -> None:
-        """Say how many runs of a claimed request have been cut short if this process ends now.
+        """Store how many runs of a claimed request are cut short if this process ends now.
 
         The next process finds the number in `Request.attempts`.
         """
 
     async def release(self, request: Request) -> None:
-        """Delete a claimed request that gets no further response."""
+        """Delete a claimed request that receives no further response."""
 
     async def subscribe(self, subscription_id: str | None = None) -> Subscription:
         """Open a subscription, under a new id unless one is given."""
@@ -172,16 +172,16 @@ class Broker(Protocol):
         """Return True if a request that this process claimed has had its terminal response."""
 
     async def disconnected(self, subscription_ids: Iterable[str]) -> set[str]:
-        """Return those of the subscriptions that no client holds open."""
+        """Return the subscriptions that no client holds open."""
 
     async def takes(self, subscription_id: str, user: str) -> bool:
-        """Return True if no other user was asked for before: a subscription takes requests of one alone."""
+        """Bind a subscription to its first user; return True if that is `user`."""
 
     async def until_disconnected(self, subscription_id: str) -> None:
         """Return once no client holds the subscription open."""
 
     async def upload(self, request_id: str, subscription_id: str, content: bytes) -> None:
-        """Hand a hybrid job an upload of its own client; drop one from any other subscription."""
+        """Pass an upload to a hybrid job; drop it if it is not from the job's own subscription."""
 
     async def uploaded(self, request: Request) -> bytes:
         """Return the next upload of the client of `request`."""

@@ -1,7 +1,7 @@
-"""Signatures over what the processes of one server tell each other through Redis.
+"""Signatures over messages between the processes of one server, which Redis carries.
 
-Whoever writes to Redis can repeat, delay and delete messages, and cannot make one up, change one, or move
-one to another place: each signature covers the content and its *place*, such as the name of its channel.
+An attacker who writes to Redis can repeat, delay and delete messages, but cannot forge, change or move one:
+each signature covers the content and its *place*, such as the name of its channel.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ _HEAD = Struct(">32sI")
 _PLACE = Struct(">I")
 
 PROTOCOL = 1
-"""Number of the form of all that the processes of a server tell each other, through Redis and Ray.
+"""Version of the messages between the processes of a server, through Redis and Ray.
 
-Processes with different numbers do not work together. It changes with that form, and not with the form of
-what is stored.
+Processes of different versions do not work together. Changes of stored data do not change the version.
 """
 
 UNSIGNED = (
     "it carries no signature of this server's NDIF_CLUSTER_SECRET: a process with another secret, or of "
     "another server, wrote it to Redis, or somebody who writes there"
 )
-"""Clause of the log about a message that is refused."""
+"""Clause of the log about a refused message."""
 
 
 class SignatureError(ValueError):
@@ -36,7 +35,7 @@ class SignatureError(ValueError):
 
 
 class Signed(NamedTuple):
-    """A message whose signature is right."""
+    """A message with a valid signature."""
 
     content: bytes
     rest: bytes
@@ -44,9 +43,9 @@ class Signed(NamedTuple):
 
 
 class Signer:
-    """Sign messages with the first of a server's secrets, and verify them with any.
+    """Signs messages with the first of a server's secrets, and verifies them with any.
 
-    Two secrets are in use while an operator replaces one by another. Redis never holds a secret.
+    Two secrets are in use while an operator replaces one. Redis never holds a secret.
     """
 
     def __init__(self, secrets: Sequence[str]) -> None:
@@ -57,7 +56,7 @@ class Signer:
         if not secrets or not all(secrets):
             raise ValueError("an empty secret would let everyone sign")
         self.secrets = tuple(secrets)
-        # A copy of one that has its key takes a fifth of the time of a new one.
+        # Copying a keyed HMAC takes a fifth of the time of creating one.
         self._macs = tuple(hmac.new(derive(one, "broker"), digestmod=_ALGORITHM) for one in secrets)
 
     def sign(self, place: str, content: bytes) -> bytes:
@@ -85,7 +84,7 @@ class Signer:
 
 
 def unverified(message: bytes) -> bytes:
-    """Return the content of a message without a look at who signed it, or whether anybody did."""
+    """Return the content of a message, signed or not, without verifying it."""
     if len(message) >= _HEAD.size:
         _, length = _HEAD.unpack_from(message)
         if length == len(message) - _HEAD.size:
@@ -94,7 +93,7 @@ def unverified(message: bytes) -> bytes:
 
 
 def derive(secret: str, use: str) -> bytes:
-    """Return the key for one use of a server's secret, from which neither it nor another key follows."""
+    """Derive a key for one use; it reveals neither the server's secret nor another key."""
     return hmac.digest(secret.encode(), f"ndif {use}".encode(), _ALGORITHM)
 
 
@@ -105,7 +104,7 @@ def digest(payload: bytes | bytearray) -> str:
 
 def _mac(keyed: hmac.HMAC, place: str, content: bytes) -> bytes:
     named, mac = place.encode(errors="surrogatepass"), keyed.copy()
-    # The length of the place keeps its end apart from the beginning of the content.
+    # The length separates the end of the place from the beginning of the content.
     mac.update(_PLACE.pack(len(named)) + named)
     mac.update(content)
     return mac.digest()

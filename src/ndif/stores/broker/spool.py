@@ -1,8 +1,7 @@
 """Polled requests on the server's disk, from their acceptance until their end is stored.
 
-The client of such a request has gone away and comes back for its end, so a server that was killed has to
-run it when it starts again. One SQLite file holds the requests and small payloads; a larger payload has a
-file of its own beside it.
+The client of such a request returns for its end later, so a server that was killed must run the request
+after a restart. One SQLite file holds the requests and small payloads; a larger payload has its own file.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from ndif.tasks import end, start
 logger = logging.getLogger(__name__)
 
 SPOOL = "spool"
-"""Name of its folder, among the results."""
+"""Name of the spool's folder, beside the results."""
 _FILE = "spool.sqlite"
 _INLINE_BYTES = 64 * 1024
-"""Largest payload that lies in the file of all requests, which never shrinks while it is in use."""
+"""Largest payload that is stored in the SQLite file, which never shrinks while it is in use."""
 _RETRY_S = 5.0
 _CLOSE_S = 2.0
 
@@ -50,11 +49,11 @@ _ALL = "SELECT id, request, size, attempts FROM job ORDER BY number"
 
 
 class SpoolError(BrokerError):
-    """The spool's disk does not take a request, or does not give it back; the message is a clause."""
+    """The spool's disk cannot store or return a request; the message is a clause."""
 
 
 class Unfinished(NamedTuple):
-    """A request without its payload, and how large that is."""
+    """An unfinished request, and the bytes that it counts for."""
 
     request: Request
     size: int
@@ -63,7 +62,7 @@ class Unfinished(NamedTuple):
 class Spool:
     """The polled requests of one server that have no stored end yet.
 
-    What `add` has returned for is on the disk. No second process can open the spool.
+    If `add` returns, the disk has the request and its payload. No second process can open the spool.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class Spool:
     ) -> None:
         """Open the spool in `folder`, or raise a `SpoolError`.
 
-        `objects` has the ends of its requests. `present` replaces fields of the requests that an earlier
+        `objects` stores the ends of its requests. `present` replaces fields of the requests that an earlier
         process accepted.
         """
         self.folder = folder
@@ -83,14 +82,14 @@ class Spool:
         self._notes: set[asyncio.Task[None]] = set()
 
     async def unfinished(self) -> list[Unfinished]:
-        """Return the requests that earlier processes accepted and that have no end, the oldest first."""
+        """Return the unfinished requests of earlier processes, the oldest first."""
         found, damaged = await asyncio.to_thread(self._decoded, await self._file.read(_ALL))
         for request_id in damaged:
             self.remove(request_id)
         unfinished = []
         for each in found:
             if await self._objects.get(end_key(each.request.id)):
-                self.remove(each.request.id)  # the process ended between the two
+                self.remove(each.request.id)  # its process ended before it could remove it
             else:
                 unfinished.append(each)
         await asyncio.to_thread(self._delete_strays, {each.request.id for each in unfinished})
@@ -99,7 +98,7 @@ class Spool:
     async def add(self, request: Request) -> None:
         """Return once the disk has a request and its payload, or raise a `SpoolError`.
 
-        If the caller is cancelled, the disk does not keep the request: nobody was told that it is accepted.
+        If the caller is cancelled, the request is removed, since its client has no acceptance.
         """
         payload: Payload | None = request.payload
         try:
@@ -112,7 +111,7 @@ class Spool:
             self._path(request.id).unlink(missing_ok=True)
             raise
         except asyncio.CancelledError:
-            self.remove(request.id)  # which comes after the write that is under way
+            self.remove(request.id)  # it is queued behind the pending write
             raise
 
     async def payload(self, request_id: str) -> bytes | PayloadFile:
@@ -129,17 +128,17 @@ class Spool:
             raise SpoolError(disk_problem(error)) from error
 
     def note_attempts(self, request_id: str, attempts: int) -> None:
-        """Store soon how many runs of a request have been cut short if this process ends now."""
+        """Start to store how many runs of a request are cut short if this process ends now."""
         start(self._note(request_id, attempts), self._notes, f"attempts of {request_id}")
 
     def remove(self, request_id: str) -> None:
-        """Forget a request, once the disk has its end and its result."""
+        """Remove a request in the background, once the disk has its end and its result."""
         self._ended.append(request_id)
         if self._removing is None or self._removing.done():
             self._removing = asyncio.create_task(self._remove_all(), name="ended requests")
 
     async def close(self) -> None:
-        """Finish what is under way, and let another process open the spool."""
+        """Finish pending writes, for a limited time, and let another process open the spool."""
         tasks = {*self._notes, *([self._removing] if self._removing is not None else [])}
         if tasks:
             await asyncio.wait(tasks, timeout=_CLOSE_S)
@@ -159,7 +158,7 @@ class Spool:
                 await self._objects.settle(*map(end_key, ids), *map(result_key, ids))
                 await self._file.write(*((_REMOVE, (each,)) for each in ids))
             except (SpoolError, ObjectStoreError) as error:
-                # Should this process end first, the next one finds their ends and removes them.
+                # If this process dies first, the next one finds their ends and removes them.
                 logger.warning("%d requests cannot be forgotten yet: %s", len(ids), error)
                 self._ended += ids
                 await asyncio.sleep(_RETRY_S)
@@ -170,7 +169,7 @@ class Spool:
     # In threads
 
     def _decoded(self, rows: Iterable[Any]) -> tuple[list[Unfinished], list[str]]:
-        """Return the stored requests, and the ids of those that cannot be read."""
+        """Return the stored requests, and the ids of unreadable ones."""
         found, damaged = [], []
         for request_id, content, size, attempts in rows:
             try:
@@ -196,7 +195,7 @@ class Spool:
             raise SpoolError(disk_problem(error)) from error
 
     def _delete_strays(self, known: set[str]) -> None:
-        """Delete the payloads of requests that were never accepted, or have been forgotten."""
+        """Delete the payloads of requests that were never accepted, or are removed."""
         for path in self.folder.iterdir():
             if not path.name.startswith(_FILE) and path.name not in known:
                 path.unlink(missing_ok=True)

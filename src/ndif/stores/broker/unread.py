@@ -1,4 +1,4 @@
-"""Updates that a client has yet to read: as many bytes as it is allowed."""
+"""Updates that a client has not read yet, up to a limit of bytes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ T = TypeVar("T", bound=Sized)
 
 
 class Unread(asyncio.Queue[T]):
-    """A queue that counts its bytes, and is given up once it has more of them than it may.
+    """A queue that counts its bytes, and is given up beyond a limit.
 
-    One item more is always taken, so that the last update of a job finds room behind what the job printed.
+    The item that exceeds the limit is still taken, so that a job's last update has room behind its output.
     """
 
     def __init__(self) -> None:
@@ -25,18 +25,18 @@ class Unread(asyncio.Queue[T]):
         self._was_read = asyncio.Event()
 
     def bound(self, limit: int, give_up: Callable[[], None]) -> None:
-        """Call `give_up` once something is put where more than `limit` bytes wait; drop it and the rest."""
+        """On a put while more than `limit` bytes wait, drop all items and call `give_up`."""
         self._limit, self._give_up = limit, give_up
 
     def close(self) -> None:
-        """Drop everything, now and from now on."""
+        """Drop all items, and every item that is put later."""
         self._is_over.set()
         self._was_read.set()
         self._queue.clear()  # type: ignore[attr-defined]
         self._bytes = 0
 
     async def until_takes(self, size: int) -> None:
-        """Return once `size` more bytes are within the limit, or it is empty, or given up."""
+        """Return once `size` more bytes are within the limit, or the queue is empty or given up."""
         while self._bytes and self._bytes + size > self._limit and not self._is_over.is_set():
             self._was_read.clear()
             await self._was_read.wait()

@@ -1,4 +1,4 @@
-"""Call-backs that wait for their delivery: a durable queue in a file, or in Redis."""
+"""The durable queue of callbacks that wait for delivery, in a file or in Redis."""
 
 from ndif.stores.callbacks.port import CallbackLimits as CallbackLimits
 from ndif.stores.callbacks.port import CallbackQueue as CallbackQueue

@@ -1,4 +1,4 @@
-"""The interface of the durable queue of call-backs."""
+"""The interface of the durable queue of callbacks."""
 
 from __future__ import annotations
 
@@ -10,63 +10,63 @@ from ndif.stores.broker.port import BrokerError
 
 
 class CallbackLimits(NamedTuple):
-    """Maximum numbers of call-backs in a queue."""
+    """Maximum numbers of callbacks in a queue."""
 
     waiting: int = 100_000
-    """Call-backs that wait at once; further ones are not taken."""
+    """Callbacks that may wait; further ones are refused."""
     of_user: int = 1000
-    """Call-backs of one user that may wait."""
+    """Callbacks of one user that may wait."""
     dead: int = 1000
-    """Given-up call-backs that are kept; the oldest leave first."""
+    """Given-up callbacks that are kept; the oldest are deleted first."""
 
 
 class CallbackQueueError(BrokerError):
-    """The queue does not take a call-back, or does not give it back; the message is a clause."""
+    """The queue refuses a callback or cannot return it; the message is a clause."""
 
 
 class CallbackQueue(Protocol):
-    """The call-backs of one server that are not delivered yet, and those that were given up.
+    """The undelivered and the given-up callbacks of one server.
 
-    Whoever ends a job adds its call-back; the process that leads delivers it. What `add` and `update` have
-    taken outlives every process. All methods raise a `BrokerError` if they fail.
+    The process that ends a job adds its callback; the leader delivers it. If `add` or `update` returns, the
+    callback outlives every process of the server. All methods raise a `BrokerError` if they fail.
     """
 
     async def stop(self) -> None:
         """Release everything that belongs to this process alone."""
 
     async def add(self, callback: Callback) -> None:
-        """Store a call-back; it replaces an earlier one of the same id."""
+        """Store a callback, which replaces one with its id; raise a `CallbackQueueError` without room."""
 
     async def update(self, callback: Callback) -> None:
-        """Store the changed state of a call-back, which may have been given up now."""
+        """Store the changed state of a callback, which may be given up now."""
 
     async def remove(self, callback_id: str) -> None:
-        """Forget a call-back that is delivered."""
+        """Delete a delivered callback."""
 
     async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Callback]:
-        """Return call-backs that are due, the longest first, and none to a host of `busy`."""
+        """Return callbacks due at `now`, the longest overdue first, and none to a host of `busy`."""
 
     async def wait(self, seconds: float) -> None:
-        """Return after so long, or earlier if a call-back may have come."""
+        """Return after `seconds`, or earlier if a callback may have been added."""
 
     async def all(self, limit: int) -> list[Callback]:
-        """Return the given-up call-backs, then those that wait, by their time."""
+        """Return the given-up callbacks, then the waiting ones, both by time."""
 
     async def find(self, request_id: str) -> list[Callback]:
-        """Return the call-backs of requests whose ids begin so."""
+        """Return the callbacks of requests whose ids begin with `request_id`."""
 
     async def waiting_of(self, user: str) -> int:
-        """Return the number of a user's call-backs that wait."""
+        """Return the number of a user's waiting callbacks."""
 
     async def counts(self) -> tuple[int, int]:
-        """Return the number of call-backs that wait, and of those that were given up."""
+        """Return the numbers of waiting and of given-up callbacks."""
 
     async def forget_dead(self, before: float) -> None:
-        """Forget the call-backs that were given up before that Unix time."""
+        """Delete the callbacks that were given up before a Unix time."""
 
 
 async def require_room(queue: CallbackQueue, user: str, limits: CallbackLimits) -> None:
-    """Raise a `CallbackQueueError` if as many call-backs wait, of all users or of one, as may."""
+    """Raise a `CallbackQueueError` if a limit of waiting callbacks, of all users or of one, is reached."""
     waiting, _ = await queue.counts()
     if waiting >= limits.waiting:
         raise CallbackQueueError(f"{waiting} call-backs wait already")

@@ -1,4 +1,4 @@
-"""The queue of call-backs of a server with a broker: two sorted sets in Redis, and signed contents."""
+"""The queue of callbacks of a server with a broker: two sorted sets in Redis, and signed contents."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ndif.tasks import within
 logger = logging.getLogger(__name__)
 
 _CONTENTS = "callbacks:contents"
-"""Hash of the signed call-backs by their ids."""
+"""Hash of the signed callbacks by their ids."""
 _WAITING, _DEAD = "callbacks:waiting", "callbacks:dead"
-"""Sorted sets of "ID HOST USER" by the time at which each is due, or was given up."""
+"""Sorted sets of "ID HOST USER" by the time at which a callback is due, or was given up."""
 _LOOK_S = 1.0
 _PAGE = 500
 
@@ -26,8 +26,8 @@ _PAGE = 500
 class RedisCallbacks:
     """A `CallbackQueue` in Redis.
 
-    Contents are signed: whoever writes to Redis alone can repeat, delay or delete a call-back, and cannot
-    make one up. Only the leader takes what is due, so that none is claimed.
+    Contents are signed: an attacker who can only write to Redis can repeat, delay or delete a callback, but
+    cannot forge one. Callbacks need no claims, because only the leader reads due ones.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class RedisCallbacks:
         signer: Signer,
         limits: CallbackLimits = CallbackLimits(),  # noqa: B008 - it is immutable
     ) -> None:
-        # Its types say of every answer that it may be text.
+        # Untyped, because redis-py types every answer as possible text.
         self._client: Any = client
         self._signer = signer
         self._limits = limits
@@ -83,7 +83,7 @@ class RedisCallbacks:
         return found
 
     async def wait(self, seconds: float) -> None:
-        """See `CallbackQueue.wait`. Other processes add call-backs, so that it looks again soon."""
+        """See `CallbackQueue.wait`. Returns soon, because other processes add callbacks unnoticed."""
         await asyncio.sleep(min(seconds, _LOOK_S))
 
     async def all(self, limit: int) -> list[Callback]:
@@ -153,7 +153,6 @@ def _place(callback_id: str) -> str:
 
 
 def _of(user: str) -> str:
-    """Return the key of the set of a user's call-backs that wait."""
     return f"callbacks:of:{user}"
 
 
@@ -174,5 +173,5 @@ def _user_of(member: bytes) -> str:
 
 
 def _parts(member: bytes) -> list[str]:
-    """Return id, host and user; empty ones where somebody else wrote the member."""
+    """Return id, host and user; empty strings for parts that a foreign member lacks."""
     return [*member.decode(errors="replace").split(" ", 2), "", ""][:3]

@@ -1,4 +1,4 @@
-"""The queue of call-backs of a server of one process: one SQLite file beside the results."""
+"""The queue of callbacks of a server of one process: one SQLite file beside the results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ndif.tasks import within
 logger = logging.getLogger(__name__)
 
 CALLBACKS = "callbacks"
-"""Name of its folder, among the results."""
+"""Name of the queue's folder, beside the results."""
 _FILE = "callbacks.sqlite"
 
 _SCHEMA = """

@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 _SWEEPS_PER_LIFETIME = 10
 PART = ".ndif-part-"
-"""Beginning of the names of files that are not objects yet."""
+"""Prefix of the names of files that are not objects yet."""
 _MAX_DIGITS = 12
 _SIGNING_KEY = ".signing"
 _SIGNING_BYTES = 32
 _REFETCH_S = 2.0
-"""Seconds for which a fetched object can be fetched again, such as by a proxy that lost its connection."""
+"""Seconds for which a fetched object can be fetched again, as by a proxy that lost its connection."""
 
 
 class FileUpload:
@@ -79,7 +79,7 @@ class FileStore:
         limits: RoomLimits = RoomLimits(),  # noqa: B008 - it is immutable
         response_ttl_s: float | None = None,
     ) -> None:
-        """Keep results in `root` for `ttl_s` seconds, and responses for as long unless it is given."""
+        """Keep results in `root` for `ttl_s` seconds; responses too, unless `response_ttl_s` is given."""
         root.mkdir(parents=True, exist_ok=True)
         self.root = self.folder = root.resolve()
         self.ttl_s = ttl_s
@@ -98,7 +98,7 @@ class FileStore:
             await end([self._sweeper])
 
     async def ping(self) -> None:
-        """See `ObjectStore.ping`. The folder takes a file."""
+        """See `ObjectStore.ping`. A file is created and deleted."""
         try:
             self.create().discard()
         except FileNotFoundError as error:  # the folder is gone
@@ -108,7 +108,7 @@ class FileStore:
         return FileUpload(self.root)
 
     async def create_for(self, size: int) -> FileUpload:
-        """See `ObjectStore.create_for`. A disk that is full says so to who writes."""
+        """See `ObjectStore.create_for`. No room is reserved: on a full disk the writer gets an error."""
         return self.create()
 
     def create_payload(self) -> PayloadFile:
@@ -167,14 +167,14 @@ class FileStore:
             await asyncio.to_thread(_settle, [self.path(key) for key in keys])
 
     def ids(self, folder: str) -> set[str]:
-        """Return the ids of the jobs that have an object in a folder, and not an empty one."""
+        """Return the ids of the jobs that have a non-empty object in a folder."""
         with _disk_errors():
             paths = (self.root / folder).glob("*")
             names = [path.name for path in paths if path.stat().st_size]
         return {name.partition(".")[0] for name in names if is_ours(f"{folder}/{name}")}
 
     def path(self, key: str) -> Path:
-        """Return the path of an object; a key that leads outside the store is a `FileNotFoundError`."""
+        """Return the path of an object; raise a `FileNotFoundError` for an invalid or outside key."""
         path = self.root / key
         if not is_key(key) or not path.resolve().is_relative_to(self.root):
             raise FileNotFoundError(key[:100])
@@ -197,10 +197,10 @@ class FileStore:
         return hmac.compare_digest(self._sign(key, int(expires), once=once).encode(), given)
 
     def fetched(self, key: str) -> None:
-        """Delete soon an object that was signed to be fetched once, and has been.
+        """Delete an object soon after its fetch; its URL was signed with `once`.
 
-        Its memory is free again before the disk has to write it: four clients that each fetch 256 MB a
-        second would otherwise fill the page cache with objects that nobody fetches again.
+        This frees its memory before the disk has to write it. Otherwise four clients that each fetch 256 MB
+        a second would fill the page cache with objects that are never fetched again.
         """
         path = self.path(key)
         loop = asyncio.get_running_loop()
@@ -219,9 +219,9 @@ class FileStore:
             await asyncio.sleep(min(60.0, self.ttl_s / _SWEEPS_PER_LIFETIME))
 
     async def sweep(self, *, dry: bool = False) -> Mapping[str, int]:
-        """See `ObjectStore.sweep`. Abandoned uploads go as well."""
+        """See `ObjectStore.sweep`. Abandoned uploads are deleted too."""
         with _disk_errors():
-            # A folder of many results, on a disk that is slow.
+            # In a thread: the folder may be large and the disk slow.
             deleted = await asyncio.to_thread(self._sweep, dry)
         if not dry:
             metrics.deleted(deleted)
@@ -241,9 +241,9 @@ class FileStore:
 
 
 def signing_key(root: Path) -> str:
-    """Return the key that signs the addresses of a folder's results; make it if there is none.
+    """Return the key that signs URLs of a folder's results; create it if there is none.
 
-    It stays with the results, so that their addresses hold after a restart.
+    The key is stored with the results, so that their URLs stay valid after a restart.
     """
     path = root / _SIGNING_KEY
     with contextlib.suppress(FileNotFoundError):
@@ -257,7 +257,7 @@ def signing_key(root: Path) -> str:
 
 @contextlib.contextmanager
 def _disk_errors() -> Iterator[None]:
-    """Raise a `DiskError` for what the disk refuses; a file that is missing stays a `FileNotFoundError`."""
+    """Turn each `OSError` into a `DiskError`, except a `FileNotFoundError`."""
     try:
         yield
     except FileNotFoundError:
@@ -274,7 +274,7 @@ def _settle(paths: Sequence[Path]) -> None:
 
 
 def delete_parts(folder: Path, age_s: float) -> None:
-    """Delete what was begun in a folder and abandoned."""
+    """Delete abandoned uploads of at least `age_s` seconds from a folder."""
     for path in folder.glob(f"{PART}*"):
         _delete_old(path, age_s)
 

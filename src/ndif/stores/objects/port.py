@@ -30,7 +30,7 @@ class Upload(Protocol):
         """Return a descriptor, open for writing, that may be handed to another process."""
 
     def seal(self) -> bool:
-        """Write no more; return True if no other process can write any more either."""
+        """End the writing; return True if no other process can write any more either."""
 
     async def commit(self, key: str) -> int:
         """Store the written bytes as the object `key`, and return their number."""
@@ -40,11 +40,11 @@ class Upload(Protocol):
 
 
 class ObjectStore(Protocol):
-    """Objects by key, each of which expires.
+    """Objects by key; all expire except those in `hub/`.
 
     Keys are `results/{id}.pt`, `owners/{id}.{digest}` for the user of a result, `responses/{id}.json` for
-    a polled job's last update, `ends/{id}.json` for its terminal response, and `requests/{id}` for a
-    payload that is too large for the queue. Models from `hub/` never expire. `put`, `get`, `delete` and
+    a polled job's last update, `ends/{id}.json` for its terminal response, `requests/{id}` for a payload
+    that is too large for the queue, and `hub/{digest}.zip` for a model's files. `put`, `get`, `delete` and
     `Upload.commit` raise `ObjectStoreError` if the store stays unreachable.
     """
 
@@ -56,7 +56,7 @@ class ObjectStore(Protocol):
     room: Room
     """Room for results within the limits."""
     folder: Path
-    """Folder of this machine that has the objects, or what is on its way to them."""
+    """Local folder of the objects, or of payloads on their way to the store."""
 
     async def start(self) -> None:
         """Start to delete expired objects."""
@@ -71,13 +71,13 @@ class ObjectStore(Protocol):
         """Return a new object without a key."""
 
     async def create_for(self, size: int) -> Upload:
-        """Return a new object for about so many bytes, once there is room to write them.
+        """Return a new object for about `size` bytes, once there is room to write them.
 
-        Where memory takes them, and has no room for long, a `MemoryFullError` is raised.
+        A store that buffers in memory raises a `MemoryFullError` if there is no room for long.
         """
 
     def create_payload(self) -> PayloadFile:
-        """Return an empty file of this machine, which `put_payload` stores best."""
+        """Return an empty local file, from which `put_payload` avoids a copy where it can."""
 
     async def put_payload(self, key: str, payload: Payload) -> None:
         """Store a payload as `key`. Its file, if it has one, stays where it is."""
@@ -85,7 +85,7 @@ class ObjectStore(Protocol):
     async def put(self, key: str, content: bytes, *, soon: bool = False) -> None:
         """Store `content` as `key` in one atomic step.
 
-        With `soon`, give up early on a store that is unreachable, because a late write is worth nothing.
+        With `soon`, give up early on an unreachable store, because a late write is useless.
         """
 
     async def get(self, key: str) -> bytes | None:
@@ -95,16 +95,16 @@ class ObjectStore(Protocol):
         """Delete the object `key`, if there is one."""
 
     async def unexpired(self, folder: str) -> Mapping[str, StoredObject]:
-        """Return the objects of a folder by name, after deleting those that have expired."""
+        """Delete the expired objects of a folder, and return the others by name."""
 
     async def sweep(self, *, dry: bool = False) -> Mapping[str, int]:
         """Delete expired objects; return their number by folder. With `dry`, only count them."""
 
     def problem(self) -> str | None:
-        """Return the sentence that the store takes little more; None if it is not known to."""
+        """Return a sentence if the store is known to be nearly full, else None."""
 
     async def settle(self, *keys: str) -> None:
-        """Return once those of these objects that exist outlive a loss of power."""
+        """Return once the existing ones of these objects would survive a loss of power."""
 
     def url(self, key: str, base_url: str, *, once: bool = False) -> str:
         """Return a signed URL of `key` that expires with it.
@@ -129,20 +129,20 @@ def result_key(request_id: str) -> str:
 
 
 def file_name(key: str, beginning: bytes) -> str:
-    """Return the name of the file that a browser makes of a result, given the result's first bytes."""
+    """Return the name under which a browser saves a result, given the result's first bytes."""
     name = key.rpartition("/")[2]
     return f"{name}.zst" if beginning.startswith(ZSTD_MAGIC) else name
 
 
 SWEPT = ("results", "responses", "ends", "requests", "owners")
-"""Folders whose objects expire. Objects in `hub` are named after their content and stay, as models do."""
+"""Folders whose objects expire. Objects in `hub` are named after their content and are kept."""
 _KEY = re.compile(rf"({'|'.join((*SWEPT, 'hub'))})/[A-Za-z0-9_-][A-Za-z0-9._-]{{0,127}}")
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _OURS = re.compile(
     rf"results/{_UUID}\.pt|(responses|ends)/{_UUID}\.json|requests/{_UUID}|owners/{_UUID}\.[0-9a-f]{{16}}"
 )
 _REQUEST_S = 86_400.0
-"""Minimum lifetime of a request, which may wait longer than results live and is deleted by its claimer."""
+"""Minimum lifetime of a payload, which may wait longer than results live; its claimer deletes it."""
 
 
 def is_key(key: str) -> bool:
@@ -151,7 +151,7 @@ def is_key(key: str) -> bool:
 
 
 def is_ours(key: str) -> bool:
-    """Return True if a sweep may delete `key`: the store may also hold objects of its owner's."""
+    """Return True if a sweep may delete `key`; the store may also hold objects of its owner."""
     return _OURS.fullmatch(key) is not None
 
 

@@ -1,4 +1,4 @@
-"""Room for stored results: what all of them may take together, and what one user's may."""
+"""Room for stored results: limits on all of them together, and on the results of one user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Protocol
 from ndif.sizes import format_size
 
 _RECOUNT_S = 10.0
-"""Seconds after which results are counted again: other processes store and delete them, too."""
+"""Seconds after which results are counted again, since other processes store and delete them too."""
 _MINUTE_S = 60.0
 
 
@@ -22,7 +22,7 @@ class RoomLimits:
 
     all_bytes: float = float("inf")
     share: float = 1.0
-    """Fraction of them that the results of one user may take."""
+    """Fraction of `all_bytes` that the results of one user may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Usage:
     total: int = 0
     by_user: Mapping[str, int] = field(default_factory=dict)
     oldest_s: Mapping[str, float] = field(default_factory=dict)
-    """Age of each user's oldest result, and of the oldest of all as that of ""."""
+    """Age in seconds of each user's oldest result; under "" that of the oldest of all."""
 
     @classmethod
     def of(cls, results: Mapping[str, StoredObject], owners: Mapping[str, StoredObject]) -> Usage:
@@ -56,7 +56,7 @@ class Usage:
         return cls(sum(by_user.values()), by_user, oldest)
 
     def plus(self, owner: str, size: int) -> Usage:
-        """Return this usage and another result."""
+        """Return this usage with one more result."""
         mine = self.by_user.get(owner, 0) + size
         return Usage(self.total + size, {**self.by_user, owner: mine}, self.oldest_s)
 
@@ -64,9 +64,9 @@ class Usage:
 def refusal(
     usage: Usage, owner: str, size: int, limits: RoomLimits, ttl_s: float, own: int | None = None
 ) -> str | None:
-    """Return the sentence for a user whose result there is no room for; None if there is room.
+    """Return a sentence for the user if there is no room for a result, else None.
 
-    `own`: what the user's results may take, where that is less than a user's share.
+    `own` is a further limit on the bytes of the user's results.
     """
     mine, share = usage.by_user.get(owner, 0), int(min(limits.all_bytes * limits.share, 1 << 62))
     if own is not None and mine + size > own:
@@ -104,9 +104,9 @@ class _Store(Protocol):
 class Room:
     """The room of one store, as this process knows it.
 
-    Owns the count of stored results and the results that are admitted and not yet stored. The count comes
-    from a listing of the store, and so outlives this process; the owner of each result is the name of an
-    empty object beside it. Deleting expired objects is left to the store.
+    Owns the count of stored results, and the admitted results that are not stored yet. The count comes from
+    a listing of the store, so it outlives this process. An empty object beside each result names its owner.
+    The store deletes expired objects.
     """
 
     def __init__(self, store: _Store) -> None:
@@ -119,20 +119,17 @@ class Room:
     async def admit(
         self, request_id: str, user: str, size: int, own: int | None = None
     ) -> str | None:
-        """Keep room for a result, or return the sentence that says why there is none.
-
-        `own`: see `refusal`.
-        """
+        """Reserve room for a result and return None; else return a sentence as `refusal` does."""
         owner = hashlib.blake2b(user.encode(), digest_size=8).hexdigest()
-        # A write waits for a store that is away, where a listing gives up: a result should not be lost only
-        # because its turn to be counted came then. That of a refused result expires with the others.
+        # Written first: a write waits for an unavailable store, while a listing gives up, and a result
+        # should not be lost because of a recount. The owner of a refused result expires like the others.
         await self._store.put(f"owners/{request_id}.{owner}", b"")
         async with self._counting:
             if time.monotonic() - self._counted_at > _RECOUNT_S:
                 await self._count()
             why = self._refusal(owner, size, own)
             if why is not None:
-                # Some may have expired, or may have been fetched, since they were counted.
+                # Since the last count, results may have expired, or been fetched and deleted.
                 await self._count()
                 why = self._refusal(owner, size, own)
             if why is None:
@@ -140,7 +137,7 @@ class Room:
             return why
 
     def settle(self, request_id: str, *, stored: bool) -> None:
-        """Count an admitted result as stored, or give its room back."""
+        """Count an admitted result as stored, or free its room."""
         owner, size = self._admitted.pop(request_id, ("", 0))
         if stored and size:
             self._counted = self._counted.plus(owner, size)

@@ -55,7 +55,7 @@ _REQUEST = 30 * _SECOND
 """Time after which a part that was not accepted is sent again."""
 _LARGE_ANSWER = 600 * _SECOND
 _ALWAYS = 1000
-"""Number of retries that time always ends first."""
+"""Number of retries that is never reached, because time runs out first."""
 _HOME_REGION = "us-east-1"
 """The only region that a request for a new bucket must not name."""
 _PART = 16 << 20
@@ -66,16 +66,16 @@ _LONGEST_SIGNATURE_S = 7 * 86_400
 _SWEEPS_PER_LIFETIME = 10
 _SWEEP_AT_LEAST_EVERY_S = 600.0
 _REPLACING_S = 0.1
-"""Seconds before a missing object is read again: while Swift replaces one, it has neither for a moment."""
+"""Seconds before a missing object is read again: while Swift replaces an object, it is missing briefly."""
 _LOOK_S = 0.1
-"""Seconds until memory that an upload waits for is looked at again."""
+"""Seconds between two checks for the memory that an upload waits for."""
 _BLOCK = 512
 """Unit of `st_blocks`, in bytes."""
 _CLOCK_S = 1.0
 """Resolution of the times that S3 reports."""
 _CREATED, _EXISTS = 200, 409
 _NOWHERE = "responses/ping.json"
-"""Key of no object."""
+"""Key that no object has, for `ping`."""
 
 _CODE = re.compile(r"<Code>([^<]+)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
@@ -99,7 +99,7 @@ def no_bucket(error: Exception) -> bool:
 
 
 def answered(url: str, status: str, body: str) -> str:
-    """Return the sentence for an answer that is a refusal."""
+    """Return a sentence about an answer that is a refusal."""
     code = _CODE.search(body)
     if code is None:
         return f"the object store at {url} answers {status}"
@@ -110,11 +110,11 @@ def answered(url: str, status: str, body: str) -> str:
 
 
 def sentence(url: str, error: Exception) -> str:
-    """Return the sentence for an error of obstore."""
+    """Return a sentence about an error of obstore."""
     text = str(error)
     if status := _STATUS.search(text):
         return answered(url, status[1], text)
-    # The innermost cause comes last in what obstore shows of its source.
+    # The innermost cause comes last in obstore's text.
     causes = _CAUSE.findall(text)
     if certificate := _CERTIFICATE.search(text):
         causes.append(f"its certificate is not trusted ({certificate[1]}); {_TRUST}")
@@ -135,12 +135,12 @@ class S3Address:
     bucket: str = "ndif"
     region: str = _HOME_REGION
     verify: bool | Path = True
-    """Verify the server's certificate by the system's authorities, by those of a file, or not at all."""
+    """True: the system's authorities verify the server's certificate; a path: a file's; False: none."""
 
     def bucket_at(self, url: str, patience_s: float, *, large_answers: bool = False) -> Bucket:
         """Return a client of the bucket at `url`, which retries an unreachable server for `patience_s`.
 
-        An answer that is large may be of any length if it never stops for so long.
+        With `large_answers`, an answer may take ten minutes if it never pauses for `patience_s`.
         """
         credential: S3Credential = {
             "access_key_id": self.access_key,
@@ -185,9 +185,9 @@ class S3Address:
 
 
 def _attributes(key: str, content: bytes | mmap.mmap) -> Attributes | None:
-    """Return what the server sends along with an object: with a result the name of a browser's file.
+    """Return the headers of an object: for a result, the name under which browsers save it.
 
-    The browser fetches it from the bucket itself, and a link cannot name what another host sends.
+    Browsers fetch results from the bucket itself, and a link cannot name a file of another host.
     """
     if not key.startswith("results/"):
         return None
@@ -196,10 +196,10 @@ def _attributes(key: str, content: bytes | mmap.mmap) -> Attributes | None:
 
 
 class S3Upload:
-    """Memory that a runner writes to."""
+    """A file in memory that a runner writes to."""
 
     def __init__(self, store: S3Store, size: int = 0) -> None:
-        """Create an empty file, which the runner says will have so many bytes."""
+        """Create an empty file; `size` is the number of bytes that the runner announced."""
         self._store = store
         self._size = size
         self._fd = os.memfd_create("result", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -211,13 +211,13 @@ class S3Upload:
 
     @property
     def unwritten(self) -> int:
-        """Return the bytes that are still to come; the kernel counts the others."""
+        """Return the bytes that are still to come; written bytes already count as used memory."""
         if self._fd < 0:
             return 0
         return max(0, self._size - os.fstat(self._fd).st_blocks * _BLOCK)
 
     def seal(self) -> bool:
-        """See `Upload.seal`. Fails while another process has the memory mapped to write to it."""
+        """See `Upload.seal`. False while another process has the memory mapped for writing."""
         written = self._fd
         # Before Linux 6.7, sealed memory is mapped only from a descriptor that cannot write.
         self._fd = os.open(f"/proc/self/fd/{written}", os.O_RDONLY | os.O_CLOEXEC)
@@ -230,7 +230,7 @@ class S3Upload:
         return True
 
     async def commit(self, key: str) -> int:
-        self._size = 0  # no more is written, compressed as it may be
+        self._size = 0  # no more is written, even if compression left fewer bytes
         size = os.fstat(self._fd).st_size
         content = mmap.mmap(self._fd, size, prot=mmap.PROT_READ) if size else b""
         await self._store.put(key, content)
@@ -260,7 +260,7 @@ class S3Store:
     ) -> None:
         """Create a store whose bucket is created with the first object.
 
-        Payloads that this server receives lie in `folder` until they are stored; else with temporary files.
+        Received payloads lie in `folder`, by default that of temporary files, until they are stored.
         A write that must not be lost is retried for `patience_s`, everything else for `hurried_s`. `memory`
         returns the bytes of memory that are left for uploads.
         """
@@ -291,7 +291,7 @@ class S3Store:
             await end([self._sweeper])
 
     async def ping(self) -> None:
-        """See `ObjectStore.ping`. The store says of an object that it is not there."""
+        """See `ObjectStore.ping`. The store reports that an object is missing."""
         with self._errors(), contextlib.suppress(FileNotFoundError):
             await obstore.head_async(self._hurried, _NOWHERE)
 
@@ -299,7 +299,7 @@ class S3Store:
         return S3Upload(self)
 
     async def create_for(self, size: int) -> S3Upload:
-        """See `ObjectStore.create_for`. Memory is free again once others are stored."""
+        """See `ObjectStore.create_for`. Memory becomes free once other uploads are stored."""
         deadline = time.monotonic() + self._patience_s
         while size > (room := self._memory() - sum(each.unwritten for each in self._uploads)):
             if time.monotonic() > deadline:
@@ -318,7 +318,7 @@ class S3Store:
         return PayloadFile.create(self.folder, PART)
 
     async def put_payload(self, key: str, payload: Payload) -> None:
-        """See `ObjectStore.put_payload`. A file is sent as it is mapped."""
+        """See `ObjectStore.put_payload`. A file is mapped and sent without a copy."""
         if not isinstance(payload, PayloadFile):
             await self.put(key, bytes(payload))
             return
@@ -349,7 +349,7 @@ class S3Store:
     async def get(self, key: str) -> bytes | None:
         if not is_key(key):
             return None
-        # An end is written once, and no poll of a job that runs should wait to look for it twice.
+        # An end is never replaced, so that a poll of a running job need not look for it twice.
         for looks_again in (not key.startswith("ends/"), False):
             with self._errors(), contextlib.suppress(FileNotFoundError):
                 found = await obstore.get_async(self._hurried, key)
@@ -364,7 +364,7 @@ class S3Store:
                 await obstore.delete_async(self._hurried, key)
 
     def problem(self) -> str | None:
-        """See `ObjectStore.problem`. S3 does not tell."""
+        """See `ObjectStore.problem`. S3 does not report its free space."""
         return None
 
     async def settle(self, *keys: str) -> None:
@@ -377,7 +377,7 @@ class S3Store:
         return obstore.sign(self._public, "GET", key, timedelta(seconds=valid))
 
     async def sweep(self, *, dry: bool = False) -> Mapping[str, int]:
-        """See `ObjectStore.sweep`. Other servers may do the same meanwhile."""
+        """See `ObjectStore.sweep`. Other processes may sweep at the same time."""
         if not dry:
             delete_parts(self.folder, self.ttl_s)
         deleted = dict.fromkeys(SWEPT, 0)
@@ -407,7 +407,7 @@ class S3Store:
     ) -> int:
         """Delete the expired objects of a folder, unless `dry`, and add the others to `kept`.
 
-        Return the number of those that have expired.
+        Return the number of expired objects.
         """
         expired, age = 0, timedelta(seconds=lifetime_s(folder, self) + _CLOCK_S)
         async for found in obstore.list(self._hurried, folder, chunk_size=1000):
@@ -430,7 +430,7 @@ class S3Store:
         return expired
 
     async def _create_bucket(self) -> None:
-        """Create the bucket by a signed request, because obstore has no call for that."""
+        """Create the bucket with a signed request, because obstore has no call for it."""
         import httpx
 
         address = self._address

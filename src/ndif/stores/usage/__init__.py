@@ -1,4 +1,4 @@
-"""Usage: the jobs that have ended, and what each user, model and day adds up to."""
+"""Usage: the ended jobs, and their sums by user, model and day."""
 
 from __future__ import annotations
 

@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from ndif.schema.job_record import JobRecord
 
 BOUNDS_S: Sequence[float] = tuple(0.01 * 2 ** (half / 2) for half in range(43))
-"""Seconds at which classes of durations begin, up to some hours: each is wider by the root of 2."""
+"""Seconds at which classes of durations begin, up to some hours: each is √2 times the previous."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The jobs that ended in one stretch of time."""
+    """The jobs that ended in one interval of time."""
 
     start: float
-    """Unix time at which it begins."""
+    """Unix time at which the interval begins."""
     jobs: int = 0
     errors: int = 0
-    """Jobs among them that did not complete."""
+    """Jobs among them that failed."""
     totals: Mapping[int, int] = field(default_factory=dict)
     """Number of jobs by the class of their seconds from arrival to end."""
     waits: Mapping[int, int] = field(default_factory=dict)
@@ -35,7 +35,7 @@ def class_of(seconds: float) -> int:
 
 
 def percentile(classes: Mapping[int, int], share: float) -> float | None:
-    """Return the seconds in which that share of the jobs was done, to the width of a class."""
+    """Return the seconds in which `share` of the jobs were done, to the precision of a class."""
     left = share * sum(classes.values())
     for number, jobs in sorted(classes.items()):
         left -= jobs
@@ -45,7 +45,7 @@ def percentile(classes: Mapping[int, int], share: float) -> float | None:
 
 
 def _middle(number: int) -> float:
-    """Return the seconds that stand for a class."""
+    """Return the seconds that represent a class, the geometric mean of its bounds."""
     if number == 0:
         return BOUNDS_S[0]
     low = BOUNDS_S[number - 1]
@@ -53,7 +53,7 @@ def _middle(number: int) -> float:
 
 
 def intervals_of(records: Iterable[JobRecord], since: float, step_s: float) -> list[Interval]:
-    """Return the intervals since a moment in which jobs ended, in order."""
+    """Return the intervals since a moment in which jobs ended, in order of time."""
     found: dict[float, list[JobRecord]] = defaultdict(list)
     for record in records:
         if record.ended >= since:

@@ -1,4 +1,4 @@
-"""The record of jobs in a database, and the file in which it waits for that."""
+"""The record of jobs in a database, with journal files for records that wait to be stored."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ _INTERVAL_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 _SWEEP_S = 3600.0
 _MOST = 500
-"""Records of a batch."""
+"""Maximum records of a batch."""
 _SUFFIX = ".jsonl"
 
 
 class JournaledUsage:
     """The form of `UsageStore` in a database.
 
-    A record is a line of a file of this machine before it is a row, so that it survives its process, and a
-    database that is away. A row has its job's id: what is stored again after such an end counts once. Each
-    process has files of its own, which it locks; files that nobody locks are taken over at the start. What
-    waits is stored once a second; the records that come meanwhile are in a new file, and the next ones.
+    A record is a line in a local file before it is a row, so that it survives its process and an outage of
+    the database. A row has its job's id, so that a record stored twice counts once. A process locks its own
+    files; at its start it takes over unlocked ones. Waiting records are stored once a second, while new
+    records go to a new file.
     """
 
     def __init__(self, urls: Sequence[str], folder: Path, retention_s: float) -> None:
         """Store into the first of these databases that may be written; files are in `folder`.
 
-        Records older than `retention_s` are dropped.
+        Records older than `retention_s` are deleted.
         """
         self._urls = urls
         self._retention_s = retention_s
         self._folder = folder
         self._journal: _File | None = None
-        """Records that came since others were last stored, or began to be."""
+        """File of the records that were noted after storing last began."""
         self._older: list[_File] = []
-        """Files of which all records waited when the others were last stored, or began to be."""
+        """Files whose records were all waiting when storing last began."""
         self._waiting: list[JobRecord] = []
         self._noted = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -142,11 +142,11 @@ class JournaledUsage:
                 pause_s = _LONGEST_PAUSE_S
 
     async def _store(self) -> None:
-        """Store all that waits now, or raise a `UsageAwayError`."""
+        """Store all records that wait now, or raise a `UsageAwayError`."""
         if not self._waiting:
             return
         tables = await self._tables()
-        waiting = [*self._waiting]  # records that come meanwhile are for the next call
+        waiting = [*self._waiting]  # records noted meanwhile are left for the next call
         if not self._older:
             self._turn_over()
         older = [*self._older]
@@ -163,14 +163,14 @@ class JournaledUsage:
             self._noted.clear()
 
     def _turn_over(self) -> None:
-        """Begin a new file. Where the disk takes none, the old one goes on."""
+        """Begin a new file; if the disk refuses one, continue the old file."""
         if self._journal is not None:
             with contextlib.suppress(OSError):
                 self._journal, last = _File.begun(self._folder), self._journal
                 self._older.append(last)
 
     def _open_journal(self) -> None:
-        """Take over the files of processes that have ended, and begin this one's."""
+        """Take over the files of processes that have ended, and begin a new file."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         left = []
         for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
@@ -197,7 +197,6 @@ class _File:
 
     @classmethod
     def begun(cls, folder: Path) -> _File:
-        """Return a new file."""
         descriptor, path = mkstemp(_SUFFIX, dir=folder)
         return cls(Path(path), descriptor)
 
@@ -207,11 +206,10 @@ class _File:
         return cls(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
     def add(self, record: JobRecord) -> None:
-        """Write one more record."""
         os.write(self._descriptor, to_json(record) + b"\n")
 
     def close(self, *, keep: bool) -> None:
-        """Unlock the file; delete it unless whoever comes next is to `keep` its records."""
+        """Unlock the file; delete it unless `keep`, which leaves its records to the next process."""
         if self._descriptor >= 0:
             if not keep:
                 self._path.unlink(missing_ok=True)
@@ -226,7 +224,7 @@ def _import_tables() -> type[UsageTables]:
 
 
 def _parse(content: bytes) -> list[JobRecord]:
-    """Return the records of a file, without a line that was cut off."""
+    """Return the records of a file, without lines that were cut off."""
     found = []
     for line in content.splitlines():
         with contextlib.suppress(ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""The record of jobs of a server for one user: the last ones, for as long as it runs."""
+"""The record of the last jobs of a server for one user, in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of ended jobs, and its sums; by its forms one process or a database keeps them."""
+"""The record of ended jobs and its sums, kept by one process or in a database."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class UsageStore(Protocol):
     """Ended jobs and their sums. A job that is noted twice counts once."""
 
     async def start(self) -> None:
-        """Begin to store what is noted."""
+        """Begin to store noted jobs."""
 
     async def stop(self) -> None:
-        """Store what was noted, as far as that can be done now."""
+        """Store the noted jobs, if that is possible now."""
 
     def note(self, record: JobRecord) -> None:
         """Take the record of a job that has ended; it is stored later, in batches."""
@@ -45,40 +45,40 @@ class UsageStore(Protocol):
     async def recent(self, user: str | None, limit: int) -> list[JobRecord]:
         """Return the last jobs of a user, or of all, the newest first, perhaps without their steps.
 
-        Raise a `UsageAwayError` where they cannot be read.
+        Raise a `UsageAwayError` if they cannot be read.
         """
 
     async def find(self, job_id: str) -> JobRecord | None:
-        """Return the record of a job; None if there is none, or no longer. Raise a `UsageAwayError`."""
+        """Return the record of a job, or None; raise a `UsageAwayError` if it cannot be read."""
 
     async def totals(
         self, by: Group, since: date | None = None, user: str | None = None
     ) -> list[UsageTotal]:
         """Return the sums since a day, of a user or of all, the longest execution first, days in order.
 
-        Raise a `UsageAwayError` where they cannot be read.
+        Raise a `UsageAwayError` if they cannot be read.
         """
 
     async def history(self, since: float, step_s: float) -> list[Interval]:
-        """Return the jobs that ended since a moment, in intervals of `step_s` that had any, in order.
+        """Return the non-empty intervals of jobs that ended since a moment, in order.
 
-        Intervals begin at multiples of their length. Raise a `UsageAwayError` where they cannot be read.
+        Intervals begin at multiples of `step_s`. Raise a `UsageAwayError` if they cannot be read.
         """
 
     async def sweep(self, before: float, *, dry: bool = False) -> int:
-        """Drop the records of jobs that ended before a moment, not their sums; return their number.
+        """Delete the records of jobs that ended before a moment, not their sums; return their number.
 
         With `dry`, only count them.
         """
 
 
 def day_of(moment: float) -> date:
-    """Return the day of a moment in UTC, to which a job counts that ended then."""
+    """Return the UTC day of a moment; a job counts on the day of its end."""
     return datetime.fromtimestamp(moment, timezone.utc).date()
 
 
 def in_order(by: Group, totals: list[UsageTotal]) -> list[UsageTotal]:
-    """Return sums as people read them: days in order, others by their seconds."""
+    """Return sums in display order: days by date, others by their execution time."""
     if by == "day":
         return sorted(totals, key=lambda each: each.name)
     return sorted(totals, key=lambda each: (-each.execution_s, -each.jobs, each.name))
@@ -96,7 +96,7 @@ def total_of(record: JobRecord) -> UsageTotal:
 
 
 def added(parts: Sequence[UsageTotal], name: str) -> UsageTotal:
-    """Return the sum of sums."""
+    """Return the sum of `parts`, named `name`."""
     return UsageTotal(
         name=name,
         jobs=sum(part.jobs for part in parts),

@@ -46,7 +46,7 @@ _SUMMED = ("jobs", "errors", "execution_s", "result_bytes")
 
 
 class UsageTables:
-    """The tables of jobs and their sums. Every method raises a `UsageAwayError` that says what is wrong."""
+    """The tables of jobs and their sums. Every method raises a `UsageAwayError` if it fails."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         """Use the first of these databases that may be written."""
@@ -54,7 +54,7 @@ class UsageTables:
         self._database: Database | None = None
 
     async def add(self, batch: Sequence[JobRecord]) -> None:
-        """Add the jobs that are not there yet, and what they cost to the sums."""
+        """Add the jobs that are not stored yet, and add their cost to the sums."""
         # One command with several rows may not change one of them twice.
         records = {record.id: record for record in batch}
         rows = [record.as_fields() for record in records.values()]
@@ -146,11 +146,11 @@ class UsageTables:
                 yield connection
 
     async def _opened(self) -> Database:
-        """Return the database, with this version's schema from the first time on."""
+        """Return the database; migrate its schema on the first call."""
         if self._database is None:
             for url in self._urls:
                 database = Database(url)
-                # Another server's is not written.
+                # Another server's database is not written.
                 if await database.shape() != "foreign":
                     break
                 await database.close()
@@ -171,7 +171,7 @@ def _whole(connection: AsyncConnection, number: ColumnElement[Any]) -> ColumnEle
 
 
 def _class_of(seconds: ColumnElement[Any]) -> ColumnElement[Any]:
-    """Return the class of a duration, as `history.class_of` has it; NULL for NULL."""
+    """Return the class of a duration, as `history.class_of` does; NULL for NULL."""
     # Literals: PostgreSQL takes no two parameters for the same expression.
     classes: list[tuple[Any, Any]] = [
         (seconds < literal_column(repr(bound)), literal_column(str(number)))
@@ -181,7 +181,7 @@ def _class_of(seconds: ColumnElement[Any]) -> ColumnElement[Any]:
 
 
 def _intervals(rows: Iterable[Any], step_s: float) -> list[Interval]:
-    """Return the intervals that rows of place, two classes, jobs and errors make up."""
+    """Return the intervals in rows of interval number, total class, wait class, jobs and errors."""
     jobs: Counter[int] = Counter()
     errors: Counter[int] = Counter()
     totals: defaultdict[int, Counter[int]] = defaultdict(Counter)
@@ -199,13 +199,13 @@ def _intervals(rows: Iterable[Any], step_s: float) -> list[Interval]:
 
 
 def _insert(connection: AsyncConnection, table: Table) -> Any:
-    """Return the command of a dialect, which may meet a row that is there."""
+    """Return the INSERT of a dialect, which supports ON CONFLICT."""
     dialect: Any = sqlite if connection.dialect.name == "sqlite" else postgresql
     return dialect.insert(table)
 
 
 def _sums(records: Iterable[JobRecord]) -> list[dict[str, Any]]:
-    """Return what jobs cost, by user, model and day, as rows of `USAGE`."""
+    """Return the sums over jobs, by user, model and day, as rows of `USAGE`."""
     found: dict[tuple[str, str, str], list[JobRecord]] = {}
     for record in records:
         place = record.user, record.model, day_of(record.ended).isoformat()

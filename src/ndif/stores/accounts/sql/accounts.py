@@ -31,30 +31,28 @@ from ndif.tasks import end
 logger = logging.getLogger(__name__)
 
 _MOST = 16_384
-"""Keys, and unknown keys, that are remembered."""
+"""Maximum keys, and maximum unknown keys, that are cached."""
 _AWAY_S = 1.0
 """Seconds after a failure in which the database is not asked again."""
 _FLUSH_S = 10.0
-"""Seconds between two times that the last uses of keys are stored."""
+"""Seconds between two writes of the last uses of keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """One key, as the database had it."""
-
     account: Account
     id: str | None = None
-    """None in a database that is not written."""
+    """None for another server's database, which is not written."""
     expires_at: float | None = None
     revoked_at: float | None = None
 
 
 class SqlAccounts(KeyedAccounts):
-    """Keys in a `Database`; what it said of a key, or of an unknown one, holds for a few seconds.
+    """Keys in a `Database`; known and unknown keys are cached for a few seconds.
 
-    A database of another NDIF server is read as a whole, once in those seconds (`foreign.py`). The last
-    uses of keys are stored in batches. While the database is away, keys that it was asked for in the last
-    few seconds go on, and no other is let in.
+    A database of another NDIF server is read as a whole, once in that time (`foreign.py`). The last uses of
+    keys are stored in batches. While the database is unavailable, cached keys stay valid, and no other key
+    is accepted.
     """
 
     def __init__(
@@ -64,9 +62,9 @@ class SqlAccounts(KeyedAccounts):
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Look into `database`; an answer of it holds for `cache_s` seconds of `clock`.
+        """Read `database`; its answers are cached for `cache_s` seconds of `clock`.
 
-        By the clock on the `wall`, keys expire.
+        `wall` returns Unix time, by which keys expire.
         """
         super().__init__()
         self._database = database
@@ -78,7 +76,7 @@ class SqlAccounts(KeyedAccounts):
         self._unknown: TTLCache[str, None] = TTLCache(_MOST, cache_s, clock)
         self._asking: dict[str, asyncio.Task[_Key | None]] = {}
         self._foreign: dict[str, _Key] | None = None
-        """Every key of another server's tables; None if the tables are this server's."""
+        """All keys of another server's tables; None if the tables are this server's."""
         self._foreign_until = clock()
         self._refreshing = asyncio.Lock()
         self._away: tuple[float, str] = (clock(), "")
@@ -105,7 +103,7 @@ class SqlAccounts(KeyedAccounts):
     async def _find(self, digest: str) -> Account | None:
         blinded = self._blinded(digest)
         key: _Key | None
-        try:  # `get` of a cache looks twice
+        try:  # `TTLCache.get` looks twice
             key = self._known[blinded]
         except KeyError:
             key = None if blinded in self._unknown else await self._ask(digest, blinded)
@@ -121,7 +119,7 @@ class SqlAccounts(KeyedAccounts):
         return key.account
 
     async def _ask(self, digest: str, blinded: str) -> _Key | None:
-        """Ask the database for a key, once for all who wait for the same."""
+        """Look up a key in the database; concurrent calls for the same key share one query."""
         task = self._asking.get(blinded)
         if task is None:
             task = self._asking[blinded] = asyncio.create_task(self._look_up(digest, blinded))
@@ -130,7 +128,7 @@ class SqlAccounts(KeyedAccounts):
 
     def _asked(self, blinded: str, task: asyncio.Task[_Key | None]) -> None:
         del self._asking[blinded]
-        # Whoever waited for it may have left.
+        # Retrieves the error, since all callers may have left.
         if not task.cancelled():
             task.exception()
 
@@ -157,7 +155,7 @@ class SqlAccounts(KeyedAccounts):
         async with self._refreshing:
             now = self._clock()
             if now >= self._foreign_until:
-                # An operator may have copied its keys since.
+                # An operator may have copied its keys meanwhile.
                 is_foreign = await self._database.shape() == "foreign"
                 self._foreign = await self._read_foreign() if is_foreign else None
                 self._foreign_until = now + self._cache_s
@@ -193,11 +191,11 @@ class SqlAccounts(KeyedAccounts):
                 await self.store_uses()
 
     async def store_uses(self) -> None:
-        """Store when keys were last used, as far as that is not stored yet."""
+        """Store the last uses of keys that are not stored yet."""
         used, self._used = self._used, {}
         if not used:
             return
-        # In one order, so that no two processes wait for each other.
+        # Sorted, so that no two processes wait for each other's locks.
         rows = [{"key": key, "moment": used[key]} for key in sorted(used)]
         try:
             async with self._database.writing() as connection:

@@ -1,4 +1,4 @@
-"""The database of accounts: connections, transactions, migrations, and whose tables it has."""
+"""The database of accounts: connections, transactions, migrations, and the owner of its tables."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ logger = logging.getLogger(__name__)
 OLDEST_POSTGRES = (13,)
 
 _TIMEOUT_S = 5
-"""Seconds that a connection and a statement may take."""
+"""Maximum seconds for a connection and for a statement."""
 _POOL = 8
-"""Connections of a process."""
+"""Maximum connections of a process."""
 _MIGRATING = 0x6E646966
-"""Number of the lock that whoever migrates a PostgreSQL database holds."""
+"""Number of the advisory lock that a migration of PostgreSQL holds."""
 _DRIVERS = {"postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
 _DRIVERS["sqlite"] = "sqlite+aiosqlite"
 
@@ -36,19 +36,19 @@ Shape = Literal["ours", "foreign", "empty"]
 
 
 class Database:
-    """A SQLite file or a PostgreSQL database, reached when it is first asked.
+    """A SQLite file or a PostgreSQL database, connected on first use.
 
-    Everything that keeps it from answering is an `AccountsAwayError`.
+    Failures to answer raise an `AccountsAwayError`.
     """
 
     def __init__(self, url: str) -> None:
-        """Take the database at `url`; raise a `KeysError` if that is no address of one."""
+        """Create the engine; raise a `KeysError` if `url` is invalid or its driver is missing."""
         self._url = _with_driver(url)
         self.is_sqlite = self._url.get_backend_name() == "sqlite"
         self._file = Path(self._url.database or "")
         place = f"{self._url.host}:{self._url.port or 5432}/{self._url.database}"
         self.name = str(self._file) if self.is_sqlite else place
-        """Place of the database, for people."""
+        """Place of the database, for messages."""
         options = {"timeout": _TIMEOUT_S}
         if not self.is_sqlite:
             options["command_timeout"] = _TIMEOUT_S
@@ -71,15 +71,15 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
-        """Yield a connection in a transaction that is not to write."""
-        if self.is_sqlite and not self._file.exists():  # it would be made
+        """Yield a connection in a transaction that must not write."""
+        if self.is_sqlite and not self._file.exists():  # SQLite would create it
             raise AccountsAwayError(f"{self._file} is not there")
         async with _translated(), self._engine.begin() as connection:
             yield connection
 
     @contextlib.asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
-        """Yield a connection in a transaction, which is stored at the end unless an error is raised."""
+        """Yield a connection in a transaction, which is committed unless an error is raised."""
         if self.is_sqlite:
             _create_private(self._file)
         engine = self._engine.execution_options(writes=True)
@@ -87,13 +87,13 @@ class Database:
             yield connection
 
     async def migrate(self) -> None:
-        """Bring the schema to this version. Others wait, and find it done."""
-        # Half of a start's imports, for what is done already most of the time.
+        """Migrate the schema to this version; a concurrent migration waits, and has nothing left to do."""
+        # Imported here, as these are half of a start's imports.
         from alembic import command
         from alembic.util import CommandError
 
         async with self.writing() as connection:
-            if not self.is_sqlite:  # where no second process writes anyway
+            if not self.is_sqlite:  # in SQLite, a writing transaction excludes others anyway
                 await connection.execute(text(f"SELECT pg_advisory_xact_lock({_MIGRATING})"))
             try:
                 await connection.run_sync(lambda on: command.upgrade(_alembic(on), "head"))
@@ -103,7 +103,7 @@ class Database:
                 ) from error
 
     async def shape(self) -> Shape:
-        """Return whose tables the database has."""
+        """Return the owner of the database's tables."""
         if self.is_sqlite and not self._file.exists():
             return "empty"
         async with self.reading() as connection:
@@ -117,7 +117,7 @@ class Database:
             return await connection.run_sync(_has_foreign)
 
     async def check(self) -> Shape:
-        """Return whose tables the database has; a `KeysError` says why it cannot be used."""
+        """Return the owner of the database's tables; raise a `KeysError` if it cannot be used."""
         try:
             shape = await self.shape()
             if not self.is_sqlite:
@@ -135,7 +135,7 @@ class Database:
         return shape
 
     async def check_and_close(self) -> Shape:
-        """Return as `check` does, and close every connection."""
+        """Return the result of `check`, and close every connection."""
         try:
             return await self.check()
         finally:
@@ -148,7 +148,7 @@ class Database:
 
 def _with_driver(url: str) -> URL:
     """Return an address with the driver that this server uses."""
-    if url.startswith("sqlite:///"):  # a path as it is, in which nothing is quoted
+    if url.startswith("sqlite:///"):  # a plain path, in which nothing is quoted
         path = url.removeprefix("sqlite:///").partition("?")[0]
         return _of_file(path)
     try:
@@ -162,7 +162,7 @@ def _with_driver(url: str) -> URL:
     if driver == _DRIVERS["sqlite"]:
         return _of_file(found.database)
     query = dict(found.query)
-    if "sslmode" in query:  # as libpq has it
+    if "sslmode" in query:  # libpq's name for it
         query["ssl"] = query.pop("sslmode")
     return found.set(drivername=driver, query=query)
 
@@ -177,7 +177,7 @@ def _of_file(path: str | None) -> URL:
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:
-    # Transactions begin where `_begin_sqlite` says so; sqlite3 would leave out changes of the schema.
+    # `_begin_sqlite` begins transactions, because sqlite3's own leave out changes of the schema.
     connection.isolation_level = None
     cursor = connection.cursor()
     for pragma in ("journal_mode = WAL", "foreign_keys = ON", f"busy_timeout = {_TIMEOUT_S}000"):
@@ -186,13 +186,13 @@ def _prepare_sqlite(connection: Any, _: object) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # Who reads first and writes later is refused if another has written in between: writers wait here.
+    # Writers wait here: a transaction that reads first and writes later fails if another wrote in between.
     writes = connection.get_execution_options().get("writes", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def _create_private(file: Path) -> None:
-    """Create a file that its owner alone reads, if it is not there."""
+    """Create a file that only its owner can read, if it does not exist."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch(0o600)
@@ -233,7 +233,7 @@ async def _translated() -> AsyncIterator[None]:
     except (SQLAlchemyError, OSError, asyncio.TimeoutError) as error:
         raise AccountsAwayError(_reason(error)) from error
     except Exception as error:
-        # asyncpg's own, which SQLAlchemy does not translate while it connects.
+        # asyncpg's own errors, which SQLAlchemy does not translate while it connects.
         if type(error).__module__.partition(".")[0] == "asyncpg":
             raise AccountsAwayError(_reason(error)) from error
         raise

@@ -1,7 +1,8 @@
-"""The keys of a database that another NDIF server made: read as they are, and never written.
+"""The keys in the database of another NDIF server, which is never written.
 
 Its tables are `keys` (the column `key_id` is the key itself), `tiers` and `key_tier_assignments`; `users`
-may be beside them. All keys are read at once: a query for one would compare keys, character by character.
+may be beside them. All keys are read at once, because a query for one key compares keys character by
+character, and its time may reveal them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ndif.stores.accounts.port import ImportedKey, KeysError, digest_of, tier_wi
 from ndif.stores.accounts.sql.tables import FOREIGN
 
 _RIGHTS = {"hotswap": "hotswapping", "priority": "priority"}
-"""Rights that a tier has by a word in its name. None makes anybody's code run unconfined."""
+"""Rights of a tier by words in its name; none of them is `trusted`."""
 _LONGEST_NAME = 64
 
 
@@ -57,7 +58,7 @@ async def read_foreign(connection: AsyncConnection) -> list[ImportedKey]:
 
 
 def _all_keys(keys: Table, users: Table | None) -> Select[str, str]:
-    """Return the query for keys and the addresses of their users, where those are known."""
+    """Return the query for keys and the addresses of their users, if these are known."""
     key = cast(keys.c.key_id, String)
     names = set() if users is None else set(users.columns.keys())
     if users is None or not {"user_id", "email"} <= names or "user_id" not in keys.columns:

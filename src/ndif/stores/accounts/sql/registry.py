@@ -1,4 +1,4 @@
-"""The registry of users, keys and tiers: what an operator reads and changes."""
+"""The registry of users, keys and tiers, which operators read and change."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class SqlRegistry:
     """
 
     def __init__(self, database: Database) -> None:
-        """Read and change `database`, whose schema is migrated when it is first asked.
+        """Read and change `database`, whose schema is migrated on first use.
 
-        Only what adds a key or a tier makes the database where there is none.
+        A missing database is created only by methods that add a key or a tier.
         """
         self._database = database
         self._is_ready = False
@@ -190,9 +190,10 @@ class SqlRegistry:
             yield connection
 
     async def _prepare(self, *, makes: bool = False, may_be_foreign: bool = False) -> None:
-        """Migrate the schema once; raise if the database is another server's and stays as it is.
+        """Migrate the schema once.
 
-        Raise also if there is none, unless it `makes` one.
+        Raise a `RegistryError` if the database is another server's, or has none to copy if it
+        `may_be_foreign`; raise a `NotInRegistryError` if there is none, unless this `makes` one.
         """
         if may_be_foreign:
             if not await self._database.has_foreign():
@@ -263,7 +264,7 @@ def _state(
 
 
 async def _key_id(on: AsyncConnection, given: str) -> str:
-    """Return the only id that begins so."""
+    """Return the only id that begins with `given`."""
     begins = select(KEYS.c.id).where(KEYS.c.id.startswith(given.lower(), autoescape=True)).limit(2)
     found = matching_ids(given.lower(), (await on.execute(begins)).scalars()) if given else []
     if not found:
@@ -292,7 +293,7 @@ async def _add_key(
 
 
 async def _user_id(on: AsyncConnection, name: str) -> int:
-    """Return the id of a user, who is added if there is none of the name."""
+    """Return the id of the user of that name, who is added if there is none."""
     query = select(USERS.c.id).where(USERS.c.name == name)
     if (found := (await on.execute(query)).scalar()) is not None:
         return int(found)
@@ -324,7 +325,7 @@ async def _import(on: AsyncConnection, keys: Iterable[ImportedKey]) -> ImportedK
         values = {"id": key_id, "digest": key.digest, "name": key.name, "created_at": now}
         rows.append({**values, "user_id": users[key.user] if key.user else None})
         assigned += [{"key_id": key_id, "tier_id": ids[tier.name]} for tier in key.tiers]
-    # One statement has a time limit.
+    # In batches, because a statement has a time limit.
     for start in range(0, len(rows), _BATCH):
         await on.execute(insert(KEYS), rows[start : start + _BATCH])
     for start in range(0, len(assigned), _BATCH):
@@ -333,7 +334,7 @@ async def _import(on: AsyncConnection, keys: Iterable[ImportedKey]) -> ImportedK
 
 
 async def _same_tier(on: AsyncConnection, tier: Tier) -> int:
-    """Return the id of a tier that is added unless it is there; raise if another has its name."""
+    """Return the id of a tier, which is added if missing; raise if a different tier has its name."""
     found = await _tiers(on, TIERS.c.name == tier.name)
     if not found:
         await _add_tier(on, tier)

@@ -1,4 +1,4 @@
-"""The tables of accounts. Their names begin with ndif_, so that a database may hold others beside them.
+"""The tables of accounts. Their names begin with ndif_, so that a database may have others beside them.
 
 Moments are Unix seconds. A change here is a migration in `migrations/versions`.
 """
@@ -45,9 +45,9 @@ USERS = Table(
 KEYS = Table(
     "ndif_keys",
     METADATA,
-    # What people call the key by; it lets nobody in.
+    # The name of the key for people; it gives no access.
     Column("id", String(12), primary_key=True),
-    # SHA-256 in hexadecimal: the key itself is nowhere.
+    # SHA-256 in hexadecimal: the key itself is not stored.
     Column("digest", String(64), nullable=False, unique=True),
     Column("user_id", Integer, ForeignKey("ndif_users.id")),
     Column("name", String(200), nullable=False),
@@ -100,7 +100,7 @@ JOBS = Table(
     Index(None, "user", "ended"),
     Index(None, "ended"),
 )
-"""Jobs that have ended, until their time is over."""
+"""Ended jobs, until a sweep deletes them."""
 
 USAGE = Table(
     "ndif_usage",
@@ -115,4 +115,4 @@ USAGE = Table(
     Column("result_bytes", BigInteger, nullable=False),
     Index(None, "day"),
 )
-"""Sums over the jobs that have ended."""
+"""Sums over ended jobs."""

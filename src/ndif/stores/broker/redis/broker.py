@@ -4,8 +4,8 @@ The stream `queue` has one consumer group. Only the leader claims: a request tha
 release is pending in the stream, and the next leader takes it over. The leader's lock is the lease of all
 claims at once (see `ndif.stores.leader`).
 
-Redis is a carrier that nobody has to believe: what decides on a request is signed (`..signing`), and a
-payload is either what the signed request has the digest of, or in the object store.
+Redis is not trusted: requests are signed (`..signing`), and a payload either matches the digest in its
+signed request, or is in the object store.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ logger = logging.getLogger(__name__)
 _BATCH = 64
 _BLOCK_MS = 2000
 _INHERIT_S = 5.0
-"""Seconds between two looks for claims of leaders that are gone."""
+"""Seconds between two checks for claims of earlier leaders."""
 _GONE_MS = 600_000
 """Milliseconds after which the consumer of a silent leader is deleted."""
 _GATHER_S = 0.005
@@ -86,15 +86,15 @@ _LOOK_S = 1.0
 _PRESENCE_S = 0.4
 """Seconds between two checks that the clients of unfinished requests are present."""
 _CHANNEL_S = 86_400
-"""Seconds for which the user of a subscription is known."""
+"""Seconds for which the user of a subscription is stored."""
 _UPDATE_S = 5.0
 """Seconds for which an update is retried; the next one replaces it."""
 _SETTLE_S = 30.0
-"""Seconds by which the clocks of a server's machines may differ where a trusted job might be an old one."""
+"""Tolerated difference of clocks, in seconds, when a trusted request might be an old one."""
 _KNOWN_S = 60.0
-"""Seconds for which a trusted job that was claimed here is not taken for a new one."""
+"""Age in seconds up to which trusted requests claimed here are remembered, to refuse copies."""
 _QUESTIONS = 5
-"""Times that a gateway is asked, once in `_LOOK_S`, whether a client waits."""
+"""Number of times that a gateway is asked, every `_LOOK_S`, whether a client waits."""
 
 _REFUSED = (
     "This job was not run: it reached the queue without the signature of one of this server's gateways. "
@@ -129,8 +129,8 @@ class RedisBroker:
     ) -> None:
         """Create a broker that connects to `url` when it is first used.
 
-        The payloads of all unfinished requests have at most `max_bytes`; one alone may be larger.
-        `counts_attempts`: True if what runs ends with the process that leads.
+        All unfinished requests have at most `max_bytes`; one alone may be larger. `counts_attempts`: True
+        if running requests end with the leader.
         """
         self.client = connect(url)
         self.password: str | None = self.client.connection_pool.connection_kwargs.get("password")
@@ -145,7 +145,7 @@ class RedisBroker:
         self._consumer = uuid.uuid4().hex
         self._led_since = math.inf
         self._known: dict[str, _Known] = {}
-        """Trusted requests that were claimed here not long ago."""
+        """Trusted requests that were claimed here recently."""
         self._confirmations = _Confirmations(self.channels, f"confirmations:{self._consumer}")
         self._listening = asyncio.Lock()
         self._confirming = asyncio.Semaphore(_BATCH)
@@ -193,7 +193,7 @@ class RedisBroker:
         except (QueueFullError, TooManyJobsError):
             raise
         except BaseException:
-            # Its client is told that it is not accepted, and Redis may have it or be about to.
+            # The client gets an error, but Redis may have stored the request, or be about to.
             start(self._withdrawn(request, is_inline=is_inline), self._releases, "withdrawal")
             raise
         if isinstance(request.payload, PayloadFile):
@@ -237,7 +237,7 @@ class RedisBroker:
             raise QueueFullError(refused, self._max_bytes)
 
     async def _withdrawn(self, request: Request, *, is_inline: bool) -> None:
-        """Take back a request that may have been submitted, however long that takes."""
+        """Withdraw a request that may have been submitted; retry until Redis answers."""
         keys, arguments = scripts.submission_keys_of(request.id), scripts.withdrawal_arguments()
         await retry(lambda: self.scripts.withdraw(keys, arguments), math.inf)
         if not is_inline:
@@ -276,7 +276,7 @@ class RedisBroker:
         return content  # type: ignore[return-value]
 
     def note_attempts(self, request: Request, attempts: int) -> None:
-        """See `Broker.note_attempts`. Not stored where a replica that outlives its leader runs on."""
+        """See `Broker.note_attempts`. Not stored if replicas outlive the leader."""
         if self._counts_attempts:
             start(self._note(request, attempts), self._releases, "attempts")
 
@@ -289,11 +289,11 @@ class RedisBroker:
                 logger.warning("request %s: that it runs is not noted: %s", request.id, error)
 
     async def release(self, request: Request) -> None:
-        """See `Broker.release`. Continues in the background while Redis is away."""
+        """See `Broker.release`. Continues in the background while Redis is unavailable."""
         await self._drop(request, self.scripts.release, [GROUP, request.receipt])
 
     async def complete(self, request: Request, response: Response) -> None:
-        """See `Broker.complete`. Continues in the background while Redis is away."""
+        """See `Broker.complete`. Continues in the background while Redis is unavailable."""
         await self._drop(request, self.scripts.complete, self._end_arguments(request, response))
 
     def _end_arguments(self, request: Request, response: Response) -> list[Any]:
@@ -303,7 +303,7 @@ class RedisBroker:
         self._uploads.pop(request.id, None)
 
         async def drop() -> None:
-            # However long that takes: what is not released runs again.
+            # Retried without limit: a request that is not released runs again.
             if await retry(lambda: script(keys_of(request), arguments), math.inf):
                 await self._delete_payload(request)
 
@@ -347,7 +347,7 @@ class RedisBroker:
             if start in ("0-0", b"0-0"):
                 break
         for consumer in await self.client.xinfo_consumers(QUEUE, GROUP):
-            # With a consumer go the claims that it has made since it was listed.
+            # Only after a long silence: a deleted consumer loses claims that it made since the listing.
             gone = consumer["idle"] > _GONE_MS and not consumer["pending"]
             if gone and consumer["name"].decode() != self._consumer:
                 await self.client.xgroup_delconsumer(QUEUE, GROUP, consumer["name"])
@@ -359,9 +359,9 @@ class RedisBroker:
         return request if noted is None else replace(request, attempts=int(noted))
 
     async def _others_hold_claims(self) -> bool:
-        """Return True if a leader before this one has claimed requests since they were taken over.
+        """Return True if an earlier leader has claimed requests since this one took over.
 
-        A leader that was halted claims what waits before it learns that another leads.
+        A leader that was halted claims waiting requests before it learns that another process leads.
         """
         await self._have_group()  # Redis may have been restarted without its data
         summary = await self.client.xpending(QUEUE, GROUP)
@@ -369,7 +369,7 @@ class RedisBroker:
         return any(name != self._consumer for name in names)
 
     async def _arrivals(self) -> list[Request]:
-        """Claim and return new requests, as soon as there are any."""
+        """Claim and return new requests, or none after a short wait."""
         try:
             streams: Any = await self.client.xreadgroup(
                 GROUP, self._consumer, {QUEUE: ">"}, count=_BATCH, block=_BLOCK_MS
@@ -401,11 +401,11 @@ class RedisBroker:
                 yield replace(claims, receipt=receipt, refusal=refusal)
 
     async def _hand_out(self, request: Request) -> None:
-        """Let a request be claimed, unless it is a trusted one that came before.
+        """Make a request claimable, unless it is a copy of a trusted one.
 
-        Code that runs unconfined must not run again because somebody put its old, signed request into the
-        queue once more. Of what it claimed itself this process knows. What an earlier leader may have run
-        is confirmed: for a live job by its client's gateway, for a polled one by the object store.
+        An attacker who replays a signed request must not run its unconfined code again. This process
+        remembers the trusted requests that it claimed. A request that an earlier leader may have run is
+        confirmed: a live one by its client's gateway, a polled one by the object store.
         """
         if not request.trusted:
             await self._claimed.put(request)
@@ -427,7 +427,7 @@ class RedisBroker:
             start(self._confirm(request), self._releases, f"confirmation of {request.id}")
 
     async def _confirm(self, request: Request) -> None:
-        """Let a trusted request that may have run be claimed, or its end; drop one that has its end."""
+        """Make a trusted request claimable, with a refusal if it is not confirmed; release an ended one."""
         async with self._confirming:
             while True:
                 try:
@@ -437,7 +437,7 @@ class RedisBroker:
                     logger.warning("request %s waits to be confirmed: %s", request.id, error)
                 await asyncio.sleep(_LOOK_S)
         if is_to_run is None:
-            await self.release(request)  # its leader did not come to let go of it
+            await self.release(request)  # its leader ended before it released the request
         else:
             refusal = "" if is_to_run else _UNCONFIRMED
             await self._claimed.put(replace(request, refusal=refusal))
@@ -451,7 +451,7 @@ class RedisBroker:
         return bool(await self._objects.get(update_key(request.id)))
 
     async def _is_awaited(self, request: Request, subscription_id: str) -> bool:
-        """Return True if the gateway of a live request says that its client waits for its end."""
+        """Return True if the gateway of a live request confirms that its client waits."""
         answers, channel = self._confirmations, channel_of(subscription_id)
         async with self._listening:
             if not self.channels.has(answers.name):
@@ -476,7 +476,7 @@ class RedisBroker:
         start(discard(), self._releases, "refused entry")
 
     async def _have_group(self) -> None:
-        with contextlib.suppress(ResponseError):  # BUSYGROUP: it is there
+        with contextlib.suppress(ResponseError):  # BUSYGROUP: the group exists
             await self.client.xgroup_create(QUEUE, GROUP, id="0", mkstream=True)
 
     # Subscriptions
@@ -491,8 +491,8 @@ class RedisBroker:
     async def _find_lost_forever(self) -> None:
         """End requests of open subscriptions that Redis has lost.
 
-        A request is stored until the step that publishes its terminal update. So one that is not there at
-        two looks, while this process listens, was lost: Redis was emptied, or restarted without it.
+        A request is stored until the step that publishes its terminal update. So a request that two checks
+        miss while this process listens is lost: Redis was emptied, or restarted without its data.
         """
         missing: set[str] = set()
         connection = None
@@ -514,7 +514,6 @@ class RedisBroker:
                 missing = absent
 
     async def _absent(self, request_ids: Sequence[str]) -> set[str]:
-        """Return the ids of requests that are not stored."""
         records = [record_of(each) for each in request_ids]
         if await self.client.exists(*records) == len(records):
             return set()
@@ -546,7 +545,7 @@ class RedisBroker:
         return bool(await retry(lambda: self.client.exists(ended), _UPDATE_S))
 
     async def disconnected(self, subscription_ids: Iterable[str]) -> set[str]:
-        """See `Broker.disconnected`. While Redis is away, no subscription counts as absent."""
+        """See `Broker.disconnected`. While Redis is unavailable, no subscription counts as absent."""
         elsewhere = [each for each in subscription_ids if not self.channels.is_open(each)]
         counts: list[Any] = []
         if elsewhere:
@@ -566,7 +565,7 @@ class RedisBroker:
         await self._departures.setdefault(subscription_id, asyncio.Event()).wait()
 
     async def _watch_forever(self) -> None:
-        """Check all watched subscriptions at once. One that is absent twice in a row has departed.
+        """Check all watched subscriptions together; a subscription absent twice in a row has departed.
 
         A gateway that lost its connection is connected again by the second check.
         """
@@ -603,7 +602,7 @@ class RedisBroker:
                         return content
 
     def _read_upload(self, request: Request, message: bytes) -> bytes | None:
-        """Return an upload of the request's own client that did not come before; None for any other."""
+        """Return a new upload of the request's own client; None for any other or a repeated upload."""
         place = _upload_place(request.id, request.subscription_id or "")
         try:
             number, content = decode_numbered(self.signer.verify(place, message))
@@ -617,7 +616,7 @@ class RedisBroker:
         return content
 
     def _announcement(self, request: Request) -> tuple[str, bytes]:
-        """Return the channel on which a gateway hears of a request of its client, and what it hears."""
+        """Return the channel and the message that announce a request to its client's gateway."""
         if request.subscription_id is None:
             return "", b""
         channel = channel_of(request.subscription_id)
@@ -631,12 +630,12 @@ class _Known(NamedTuple):
 
 
 class _Confirmations(Channel):
-    """The ids of requests whose gateways say that their clients wait."""
+    """The channel on which gateways answer with the ids of requests whose clients wait."""
 
     def __init__(self, channels: Channels, name: str) -> None:
         super().__init__(channels, name)
         self.awaited: dict[str, asyncio.Event] = {}
-        """For each request that a gateway was asked about, the event that it is confirmed."""
+        """For each request in question, an event that is set once it is confirmed."""
 
     def receive(self, signed: Signed, message: bytes) -> None:
         if (confirmed := self.awaited.get(signed.content.decode())) is not None:

@@ -1,8 +1,8 @@
 """The pub/sub channels that one process listens to, on one connection to Redis.
 
-A subscription is present while Redis counts a subscriber on its channel: a gateway that dies takes its
-subscriptions with it, and no key is left behind. A terminal update is also stored in a list until its
-gateway confirms it, because Redis drops what it publishes while that gateway's connection is lost.
+A subscription is present while Redis counts a subscriber on its channel: if a gateway dies, its
+subscriptions end and leave no key behind. A terminal update is also stored in a list until its gateway
+confirms it, because Redis drops messages for a gateway whose connection is lost.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _PAUSE_S = 0.2
 _RECOVER_S = 60.0
 _PLACEHOLDER = "nobody"
-"""A channel that is never published to: Redis has no messages for a connection without any channel."""
+"""A channel without messages: a connection without any channel cannot wait for messages."""
 
 
 ChannelT = TypeVar("ChannelT", bound="Channel")
@@ -41,12 +41,12 @@ def channel_of(subscription_id: str) -> str:
 
 
 def unconfirmed_of(subscription_id: str) -> str:
-    """Return the key of the list of a subscription's terminal updates that are not confirmed."""
+    """Return the key of the list of a subscription's unconfirmed terminal updates."""
     return f"unconfirmed:{subscription_id}"
 
 
 def user_of(subscription_id: str) -> str:
-    """Return the key of the user whose requests a subscription takes."""
+    """Return the key that stores the user of a subscription."""
     return f"user:{subscription_id}"
 
 
@@ -59,14 +59,14 @@ class Channel:
     """True if unsigned bytes may follow a signed message."""
 
     def __init__(self, channels: Channels, name: str, place: str = "") -> None:
-        """Take the name, and the place for which messages are signed if that is another."""
+        """Create a closed channel; its messages are signed for `place`, by default its name."""
         self.name = name
         self.place = place or name
         self.messages: asyncio.Queue[Signed] = asyncio.Queue()
         self._channels = channels
 
     def receive(self, signed: Signed, message: bytes) -> None:
-        """Take a message that arrived, verified and as it was published."""
+        """Queue a verified message; `message` is the same as published."""
         self.messages.put_nowait(signed)
 
     async def close(self) -> None:
@@ -76,7 +76,7 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class _Update:
-    """An update, and the published message that it came in; empty for one that was not published."""
+    """An update, and its published message; the message is empty if none was published."""
 
     content: bytes
     message: bytes = b""
@@ -94,16 +94,16 @@ class RedisSubscription(Channel):
         self.id = subscription_id
         self._updates: Unread[_Update] = Unread()
         self._terminal: set[int] = set()
-        """Hashes of the terminal updates that were returned."""
+        """Hashes of the terminal updates that `next` has returned."""
         self._unfinished: dict[str, bytes] = {}
-        """The update that ends each unfinished request should it be lost."""
+        """The update that ends each unfinished request if it is lost, by request id."""
 
     @property
     def unfinished(self) -> Collection[str]:
         return self._unfinished.keys()
 
     def receive(self, signed: Signed, message: bytes) -> None:
-        """See `Channel.receive`. Notes which requests are submitted, and which end."""
+        """See `Channel.receive`. Tracks unfinished requests, and answers questions about them."""
         content = signed.content
         try:
             if (end_ := decode_submission(content)) is not None:
@@ -128,14 +128,14 @@ class RedisSubscription(Channel):
             self._updates.put_nowait(_Update(update))
 
     def bound(self, max_unread_bytes: int, disconnect: Callable[[], None]) -> None:
-        """See `Subscription.bound`. Redis has nobody wait."""
+        """See `Subscription.bound`. Jobs never wait for the client."""
         self._updates.bound(max_unread_bytes, disconnect)
 
     async def next(self) -> str | bytes:
         while True:
             update = await self._updates.get()
             known_as = hash(update.content)
-            if known_as in self._terminal:  # it was published, and read from the list as well
+            if known_as in self._terminal:  # received twice: published, and read from the list
                 continue
             _, frame, is_terminal = decode_update(update.content)
             if is_terminal:
@@ -148,9 +148,9 @@ class RedisSubscription(Channel):
 class Channels:
     """The open channels of one process, by name.
 
-    Owns the task that connects, reads messages into channels, and connects again when the connection is
-    lost. A message without the server's signature reaches no channel. `client` is of `connect_for_pubsub`;
-    `commands` is a client for all other commands.
+    Owns the task that connects, reads messages into channels, and reconnects. A message without the
+    server's signature reaches no channel. `client` comes from `connect_for_pubsub`; `commands` is a client
+    for all other commands.
     """
 
     def __init__(self, client: Redis, commands: Redis, signer: Signer) -> None:
@@ -160,7 +160,7 @@ class Channels:
         self._publishing: set[asyncio.Task[None]] = set()
         self._open: dict[str, Channel] = {}
         self._pubsub: PubSub | None = None
-        """The connection; None while there is none."""
+        """The connection; None while disconnected."""
         self._subscribing: dict[str, asyncio.Future[None]] = {}
         self._unsubscribing: dict[str, asyncio.Future[None]] = {}
         self._reading: asyncio.Task[None] | None = None
@@ -175,7 +175,7 @@ class Channels:
         await self._client.aclose()
 
     async def open(self, channel: ChannelT) -> ChannelT:
-        """Start to listen, instead of any other channel of the same name."""
+        """Start to listen, instead of any channel of the same name, or raise a `BrokerError`."""
         is_new = channel.name not in self._open
         self._open[channel.name] = channel
         if is_new:
@@ -205,7 +205,7 @@ class Channels:
 
     @property
     def listening(self) -> object | None:
-        """Return the connection, once all that was missed before it has been read; None without one."""
+        """Return the connection once missed updates have been read; None before, or without one."""
         is_recovered = self._recovering is not None and self._recovering.done()
         return self._pubsub if is_recovered else None
 
@@ -223,7 +223,7 @@ class Channels:
             asyncio.get_running_loop().create_future()
         )
         await self._send(PubSub.unsubscribe, channel.name)
-        if self._pubsub is not None:  # else Redis has forgotten what this process listened to
+        if self._pubsub is not None:  # else the subscription ended with the connection
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(unsubscribed, ANSWER_S)
 
@@ -233,17 +233,17 @@ class Channels:
             await self._commands.publish(name, self._signer.sign(name, content))
 
     def publish_soon(self, name: str, content: bytes) -> None:
-        """Start to `publish`."""
+        """Publish a message in the background, see `publish`."""
         start(self.publish(name, content), self._publishing, f"message to {name}")
 
     def confirm(self, unconfirmed: str, update: bytes) -> None:
-        """Remove an update from its list, together with others that come soon after it."""
+        """Remove an update from its list in the background, batched with others."""
         self._confirmed.append((unconfirmed, update))
         if self._confirming is None:
             self._confirming = asyncio.create_task(self._confirm_all(), name="confirmed updates")
 
     async def _send(self, command: Callable[[PubSub, str], Awaitable[Any]], name: str) -> None:
-        """Send a command, if there is a connection; the next one subscribes to all open channels."""
+        """Send a command if connected; a new connection subscribes to all open channels anyway."""
         pubsub = self._pubsub
         if pubsub is None:
             return
@@ -280,7 +280,7 @@ class Channels:
             with broker_errors():
                 async with timeout(ANSWER_S):
                     await pubsub.connect()  # type: ignore[no-untyped-call]
-                    # From here on, whoever opens or closes a channel sends that by itself.
+                    # From here on, `open` and `close` send their own commands.
                     self._pubsub = pubsub
                     await pubsub.subscribe(_PLACEHOLDER, *self._open)
         except BrokerError as error:

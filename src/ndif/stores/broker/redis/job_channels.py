@@ -1,9 +1,8 @@
-"""Channels that carry jobs to replicas in other processes, and the news of how each job ended.
+"""Channels that carry jobs to replicas in other processes, and return the end of each job.
 
-Messages here may be lost with a connection or a restart of Redis. A leader that has no news of a job asks
-the replica over Ray, where no answer is lost (`ndif.cluster.ray.actors`). A replica runs a job that is sent
-twice only once: each message is signed for the channel of one replica and for one leader's time, which Ray
-tells the replica, and has a number that is higher than the last one's.
+Messages may be lost with a connection or a restart of Redis. If a leader has no news of a job, it asks the
+replica over Ray, where no answer is lost (`ndif.cluster.ray.actors`). A replica refuses a repeated message:
+each is signed for one replica's channel and one leader's term, and its number must exceed the last one.
 """
 
 from __future__ import annotations
@@ -49,16 +48,16 @@ def _place_of(replica: str, term: str) -> str:
 
 
 class Introduction(TypedDict):
-    """All that a replica has to know of the process that leads, which Ray tells it."""
+    """The facts about the leader that a replica needs; Ray carries them."""
 
     protocol: int
     """See `PROTOCOL`."""
     secrets: Sequence[str]
     """Secrets of the server, the first of which signs."""
     term: str
-    """Name of the time in which this process leads, for which its jobs are signed."""
+    """Name of the leader's term, for which its jobs are signed."""
     broker_password: str | None
-    """Password of the broker, for a node whose variables do not have it."""
+    """Password of the broker, for a node without it in its environment."""
 
 
 class _Jobs(Channel):
@@ -81,7 +80,7 @@ class JobReceiver:
         return cls(broker, replica, await broker.channels.open(channel))
 
     def take_from(self, leader: Introduction) -> None:
-        """Take jobs of this leader from now on, and none of an earlier one."""
+        """Accept jobs of this leader from now on, and none of an earlier leader."""
         self._broker.signer.renew(leader["secrets"])
         place = _place_of(self._replica, leader["term"])
         if place != self._channel.place:
@@ -104,18 +103,18 @@ class JobReceiver:
             return None
         self._last = number
         request = decode_request(content, payload=signed.rest)
-        # Another payload than the signed one is left; the right one is looked for when the job runs.
+        # A payload with another digest is dropped; the right one is read when the job runs.
         is_right = bool(request.digest) and request.digest == digest(signed.rest)
         return request if is_right else replace(request, payload=b"")
 
     async def give_back(self, request: Request) -> None:
-        """Tell the leader that a job came here and did not end."""
-        # The leader asks soon anyway.
+        """Notify the leader that a job did not end here."""
+        # The message may be lost, as the leader asks soon anyway.
         await self._broker.channels.publish(ENDS, encode_return(request.id))
 
 
 class JobSender:
-    """The leader's end: sends jobs to replicas, and receives the news of how they ended."""
+    """The leader's end: sends jobs to replicas, and receives their ends."""
 
     def __init__(self, broker: RedisBroker) -> None:
         self._broker = broker
@@ -126,7 +125,7 @@ class JobSender:
 
     @property
     def introduction(self) -> Introduction:
-        """Return what a replica needs to take jobs of this process."""
+        """Return the introduction for replicas that take jobs of this process."""
         return {
             "protocol": PROTOCOL,
             "secrets": self._broker.signer.secrets,
@@ -135,11 +134,11 @@ class JobSender:
         }
 
     def start(self) -> None:
-        """Start to receive news."""
+        """Start to receive the ends of jobs."""
         self._receiving = asyncio.create_task(self._receive_forever(), name="ends of jobs")
 
     async def stop(self) -> None:
-        """Stop receiving news."""
+        """Stop receiving the ends of jobs."""
         if self._receiving is not None:
             await end([self._receiving])
 
@@ -152,8 +151,9 @@ class JobSender:
     ) -> Response | None:
         """Publish `announced` to the request's client, send the request to `replica`, and await its end.
 
-        Return the terminal response, or whatever `news` is given meanwhile; None if it is not sent.
-        If the client did not receive `announced`, the request is not sent, for a `ClientLeftError`.
+        Return the terminal response, or another result set on `news` meanwhile. Return None if the replica
+        gave the request back, or may not have received it. If the client did not receive `announced`, the
+        request is not sent; raise a `ClientLeftError`.
         """
         sign = self._broker.signer.sign
         channel, update = "", b""
@@ -176,7 +176,7 @@ class JobSender:
             self._running.pop(request.id, None)
 
     async def is_complete(self, request: Request) -> bool:
-        """Return True if a request is known to have had its terminal response."""
+        """Return True if a request has had its terminal response; False if Redis does not answer."""
         with contextlib.suppress(BrokerError):
             return await self._broker.is_complete(request)
         return False

@@ -1,7 +1,7 @@
 """The broker's Lua scripts, each of which Redis runs as one atomic step.
 
-A Redis whose memory is full refuses a script whose first write needs memory, and none that frees memory
-first: a submission is refused as a whole, and a release begins with its deletions.
+With its memory full, Redis refuses a script whose first write needs memory, but not one that frees memory
+first. So a submission is refused as a whole, and a release begins with its deletions.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ ENDS = "ends"
 HELD = "queue:bytes"
 """Key of the bytes of all unfinished requests' payloads."""
 JOBS = "queue:jobs"
-"""Hash of the numbers of unfinished requests, of each API key and of each model."""
+"""Hash of the numbers of unfinished requests, by API key and by model."""
 UNCONFIRMED_S = 300
 _ENDED_S = 300
 """Seconds for which a request is known to have had its terminal response."""
 UPLOAD_S = 3600
 MANY_OF_KEY, MANY_OF_MODEL = -1, -2
 
-# Returns the bytes that are held already if this request would exceed the limit, MANY_OF_KEY or
-# MANY_OF_MODEL if as many requests of its API key or of its model are unfinished as may be, else nothing.
-# A client that lost its connection before the answer sends the script again, and finds the request stored.
-# One that is withdrawn meanwhile stays so.
+# Returns the held bytes if this request would exceed the limit, MANY_OF_KEY or MANY_OF_MODEL if its API key
+# or its model has its maximum of unfinished requests, else nothing. A client that loses its connection
+# before the answer sends the script again, and finds the request stored. A request that was withdrawn
+# meanwhile is not stored again.
 SUBMIT = """
 if redis.call('EXISTS', KEYS[1], KEYS[4]) > 0 then return false end
 local held = tonumber(redis.call('GET', KEYS[3]) or '0')
@@ -52,7 +52,7 @@ redis.call('HSET', KEYS[1], 'entry', entry)
 if ARGV[5] ~= '' then redis.call('PUBLISH', ARGV[5], ARGV[6]) end
 """
 
-# Takes one request from the numbers of its API key and of its model.
+# Decrements the numbers of unfinished requests of an API key and of a model.
 _UNCOUNT = """
 local function uncount(jobs, counted)
   for _, field in ipairs(counted) do
@@ -79,7 +79,7 @@ uncount(KEYS[5], {key, model})
 """
 )
 
-# Whoever has claimed the request finds no payload. The mark is for a submission that comes only now.
+# A process that has claimed the request finds no payload. The mark refuses a submission that comes late.
 WITHDRAW = (
     _UNCOUNT
     + """
@@ -96,7 +96,7 @@ redis.pcall('SET', KEYS[4], 1, 'EX', ARGV[2])
 """
 )
 
-# The mark that a request has ended is read after the loss of a replica. Without memory, it is left out.
+# The mark that a request has ended is for a leader that loses a replica. Without memory it is left out.
 COMPLETE = (
     RELEASE
     + """
@@ -105,8 +105,8 @@ redis.call('PUBLISH', ARGV[4], ARGV[5])
 """
 )
 
-# The list is for a gateway that is not connected now: without memory, only a connected one has the update.
-# A request has one end, even where two leaders each take themselves for the only one.
+# The list is for a gateway that is disconnected now; without memory, only a connected one gets the update.
+# A request has one end, even if two processes both believe that they lead.
 PUBLISH_LAST = (
     "local ended = redis.call('EXISTS', KEYS[6])\n"
     + COMPLETE
@@ -120,18 +120,18 @@ return {heard, elsewhere}
 """
 )
 
-# A payload that Redis stores goes along with its request; a replica reads any other from the object store.
+# A payload in Redis is sent with its request; a replica reads any other from the object store.
 HAND_OVER = """
 if ARGV[3] ~= '' and redis.call('PUBLISH', ARGV[3], ARGV[4]) == 0 then return false end
 return redis.call('PUBLISH', ARGV[1], ARGV[2] .. (redis.call('HGET', KEYS[1], 'payload') or ''))
 """
 
-# What was released meanwhile stays so.
+# A request that was released meanwhile is not stored again.
 NOTE_ATTEMPTS = """
 if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'attempts', ARGV[1]) end
 """
 
-# Takes an entry out of the queue, and leaves the request that it names as it is.
+# Removes an entry from the queue, but not the request that it names.
 DISCARD = """
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
 redis.call('XDEL', KEYS[1], ARGV[2])
@@ -157,7 +157,7 @@ def uploads_of(request_id: str) -> str:
 
 
 def ended_of(request_id: str) -> str:
-    """Return the key that says that a request has had its terminal response."""
+    """Return the key that marks a request as ended."""
     return f"ended:{request_id}"
 
 
@@ -174,7 +174,7 @@ def keys_of(request: Request) -> list[str]:
 
 
 def submission_limits(request: Request, *most: int | None) -> list[Any]:
-    """Return the arguments of `SUBMIT` about the numbers of unfinished requests."""
+    """Return the arguments of `SUBMIT` for the limits on unfinished requests."""
     key = f"key {request.key}" if request.key else ""
     return [*("" if each is None else each for each in most), key, f"model {request.model}"]
 
@@ -190,7 +190,7 @@ def withdrawal_arguments() -> list[Any]:
 
 
 def end_arguments(request: Request, news: bytes) -> list[Any]:
-    """Return the arguments of `COMPLETE`, with which those of `PUBLISH_LAST` begin; `news` is published."""
+    """Return the arguments of `COMPLETE`, also the first of `PUBLISH_LAST`; `news` is published."""
     return [GROUP, request.receipt, _ENDED_S, ENDS, news]
 
 

@@ -1,4 +1,4 @@
-"""Users, keys, tiers, and which key has which tier."""
+"""Users, keys, tiers, and the assignments of tiers to keys."""
 
 from __future__ import annotations
 

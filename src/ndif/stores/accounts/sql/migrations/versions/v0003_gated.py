@@ -1,4 +1,4 @@
-"""The right to models that not everybody may download."""
+"""The right to gated models, which not everybody may download."""
 
 from __future__ import annotations
 
