@@ -1,7 +1,7 @@
-"""Operations on users, keys and tiers: each is the body of its `/admin` route, and what performs it.
+"""Operations on users, keys and tiers; each defines its `/admin` route's fields and performs itself.
 
-They change the database of keys, so that they also work where no server runs. What the process that leads
-is to do beside that is an operation of its own (`sequel`).
+They act on the database of keys, so they also work without a running server. If the leader must act, too,
+the operation has a `sequel` for it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _Weight = Annotated[float, Field(gt=0, le=1000)]
 
 
 def _check_limits(own: dict[str, Any]) -> dict[str, Any]:
-    """Return limits as numbers; raise a ValueError that names one that is none."""
+    """Return limits as numbers; raise a ValueError that names an invalid one."""
     try:
         return Limits.model_validate(own).model_dump(exclude_unset=True)
     except ValidationError as error:
@@ -54,7 +54,7 @@ _Limits = Annotated[
 ]
 """Limits that differ from the server's, by name; null: none."""
 _MAX_EXPIRY_S = 100 * 366 * 86_400
-"""Seconds in which a key must expire that is to expire at all: later years have no date."""
+"""Maximum seconds until a key expires, so that its expiry is a valid date."""
 
 
 _USER, _KEY, _TIER = "ada@example.org", "9b1f0c62d7aa", "lab"
@@ -62,18 +62,18 @@ _USER, _KEY, _TIER = "ada@example.org", "9b1f0c62d7aa", "lab"
 
 
 class AccountOperation(Command):
-    """A command on users, keys or tiers; if it changes nothing, its fields are in the query."""
+    """A command on users, keys or tiers; the fields of a read-only one are query parameters."""
 
     async def perform(self, registry: Registry) -> Any:
-        """Return the operation's answer; raise a RegistryError that says what to do if there is none."""
+        """Perform the operation and return its answer; raise a RegistryError if it fails."""
         raise NotImplementedError
 
     def sequel(self, answer: Any) -> Operation | None:
-        """Return what the process that leads is to do once this operation is answered; None for nothing."""
+        """Return the operation that the leader must perform afterwards; None for none."""
         return None
 
     def after_sequel(self, answer: Any, _: Any) -> Any:
-        """Return the answer once the process that leads has answered the sequel."""
+        """Return the answer, completed by that of the sequel."""
         return answer
 
 
@@ -319,7 +319,7 @@ _NO_REGISTRY = (
 
 
 async def perform_on(registry: Registry | None, operation: AccountOperation) -> Any:
-    """Return the operation's answer; raise an OperationError with its HTTP status if there is none."""
+    """Perform an operation and return its answer; raise an OperationError with its HTTP status."""
     if registry is None:
         raise OperationError(409, _NO_REGISTRY)
     try:

@@ -1,4 +1,4 @@
-"""Answers of operations that change something, or list what is kept."""
+"""Answers of operations; those with the state of the server are in `ndif.schema`."""
 
 from __future__ import annotations
 

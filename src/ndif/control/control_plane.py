@@ -40,24 +40,24 @@ Evicted = tuple[str, str | None]
 
 @dataclass(frozen=True, slots=True)
 class ControlPlane:
-    """One server's controller, dispatcher and reconciler, as operations use them.
+    """The objects of one server that operations act on, with the steps that several operations share.
 
-    Finds models by an operator's words, refuses what the calendar forbids, evicts models and provides
-    replicas. Each operation decides which of these steps it takes; they raise `OperationError`.
+    The steps find models by name, refuse changes that the calendar would undo, evict models and provide
+    replicas. They raise an `OperationError`.
     """
 
     controller: Controller
     dispatcher: Dispatcher
     reconciler: Reconciler
     generations: Callable[[], Sequence[str]]
-    """Return the installed nnsight generations, the newest first."""
+    """Returns the installed nnsight generations, the newest first."""
     stop: Callable[[], None]
-    """Stop the server."""
+    """Stops the server."""
     usage: UsageStore
-    """The jobs that have ended."""
+    """The record of ended jobs."""
     responder: Responder
     retention_s: float
-    """Seconds that the record of a job is kept."""
+    """Seconds for which the record of a job is kept."""
     callbacks: CallbackDelivery
     overview: Overview
     """The state that the dashboard shows."""
@@ -73,7 +73,7 @@ class ControlPlane:
         object.__setattr__(self, "rollouts", Rollouts(self.controller, self.dispatcher))
 
     def find(self, name: str) -> list[Model]:
-        """Return the models of a repo id, or the model of a whole key; raise if there is none."""
+        """Return the models with this repo id, or the model with this whole key; raise if there is none."""
         try:
             models = self.controller.models.called(name)
         except ValueError as error:
@@ -105,7 +105,7 @@ class ControlPlane:
         return [p for p in self.dispatcher.processors.values() if p.model is model]
 
     def requested_replicas(self, model: Model) -> int:
-        """Return the most replicas that the model's operator wants of any generation."""
+        """Return the largest number of replicas that the operator wants of any generation."""
         requested = [
             processor.least_replicas
             for processor in self.processors(model)
@@ -114,9 +114,9 @@ class ControlPlane:
         return max(requested, default=0) or model.config.replicas
 
     def refuse_scheduled(self, models: Iterable[Model], replica_id: str | None = None) -> None:
-        """Raise if the calendar has one of these models dedicated now, and would undo a change.
+        """Raise if the calendar has one of these models dedicated now, since it would undo a change.
 
-        `replica_id` may be a replica beyond those that it dedicates.
+        A change of the replica `replica_id` passes if that replica is not dedicated.
         """
         if replica_id is not None and any(
             each.placed.replica_id == replica_id and not each.placed.dedicated
@@ -138,9 +138,9 @@ class ControlPlane:
     async def evict_model(
         self, model: Model, *, cold: bool, generation: str | None = None
     ) -> list[Evicted]:
-        """Evict every replica of a model, or of one generation of it.
+        """Evict every replica of a model, or of one generation; end its waiting requests with an ERROR.
 
-        Its waiting requests end as an ERROR that says so.
+        Return the evicted replicas, and the variants without one that were requested or had failed.
         """
 
         def is_meant(variant: Variant) -> bool:
@@ -160,7 +160,7 @@ class ControlPlane:
         failed = filter(is_meant, (Variant(model.key, each) for each in [*model.problems]))
         unplaced |= set(map(str, failed))
         if model.problems and model.parameters is None and model.scheduled is None:
-            # There was never anything of it: it is forgotten with the reason.
+            # It was never even measured: as an on-demand model it is forgotten, with its problem.
             model.on_demand = True
         for each in [*model.problems]:
             if is_meant(Variant(model.key, each)):
@@ -174,7 +174,7 @@ class ControlPlane:
     ) -> list[Outcome]:
         """Ask the controller for replicas and return the outcome of each request.
 
-        `wait`: until every replica is ready or has failed. `evicted` were evicted before.
+        With `wait`, return once every replica is ready or has failed. `evicted` were evicted beforehand.
         """
         provided = await self.controller.deploy(requests) if requests else []
         results = list(zip(requests, provided, strict=True))
@@ -186,7 +186,7 @@ class ControlPlane:
         return [outcome_of(request, result, evicted) for request, result in results]
 
     def forget_unloadable(self, model: Model) -> None:
-        """Forget a new model if it could not even be measured, so that nobody else sees it fail."""
+        """Forget a new model that could not be measured, so that others do not see it fail."""
         variants = [Variant(model.key, generation) for generation in model.problems]
         is_measured = any(self.controller.size_of(each) is not None for each in variants)
         if variants and not is_measured and model.scheduled is None:
@@ -196,7 +196,7 @@ class ControlPlane:
             self.dispatcher.forget_idle()
 
     async def _until_up(self, request: ReplicaRequest, result: ProvisionResult) -> ProvisionResult:
-        """Wait for the provided replicas, and return the result with those that came up."""
+        """Wait for the provided replicas, and return the result with only those that came up."""
         up = []
         for replica_id in result.replica_ids:
             replica = self.controller.replica(request.variant, replica_id)
@@ -210,7 +210,7 @@ class ControlPlane:
 def outcome_of(
     request: ReplicaRequest, result: ProvisionResult, evicted: Sequence[Evicted] = ()
 ) -> Outcome:
-    """Return what an operator is told of a request for replicas; `evicted` went before it."""
+    """Return the outcome of a request for replicas; `evicted` were evicted beforehand."""
     every = dict.fromkeys((*evicted, *result.evicted))
     problem = result.problem
     if problem is None and request.replicas and not request.withdrawn:

@@ -1,4 +1,4 @@
-"""Downloads of the calendar's models before their bookings begin, so that a booking begins with a load."""
+"""Downloads of booked models ahead of their bookings, so that only loading remains at the start."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Fetch = Callable[[DeploymentConfig, str, str], Awaitable[None]]
 """Downloads a model for a generation to the node of this id; raises an `ActorError`."""
 
 _AGAIN = timedelta(minutes=10)
-"""Time until a download that failed is tried again."""
+"""Time until a failed download is retried."""
 
 _Booking = tuple[ModelKey, datetime]
 
 
 @dataclass(eq=False)
 class FetchAhead:
-    """Downloads what is booked to the nodes where it would go now, each model in a task of its own.
+    """Downloads booked models to the nodes where they would be placed now, in one task per booking.
 
-    Files alone are fetched: memory stays with the models that have it until the booking begins. A download
-    that has not ended by then is left to the replica, which goes on with it.
+    It fetches only files; no memory is reserved before the booking begins. A download that has not ended by
+    then is cancelled, and the replica continues it.
     """
 
     controller: Controller
@@ -42,11 +42,11 @@ class FetchAhead:
     events: EventLog
     now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
     _tasks: dict[_Booking, asyncio.Task[frozenset[str]]] = field(default_factory=dict, init=False)
-    """Of each coming booking the last download, which returns the nodes that have all that it needs."""
+    """The last download of each coming booking; it returns the nodes with the files, if any."""
     _not_before: dict[_Booking, datetime] = field(default_factory=dict, init=False)
 
     def look(self, windows: Sequence[Window], generation: Callable[[Window], str]) -> None:
-        """Start the downloads of these windows that have not begun, and whose files are not there."""
+        """Start the downloads of these windows that lack one; cancel those of bookings begun or dropped."""
         now = self.now()
         coming = {(each.config.key, each.start): each for each in windows if each.start > now}
         for booking in [each for each in self._tasks if each not in coming]:
@@ -63,19 +63,19 @@ class FetchAhead:
                 self._tasks[booking] = asyncio.create_task(fetching, name="download ahead")
 
     def _is_void(self, last: asyncio.Task[frozenset[str]]) -> bool:
-        """Return True if a download has failed, or the node that it went to is gone."""
+        """Return True if a download has failed, or one of its nodes is gone."""
         if not last.done():
             return False
         return not last.result() or not last.result() <= self.controller.cluster.nodes.keys()
 
     async def stop(self) -> None:
-        """End the downloads."""
+        """Cancel the downloads."""
         await end(self._tasks.values())
 
     async def _fetch(
         self, window: Window, generation: str, booked: Collection[ModelKey]
     ) -> frozenset[str]:
-        """Return the nodes that have the files now; none if replicas of the booking lack them."""
+        """Download and return the nodes that have the files; none if any node of the booking lacks them."""
         name = window.config.repo_id
         try:
             nodes = await self._download(window.config, generation, booked)
@@ -93,10 +93,10 @@ class FetchAhead:
     async def _download(
         self, config: DeploymentConfig, generation: str, booked: Collection[ModelKey]
     ) -> dict[str, str]:
-        """Return the names, by id, of the nodes that have the files, or raise the first error."""
+        """Download and return the nodes' names by id; raise an `ActorError` if any replica lacks files."""
         places = await self.controller.preview(config, generation, booked)
         nodes = {node.id: node.name for node in places}
-        # An end from outside reaches all of them, and the failure of one no other.
+        # A cancellation reaches all downloads; a failure does not end the others.
         outcomes = await asyncio.gather(
             *(self.fetch(config, generation, node_id) for node_id in nodes), return_exceptions=True
         )

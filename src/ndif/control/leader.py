@@ -1,4 +1,4 @@
-"""The port through which gateways ask the process that leads, and its form within that process."""
+"""The port through which a gateway uses the leader, and its implementation within the same process."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ndif.stores.responder import StoredResponse
 
 
 class Catalogue(Protocol):
-    """The models of a server and their state, as its clients see them.
+    """The models of a server and their state, as clients see them.
 
-    Its methods raise an `OperationError` with 503 while nothing is known of the models.
+    The methods raise an `OperationError` (503) while the models are unknown.
     """
 
     async def models(self) -> Models:
@@ -39,24 +39,24 @@ class Catalogue(Protocol):
 
 
 class Leader(Catalogue, Protocol):
-    """The process that leads a server: its models, its queue, its operations and its log of events."""
+    """The leader of a server: its models, its queue, its operations and its log of events."""
 
     async def perform(self, operation: Operation) -> Any:
         """Perform an operation and return its answer.
 
         Raises:
-            OperationError: If it cannot be performed, or if no process leads.
+            OperationError: If it cannot be performed, or there is no leader.
         """
 
     async def update_of(self, request_id: str, stored: Status | None) -> StoredResponse | None:
-        """Return the update that follows a request's stored one; None if there is none.
+        """Return an update newer than a request's stored one; None if there is none.
 
-        `stored` is the status of the stored update. A request that waits has its place in the queue, and
-        one that was lost has its end.
+        `stored` is the status of the stored one. A waiting request has an update with its place in the
+        queue, and a lost one has an ERROR.
         """
 
     async def note(self, events: Sequence[OperatorsEvent]) -> None:
-        """Note events for the operators."""
+        """Add events to the operators' log."""
 
     async def next_state(self, seen: str, users: Sequence[str]) -> NextState:
         """Return the state of the dashboard once its name is not `seen`; see `Overview.next`."""
@@ -64,7 +64,7 @@ class Leader(Catalogue, Protocol):
 
 @dataclass(frozen=True)
 class InProcessLeader:
-    """The form of `Leader` for the process that leads."""
+    """`Leader` within the leader's own process."""
 
     _control: ControlPlane
 
@@ -79,7 +79,7 @@ class InProcessLeader:
         return describe_details(self._control.controller.models, key)
 
     async def connected(self) -> bool:
-        """See `Catalogue.connected`. A model that is not loaded yet is loaded for its first request."""
+        # Unless the models are fixed, a model is loaded for its first request.
         controller = self._control.controller
         return not controller.models.fixed or any(each.serving for each in controller.replicas())
 

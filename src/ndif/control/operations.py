@@ -1,6 +1,6 @@
-"""Operations: each command of an operator to the running server, defined once.
+"""Operations: the operator's commands to the running server, each defined once.
 
-An `Operation` is the JSON body of its `/admin` route, the arguments of its event between processes, and the
+An `Operation` is the JSON body of its `/admin` route, the arguments of its event to the leader, and the
 method that performs it.
 """
 
@@ -72,13 +72,13 @@ if TYPE_CHECKING:
 _KILLED = "The server's operator has ended this job."
 _CANCELLED = "You have ended this job."
 _STILL_COME_S = 600.0
-"""Seconds in which a request of a revoked key may still come: a gateway knows the key for some of them."""
+"""Seconds in which requests of a revoked key may still arrive, because gateways cache keys."""
 _REVOKED = "This job is ended: its API key was revoked. Ask the server's operator for another."
 _HOT = DeploymentLevel.HOT
 _MAX_QUOTED = 100
 """Characters of an operator's text that an error repeats."""
 _NO_NUL = r"^[^\x00]*$"
-"""Text that databases take and compare as a whole."""
+"""Text without NUL, which databases refuse or cut at."""
 
 T = TypeVar("T")
 
@@ -98,11 +98,11 @@ Deployments = Annotated[
     PlainSerializer(lambda changes: [to_entry(each.config, each.given) for each in changes]),
     AsInFile(),
 ]
-"""Models to deploy; in JSON the list or mapping of a deployment file."""
+"""Models to deploy; in JSON, the list or mapping of a deployment file."""
 
 
 def with_example(example: JsonObject) -> ConfigDict:
-    """Return the configuration of an operation with an example of its body."""
+    """Return a pydantic configuration with an example of the operation's body."""
     return ConfigDict(json_schema_extra={"examples": [example]})
 
 
@@ -118,12 +118,12 @@ class Command(Body):
     """One command of an operator: its fields, their checks, and the method that performs it."""
 
     name: ClassVar[str]
-    """The rest of its route, `/admin/NAME`."""
+    """Last part of its route, `/admin/NAME`."""
     method: ClassVar[str] = "POST"
-    """`GET` for one that changes nothing."""
+    """`GET` for a read-only command."""
     perform: ClassVar[Callable[..., Awaitable[Any]]]
     answer: ClassVar[type[Any]]
-    """Type of the answer: what `perform` returns."""
+    """Type of the answer, from the return annotation of `perform`."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -131,13 +131,13 @@ class Command(Body):
 
 
 class Operation(Command):
-    """A command to the process that leads."""
+    """A command to the leader."""
 
     event: ClassVar[str]
     """Name of the operation in the stream of events to the leader."""
 
     async def perform(self, control: ControlPlane) -> Any:
-        """Return the operation's answer; raise an OperationError that says what to do if there is none."""
+        """Perform the operation and return its answer; raise an OperationError if it fails."""
         raise NotImplementedError
 
 
@@ -172,14 +172,14 @@ class Export(Operation):
 
     async def perform(self, control: ControlPlane) -> answers.Exported:
         controller = control.controller
-        # A replica that is leaving still exists, and is no longer in the cluster's books as HOT.
+        # A leaving replica still exists, but is no longer HOT in the cluster.
         serving = {d.key for d in controller.cluster.replicas() if d.level is _HOT}
         hot = {id(h.model) for h in controller.replicas() if h.placed.key in serving}
         newest = next(iter(control.generations()), None)
         entries = []
         for model in controller.models:
             config, replicas = model.config, control.requested_replicas(model)
-            # A model of which its operator wants no replica is there for users, like any on demand.
+            # With 0 replicas, an operator's model is loaded on demand, like those of users.
             dedicated = config.dedicated and replicas > 0
             if not dedicated and id(model) not in hot:
                 continue
@@ -216,10 +216,7 @@ class Deploy(Operation):
     """Evict deployed models that are not among these."""
 
     async def perform(self, control: ControlPlane) -> answers.Outcomes:
-        """See `Operation.perform`.
-
-        Nothing is taken away before everything is checked that can be.
-        """
+        # Check all that can be checked before anything is evicted.
         plans = [self._plan(control, change) for change in self.deployments]
         kept = {id(plan.known) for plan in plans}
         others = [m for m in control.controller.models if id(m) not in kept and m.scheduled is None]
@@ -231,7 +228,7 @@ class Deploy(Operation):
             for other in leaving:
                 evicted += await control.evict_model(other, cold=False)
         plans = [plan for plan, refused in zip(plans, refusals, strict=True) if not refused]
-        # Two names may mean one model: the last settings hold.
+        # Two names may mean one model: the last settings win.
         rolled = {id(plan.known): plan for plan in plans if plan.is_rollout(control)}
         plain = [plan for plan in plans if id(plan.known) not in rolled]
         found = await asyncio.gather(
@@ -257,9 +254,9 @@ class Deploy(Operation):
     async def _refusals(
         self, control: ControlPlane, plan: _Plan, leaving: Sequence[Model]
     ) -> list[answers.Outcome]:
-        """Return the outcomes of a model that cannot be loaded with its new settings, and stays as it is.
+        """Return an outcome for each generation in which the model cannot be loaded with its new settings.
 
-        `leaving` are the models that make room for it.
+        `leaving` are the models that will be evicted. The model keeps its old settings if there is any.
         """
         if not plan.is_changed:
             return []
@@ -289,7 +286,6 @@ class Deploy(Operation):
     async def _roll_out(
         self, control: ControlPlane, plan: _Plan, evicted: Sequence[Evicted]
     ) -> list[answers.Outcome]:
-        """Replace a model's replicas by ones with its new settings."""
         if plan.known is None:
             return []
         changes = plan.changes
@@ -309,7 +305,7 @@ class Deploy(Operation):
     async def _provide(
         self, control: ControlPlane, plans: Sequence[_Plan], evicted: Sequence[Evicted]
     ) -> list[answers.Outcome]:
-        """Ask for the missing replicas of models in one decision, so that the largest has a place first."""
+        """Request the missing replicas of models in one decision, which places the largest first."""
         models = [(control.controller.models.put(plan.config), plan) for plan in plans]
         pairs = {
             (model, generation): plan for model, plan in models for generation in plan.generations
@@ -324,7 +320,7 @@ class Deploy(Operation):
             control.controller.dedicate(model)
         outcomes = await control.provide(requests, wait=self.wait, evicted=evicted)
         for index, (request, plan) in enumerate(zip(requests, pairs.values(), strict=True)):
-            # Only loading tells that two names mean one model.
+            # Two names may prove to be one model once it is loaded.
             if request.model.same_as is not None:
                 change = DeploymentChange(request.model.config, plan.change.given)
                 again = Deploy(deployments=(change,), generation=request.generation, wait=self.wait)
@@ -338,30 +334,30 @@ class Deploy(Operation):
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """One model of a deployment, and what it becomes."""
+    """One model of a deployment, with its old and its new settings."""
 
     known: Model | None
-    """The model; None for one that is new."""
+    """The model; None for a new one."""
     before: DeploymentConfig | None
-    """The settings that the model has until now."""
+    """The old settings; None for a new model."""
     config: DeploymentConfig
     generations: Sequence[str]
     change: DeploymentChange
 
     @property
     def changes(self) -> tuple[SettingDifference, ...]:
-        """The settings that become others."""
+        """The settings that change."""
         return () if self.before is None else tuple(differences(self.before, self.config))
 
     @property
     def is_changed(self) -> bool:
-        """True if loaded replicas differ in settings that they cannot change."""
+        """True if settings change that a loaded replica cannot change; False for a booked model."""
         if self.known is None or self.before is None or self.known.scheduled is not None:
             return False
         return self.before.as_loaded != self.config.as_loaded
 
     def is_rollout(self, control: ControlPlane) -> bool:
-        """Return True if replicas of the model have to be replaced."""
+        """Return True if the model has replicas that must be replaced."""
         replicas = control.controller.replicas()
         return self.is_changed and any(each.model is self.known for each in replicas)
 
@@ -435,7 +431,7 @@ class Evict(Operation):
             processor = control.dispatcher.processors.get(variant)
             if processor is None:
                 continue
-            # Otherwise another replica would take the evicted one's place.
+            # Otherwise a new replica would be started in place of the evicted one.
             processor.desired_replicas = max(0, processor.desired_replicas - 1)
             processor.least_replicas = min(processor.least_replicas, processor.desired_replicas)
             if processor.model.keeps(variant.generation):
@@ -462,7 +458,7 @@ class Scale(Operation):
             generations = self._generations(control, model)
             if not self.replicas and self.generation is None:
                 model.config = replace(model.config, replicas=0)
-                model.withdrawals += 1  # void replicas that were asked for and have no place yet
+                model.withdrawals += 1  # void requests for replicas that are not placed yet
             for generation in sorted(generations):
                 if self.replicas or (self.generation is not None and model.keeps(generation)):
                     model.scale(generation, self.replicas)
@@ -479,20 +475,20 @@ class Scale(Operation):
         return answers.Outcomes(models=outcomes)
 
     def _generations(self, control: ControlPlane, model: Model) -> set[str]:
-        """Return the generations whose replicas are counted: the given one, or those in use."""
+        """Return the generations to scale: the given one, or those in use."""
         if self.generation is not None:
             return {control.installed(self.generation)}
         processors = control.processors(model)
         known = {processor.variant.generation for processor in processors}
         if self.replicas:
-            # The operator's own; else those with replicas or requests; else those that users had last.
+            # The operator's; else those with replicas or requests; else those that users had last.
             in_use = {each.variant.generation for each in processors if not each.idle}
             known = set(model.generations) or in_use or known
         return known or {control.installed(model.deployment.runtime)}
 
 
 def _whole_id(given: str, ids: Iterable[str]) -> str:
-    """Return the one of `ids` that begins with what was given, or else that; raise if several do."""
+    """Return the id that begins with `given`, or `given` if none does; raise if several do."""
     found = matching_ids(given, ids)
     if len(found) > 1:
         raise OperationError(
@@ -528,7 +524,7 @@ class Restart(Operation):
             of = "" if self.generation is None else f" for nnsight {self.generation}"
             raise OperationError(404, f"{self.model!r} has no replica{of} to restart.")
         hot = [each for each in existing if each.placed.level is _HOT]
-        # Of a model that is only in memory, one replica per generation starts on a device.
+        # If the model is only WARM, start one replica per generation.
         restarted = hot or list({each.placed.model_key: each for each in existing}.values())
         counts = Counter(
             control.dispatcher.processor(
@@ -640,7 +636,7 @@ class GetTrace(Operation):
         else:
             record = await _read(control.usage.find(self.job_id))
             found = None if record is None else Trace.of(record)
-        # Of others nobody is told that there is one.
+        # The job of another user gets the same answer as a missing one, so that it stays hidden.
         if found is None or self.user not in (None, found.user):
             raise OperationError(
                 404,
@@ -801,17 +797,14 @@ OPERATIONS: tuple[type[Operation], ...] = tuple(Operation.__subclasses__())
 """Every operation, in the order of this file."""
 
 Perform = Callable[[Operation], Awaitable[Any]]
-"""Performs an operation; see `ndif.control.leader.Leader.perform`."""
+"""The type of `ndif.control.leader.Leader.perform`."""
 
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 def parse_operation(kind: type[Parsed], content: bytes | Mapping[str, Any]) -> Parsed:
-    """Return the operation that a JSON body or its fields describe.
-
-    An OperationError names a wrong field.
-    """
+    """Return the operation in JSON or a mapping; raise an OperationError that names a wrong field."""
     try:
         if isinstance(content, bytes):
             return kind.model_validate_json(content)

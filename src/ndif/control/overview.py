@@ -1,4 +1,4 @@
-"""The state of a server as its dashboard shows it: no user, job or key is named in what everybody sees."""
+"""The state of a server as its dashboard shows it; its public part names no user, job or key."""
 
 from __future__ import annotations
 
@@ -49,27 +49,27 @@ from ndif.stores.usage import Interval, UsageAwayError, UsageStore, percentile
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 5.0
-"""Seconds after which whoever waits for another state is told that there is none."""
+"""Seconds after which a call for a new state returns without one."""
 _INTERVAL_S = 1.0
-"""Least seconds between two looks at the server."""
+"""Minimum seconds between two snapshots of the server."""
 _COST = 50
-"""Seconds between two looks for each second that one takes."""
+"""Seconds between two snapshots per second that a snapshot takes: at most 2 % of a core."""
 _HISTORY_S = 6 * 3600.0
-"""Seconds that the course of jobs goes back."""
+"""Seconds of history shown."""
 STEP_S = 300.0
-"""Seconds of an interval of that course."""
+"""Seconds of an interval of the history."""
 _READ_S = 15.0
-"""Seconds between two readings of the record of jobs."""
+"""Seconds between two reads of the record of jobs."""
 _DIGITS = 12
-"""Digits of the name of a state."""
+"""Hexadecimal digits of a state's name."""
 
 
 @dataclass(eq=False)
 class Overview:
-    """Looks at a server for those who watch it, once for all of them.
+    """Takes snapshots of a server on demand, shared by all who watch it.
 
-    Nothing is looked at while nobody asks. The controller, the queues and the calendar are read in memory;
-    the record of jobs is read now and then, and only the intervals that may have changed.
+    The controller, the queues and the calendar are read in memory. The record of jobs is read every 15 s
+    at most, and only for the intervals that may have changed.
     """
 
     controller: Controller
@@ -78,7 +78,7 @@ class Overview:
     usage: UsageStore
     histories: Histories
     protected_s: float
-    """Seconds for which a replica that became HOT is not evicted for a model that is not dedicated."""
+    """Seconds after becoming HOT in which a replica is evicted only for a dedicated model."""
     now: Callable[[], float] = time.time
     _state: PublicState | None = field(default=None, init=False)
     _name: str = field(default="", init=False)
@@ -87,13 +87,13 @@ class Overview:
     _intervals: dict[float, Interval] = field(default_factory=dict, init=False)
     _read_again: float = field(default=0.0, init=False)
     _wall: float | None = field(default=None, init=False)
-    """Unix time at which the event loop's clock was 0, taken once: what is shown must not drift with it."""
+    """Unix time at which the event loop's clock was 0; taken once, or the shown times would drift."""
     _reading: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def next(self, seen: str = "", users: Sequence[str] = ()) -> NextState:
-        """Return the state and the unfinished jobs of these users, as soon as they are not the `seen` ones.
+        """Return the state and these users' unfinished jobs, once they differ from those named `seen`.
 
-        After `PATIENCE_S` the answer is their name alone. `seen` is the name in an earlier answer.
+        `seen` is the name in an earlier answer. After `PATIENCE_S`, the answer has only the name.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + PATIENCE_S
@@ -109,7 +109,7 @@ class Overview:
             await asyncio.sleep(min(left_s, max(0.01, self._again - loop.time())))
 
     def _look(self) -> None:
-        """Look at the server, unless that was done a moment ago."""
+        """Take a snapshot, unless the last one is recent."""
         loop = asyncio.get_running_loop()
         if loop.time() < self._again:
             return
@@ -122,7 +122,7 @@ class Overview:
         self._again = loop.time() + max(_INTERVAL_S, _COST * took_s)
 
     def _jobs_of(self, users: Sequence[str]) -> dict[str, list[OwnJob]]:
-        """Return the unfinished jobs of each of these users, as of the last look."""
+        """Return the unfinished jobs by user, for these users; read once per snapshot."""
         if not users:
             return {}
         if self._jobs is None:
@@ -177,7 +177,7 @@ class Overview:
         processors: Mapping[tuple[str, str], Processor],
         ends: Mapping[str, float],
     ) -> ShownModel:
-        """Return one model: what clients are told of it, and its replicas and queues."""
+        """Return one model: its entry in `/status`, its replicas and its queues."""
         hot = [
             replica.deployed
             for row in rows
@@ -186,7 +186,7 @@ class Overview:
         ]
         is_dedicated = bool(entry.dedicated)
         protected = max(hot) + self.protected_s if hot and not is_dedicated else None
-        # A server of one model does not measure it, and reserves nothing.
+        # A server of one model does not measure it and has a placeholder for the size.
         sizes = [row.size_bytes for row in rows if (row.size_bytes or 0) > 1]
         generations = [
             _generation(
@@ -215,7 +215,7 @@ class Overview:
         )
 
     def _nodes(self) -> list[ShownNode]:
-        """Return the machines with what each replica holds of their memory."""
+        """Return the machines, with the memory that each replica holds."""
         there: dict[str, list[Replica]] = defaultdict(list)
         for replica in self.controller.replicas():
             there[replica.placed.node_id].append(replica)
@@ -233,7 +233,7 @@ class Overview:
         ]
 
     def _history(self, now: float) -> History:
-        """Return the course of jobs over the last hours; intervals without any are left out."""
+        """Return the history of jobs over the last hours; intervals without jobs are left out."""
         since = (now - _HISTORY_S) // STEP_S * STEP_S
         self._intervals = {s: each for s, each in self._intervals.items() if s >= since}
         return History(
@@ -243,7 +243,7 @@ class Overview:
         )
 
     def _read_history(self) -> None:
-        """Begin to read the record of jobs, if that is due."""
+        """Start reading the record of jobs in a task, if that is due."""
         loop = asyncio.get_running_loop()
         if self._reading is None and loop.time() >= self._read_again:
             self._read_again = loop.time() + _READ_S
@@ -251,7 +251,7 @@ class Overview:
 
     async def _read(self) -> None:
         since = (self.now() - _HISTORY_S) // STEP_S * STEP_S
-        if self._intervals:  # a job of the one before the last may be recorded late
+        if self._intervals:  # jobs of the last two intervals may still be recorded
             since = max(since, max(self._intervals) - STEP_S)
         try:
             for interval in await self.usage.history(since, STEP_S):
@@ -267,7 +267,7 @@ class Overview:
 def _generation(
     row: ModelState, generation: str, processor: Processor | None, wall: float
 ) -> ShownGeneration:
-    """Return a model in one generation: its replicas and its queue, without whose jobs they are."""
+    """Return a model's replicas and queue in one generation, without the users of its jobs."""
     waits_s = processor.expected_wait_s(row.waiting + 1) if processor else None
     oldest = next(iter(processor.queue), None) if processor else None
     used = processor.last_used if processor else None
@@ -294,7 +294,7 @@ def _generation(
 
 
 def _held(replicas: Iterable[Replica], gpu: int | None) -> list[Held]:
-    """Return the memory of a GPU, or of the CPU for None, that each replica holds."""
+    """Return the bytes that each replica holds of a GPU's memory, or of the CPU's for None."""
     found = []
     for replica in replicas:
         place = replica.placed
@@ -311,13 +311,13 @@ def _interval(interval: Interval) -> ShownInterval:
 
 
 def _quartiles(classes: Mapping[int, int]) -> list[float] | None:
-    """Return the median and the 95th percentile; None without any job."""
+    """Return the median and the 95th percentile; None without jobs."""
     found = [percentile(classes, share) for share in (0.5, 0.95)]
     return [_rounded(each) for each in found if each is not None] or None
 
 
 def _rounded(seconds: float) -> float:
-    """Return a duration with two digits that count: an estimate is no better, and changes less often."""
+    """Round a duration to two significant digits: an estimate is no better, and changes less often."""
     return float(f"{seconds:.2g}")
 
 

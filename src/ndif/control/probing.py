@@ -1,4 +1,4 @@
-"""The models that probes watch: an operator or the calendar has deployed them."""
+"""The models that probes watch: those that an operator or the calendar has deployed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ndif.probe.prober import Watched
 
 
 def watched(controller: Controller, reconciler: Reconciler) -> Iterator[Watched]:
-    """Yield every dedicated model in each generation that it is dedicated in, and others while they serve.
+    """Yield dedicated models in their dedicated generations, and an operator's other models while loaded.
 
-    A model that users alone have loaded is left out, and so is another generation of a dedicated one: a
-    probe would keep them loaded.
+    Models, and generations of a dedicated model, that only users have loaded are left out, because probes
+    would keep them loaded.
     """
     serving = {(each.model.key, each.generation) for each in controller.replicas() if each.serving}
     for model in controller.models:

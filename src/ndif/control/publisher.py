@@ -1,4 +1,4 @@
-"""The models, their state and their files, as the process that leads publishes them for gateways."""
+"""Publication of the models, their state and their files by the leader, for gateways."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ndif.schema import answer
 from ndif.stores.broker import BrokerError
 
 if TYPE_CHECKING:
-    # A server of one process has no client of Redis.
+    # A server of one process does without Redis.
     from ndif.stores.leader import SharedCache
 
 logger = logging.getLogger(__name__)
@@ -29,24 +29,24 @@ STATUS, MODELS, FILES = "status", "models", "files"
 
 _INTERVAL_S = 0.5
 _WRITES_PER_LIFE = 3
-"""Writes of an unchanged value before it would expire."""
+"""Writes of an unchanged value within the time in which it would expire."""
 
 
 @dataclass(eq=False)
 class Publisher:
-    """Writes the models, their state and the addresses of their files to the shared cache.
+    """Writes the models, their state and the keys of their stored files to the shared cache.
 
-    It writes a value when it changes, and again before it expires. `RemoteLeader` and `PublishedModels` of
-    each gateway read the values.
+    A value is written when it changes, and again before it expires. Each gateway's `RemoteLeader` and
+    `PublishedModels` read the values.
     """
 
     controller: Controller
     model_files: ModelFilesStorage
     cache: SharedCache
     life_s: float
-    """Seconds until a value expires whose writer is gone."""
+    """Seconds until a value expires unless it is written again."""
     coming: Callable[[], Sequence[Window]] = tuple
-    """Return the calendar's next windows."""
+    """Returns the calendar's next windows."""
     probes: Histories | None = None
     """The outcomes of the server's own probes."""
     _written: dict[str, tuple[float, Any]] = field(default_factory=dict, init=False)

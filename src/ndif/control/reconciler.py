@@ -25,23 +25,23 @@ from ndif.stores.events import EventLog
 logger = logging.getLogger(__name__)
 
 Kept = Literal["deployed", "booked"]
-"""Reason why a repository stays in the Hub's cache."""
+"""Reason why a repository stays in each machine's cache of the Hub."""
 
 _MAX_BACK_OFF = 32
-"""Maximum wait before a dedicated model that fails is deployed again, in intervals."""
+"""Maximum wait, in intervals, before a failing dedicated model is deployed again."""
 _SCALING_INTERVAL_S = 5.0
 _NUMBER = re.compile(r"\d[\d.,:]*")
 _MAX_SUBJECT = 500
 _TOLD_AHEAD = timedelta(days=7)
-"""How far ahead clients are told of the calendar."""
+"""Time ahead for which clients see the calendar."""
 
 
 @dataclass(eq=False)
 class Reconciler:
-    """Compares at intervals what exists with what should, and asks the controller for the difference.
+    """Compares the existing state with the desired one at intervals, and requests the difference.
 
-    Discovers nodes, books the models of the calendar, deploys dedicated models that lack replicas, and has
-    the autoscaler change the number of replicas. The controller decides where replicas go.
+    It discovers nodes, books the models of the calendar, deploys dedicated models that lack replicas, and
+    runs the autoscaler. The controller places the replicas.
     """
 
     controller: Controller
@@ -50,17 +50,17 @@ class Reconciler:
     source: ScheduleSource | None
     """The calendar; None without one."""
     generations: Callable[[], Sequence[str]]
-    """Return the installed nnsight generations, the newest first."""
+    """Returns the installed nnsight generations, the newest first."""
     interval_s: float
-    """Seconds between two looks at nodes and calendar; queues are looked at more often."""
+    """Seconds between two checks of nodes and calendar; the autoscaler runs at least every 5 s."""
     now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
     events: EventLog = field(default_factory=EventLog)
     fetch_ahead: FetchAhead | None = None
-    """Downloads models before their bookings; None where these begin with that."""
+    """Downloads models before their bookings; None: a booking begins with the download."""
     _schedule: Schedule = field(default_factory=Schedule, init=False)
     _problems: tuple[str, ...] = field(default=(), init=False)
     _failures: dict[Variant, tuple[int, float]] = field(default_factory=dict, init=False)
-    """Failed deployments in a row, and the loop time before which none is tried."""
+    """By variant: deployments in a row without success, and the loop time before which none is tried."""
 
     async def run(self) -> None:
         """Reconcile until cancelled."""
@@ -101,7 +101,7 @@ class Reconciler:
         """Discover nodes, read the calendar and deploy the dedicated models that lack replicas."""
         await self.controller.discover()
         if self.source is not None:
-            # The calendar refers to the operator's models, not to those that users asked for.
+            # Bookings refer to the operator's models, not to models that users requested.
             known = (model for model in self.controller.models if not model.on_demand)
             self.source.deployments = tuple(model.config for model in known)
             self._schedule = await self.source.refresh(self.now())
@@ -114,7 +114,7 @@ class Reconciler:
         self.dispatcher.forget_idle()
 
     async def apply_schedule(self) -> None:
-        """Book the models that the calendar has dedicated now, and deploy those that lack replicas."""
+        """Book the models that the calendar dedicates now, and deploy those that lack replicas."""
         windows = self._schedule.dedicated_at(self.now())
         begun, ended = self.controller.models.schedule([window.config for window in windows])
         for model in begun:
@@ -136,7 +136,7 @@ class Reconciler:
             self.fetch_ahead.look(windows, self._first_generation)
 
     def _first_generation(self, window: Window) -> str:
-        """Return a generation that a booked model will be loaded for; all of them have the same files."""
+        """Return a generation that a booked model will be loaded for; all load the same files."""
         model = self.controller.models.find(window.config.key)
         named: Iterable[str] = window.config.deployed_for or sorted(
             model.generations if model else ()
@@ -151,7 +151,7 @@ class Reconciler:
             if not model.dedicated or model.deployment.replicas < 1:
                 continue
             generations = self.generations_of(model)
-            # Another replica may take the place of a dedicated one that was lost.
+            # If a dedicated replica was lost, another replica may become dedicated in its place.
             self.controller.dedicate(model)
             for generation in generations:
                 one = ReplicaRequest(model, generation, model.deployment.replicas)
@@ -184,7 +184,7 @@ class Reconciler:
     def generations_of(self, model: Model) -> list[str]:
         """Return the generations that a dedicated model is loaded for: its operator's, or the newest.
 
-        For users of another generation the model is loaded on demand: their requests reserve nothing.
+        For other generations the model is loaded on demand, and not dedicated.
         """
         if model.scheduled is not None and model.scheduled.deployed_for:
             return [*model.scheduled.deployed_for]
@@ -193,12 +193,12 @@ class Reconciler:
         return sorted(model.generations)
 
     def coming(self) -> tuple[Window, ...]:
-        """Return the calendar's windows of the next days that clients are told of."""
+        """Return the calendar's windows of the next days, as clients see them."""
         now = self.now()
         return self._schedule.windows(now, now + _TOLD_AHEAD)
 
     def kept_repositories(self) -> dict[str, Kept]:
-        """Return the names of the repositories that no cache of a machine loses, and the reason."""
+        """Return the repositories that no machine may delete from its cache, with the reason for each."""
         now, end = self.now(), datetime.max.replace(tzinfo=timezone.utc)
         kept: dict[str, Kept] = {}
         for window in self._schedule.windows(now, end):
@@ -212,7 +212,7 @@ class Reconciler:
         return kept
 
     def scheduled_until(self, model: Model) -> datetime | None:
-        """Return the end of the calendar's present booking of a model; None without one."""
+        """Return the end of the model's current booking; None without one."""
         for window in self._schedule.dedicated_at(self.now()):
             if self.controller.models.find(window.config.key) is model:
                 return window.end
@@ -221,7 +221,7 @@ class Reconciler:
     def problems(self) -> Iterator[Problem]:
         """Yield the problems of the calendar."""
         for text in self._problems:
-            # The times in such a sentence change from day to day.
+            # Mask numbers: the times in the sentence change daily, and the subject must not.
             yield Problem(ProblemKind.PROBLEM, _NUMBER.sub("#", text)[:_MAX_SUBJECT], text)
 
     def schedule_state(self) -> ScheduleState:

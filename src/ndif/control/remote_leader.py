@@ -1,4 +1,4 @@
-"""The form of `Leader` for gateways in other processes, and the leader's side of their calls."""
+"""The `Leader` of a gateway in another process, and the leader's side of its calls."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from ndif.stores.responder import StoredResponse
 from ndif.tasks import within
 
 if TYPE_CHECKING:
-    # A server of one process has no client of Redis.
+    # A server of one process does without Redis.
     from ndif.stores.broker.redis.broker import RedisBroker
     from ndif.stores.leader import LeaderRpc, SharedCache
 
 logger = logging.getLogger(__name__)
 
 UPDATE, NOTE, DETAILS, STATE = "UPDATE", "NOTE", "MODEL_DETAILS", "OVERVIEW"
-"""The calls of a gateway that are no operations: `update_of`, `note`, `details` and `next_state`."""
+"""Events of the calls that are not operations: `update_of`, `note`, `details` and `next_state`."""
 
 _ASK_S = 1.0
 _NO_SUCH_EVENT = 400
@@ -60,15 +60,15 @@ _MAX_QUOTED = 100
 
 @dataclass(frozen=True, slots=True)
 class _Update:
-    """The leader's answer to the question where a job is."""
+    """The leader's answer to `update_of`."""
 
     held: bool
-    """True if the leader has the job."""
+    """True if the leader holds the job, or the job ended recently."""
     update: StoredResponse | None
 
 
 class RemoteLeader:
-    """The form of `Leader` for a gateway of many: it calls the leader, and reads what that publishes."""
+    """`Leader` of a gateway in its own process: calls the leader over Redis, and reads published values."""
 
     def __init__(
         self,
@@ -80,10 +80,9 @@ class RemoteLeader:
         timeout_s: float,
         stop: Callable[[], None],
     ) -> None:
-        """Prepare the calls. Users may have the models of `repositories` loaded.
+        """Users may have the models of `repositories` loaded; `stop` ends the server.
 
-        A question is given up after `timeout_s`; an operation that changes something is waited for. `stop`
-        ends the server that this gateway belongs to.
+        Read-only operations time out after `timeout_s`; operations that change something do not.
         """
         self._rpc = rpc
         self._cache = cache
@@ -106,7 +105,7 @@ class RemoteLeader:
         return self._models
 
     async def status(self) -> ServerStatus:
-        """See `Catalogue.status`; wait for one that is not published yet."""
+        """Return the published status; wait for the first one, at most `timeout_s`."""
         deadline = time.monotonic() + self._timeout_s
         while (status := await self._cache.read(STATUS, msgspec.Raw)) is None:
             if time.monotonic() > deadline:
@@ -127,7 +126,7 @@ class RemoteLeader:
         return await somebody_leads(self._broker.client)
 
     async def perform(self, operation: Operation) -> Any:
-        """See `Leader.perform`. This process itself ends the server."""
+        """See `Leader.perform`; `Stop` is performed by this process."""
         if isinstance(operation, Stop):
             self._stop()
             return Stopping(stopping=True)
@@ -143,7 +142,7 @@ class RemoteLeader:
 
     async def update_of(self, request_id: str, stored: Status | None) -> StoredResponse | None:
         is_known = await self._broker.knows(request_id)
-        # A job is lost that had a response and is neither stored, nor held, nor ended.
+        # A stored response without a record in the broker, and not held by the leader: the job is lost.
         if (is_known and stored in RUNS) or not (is_known or stored):
             return None
         question = {"request_id": request_id, "is_stored": stored is not None}
@@ -156,7 +155,7 @@ class RemoteLeader:
         return StoredResponse(envelope_fields(Response(request_id, Status.ERROR, LOST)), "")
 
     async def note(self, events: Sequence[OperatorsEvent]) -> None:
-        """See `Leader.note`. While no process leads, events are in this process's log alone."""
+        """See `Leader.note`; without a leader, the events go only to this process's log."""
         try:
             asked = self._rpc.ask(NOTE, {"events": [asdict(each) for each in events]})
             await within(asked, _ASK_S)
@@ -173,7 +172,7 @@ class RemoteLeader:
 
 
 async def _within(asked: Coroutine[Any, Any, bytes], limit_s: float, silent: str) -> bytes:
-    """Return the leader's answer; raise an OperationError with this sentence if it takes longer."""
+    """Return the leader's answer; raise an OperationError (504) that says `silent` after `limit_s`."""
     try:
         return await within(asked, limit_s)
     except asyncio.TimeoutError as error:
@@ -181,10 +180,10 @@ async def _within(asked: Coroutine[Any, Any, bytes], limit_s: float, silent: str
 
 
 async def answer_call(control: ControlPlane, event: str, arguments: Mapping[str, Any]) -> bytes:
-    """Answer a call of a `RemoteLeader`: perform what it asks for, and return the JSON of the answer.
+    """Perform a call of a `RemoteLeader` and return the answer as JSON.
 
     Raises:
-        OperationError: If there is no such call, or if it cannot be done.
+        OperationError: If there is no such event, or the operation fails.
     """
     if event == UPDATE:
         request_id = str(arguments["request_id"])

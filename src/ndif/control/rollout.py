@@ -1,4 +1,4 @@
-"""Rollouts: the replicas of a model are replaced by ones with other settings."""
+"""Rollouts: the replacement of a model's replicas by replicas with new settings."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class RolledOut:
     request: ReplicaRequest
     result: ProvisionResult
     is_down: bool = False
-    """There was no room for old and new replicas at once: none serves for a time."""
+    """True if there was no room for old and new replicas at once, so that none serves for a time."""
     down_s: float | None = None
-    """Seconds of that time, as measured or else as expected; None if they are not known."""
+    """Seconds of that time: expected, or measured once the rollout has ended; None if unknown."""
 
 
 @dataclass(eq=False)
 class Rollouts:
-    """Replaces the replicas of models, in one rollout of a model at a time.
+    """Replaces the replicas of models; a model has one rollout at a time.
 
-    Where there is room for both, the old replicas serve until the new ones do. Elsewhere the old ones leave
-    first. If a new one cannot be loaded, the model has its old settings again, and its old replicas or
-    others like them. Requests that wait go on waiting in each case.
+    If there is room for both, the old replicas serve until the new ones do. Otherwise the old ones leave
+    first. If a new one cannot be loaded, the model returns to its old settings, and to its old replicas or
+    equal ones. Waiting requests stay in the queue throughout.
     """
 
     controller: Controller
@@ -58,10 +58,10 @@ class Rollouts:
     async def roll_out(
         self, model: Model, config: DeploymentConfig, generations: Sequence[str], *, wait: bool
     ) -> list[RolledOut]:
-        """Give a model new settings, and replicas in these generations in place of all that it has.
+        """Give a model new settings, and replace all its replicas by ones in these generations.
 
-        Return once the new replicas have their places, or with `wait` once they serve or have failed. A
-        rollout goes on if its caller is cancelled.
+        Return once the new replicas are placed, or with `wait` once they serve or have failed. The rollout
+        continues if the caller is cancelled.
         """
         placed: asyncio.Future[list[RolledOut]] = asyncio.get_running_loop().create_future()
         work = self._roll_out(model, config, generations, placed)
@@ -72,7 +72,7 @@ class Rollouts:
         return placed.result() if placed.done() else task.result()
 
     async def stop(self) -> None:
-        """End every rollout where it is."""
+        """Cancel every rollout."""
         await end(self._tasks)
 
     async def _roll_out(
@@ -93,7 +93,7 @@ class Rollouts:
 
 
 class _Rollout:
-    """One rollout, and the state to which it returns if it fails."""
+    """One rollout, with the model's state before it, which is restored if it fails."""
 
     def __init__(
         self,
@@ -109,14 +109,14 @@ class _Rollout:
         self._generations = generations
         self._before = model.config, model.generations
         self._withdrawals = model.withdrawals
-        # An evicted replica goes on with its last requests, and has no place any more.
+        # An evicted replica may still finish its last requests, but has no place in the cluster.
         of_model = [
             each
             for each in controller.replicas()
             if each.model is model and controller.cluster.find(each.placed.key) is not None
         ]
         self._serving = [each for each in of_model if each.serving]
-        """Old replicas that are worth their place until new ones serve."""
+        """Old replicas that serve; if there is room, they stay until the new ones serve."""
         self._others = [each for each in of_model if not each.serving]
         self._counts = Counter(
             each.generation for each in of_model if each.placed.level is DeploymentLevel.HOT
@@ -131,14 +131,14 @@ class _Rollout:
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
-        """Let requests of the model wait meanwhile."""
+        """Keep the model's requests waiting until the end of the block, whatever its replicas do."""
         with contextlib.ExitStack() as holds:
             for processor in self._processors.values():
                 holds.enter_context(processor.holding())
             yield
 
     async def run(self, placed: asyncio.Future[list[RolledOut]]) -> list[RolledOut]:
-        """Roll out and return the results; `placed` gets results as soon as new replicas have places."""
+        """Roll out and return the results; set those of `placed` as soon as the new replicas are placed."""
         model, loop = self._model, asyncio.get_running_loop()
         model.config, model.on_demand = self._config, False
         model.generations |= {*self._generations}
@@ -173,7 +173,7 @@ class _Rollout:
         failed = next((each.result.problem for each in results if each.result.problem), None)
         if failed is not None:
             await self._return_from(results)
-            reason = failed.removesuffix(".")  # a library's words may end without one
+            reason = failed.removesuffix(".")  # a library's message may have no full stop
             sentence = f"{reason}. {await self._restore()}"
             return [
                 replace(each, result=replace(each.result, replica_ids=(), problem=sentence))
@@ -191,7 +191,7 @@ class _Rollout:
 
     @property
     def _is_overtaken(self) -> bool:
-        """True if an operator has evicted the model since, or it turned out to be another one."""
+        """True if an operator has evicted the model since, or it proved to be the same as another model."""
         return self._model.withdrawals > self._withdrawals or self._model.same_as is not None
 
     def _evict(self, replicas: Sequence[Replica], why: str) -> tuple[ReplicaKey, ...]:
@@ -204,7 +204,7 @@ class _Rollout:
         processor.adopt(result.replica_ids)
 
     async def _until_up(self, placed: RolledOut) -> ProvisionResult:
-        """Wait until each placed replica serves or fails; return the serving ones, and a problem."""
+        """Wait until each placed replica serves or fails; return the serving ones and the last problem."""
         request, result = placed.request, placed.result
         up, problem = [], result.problem
         for replica_id in result.replica_ids:
@@ -220,7 +220,7 @@ class _Rollout:
         return replace(result, replica_ids=tuple(up), problem=problem)
 
     async def _return_from(self, results: Sequence[RolledOut]) -> None:
-        """Take the new replicas away, and give the model its old settings."""
+        """Evict the new replicas and restore the model's old settings."""
         new = [
             (str(each.request.variant), replica_id)
             for each in results
@@ -234,7 +234,7 @@ class _Rollout:
             self._model.problems.pop(generation, None)
 
     async def _restore(self) -> str:
-        """Provide the old replicas, or others like them; return the sentence that says how that ended."""
+        """Replace the old replicas that are gone; return a sentence with the outcome."""
         cluster = self._controller.cluster
         there = Counter(
             each.generation
@@ -264,5 +264,5 @@ class _Rollout:
 
 
 def _after(result: ProvisionResult, evicted: Sequence[ReplicaKey]) -> ProvisionResult:
-    """Return a result that also names what was evicted before it."""
+    """Return the result with `evicted` added to its evicted replicas."""
     return replace(result, evicted=tuple(dict.fromkeys((*evicted, *result.evicted))))

@@ -1,4 +1,4 @@
-"""The state of a server, its queues and its jobs, built from the books of the controller and the queue."""
+"""The state of a server, its queues and its jobs, built from the controller and the dispatcher."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from ndif.schema.step import Step
 
 
 def current_problems(controller: Controller) -> Iterator[Problem]:
-    """Yield the problems of GPUs and models."""
+    """Yield the problems of GPUs, and of models that failed to load."""
     yield from controller.device_problems()
     for model in controller.models:
         for generation, text in model.problems.items():
@@ -53,17 +53,17 @@ def current_problems(controller: Controller) -> Iterator[Problem]:
 
 
 def sentences(found: Iterable[Problem]) -> list[str]:
-    """Return the sentences of problems; two generations may have the same one, such as a lack of room."""
+    """Return the distinct texts of problems; two generations may share one, such as a lack of room."""
     return list(dict.fromkeys(each.text for each in found))
 
 
 def node_states(controller: Controller) -> list[NodeState]:
-    """Return every machine."""
+    """Return the state of every machine."""
     return [node_state(node) for node in controller.cluster.nodes.values()]
 
 
 def node_state(node: Node) -> NodeState:
-    """Return one machine."""
+    """Return the state of one machine."""
     found = node.resources
     gpus = zip(found.gpu_bytes, found.free_gpu_bytes, found.gpu_uuids, strict=True)
     return NodeState(
@@ -81,7 +81,7 @@ def node_state(node: Node) -> NodeState:
 def model_states(
     controller: Controller, dispatcher: Dispatcher, histories: Histories | None = None
 ) -> list[ModelState]:
-    """Return every model in each generation; in None, a model that no replica or request uses."""
+    """Return the state of every model by generation; the generation is None if none is in use."""
     replicas = controller.replicas()
     found = []
     for model in controller.models:
@@ -134,7 +134,7 @@ def _model(
 def _processor_status(
     controller: Controller, processor: Processor | None
 ) -> ProcessorStatus | None:
-    """Return a processor's status; PROVISIONING also while replicas for an operator have no place."""
+    """Return a processor's status; PROVISIONING also while an operator's replicas are not placed yet."""
     if processor is None:
         return None
     is_sought = processor.variant in controller.undecided(processor.model)
@@ -194,7 +194,7 @@ def _queue(processor: Processor) -> QueueState:
 
 
 def queue_waits(dispatcher: Dispatcher) -> list[QueueWait]:
-    """Return for how long each queue waits: the cost does not grow with the number of its requests."""
+    """Return the waits of each queue, at a cost independent of the number of requests."""
     wall = _wall()
     found = []
     for processor in dispatcher.processors.values():
@@ -218,7 +218,7 @@ def _wall() -> float:
 
 
 def unfinished_jobs(dispatcher: Dispatcher, user: str | None) -> list[JobState]:
-    """Return the unfinished jobs of a user, or of all, the newest first."""
+    """Return the unfinished jobs of a user, or of all for None, newest first."""
     places: dict[str, tuple[int, float | None]] = {}
     for processor in dispatcher.processors.values():
         for job, position in processor.queue.positions():
@@ -244,7 +244,7 @@ def unfinished_jobs(dispatcher: Dispatcher, user: str | None) -> list[JobState]:
 
 
 def trace_of(request: Request, status: Status, steps: Iterable[Step]) -> Trace:
-    """Return the steps of a job that has not ended."""
+    """Return the trace of an unfinished job."""
     return project(
         Trace,
         request,

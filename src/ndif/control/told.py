@@ -1,4 +1,4 @@
-"""The events that operations lead to: pure functions of an operation and its answer."""
+"""Events for the operators' log, as pure functions of an operation and its answer."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _Told = Iterator[tuple[Kind, str, str]]
 def events_of(
     operation: Operation | AccountOperation, answer: Any, by: str, at: float | None = None
 ) -> list[OperatorsEvent]:
-    """Return the events of an operation that was performed for `by`; none of one that changes nothing."""
+    """Return the events of an operation that `by` performed; a read-only operation has none."""
     if isinstance(operation, AccountOperation):
         told = _told_of_keys(operation, answer)
     else:
@@ -123,7 +123,7 @@ def _outcomes(kind: Kind, answer: Outcomes) -> _Told:
         yield kind, each.repo_id, text
         own = each.repo_id.lower(), each.generation
         for name in dict.fromkeys(other.model for other in each.evicted):
-            # Of its own replicas, the number above tells.
+            # The text above already counts the model's own replicas.
             repo_id, generation = _variant(name)
             if (repo_id.lower(), generation) != own:
                 yield "evicted", repo_id, f"{each.repo_id} took the place."
@@ -134,7 +134,7 @@ def _replicas(count: int) -> str:
 
 
 def _variant(model_key: str) -> tuple[str, str]:
-    """Return the repo id and the generation of a variant's key; for another text itself and nothing."""
+    """Return the repo id and the generation of a variant's key; for another text, the text and ""."""
     try:
         found = Variant.parse(model_key)
     except ValueError:
@@ -143,5 +143,5 @@ def _variant(model_key: str) -> tuple[str, str]:
 
 
 def _key(key: ApiKey) -> str:
-    """Return a key as a log may name it: its id, its user and its name."""
+    """Return the description of a key for logs: the beginning of its id, its user and its name."""
     return ", ".join(filter(None, (key.id[:12], key.user, key.name)))

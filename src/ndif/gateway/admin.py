@@ -1,4 +1,4 @@
-"""`/admin/*`: an operator's operations over HTTP, behind the server's token or an operator's login."""
+"""`/admin/*`: the operator's operations over HTTP, for the server's token or an operator's login."""
 
 from __future__ import annotations
 
@@ -103,10 +103,10 @@ def _describe(
 
 
 def _query_of(kind: type[BaseModel]) -> Iterator[Parameter]:
-    """Yield the fields of an operation that changes nothing, as parameters."""
+    """Yield the fields of a read-only operation as query parameters."""
     schemas = kind.model_json_schema().get("properties", {})
     for name, field in kind.model_fields.items():
-        # A query has no null: a field that may be null is left out.
+        # A query cannot say null, so show the schema's other alternative.
         schema = schemas[name].get("anyOf", [schemas[name]])[0]
         yield Parameter(
             name,
@@ -119,7 +119,7 @@ def _query_of(kind: type[BaseModel]) -> Iterator[Parameter]:
 
 
 class AdminRoutes:
-    """One route per operation, those on keys among them, and the server's settings, for operators alone."""
+    """Routes for operators: one per operation, on deployments or accounts, and one for the settings."""
 
     def __init__(
         self,
@@ -129,9 +129,9 @@ class AdminRoutes:
         registry: Registry | None = None,
         note: NoteEvents | None = None,
     ) -> None:
-        """Perform operations with `perform`, and those on keys on `registry`, if there is one.
+        """Perform operations with `perform`, and account operations on `registry`; log events with `note`.
 
-        The events that follow are noted with `note`.
+        Without a `registry`, account operations are refused; without `note`, no events are logged.
         """
         self._registry = registry
         self._perform = perform
@@ -164,7 +164,7 @@ class AdminRoutes:
         ]
 
     async def config(self, _: Request, __: Operator) -> dict[str, Any]:
-        """Answer with the server's variables, and the source of each value."""
+        """Answer with the server's settings, and the source of each value."""
         return {"settings": [asdict(variable) for variable in variables(self._settings)]}
 
     def _handler(self, kind: type[Operation]) -> Handler:

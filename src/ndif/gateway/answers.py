@@ -1,4 +1,4 @@
-"""Answers of the routes that clients use, as models: what `GET /openapi.json` says of them."""
+"""Answers of the routes that clients use; `GET /openapi.json` describes them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ READY = ModelStatus(
     config=None,
     dedicated=False,
 )
-"""The line of a server that would load a model now: clients take one without a model that runs for down."""
+"""Placeholder in `/status` of a server without a running model, which clients would take for down."""
 
 
 @answer(

@@ -49,7 +49,7 @@ from ndif.stores.rates import Rates
 from ndif.stores.stores import Stores
 
 _SHUTDOWN_S = 3
-"""Seconds that open connections have to end when the server does."""
+"""Seconds that open connections have to end at shutdown."""
 _STOPPED = (
     "The server was stopped before this job was done. Send it again: another of its hosts answers, or "
     "this one once it is back."
@@ -60,13 +60,13 @@ class Pages(Protocol):
     """Web pages that a gateway serves beside its routes."""
 
     def routes(self) -> list[BaseRoute]:
-        """Return their routes."""
+        """Return the pages' routes."""
 
     def admit(self, is_operator: Callable[[HTTPConnection], bool], port: int | None) -> None:
-        """Show operators what users see, and their own views on `port`; None: on every port."""
+        """Open the users' pages to operators, and show the operators' views on `port` (None: on any)."""
 
     def close(self) -> None:
-        """End what they hold open."""
+        """End the pages' open streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Gateway:
     pages: Pages
 
     async def announce_shutdown(self) -> None:
-        """Send every subscribed client an ERROR that says that the server stops; end the pages' streams."""
+        """End the pages' streams, and send subscribed clients an ERROR for each unfinished job."""
         self.pages.close()
         await asyncio.gather(self.websockets.fail_all(_STOPPED), self.socket_io.fail_all(_STOPPED))
 
@@ -93,11 +93,11 @@ class GatewayOptions:
     """Name or address that the server listens on."""
     callbacks: CallbackRules
     token: str | None = None
-    """Bearer token of `/admin/*`; without one there are no such routes."""
+    """Bearer token of `/admin/*`; None: there are no such routes."""
     admin: socket.socket | None = None
-    """Socket of the operator's routes; None: they are beside the others."""
+    """Separate socket for the operator's routes; None: they share the main one."""
     session_secrets: Sequence[str] = ()
-    """The first signs operators' logins; without any the token does."""
+    """Secrets of operators' logins, of which the first signs; without any, the token signs."""
 
 
 def create_gateway(
@@ -110,7 +110,7 @@ def create_gateway(
     pages: Pages,
     lifespan: Lifespan[Starlette],
 ) -> Gateway:
-    """Return the gateway over these stores, which asks `leader`; `pages` are on both of its sockets."""
+    """Return the gateway over these stores and `leader`; both of its sockets serve `pages`."""
     broker, objects, accounts, admin = stores.broker, stores.objects, stores.accounts, options.admin
     rates = Rates(settings.broker_url)
     channels = OpenChannels(settings)
@@ -134,7 +134,7 @@ def create_gateway(
         *websockets.routes(),
         *JobRoutes(accounts, leader.perform, objects).routes(),
         *ResponseRoute(objects, leader.update_of, accounts).routes(),
-        # From any other store clients download their results directly.
+        # Other stores let clients download results directly.
         *(ResultRoute(objects).routes() if isinstance(objects, FileStore) else ()),
     ]
     endpoint = os.environ.get("HF_ENDPOINT")
@@ -162,7 +162,7 @@ def _operators_routes(
     rates: Rates,
     pages: Pages,
 ) -> list[BaseRoute]:
-    """Return the routes of operators and of monitoring."""
+    """Return the metrics route, and with a token also the routes for logins and operators."""
     token, admin, registry = options.token, options.admin, stores.accounts.registry
     networks, folder = settings.allowed_metrics_networks, stores.objects.folder
     routes = MetricsRoute(leader.perform, stores.pings, folder, networks, token).routes()
@@ -185,23 +185,20 @@ def create_app(
     *,
     host: str,
 ) -> ASGIApp:
-    """Return the application that listens on `host`: `routes`, the Hugging Face mirror and Socket.IO."""
+    """Return the application for `host`: `routes`, the Hugging Face mirror and Socket.IO."""
     mounted = Mount("/hub", routes=hub.routes()), LiveMount("/ws", socket_io.app, CHANNEL)
     return _application([*routes, *mounted], settings, host, lifespan)
 
 
 class ByPort:
-    """The application of a server that listens on further ports, each for an application of its own.
-
-    The port is that of the connection, which no client and no proxy can name.
-    """
+    """ASGI application that dispatches by the connection's port, which no client or proxy can forge."""
 
     def __init__(self, app: ASGIApp, others: Mapping[int, ASGIApp]) -> None:
         self._app = app
         self._others = others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request to the application of its port, and the server's start and end to the first."""
+        # Lifespan events have no port and go to the main application.
         _, port = scope.get("server") or ("", 0)
         await self._others.get(port, self._app)(scope, receive, send)
 
@@ -215,7 +212,7 @@ def _application(
     routes = [*routes, *Documents(routes).routes()]
     starlette = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS, lifespan=lifespan)
     starlette.router.default = _no_route
-    # Around Starlette, so that its answer to an error of ours has these headers, too.
+    # Outside Starlette, whose own answers to unhandled errors need the middleware, too.
     app = SameOrigin(starlette, settings=settings, host=host)
     return OneSlash(ResponseHeaders(RequestLog(app), settings))
 
@@ -223,14 +220,13 @@ def _application(
 class OneSlash:
     """ASGI middleware that serves `//path` as `/path`.
 
-    Clients put a route behind their NDIF_HOST as it is, and it may end with a slash.
+    Clients append routes to their NDIF_HOST, which may end with a slash.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
         if scope.get("path", "").startswith("//"):
             scope = {**scope, "path": f"/{scope['path'].lstrip('/')}"}
             if scope.get("raw_path"):
@@ -239,7 +235,6 @@ class OneSlash:
 
 
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request or a WebSocket to a path that has no route."""
     is_channel = scope["type"] == "websocket"
     answer = no_channel_at(scope["path"]) if is_channel else nothing_at(scope["path"])
     await refuse(answer, scope, receive, send)
@@ -255,13 +250,13 @@ def uvicorn_config(
         **limited(incoming),
         host=host,
         port=port,
-        # uvicorn's errors go where the server's own go.
+        # Keep the server's own logging configuration.
         log_config=None,
         log_level="warning",
         access_log=False,  # `RequestLog` writes it
         server_header=False,
         forwarded_allow_ips=settings.proxies,
-        # Results are compressed already where their client asked for it.
+        # Results are already compressed if the client asked for it.
         ws_per_message_deflate=False,
         # A hybrid job's client uploads its results in one message.
         ws_max_size=settings.socketio_max_http_buffer_size,

@@ -1,4 +1,4 @@
-"""The call-backs that clients name, and the secret by which their receivers know them."""
+"""Checks of the callback addresses that jobs name, and the secret that signs a user's callbacks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SECRET = Description(
 
 @dataclass(frozen=True)
 class CallbackRoute:
-    """Checks the address that a job names, and answers with the secret of a key's signed call-backs."""
+    """Checks the callback address of a job, and serves the secret that signs a key's callbacks."""
 
     settings: Settings
     rules: CallbackRules
@@ -54,7 +54,7 @@ class CallbackRoute:
         return [ApiRoute("/callbacks/secret", self.secret, _SECRET)]
 
     async def admit(self, address: str, user: str) -> None:
-        """Raise an `HttpError` for an address that is not called, or a user for whom too many wait."""
+        """Raise an `HttpError` if the address is invalid, or too many callbacks of the user wait."""
         try:
             found = read_address(address, self.rules.networks)
         except CallbackAddressError as error:
@@ -71,6 +71,6 @@ class CallbackRoute:
             )
 
     async def secret(self, http: Request) -> CallbackSecret:
-        """Answer with the secret that signs the call-backs of the caller's API key."""
+        """Answer with the secret that signs the callbacks of the caller's API key."""
         account = await self.accounts.account(caller_of(http))
         return CallbackSecret(secret=signing_secret(self.rules.secrets[0], account.key))

@@ -1,4 +1,4 @@
-"""The caller of a request, and the live channels that belong to one."""
+"""The caller of a request, and the broker's ids of a caller's live channels."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _FORWARDED = ("forwarded", "via", "x-real-ip")
 def caller_of(connection: HTTPConnection) -> Caller:
     """Return the caller of a request or a WebSocket.
 
-    A request that a proxy passes on is not that of the proxy's user, whoever may have forged its headers.
+    A forwarded request has no uid, since the connection is the proxy's; forging such headers gains nothing.
     """
     client, server = connection.client, connection.scope.get("server")
     address = unmapped(client.host if client else "")
     uid = None
     if is_loopback(address) and not _is_forwarded(connection.headers):
-        # A WebSocket is asked for when it opens.
+        # `HttpConnection` sets a peer for each HTTP connection, but not for a WebSocket.
         peer = connection.scope.get(PEER) or Peer(client, server)
         uid = peer.uid
     return Caller(connection.headers.get("ndif-api-key", ""), address, uid)
 
 
 def subscription_of(session_id: str, owner: str) -> str:
-    """Return the broker's id of a live channel, given its client's id of it and the name of who opened it.
+    """Return the broker's id of a live channel: a hash of the client's session id and the opener's name.
 
-    Nobody else has a channel of that id: who posts to it must have the name that opened it.
+    Only a caller of the same name arrives at this id, so nobody else can send jobs to the channel.
     """
     return hashlib.sha256(f"{session_id}\n{owner}".encode(errors="replace")).hexdigest()
 

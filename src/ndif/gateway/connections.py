@@ -1,4 +1,4 @@
-"""Connections of uvicorn with limits that it lacks: of what is unfinished, and of what is not read."""
+"""uvicorn's connections with limits that it lacks: on unfinished input, and on unread output."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ logger = logging.getLogger(__name__)
 
 _EVER_S = 86_400.0 * 365
 _MAX_HEAD = 128 * 1024
-"""Bytes of a request before its body."""
+"""Bytes of a request's line and headers."""
 _MAX_TARGET = 64 * 1024
 """Bytes of a request's path and query."""
 _MAX_HEADERS = 256
-"""Header lines of a request; each costs more memory than its bytes."""
+"""Header lines of a request; a line costs more memory than its bytes."""
 _NOT_HTTP = HttpError(400, "The request is not valid HTTP.")
 _LONG_TARGET = HttpError(414, "The request's address is too long: send what it says in a body.")
 _LARGE_HEAD = HttpError(
@@ -49,47 +49,47 @@ _NO_HANDSHAKE = HttpError(
 )
 _FAILED = HttpError(500, "The server failed at this request; its log says why.")
 _KEPT = ("Allow", "Upgrade")
-"""Headers of the answer to a handshake that is not valid."""
+"""Headers that are kept of the answer to an invalid handshake."""
 _GONE_MS = 300_000
-"""Time in which a WebSocket's client must take what it is sent, even a ping; the kernel looks to that."""
+"""`TCP_USER_TIMEOUT` of a WebSocket: the kernel closes it if sent data stays unacknowledged for longer."""
 _FRAGMENT_BYTES = 100
-"""Bytes of memory that a fragment of a message costs beside its content."""
+"""Bytes of memory that a fragment of a message costs in addition to its content."""
 _TOO_BIG, _TRY_AGAIN, _POLICY = 1009, 1013, 1008
 """Close codes of RFC 6455, section 7.4.1."""
 TAKES_LARGE = "takes_large_messages"
-"""Key in a WebSocket's state of a function of the application: may its client send a large message?"""
+"""Key in a WebSocket's state: the application's function that returns True to allow large messages."""
 DOES_NOT_READ = "its client lets more updates gather than NDIF_MAX_UNREAD_BYTES"
 _DISCONNECT = "disconnect"
-"""Key in a WebSocket's state of a function that ends the connection at once, and logs a reason."""
+"""Key in a WebSocket's state: a function that ends the connection at once and logs a reason."""
 _ON_ITS_WAY = "on_its_way"
-"""Key in a WebSocket's state of a function that returns the bytes on their way to the client."""
+"""Key in a WebSocket's state: a function that returns the number of unconfirmed bytes."""
 
 
 def disconnect(scope: Scope, reason: str) -> None:
-    """End a WebSocket at once, without waiting for its client to read, and log the reason."""
+    """Abort a WebSocket's connection without a closing handshake, and log the reason."""
     if (end := scope.get("state", {}).get(_DISCONNECT)) is not None:
         end(reason)
 
 
 def on_its_way(scope: Scope) -> int:
-    """Return the bytes that a WebSocket's client was sent, and that have not reached its machine."""
+    """Return the number of bytes sent to a WebSocket's client that its machine has not confirmed."""
     found = scope.get("state", {}).get(_ON_ITS_WAY)
     return 0 if found is None else int(found())
 
 
 def limited(incoming: Incoming) -> dict[str, Any]:
-    """Return the options of `uvicorn.Config` that make every connection one of these."""
+    """Return the options that make `uvicorn.Config` use `HttpConnection` and `WebSocketConnection`."""
     return {
         "http": partial(HttpConnection, incoming=incoming),
         "ws": partial(WebSocketConnection, incoming=incoming),
-        # A client of nnsight 0.8 answers pings only while it waits for an update: not while it uploads its
-        # request, nor before somebody awaits it. That its machine is there, the kernel knows.
+        # A client of nnsight 0.8 answers pings only while it waits for an update: not during an upload, nor
+        # before the update is awaited. `TCP_USER_TIMEOUT` detects a dead machine instead.
         "ws_ping_timeout": None,
     }
 
 
 class _Patience:
-    """A watch that something makes progress, from `start` to `stop`; without it calls `give_up`."""
+    """A watchdog that calls `give_up` if progress stops between `start` and `stop`."""
 
     def __init__(
         self,
@@ -98,9 +98,10 @@ class _Patience:
         progresses: Callable[[], bool],
         give_up: Callable[[], None],
     ) -> None:
-        """Ask `progresses` twice in `idle_s` whether there was progress since it was last asked.
+        """Watch `progresses`, which returns True if there was progress since the last call.
 
-        Two answers in a row are needed: a server that was stopped and continued had no time to see any.
+        It is called twice per `idle_s`, and two misses in a row give up. One miss does not, because a
+        server that was suspended had no chance to see progress. `give_up` is also called after `timeout_s`.
         """
         self._loop = asyncio.get_running_loop()
         self._idle_s = idle_s
@@ -113,11 +114,11 @@ class _Patience:
 
     @property
     def is_on(self) -> bool:
-        """Return True between `start` and `stop`."""
+        """True between `start` and `stop`."""
         return self._timer is not None
 
     def start(self) -> None:
-        """Begin, unless it has begun."""
+        """Start the watch, unless it is running."""
         if self._timer is None:
             self._ends_at = self._loop.time() + self._timeout_s
             self._misses = 0
@@ -125,13 +126,13 @@ class _Patience:
             self._watch()
 
     def stop(self) -> None:
-        """End."""
+        """Stop the watch; `start` may start it again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def close(self) -> None:
-        """End for good, and hold nothing of the connection, which would otherwise outlive it in a cycle."""
+        """Stop for good, and drop the references to the connection, which would form a cycle."""
         self.stop()
         self._progresses, self._give_up = _never, _nothing
 
@@ -157,7 +158,7 @@ def _nothing() -> None:
 
 
 class _Reader:
-    """The client's end of a connection, which must read what it is sent."""
+    """Aborts a connection whose client does not read while its write buffer is full."""
 
     def __init__(self, transport: asyncio.Transport, incoming: Incoming, name: str) -> None:
         self._transport = transport
@@ -168,7 +169,7 @@ class _Reader:
         self.close = self._patience.close
 
     def _reads(self) -> bool:
-        # The kernel takes more only once much of what it has is confirmed: slow connections take long.
+        # Not the write buffer alone: on a slow connection, the kernel takes more of it only now and then.
         before, self._unread = self._unread, _on_its_way(self._transport)
         return self._unread < before
 
@@ -182,7 +183,7 @@ class _Reader:
 
 
 class _Watched(asyncio.Protocol):
-    """A connection whose client is to read what it is sent, and to send what it has begun."""
+    """A connection that notices a client which stops reading or sending."""
 
     _reader: _Reader
     _has_received = False
@@ -201,9 +202,9 @@ class _Watched(asyncio.Protocol):
 
 
 class HttpConnection(_Watched, HttpToolsProtocol):
-    """A connection whose requests have heads of limited size that arrive in time.
+    """An HTTP connection with limits on the size and the time of a request's head.
 
-    It is closed when it is idle, also after an answer that came before its request's end.
+    An idle connection is closed. If a request is answered before its end, its rest must arrive in time.
     """
 
     def __init__(self, *arguments: Any, incoming: Incoming, **options: Any) -> None:
@@ -216,7 +217,7 @@ class HttpConnection(_Watched, HttpToolsProtocol):
         self._head = _Patience(
             incoming.idle_s, incoming.idle_s, _never, self.timeout_keep_alive_handler
         )
-        # The rest of a request that was answered before its end.
+        # Watches the rest of a request that was answered before its end.
         self._rest = _Patience(
             incoming.idle_s, incoming.timeout_s, self._receives, self.timeout_keep_alive_handler
         )
@@ -247,7 +248,7 @@ class HttpConnection(_Watched, HttpToolsProtocol):
             )
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no request that the application could answer, and close the connection."""
+        """Send the refusal in `self._refusal`, unless an answer has begun, and close the connection."""
         logger.warning("a client at %s is refused: %s", _host(self.client), self._refusal.detail)
         cycle = self.cycle
         if cycle is None or cycle.response_complete or not cycle.response_started:
@@ -267,7 +268,7 @@ class HttpConnection(_Watched, HttpToolsProtocol):
             self._refuse(_LONG_TARGET)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """See `HttpToolsProtocol`. What follows a body (a trailer) is no header, and is not kept."""
+        """Add a header within the limits; ignore trailers, which follow a body."""
         if self._is_head:
             super().on_header(name, value)
             self._header_bytes += len(name) + len(value)
@@ -278,7 +279,7 @@ class HttpConnection(_Watched, HttpToolsProtocol):
 
     def _refuse(self, answer: HttpError) -> None:
         self._refusal = answer
-        raise ValueError(answer.detail)  # the parser stops, and its caller sends the answer
+        raise ValueError(answer.detail)  # stops the parser; uvicorn then calls `send_400_response`
 
     def on_headers_complete(self) -> None:
         self._head.stop()
@@ -305,16 +306,17 @@ class HttpConnection(_Watched, HttpToolsProtocol):
         super().handle_websocket_upgrade()
 
     def _is_idle(self) -> bool:
-        """Return True if all requests were answered, and no other has begun."""
+        """Return True if every request was answered, and no further one has begun."""
         is_answered = self.cycle is not None and self.cycle.response_complete
         begins = self._head.is_on or self._rest.is_on or self.transport.get_protocol() is not self
         return is_answered and not begins
 
 
 class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
-    """A WebSocket whose client sends small messages, large ones where the application takes them.
+    """A WebSocket with limits on the size and the time of a client's message.
 
-    Unfinished messages have a budget and end in time.
+    Large messages are accepted only while the application allows them. Unfinished messages count in the
+    budget of `Incoming`.
     """
 
     def __init__(self, *arguments: Any, incoming: Incoming, **options: Any) -> None:
@@ -349,7 +351,7 @@ class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
         self._has_received = True
         super().data_received(data)
         if not self.handshake_initiated and not self.transport.is_closing():
-            # It has the whole head, and cannot make a handshake of it.
+            # uvicorn is given the whole head at once, and found no handshake in it.
             self._refuse(_NO_HANDSHAKE)
         if self.transport.is_closing():
             return
@@ -361,7 +363,7 @@ class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
             self._fail(_TOO_BIG, "the message is too large")
             return
         if not self._unfinished.size:
-            # A proxy's header, if there is one, was read meanwhile.
+            # By now uvicorn has set the client's address from a trusted proxy's header.
             self._unfinished = self._incoming.message(_host(self.scope["client"]))
             self._message.start()
         try:
@@ -372,7 +374,7 @@ class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
             self._message.stop()
 
     def handle_connect(self, event: Request) -> None:
-        """See `WebSocketsSansIOProtocol`. A request that is not valid has no scope."""
+        # uvicorn makes no scope for an invalid request.
         self.scope = {"type": "websocket", "client": self.client, "state": {}}  # type: ignore[typeddict-item]
         functions = {_DISCONNECT: self._abort, _ON_ITS_WAY: partial(_on_its_way, self.transport)}
         self.app_state = {**self.app_state, **functions}
@@ -387,9 +389,8 @@ class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
             self._refuse(HttpError(response.status_code, problem, kept))
 
     async def send(self, message: ASGISendEvent) -> None:
-        """See `WebSocketsSansIOProtocol`. A handshake that the application refuses is complete."""
         await super().send(message)
-        # Else uvicorn logs that the application forgot to answer it.
+        # A refused handshake is complete, too: else uvicorn logs that the application forgot to answer.
         self.handshake_complete = self.handshake_complete or self.close_sent
 
     def send_500_response(self) -> None:
@@ -404,7 +405,7 @@ class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
         self.transport.close()
 
     def send_receive_event_to_app(self) -> None:
-        """See `WebSocketsSansIOProtocol`. A large message is bytes, which nobody here parses."""
+        # Only binary messages may be large: they are not parsed here.
         if self.curr_msg_data_type == "text" and sum(map(len, self.frames)) > MAX_ENVELOPE:
             self._fail(_TOO_BIG, "the message is too large")
             return
@@ -431,7 +432,7 @@ class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
         self.transport.abort()
 
     def _log(self, reason: str) -> None:
-        # The application is not always who calls.
+        # The event loop may be the caller, outside the request's logging context.
         request_id = self.scope["state"].get(REQUEST_ID)
         logger.warning(
             "a client at %s is disconnected: %s",
@@ -446,7 +447,7 @@ def _host(client: tuple[str, int | None] | None) -> str:
 
 
 def _on_its_way(transport: asyncio.Transport) -> int:
-    """Return the bytes that were written to a connection, and that its other end has not confirmed."""
+    """Return the number of bytes written to a connection that its other end has not confirmed."""
     size = transport.get_write_buffer_size()
     with contextlib.suppress(OSError, ValueError):  # it is closed
         connection = transport.get_extra_info("socket").fileno()

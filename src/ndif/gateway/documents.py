@@ -1,6 +1,6 @@
-"""`GET /openapi.json` and `GET /docs`: what each route takes and answers, for programs and for people.
+"""`GET /openapi.json` and `GET /docs`: the OpenAPI document, and the same as an HTML page.
 
-The page is made here, whole: it has no script, and loads nothing from anywhere.
+The page is rendered here: it has no script, and loads no further resource.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _DESCRIPTIONS = (
 
 
 class Documents:
-    """The description of some routes, in both forms, and of its own two."""
+    """The description of some routes and of its own two, as JSON and as a page."""
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
         for_programs, for_people = _DESCRIPTIONS
@@ -104,7 +104,7 @@ _REFUSED = {JSON: {"schema": {"$ref": REFUSAL}, "example": example_of(Refusal)}}
 
 
 def _page(described: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the page of a document, piece by piece."""
+    """Yield the HTML of an OpenAPI document, piece by piece."""
     info = described["info"]
     yield '<!doctype html><html lang="en"><head><meta charset="utf-8">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -146,7 +146,7 @@ def _operation(path: str, method: str, operation: Mapping[str, Any]) -> Iterator
         yield from _contents(body["content"])
     for status, response in operation["responses"].items():
         yield f"<h3>{escape(reason(status))}</h3><p>{_line(response['description'])}</p>"
-        if response["content"] != _REFUSED:  # said above, once
+        if response["content"] != _REFUSED:  # the page's head describes refusals once for all
             yield from _contents(response["content"])
     yield "</details>"
 

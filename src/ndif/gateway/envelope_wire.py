@@ -42,17 +42,17 @@ logger = logging.getLogger(__name__)
 
 _MAX_PART_HEADERS = 16 * 1024
 _MAX_PARTS = 16
-"""A client sends two. Each costs more memory than its bytes, which are what the body's limit counts."""
+"""Maximum parts of a body; clients send 2. A part costs memory that the limit on bytes does not count."""
 _PARSED_AT_ONCE = 16 * 1024
-"""Largest envelope that is parsed on the event loop: in less time than a thread would need to start."""
+"""Bytes of the largest envelope that is parsed on the event loop: starting a thread would take longer."""
 _FAREWELL_S = 1.0
-"""Seconds that the server waits for a client to read its last message."""
+"""Seconds to wait for a client to read its last message at shutdown."""
 _DISCONNECTED = (WebSocketDisconnect, RuntimeError)
 """Errors that Starlette raises when the client is gone."""
 REFUSED_SESSION = "refused"
-"""Session id in the message that refuses a live channel. No job can wait on it."""
+"""Session id in the message that refuses a live channel; `POST /request` refuses jobs that name it."""
 _REFUSED = 4000
-"""Close code of a refused live channel, less the HTTP status of the refusal."""
+"""Base of a refused live channel's close code: the HTTP status of the refusal is added to it."""
 
 
 class Envelope(BaseModel):
@@ -75,9 +75,9 @@ class Envelope(BaseModel):
 async def read_envelope(
     content_type: str, body: AsyncIterator[list[bytes]], payload: IncomingPayload
 ) -> Envelope:
-    """Read the body of `POST /request`: the parts `data`, an envelope, and `blob`, into `payload`.
+    """Return the part `data` of the body of `POST /request`, and add the part `blob` to `payload`.
 
-    Whatever is wrong with it is an `HttpError`.
+    Raise an `HttpError` if the body is malformed or its envelope too large.
     """
     try:
         parts = await _read_parts(content_type, body, payload)
@@ -105,8 +105,8 @@ async def _read_parts(
 ) -> dict[str, bytearray]:
     """Return the parts of a multipart body by name; the content of `blob` goes to `payload`.
 
-    The caller limits the size of the body; this function limits the number of parts, their headers, and
-    what is not payload. A body that is not multipart or ends early is a `FormParserError`.
+    The caller limits the body's size. This function limits the number of parts, their headers, and the
+    bytes outside `blob`. Raise a `FormParserError` if the body is not multipart or ends early.
     """
     _, options = parse_options_header(content_type)
     boundary = options.get(b"boundary")
@@ -205,8 +205,8 @@ _CHANNEL = Channel(
 class WebSocketSubscriptions:
     """The subscriptions of clients at `/subscribe`.
 
-    Opens one broker subscription per WebSocket, tells the client its id, and forwards its frames. Each
-    takes the jobs of the account that opened it.
+    Opens one broker subscription per WebSocket, sends its id to the client, and forwards its frames. A
+    subscription accepts only jobs of the account that opened it.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class WebSocketSubscriptions:
             await websocket.send_text(json.dumps({"session_id": session_id}))
             self._open[subscription] = websocket
             forwarding = asyncio.create_task(_forward(subscription, websocket))
-            # A client has nothing to send here.
+            # Clients send nothing: wait for the disconnect.
             while (await websocket.receive())["type"] != "websocket.disconnect":
                 pass
         finally:
@@ -272,10 +272,10 @@ class WebSocketSubscriptions:
 
 
 async def _refuse(websocket: WebSocket, reason: HttpError) -> None:
-    """Tell a client why it gets no live channel, in the way that nnsight shows.
+    """Open a live channel only to refuse it, so that nnsight shows the reason.
 
-    Of a handshake that fails, nnsight shows all headers. It reads an id from the first message, sends its
-    job, and shows the sentence by which that is refused.
+    After a failed handshake nnsight would show nothing but headers. Here it reads an id from the first
+    message and sends its job with that id; `POST /request` refuses it with the reason, which nnsight shows.
     """
     logger.info("a live channel is refused: %s", reason.detail)
     told = envelope_fields(Response("", Status.ERROR, reason.detail))

@@ -1,4 +1,4 @@
-"""The packages of a runtime, by import name: what `nnsight.compare()` compares a client's with."""
+"""The packages of a runtime by import name, with which `nnsight.compare()` compares the client's."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from ndif.gateway.answers import PythonEnvironment
 from ndif.host.runtimes import Runtime
 
 _FOR_BLOCKS = ("nnsight", "torch", "transformers", "accelerate", "peft")
-"""Packages that this one requires for models and for users' code."""
+"""Requirements of ndif that models and users' code use; the others serve the server alone."""
 _EXTRA = "server"
-"""The extra of this distribution that no block uses."""
+"""The extra of ndif with packages that no user's code uses."""
 
 
 @lru_cache(maxsize=8)
 def environment(runtime: Runtime | None) -> PythonEnvironment:
-    """Return Python's and the packages' versions of a runtime; of this process without one.
+    """Return the versions of Python and of a runtime's packages; None means those of this process.
 
-    Packages that the server alone needs are left out: no client has to have them. So are names that several
-    packages share.
+    Packages that only the server needs are left out, because clients do not need them. Import names that
+    several packages share are left out, too.
     """
     overlay = [str(folder) for folder in runtime.path] if runtime is not None else []
     found: dict[str, Distribution] = {}
     for distribution in distributions(path=[*overlay, *sys.path]):
-        # The first one on the path is the one that is imported.
+        # Python imports the first distribution on the path.
         found.setdefault(canonicalize_name(distribution.metadata["Name"]), distribution)
     unused = _required([NAME], found, _EXTRA) - _required(_FOR_BLOCKS, found)
     names = {name: _import_names(distribution) for name, distribution in found.items()}
-    # Several distributions share a namespace such as `google`: it has no version.
+    # A namespace such as `google` belongs to several distributions and has no version.
     times = Counter(chain.from_iterable(names.values()))
     packages = {
         imported: distribution.version
@@ -49,7 +49,7 @@ def environment(runtime: Runtime | None) -> PythonEnvironment:
 
 
 def _required(names: Iterable[str], found: Mapping[str, Distribution], extra: str = "") -> set[str]:
-    """Return these packages and what they require, as far as it is installed."""
+    """Return these packages and their transitive requirements, if installed."""
     required: set[str] = set()
     coming = [canonicalize_name(name) for name in names]
     while coming:

@@ -31,7 +31,7 @@ _MAX_QUOTED = 100
 
 
 def read_headers(headers: Headers) -> Envelope:
-    """Return what the headers of `POST /request` say, or raise an `HttpError`; its body is the payload."""
+    """Read the headers of `POST /request`; raise an `HttpError` (400) for a wrong one."""
     compress = headers.get("nnsight-compress", "True")
     if compress not in ("True", "False"):
         raise HttpError(
@@ -46,17 +46,17 @@ def read_headers(headers: Headers) -> Envelope:
 
 
 class _Packet(socketio.packet.Packet):  # type: ignore[misc]
-    """A packet with what clients of this wire send: at most one attachment."""
+    """A packet with at most one attachment, which is all that clients of this wire send."""
 
     def decode(self, encoded_packet: Any) -> Any:
-        """See `Packet`. A packet is kept until all of its attachments have arrived."""
+        # The server keeps a packet until all of its attachments have arrived: more could fill its memory.
         if (count := super().decode(encoded_packet)) > 1:
             raise ValueError("a packet has one attachment at most")
         return count
 
 
 class _Server(socketio.AsyncServer):  # type: ignore[misc]
-    """A server that ends the connection of a client that does not speak its protocol."""
+    """A server that disconnects a client for a malformed packet."""
 
     async def _handle_eio_message(self, eio_sid: str, data: Any) -> None:
         try:
@@ -80,8 +80,8 @@ CHANNEL = Channel(
 class SocketIoSubscriptions:
     """The subscriptions of clients at `/ws/socket.io`.
 
-    Opens one broker subscription per connection and forwards its frames. Clients send no key here, so each
-    takes the jobs of callers of the same name, whose key is looked at with every job.
+    Opens one broker subscription per connection and forwards its frames. Clients send no key here: a
+    channel belongs to the caller's name, and the key is checked with every job.
     """
 
     def __init__(self, broker: Broker, channels: OpenChannels, settings: Settings) -> None:
@@ -92,13 +92,13 @@ class SocketIoSubscriptions:
         self._server = _Server(
             async_mode="asgi",
             client_manager=Acknowledgements(self._acknowledge),
-            # The middleware `SameOrigin` decides for every route which pages may connect.
+            # `SameOrigin` has already checked the page's origin.
             cors_allowed_origins="*",
             max_http_buffer_size=settings.socketio_max_http_buffer_size,
             # No released client polls.
             transports=["websocket"],
             serializer=_Packet,
-            # Nothing more is read while an upload is on its way to the broker.
+            # Back-pressure: read no further message while an upload is being stored.
             async_handlers=False,
             ping_timeout=settings.socketio_ping_timeout,
         )
@@ -117,7 +117,7 @@ class SocketIoSubscriptions:
     async def _connect(self, sid: str, environ: Any, _auth: Any = None) -> bool:
         scope = environ["asgi.scope"]
         state = scope.setdefault("state", {})
-        if TAKES_LARGE in state:  # a connection has one subscription
+        if TAKES_LARGE in state:  # it has a subscription already
             return False
         state[TAKES_LARGE] = lambda: False
         caller = caller_of(HTTPConnection(scope))
@@ -127,7 +127,7 @@ class SocketIoSubscriptions:
             except HttpError as error:
                 raise socketio.exceptions.ConnectionRefusedError(error.detail) from error
             subscription = await self._broker.subscribe(subscription_of(sid, caller.name))
-            # Only a job's block asks its client for results.
+            # Only a running job asks its client for an upload, which may be large.
             state[TAKES_LARGE] = lambda: bool(subscription.unfinished)
             subscription.bound(self._max_unread_bytes, partial(disconnect, scope, DOES_NOT_READ))
             channel = SocketIoChannel(self._server, sid, partial(on_its_way, scope))
@@ -142,7 +142,7 @@ class SocketIoSubscriptions:
                 await opened.subscription.close()
             finally:
                 opened.counted.close()
-                for task in opened.tasks:  # at last: one of them may be who calls
+                for task in opened.tasks:  # last, since one of them may be the caller
                     task.cancel()
 
     def _acknowledge(self, sid: str) -> None:
@@ -150,7 +150,7 @@ class SocketIoSubscriptions:
             opened.channel.acknowledge()
 
     async def _upload(self, sid: str, *arguments: Any) -> None:
-        """Store what a hybrid job's client computed: the bytes, and the job's id."""
+        """Store a hybrid job's upload: its bytes and the job's id. Ignore other arguments."""
         match arguments:
             case (bytes() as content, str() as request_id) if is_job_id(request_id):
                 if opened := self._open.get(sid):
@@ -159,21 +159,19 @@ class SocketIoSubscriptions:
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A connected client."""
-
     subscription: Subscription
     channel: SocketIoChannel
     tasks: list[asyncio.Task[None]]
     counted: ExitStack
-    """Counts the connection until it is closed."""
+    """Holds the connection's place in `OpenChannels` until closed."""
 
 
 async def _forward(subscription: Subscription, channel: SocketIoChannel) -> None:
     while True:
-        # Updates wait in the subscription, where they are counted.
+        # Updates wait in the subscription, which bounds their bytes.
         await channel.until_takes_more()
         frame = await subscription.next()
         if isinstance(
             frame, bytes
-        ):  # else of a request of the other wire that names this subscription
+        ):  # text belongs to a request of the other wire that names this subscription
             channel.put(frame)

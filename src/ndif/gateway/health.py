@@ -1,4 +1,4 @@
-"""Routes that tell clients of the server: is it up, which models it serves, what is installed."""
+"""Routes about the server itself: liveness, models, installed packages, the holder of a key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ndif.schema.states import DeploymentLevel
 from ndif.stores.accounts import Accounts, NoSuchKeyError
 
 _GENERATIONS_BY_LIBRARY = {"python-httpx": ("0.8",), "python-requests": ("0.7", "0.6")}
-"""Generations whose clients ask with an HTTP library. None names its version when it asks."""
+"""Generations of the clients that use an HTTP library; these requests do not name the client's version."""
 _MAX_QUOTED = 100
 """Characters of a client's text that an answer repeats."""
 
@@ -72,7 +72,7 @@ _DESCRIPTIONS = {
 
 @dataclass(frozen=True)
 class HealthRoutes:
-    """`/ping`, `/connected`, `/status`, `/env` and `/whoami`: answered from what the server knows."""
+    """`/ping`, `/connected`, `/status`, `/env` and `/whoami`."""
 
     catalogue: Catalogue
     accounts: Accounts
@@ -90,13 +90,13 @@ class HealthRoutes:
         return "pong"
 
     async def connected(self, _: Request) -> bool:
-        """Answer 200 once the server can run jobs, 503 before."""
+        """Answer True once the server can run jobs; raise an `HttpError` (503) before."""
         if not await self.catalogue.connected():
             raise HttpError(503, "No model is ready yet; /status shows its progress.", RETRY_SOON)
         return True
 
     async def status(self, http: Request) -> ServerStatus:
-        """Answer with the models and their state."""
+        """Answer with the models; add `READY` if none is HOT and requests may load models."""
         status = await self.catalogue.status()
         listed = status.deployments.values()
         is_idle = all(each.deployment_level is not DeploymentLevel.HOT for each in listed)
@@ -105,7 +105,7 @@ class HealthRoutes:
         return status
 
     async def _loads_on_request(self, http: Request) -> bool:
-        """Return True if a request may have a model loaded, with the right key where keys are in use."""
+        """Return True if requests may load models; True on a server with keys, where the key decides."""
         if (await self.catalogue.models()).fixed:
             return False
         try:

@@ -1,6 +1,6 @@
-"""A read-only mirror of the Hugging Face Hub's routes, for clients that build their model without the Hub.
+"""A read-only mirror of the Hugging Face Hub's routes, for clients that build a model without the Hub.
 
-A client uses it with `HF_ENDPOINT=http://HOST:PORT/hub`.
+Clients use it with `HF_ENDPOINT=http://HOST:PORT/hub`.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from ndif.stores.broker import BrokerError
 from ndif.stores.objects import ObjectStore, ObjectStoreError
 
 if TYPE_CHECKING:
-    # A server of one process has no client of Redis.
+    # A server of one process does without Redis.
     from ndif.stores.leader import SharedCache
 
 logger = logging.getLogger(__name__)
 
 _MAX_HASHED_BYTES = 64 << 20
-"""Maximum size of a file whose content is hashed: reading a larger one would keep clients waiting."""
+"""Maximum size of a file whose content is hashed: hashing a larger one would keep clients waiting."""
 _CHUNK_BYTES = 1 << 20
 _INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True)
 class MirroredModel:
-    """A model whose files the mirror offers."""
+    """A model whose files the mirror serves."""
 
     repo_id: str
     source: Path | Snapshot
@@ -68,7 +68,7 @@ class _File:
 class _Listing:
     commit: str
     is_complete: bool
-    """True if a file that is not in the folder is not in the commit either."""
+    """True if the commit has only the files of the folder; False if it is a commit of the Hub."""
     files: dict[str, _File]
     withheld: frozenset[str]
 
@@ -120,7 +120,7 @@ _NAMES = {
 def _describe(
     repository: str, summary: str, answers: Mapping[int, Answer], *parameters: Parameter
 ) -> Description:
-    """Return the description of a route below a repository, whose parts are parameters of its path."""
+    """Return the description of a route; the parts of `repository` in braces are path parameters."""
     return Description(
         "files of the models",
         summary,
@@ -143,23 +143,23 @@ _ERROR_HEADERS = {
 
 
 class HfMirror:
-    """The routes over the models that this server has accepted and whose files are on this machine."""
+    """The mirror's routes, for models that this server has accepted and whose files are on this machine."""
 
     def __init__(
         self, *, share_weights: bool, find: Callable[[str], MirroredModel | None] = lambda _: None
     ) -> None:
-        """`find` returns an accepted model of that name, once its files are here; from any thread."""
+        """`find` returns the accepted model of a repo id once its files are here; any thread may call."""
         self._find = find
         self._share_weights = share_weights
         self._repositories: dict[str, _Repository] = {}
 
     def serve(self, model: MirroredModel) -> None:
-        """Offer `model` from now on, in place of any model of the same name."""
+        """Serve `model`, instead of any model of the same name."""
         repository = _Repository(model, share_weights=self._share_weights)
         self._repositories[model.repo_id.casefold()] = repository
 
     def routes(self) -> list[BaseRoute]:
-        """Return the routes, relative to the endpoint that clients use."""
+        """Return the routes, relative to the clients' `HF_ENDPOINT`."""
         routes: list[BaseRoute] = []
         answers = _Repository.info, _Repository.tree, _Repository.resolve
         info, tree, resolve = map(self._answering, answers)
@@ -188,7 +188,7 @@ class HfMirror:
     def _answering(
         self, answer: Callable[[_Repository, Request], Any]
     ) -> Callable[[Request], Response]:
-        # Starlette runs plain functions in threads: these read files.
+        # A plain function, which Starlette runs in a thread, because it reads files.
         def respond(http: Request) -> Response:
             try:
                 found = answer(self._repository(http), http)
@@ -201,7 +201,7 @@ class HfMirror:
     def _repository(self, http: Request) -> _Repository:
         parts = (http.path_params.get("organization"), http.path_params["name"])
         repo_id = "/".join(filter(None, parts))
-        # Like the Hub, ignore the case of the name and answer with the right one.
+        # Like the Hub, ignore the case of the name, and answer with the canonical one.
         name = repo_id.casefold()
         if name not in self._repositories and (model := self._find(repo_id)) is not None:
             self.serve(model)
@@ -217,7 +217,7 @@ class HfMirror:
 
 
 class _Repository:
-    """One model's files, listed at the first request for them."""
+    """One model's files, listed at the first request."""
 
     def __init__(self, model: MirroredModel, *, share_weights: bool) -> None:
         self.model = model
@@ -242,7 +242,7 @@ class _Repository:
         )
 
     def split(self, location: str, *, whole: bool = False) -> str:
-        """Return the path below the revision with which `location` begins, or which it is as a `whole`."""
+        """Return the path below the revision that `location` begins with, or with `whole` consists of."""
         names = {"main", self.listing.commit, self.model.revision or "main"}
         for name in names:
             if location == name or (location.startswith(f"{name}/") and not whole):
@@ -266,7 +266,7 @@ class _Repository:
             private=False,
             gated=False,
             disabled=False,
-            # Older clients cannot do without these two.
+            # Older versions of huggingface_hub require these two.
             downloads=0,
             likes=0,
             siblings=[
@@ -298,9 +298,9 @@ class _Repository:
         ]
 
     def resolve(self, http: Request) -> Response:
-        """Answer with a file."""
+        """Answer with a file's content."""
         name = self.split(http.path_params["location"])
-        # Only files of the listing are ever opened: no path leads out of the folder.
+        # Only listed files are opened, so no path leads out of the folder.
         file = self.listing.files.get(name)
         if file is None:
             raise self._not_found(name)
@@ -320,8 +320,8 @@ class _Repository:
     def _not_found(self, name: str) -> _NotFoundError:
         listing = self.listing
         if name in listing.withheld:
-            # Without the commit: a client would remember the file's absence for that commit, and
-            # miss it when it is shared, or in the Hub's own repository.
+            # Without the commit: with it, a client would cache the file's absence, and not find it once
+            # this server shares it, or at the Hub itself.
             return _NotFoundError(
                 "EntryNotFound",
                 f"{_shown(name)} is not shared: this server does not share weights, only what a model "
@@ -333,7 +333,7 @@ class _Repository:
 
 
 def _etag(path: Path) -> str:
-    """Return git's id of the content, as the Hub does; of a large file, a hash of its size and time."""
+    """Return the content's git blob id, as the Hub does; of a large file, a hash of name, size and time."""
     size = path.stat().st_size
     if size > _MAX_HASHED_BYTES:
         return _sha1(f"{path.name}\n{size}\n{path.stat().st_mtime_ns}".encode())
@@ -349,12 +349,12 @@ def _sha1(*contents: bytes) -> str:
 
 
 def _shown(name: str) -> str:
-    """Return a client's text in ASCII, on one line and not too long for a sentence."""
+    """Return a client's text quoted, in printable ASCII, cut to 200 characters."""
     return ascii(name[:200])
 
 
 class PublishedModels:
-    """The models whose files the leader's `Publisher` has published, for a mirror elsewhere."""
+    """Models whose files the leader's `Publisher` has published, for the mirror of another process."""
 
     def __init__(self, cache: SharedCache, objects: ObjectStore) -> None:
         """Read the names from `cache`, and the files from `objects`."""
@@ -367,16 +367,16 @@ class PublishedModels:
         self._folder = Path()
 
     def find(self, repo_id: str) -> MirroredModel | None:
-        """Return a published model, fetched now if it is new; from another thread than the loop's.
+        """Return a published model, fetched now if it is new; call it outside the event loop's thread.
 
-        A client that found the model at one gateway finds it at each of them.
+        A client that found a model at one gateway must find it at the others, before their next poll.
         """
         if self._loop is not None:
             asyncio.run_coroutine_threadsafe(self._refresh(), self._loop).result()
         return self._models.get(repo_id.casefold())
 
     async def run(self, mirror: HfMirror) -> None:
-        """Keep `mirror` up to date with each published model, until cancelled."""
+        """Poll for published models and serve them on `mirror`, until cancelled."""
         with TemporaryDirectory(prefix="ndif-mirror-", ignore_cleanup_errors=True) as folder:
             self._folder, self._loop = Path(folder), asyncio.get_running_loop()
             served: dict[str, MirroredModel] = {}
@@ -392,7 +392,7 @@ class PublishedModels:
                 self._loop = None
 
     async def _refresh(self) -> None:
-        """Fetch the files that were published since the last time."""
+        """Fetch files that were published since the last call; log errors instead of raising them."""
         try:
             async with self._fetching:
                 stored = await self._cache.read(FILES, dict[str, StoredFiles]) or {}

@@ -1,4 +1,4 @@
-"""Errors as HTTP responses: one class, and one table from the server's errors to statuses."""
+"""Errors as HTTP responses: `HttpError`, and one table from the server's exceptions to statuses."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from ndif.telemetry.request_id import HEADER, current
 logger = logging.getLogger(__name__)
 
 RETRY_SOON = {"Retry-After": "5"}
-"""Headers of an answer that may be another in a few seconds."""
+"""Headers of a refusal that may be lifted in a few seconds."""
 CLOSE = {"Connection": "close"}
-"""Headers of an answer after which the rest of the request's body is not read."""
+"""Headers of an answer that leaves the rest of the request's body unread."""
 
 _MAX_PATH = 200
 """Characters of a request's path that an answer or a log repeats."""
@@ -41,7 +41,7 @@ class HttpError(HTTPException):
 
 
 def shown_path(path: str) -> str:
-    """Return a request's path as a sentence or a log can bear it: on one line, and not too long."""
+    """Return a request's path for a message or a log line: printable, and cut to 200 characters."""
     cut = path[:_MAX_PATH]
     if not cut.isprintable():
         cut = cut.encode("unicode_escape").decode()
@@ -49,7 +49,7 @@ def shown_path(path: str) -> str:
 
 
 def no_channel_at(path: str) -> HttpError:
-    """Return the answer to a WebSocket at a path that has none."""
+    """Return the answer to a WebSocket handshake at a path without a channel."""
     return HttpError(
         404,
         f"No WebSocket opens at {shown_path(path)}. nnsight 0.8 uses /subscribe; 0.7 and 0.6 use "
@@ -68,7 +68,7 @@ def nothing_at(path: str) -> HttpError:
 
 
 def _no_route(request: Request, error: HTTPException) -> HttpError:
-    """Translate Starlette's own errors: an unknown route or method."""
+    """Translate Starlette's own `HTTPException`, such as 404 or 405."""
     if error.status_code == 404:
         return nothing_at(request.url.path)
     detail = f"{request.method} is not possible at {shown_path(request.url.path)}."
@@ -89,15 +89,15 @@ def _disk_refuses(_: Request, error: DiskError) -> HttpError:
 
 
 def _store_unavailable(_: Request, error: ObjectStoreError) -> HttpError:
-    # The message names the store's address, which is for the log alone.
+    # The message names the store's address, which clients must not see.
     logger.warning("%s", error)
     detail = "This server cannot reach its store of results and responses. Try again in a moment."
     return HttpError(503, detail, RETRY_SOON)
 
 
 def no_account(error: NoSuchKeyError | TooManyGuessesError | AccountsAwayError) -> HttpError:
-    """Return the answer to a caller that has no account, or of which that cannot be told."""
-    if isinstance(error, AccountsAwayError):  # whose message is for the log alone
+    """Return the answer to a caller whose account is missing or cannot be looked up."""
+    if isinstance(error, AccountsAwayError):  # its message is not for clients
         return HttpError(
             503,
             "This server cannot reach its database of API keys. Try again in a moment.",
@@ -109,7 +109,7 @@ def no_account(error: NoSuchKeyError | TooManyGuessesError | AccountsAwayError) 
 
 
 def written(answer: HttpError) -> bytes:
-    """Return an answer as it goes over a connection on which no application answers; it closes it."""
+    """Return an answer as raw HTTP/1.1, with `Connection: close`, for a request without an application."""
     content = to_json(Refusal(detail=answer.detail))
     status = HTTPStatus(answer.status_code)
     headers = {
@@ -131,11 +131,11 @@ def _response(answer: HttpError) -> Response:
 
 
 async def refuse(answer: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Send an answer to a request, or to a WebSocket that is not accepted."""
+    """Answer a request, or refuse a WebSocket's handshake."""
     if scope["type"] == "websocket" and "websocket.http.response" not in scope.get(
         "extensions", {}
     ):
-        # A WebSocket that is closed before it is accepted is refused with 403.
+        # ASGI: a close before the accept refuses the handshake with 403.
         await send({"type": "websocket.close", "code": 1008, "reason": "refused"})
     else:
         await _response(answer)(scope, receive, send)
@@ -156,7 +156,7 @@ _HTTP_ERRORS: Mapping[type[Exception], Callable[[Request, Any], HttpError]] = {
     BrokerError: lambda _, error: broker_unavailable(error),
     DiskError: _disk_refuses,
     ObjectStoreError: _store_unavailable,
-    # The server's log has the traceback.
+    # Starlette raises it again afterwards, so that the log has the traceback.
     Exception: lambda _, __: HttpError(500, "The server failed at this request; its log says why."),
 }
 
@@ -187,7 +187,7 @@ _REASONS_BY_ERROR: Mapping[type[BaseException], str] = {
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the word for metrics that says why a job was not accepted."""
+    """Return the metrics label for the reason why a job was not accepted."""
     if isinstance(error, HTTPException):
         return _REASONS.get(error.status_code, "unavailable")
     found = (word for kind, word in _REASONS_BY_ERROR.items() if isinstance(error, kind))
@@ -203,4 +203,4 @@ async def _handle(
 EXCEPTION_HANDLERS: Mapping[Any, Any] = {
     kind: partial(_handle, translate) for kind, translate in _HTTP_ERRORS.items()
 }
-"""Starlette's handlers of every error that a route may raise."""
+"""Starlette's exception handlers, for every error that a route may raise."""

@@ -1,4 +1,4 @@
-"""Bodies and messages on their way here: their budget, their time, and how a payload reaches the disk."""
+"""Incoming bodies and messages: their memory and disk budget, their deadlines, and payloads on disk."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ndif.stores.objects import DiskError
 from ndif.tasks import timeout
 
 _WORTH_KEEPING = 4096
-"""Smallest piece of a payload that is kept as it came; smaller ones are copied together."""
+"""Bytes; pieces of a payload from this size on are kept as they came, smaller ones are copied together."""
 MAX_ENVELOPE = 1 << 20
-"""Bytes that a request may have beside its payload, and a message of a client without a job in all."""
+"""Bytes of a request beside its payload; also of a whole message from a client without a running job."""
 _IN_MEMORY = 256 << 20
-"""Bytes of the budget that may be in memory."""
+"""Bytes of the budget that may be in memory, the rest being on disk."""
 _STEP = 256 << 10
-"""Bytes that a body must bring within the idle time, and that are counted before they come."""
+"""Bytes that must arrive within each idle time; they are reserved in the budget before they arrive."""
 
 
 async def read_body(http: HttpRequest, most_bytes: int, refusal: str) -> bytes:
-    """Return a small body; raise an HttpError (413) that says `refusal` if it is larger than it may be."""
+    """Return a small body; raise an HttpError (413, `refusal`) if it has more than `most_bytes`."""
     content = bytearray()
     async for chunk in http.stream():
         content += chunk
@@ -38,7 +38,7 @@ async def read_body(http: HttpRequest, most_bytes: int, refusal: str) -> bytes:
 
 
 class IncomingFullError(Exception):
-    """Too much is unfinished; `of_address` is true if all of that came from the sender's address."""
+    """Too many unfinished bytes; `of_address` is True if the limit of the sender's address is exceeded."""
 
     def __init__(self, held: int, *, of_address: bool) -> None:
         super().__init__(f"{format_size(held)} are unfinished")
@@ -46,10 +46,10 @@ class IncomingFullError(Exception):
 
 
 class Incoming:
-    """The budget of everything that is unfinished: bodies of requests, and messages on live channels.
+    """The budget of all unfinished input: bodies of requests, and messages on live channels.
 
-    Half of it is an address's share, and 256 MiB of it may be in memory, half of that for an address. What
-    is the only one of its kind may be larger, as far as its own limit allows.
+    One address may use half of it. At most 256 MiB may be in memory, half of that for one address. A
+    body or message with no other beside it may exceed the budget, up to its own limit.
     """
 
     def __init__(self, settings: RequestSettings) -> None:
@@ -62,7 +62,7 @@ class Incoming:
 
     @contextlib.contextmanager
     def open(self, address: str) -> Iterator[Unfinished]:
-        """Count what comes from `address` until the end of the block."""
+        """Yield the byte count of a request from `address`, which is released at the end of the block."""
         unfinished = Unfinished(address, self._all, self._in_memory)
         try:
             yield unfinished
@@ -70,15 +70,15 @@ class Incoming:
             unfinished.hold(0, 0)
 
     def message(self, address: str) -> Unfinished:
-        """Return the account of the unfinished message of a connection, which holds it until the end."""
+        """Return the byte count of a connection's unfinished message, which the connection must release."""
         return Unfinished(address, self._all, self._in_memory)
 
     async def body(
         self, http: HttpRequest, unfinished: Unfinished, most: int | None = None
     ) -> AsyncIterator[list[bytes]]:
-        """Yield the chunks of a body, of `most` bytes at most, in lists of about 256 KiB.
+        """Yield the chunks of a body, in lists of about 256 KiB.
 
-        A body that is too large, too slow or more than the server takes now is an `HttpError`.
+        Raise an `HttpError` if it exceeds `most`, the server's limit or the budget, or is too slow.
         """
         limit, whose = self.max_request_bytes, "this server takes (NDIF_MAX_REQUEST_BYTES)"
         if most is not None and most < limit:
@@ -116,7 +116,7 @@ class Incoming:
 
 
 class _Account:
-    """Bytes that are held in all and by each address, and how many that may be."""
+    """A limited count of bytes, of which one address may hold half."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -124,7 +124,7 @@ class _Account:
         self._by_address: Counter[str] = Counter()
 
     def change(self, address: str, before: int, after: int) -> None:
-        """Count `after` bytes instead of `before`; raise an `IncomingFullError` if that is too many."""
+        """Replace `before` bytes by `after`; raise an `IncomingFullError` if others leave no room."""
         held = self._by_address[address]
         if after > before:
             for others, most, of_address in (
@@ -140,7 +140,7 @@ class _Account:
 
 
 class Unfinished:
-    """One body or message that is on its way."""
+    """The byte count of one incoming body or message; raises an `IncomingFullError` over the budget."""
 
     def __init__(self, address: str, everything: _Account, in_memory: _Account) -> None:
         self._address = address
@@ -151,15 +151,15 @@ class Unfinished:
         self._memory = 0
 
     def add(self, count: int) -> None:
-        """Count bytes that have arrived, into memory."""
+        """Count `count` more bytes, in memory."""
         self.hold(self.size + count, self._memory + count)
 
     def to_disk(self, count: int) -> None:
-        """Count bytes that are on the disk from now on."""
+        """Count `count` bytes as moved from memory to disk."""
         self.hold(self.size, self._memory - count)
 
     def hold(self, size: int, memory: int) -> None:
-        """Count so many bytes, and so many of them in memory."""
+        """Set the count to `size` bytes, `memory` of which are in memory; `hold(0, 0)` releases all."""
         self._everything.change(self._address, self.size, size)
         self.size = size
         self._in_memory.change(self._address, self._memory, memory)
@@ -167,7 +167,7 @@ class Unfinished:
 
 
 class IncomingPayload:
-    """A payload as it arrives: in memory up to 1 MiB, then in a file."""
+    """A payload while it arrives: in memory up to 1 MiB, then in a file."""
 
     def __init__(self, create: Callable[[], PayloadFile], unfinished: Unfinished) -> None:
         self._create = create
@@ -177,7 +177,7 @@ class IncomingPayload:
         self._file: PayloadFile | None = None
 
     def add(self, data: bytes | memoryview) -> None:
-        """Take more of it, into memory."""
+        """Append data, in memory; `spill` moves it to the disk."""
         self._tail_size += len(data)
         if len(data) >= _WORTH_KEEPING:
             self._tail.append(memoryview(data))
@@ -187,12 +187,12 @@ class IncomingPayload:
             self._tail.append(bytearray(data))
 
     async def spill(self) -> None:
-        """Write to the disk what is more than memory may hold."""
+        """Write the data in memory to the file if it exceeds 1 MiB; raise a `DiskError` if that fails."""
         if self._tail_size > MAX_IN_MEMORY:
             await self._write()
 
     async def finish(self) -> Payload:
-        """Return all of it."""
+        """Return the whole payload: bytes, or the file with the rest written to it."""
         if self._file is None:
             return bytearray().join(self._tail)
         await self._write()
@@ -210,13 +210,13 @@ class IncomingPayload:
         self._unfinished.to_disk(size)
 
     def discard(self) -> None:
-        """Delete its file."""
+        """Delete the file, if there is one."""
         if self._file is not None:
             self._file.discard()
 
 
 def refusal(error: IncomingFullError) -> HttpError:
-    """Return the answer to a client that sends more than the server takes now."""
+    """Return the answer to a client whose input exceeds the budget: 429 for its address, else 503."""
     if error.of_address:
         return HttpError(
             429,

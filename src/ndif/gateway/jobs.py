@@ -34,7 +34,7 @@ from ndif.tasks import within
 logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 2.0
-"""Seconds in which the store answers, or the steps of a job are told without what is stored of it."""
+"""Seconds until a trace is answered without the stored response, if the store is silent."""
 _MAX_QUOTED = 100
 """Characters of a client's text that an answer repeats."""
 
@@ -111,7 +111,7 @@ T = TypeVar("T", bound=Operation)
 
 @dataclass(frozen=True)
 class JobRoutes:
-    """Answers with the jobs of the caller alone, and ends one of them."""
+    """Routes for a user's own jobs: no caller sees or ends the job of another."""
 
     accounts: Accounts
     perform: Perform
@@ -136,7 +136,7 @@ class JobRoutes:
         return OwnJobs(requests=[job.own for job in answer.jobs])
 
     async def trace(self, http: Request) -> OwnTraceAnswer:
-        """Answer with the steps of one of the caller's jobs, and with what it left to be polled for."""
+        """Answer with the steps of a job of the caller, and with the error or result of a polled one."""
         account = await self._known(http)
         found: Trace = await self.perform(GetTrace(job_id=job_id_of(http), user=account.user))
         error, stored = await self._left(found, account)
@@ -151,15 +151,15 @@ class JobRoutes:
         return found
 
     async def cancel(self, http: Request) -> Cancelled:
-        """End a job of the caller that waits or runs."""
+        """End a waiting or running job of the caller."""
         account = await self.accounts.account(caller_of(http))
         await self.perform(Kill(request_id=job_id_of(http), user=account.user))
         return Cancelled(cancelled=True, id=job_id_of(http))
 
     async def _left(self, trace: Trace, account: Account) -> tuple[str | None, bool | None]:
-        """Return the error of the account's job if it failed, and whether its result is stored.
+        """Return the error of a failed job, and True if its result is stored.
 
-        Of a job whose client held a live channel nothing is known here.
+        Only polled jobs have a stored response. Both are None if the store is unavailable.
         """
         error, stored = None, False
         if trace.ended is None:
@@ -170,7 +170,7 @@ class JobRoutes:
             reason = str(away) or f"no answer within {_PATIENCE_S:g} s"
             logger.warning("job %s: what is stored of it cannot be read: %s", trace.id, reason)
             return None, None
-        # A job that was sent without a key has no user with its response.
+        # Responses of jobs that were sent without a key name no user.
         if kept is not None and kept.user == (account.user if account.key else ""):
             if kept.status is Status.ERROR:
                 error = kept.fields["description"]
@@ -179,10 +179,10 @@ class JobRoutes:
         return error, stored
 
     async def _known(self, http: Request) -> Account:
-        """Return the caller's account, if it is one that nobody else can have."""
+        """Return the caller's account; raise an HttpError (403) if others could have the same."""
         caller = caller_of(http)
         account = await self.accounts.account(caller)
-        # An address may be that of many, and where there are no keys, the id of a job is all one needs.
+        # Without keys, an account is an address, which several users may share. A local user id is unique.
         if not account.key and caller.uid is None:
             raise HttpError(
                 403,
@@ -193,7 +193,7 @@ class JobRoutes:
 
 
 def _asked(kind: type[T], fields: Mapping[str, Any]) -> T:
-    """Return the operation with these fields; a wrong one is an `HttpError`."""
+    """Return the operation with these fields; raise an `HttpError` that names a wrong field."""
     try:
         return kind.model_validate(fields)
     except ValidationError as error:

@@ -30,7 +30,7 @@ from ndif.stores.rates import Rates, RatesAwayError
 logger = logging.getLogger(__name__)
 
 FROM_ADDRESS, IN_ALL = 10, 100
-"""Passwords that are looked at from one address, and from all, in the window."""
+"""Password attempts per window: of one address, and of all together."""
 WINDOW_MIN = 10
 _MAX_BODY_BYTES = 8192
 _BCRYPT, _BCRYPT_BYTES = "$2", 72
@@ -114,20 +114,20 @@ _SESSION = Description(_TAG, "The login of this browser", answered="The login, i
 
 @dataclass
 class LoginRoutes:
-    """Begin and end sessions.
+    """Begins and ends sessions.
 
-    Passwords that are tried are counted before they are looked at, per address and in all, with the limits
-    that the server's gateways share. The token is not a password that can be guessed: it is looked at
-    first, so that nobody who guesses can keep its owner out.
+    Each password attempt is counted before it is checked, per address and in total; the server's gateways
+    share these limits. The token cannot be guessed. It is checked first and is not counted, so that a
+    guesser cannot lock its owner out.
     """
 
     operators: Operators
     password_hash: str = field(repr=False)
-    """Argon2id hash, or bcrypt's of NDIF 0.1; empty without a password."""
+    """Argon2id hash, or a bcrypt hash of NDIF 0.1; empty without a password."""
     rates: Rates
     note: NoteEvents
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """A hash takes 64 MiB and a core: one at a time."""
+    """Held while a password is verified: each hash takes 64 MiB and a core, so there is one at a time."""
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -142,9 +142,9 @@ class LoginRoutes:
         return self._own(self.operators.sessions.of(http))
 
     async def login(self, http: Request) -> Response:
-        """Set the cookie of a new session for whoever proves to be the operator."""
+        """Set a session cookie in exchange for the operator's password or token."""
         if "sec-fetch-site" in http.headers and not is_own_page(http):
-            # Else a page could have its visitor work in a session of the page's choice.
+            # Login CSRF: a foreign page could log its visitor in to a session of the attacker.
             raise HttpError(403, "Log in on the server's own page: this came from another.")
         given = (await _read(http)).password
         caller = caller_of(http).name
@@ -157,7 +157,7 @@ class LoginRoutes:
         raise HttpError(401, _WRONG if self.password_hash else _NO_HASH)
 
     async def logout(self, http: Request) -> Response:
-        """Remove the cookie from the browser; without a session there is nothing to do."""
+        """Remove the session cookie from the browser; refuse a logout without the session's token."""
         found = self.operators.sessions.of(http)
         answered = json_response(self._own(None))
         if found is not None:
@@ -188,7 +188,7 @@ class LoginRoutes:
         )
 
     async def _count(self, caller: str) -> None:
-        """Count a password; raise an HttpError if it is not to be looked at."""
+        """Count a password attempt; raise an HttpError if there were too many."""
         try:
             wait_s = await self.rates.take(f"login {caller}", FROM_ADDRESS, WINDOW_MIN)
             wait_s = wait_s or await self.rates.take("login", IN_ALL, WINDOW_MIN)
@@ -218,13 +218,13 @@ class LoginRoutes:
 
 
 def _matches(password_hash: str, given: str) -> bool:
-    # Imported with the first login: a server that nobody logs in to needs none of it.
+    # Imported at the first login: most servers need neither library.
     import bcrypt
     from argon2 import PasswordHasher
     from argon2.exceptions import InvalidHashError, VerificationError
 
     if password_hash.startswith(_BCRYPT):
-        # It knows no more than these bytes.
+        # bcrypt uses no more than these bytes; version 5 of the library refuses longer passwords.
         return bcrypt.checkpw(given.encode()[:_BCRYPT_BYTES], password_hash.encode())
     try:
         return PasswordHasher().verify(password_hash, given)
@@ -236,7 +236,7 @@ def _matches(password_hash: str, given: str) -> bool:
 
 
 async def _read(http: Request) -> Login:
-    """Return the body of a login; raise an HttpError that never repeats any of it."""
+    """Return the body of a login; raise an HttpError that repeats no value of it, such as a password."""
     content = await read_body(http, _MAX_BODY_BYTES, "A login is at most 8 KiB.")
     kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:

@@ -1,4 +1,4 @@
-"""`GET /metrics`: what the processes of this host count, and the state of the whole server."""
+"""`GET /metrics`: the counters of this host's processes, and the state of the whole server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ndif.telemetry.exposition import exposition
 logger = logging.getLogger(__name__)
 
 _STATE_S = 1.0
-"""Seconds for which the server's state is not asked for again."""
+"""Seconds for which the answers of the leader and the stores are reused."""
 _PATIENCE_S = 2.0
 _TEXT = "text/plain"
 _METRICS = Description(
@@ -58,12 +58,12 @@ _ELSEWHERE = (
 
 @dataclass
 class MetricsRoute:
-    """Answers with metrics, to those who may read them."""
+    """Serves metrics to this machine, to the allowed networks, and to holders of the operator's token."""
 
     perform: Perform
     stores: Mapping[str, Ping]
     folder: Path
-    """Folder whose disk is measured."""
+    """Folder whose disk's usage is reported."""
     allowed: Sequence[IPv4Network | IPv6Network]
     token: str | None
     _server: ServerState | None = None
@@ -85,7 +85,7 @@ class MetricsRoute:
             state.stores(self._answers),
             state.disk(disk_usage(self.folder)),
         )
-        # Encoding takes milliseconds, in which no job should wait.
+        # Encoding takes milliseconds, too long for the event loop.
         content, content_type = await asyncio.to_thread(
             exposition, http.headers.get("accept", ""), families
         )
@@ -99,7 +99,7 @@ class MetricsRoute:
             )
         caller = caller_of(http)
         if is_loopback(caller.address):
-            # A proxy of this machine passes on what comes from elsewhere.
+            # Loopback without a uid may be a local proxy that forwards a request from elsewhere.
             return caller.uid is not None
         try:
             address = ipaddress.ip_address(caller.address)
@@ -108,7 +108,7 @@ class MetricsRoute:
         return any(address in network for network in self.allowed)
 
     async def _ask(self) -> None:
-        """Ask the leader and every store, unless that was done a second ago."""
+        """Ask the leader and every store, at most once a second."""
         async with self._asking:
             if time.monotonic() - self._asked_at < _STATE_S:
                 return
@@ -122,7 +122,7 @@ class MetricsRoute:
             self._asked_at = time.monotonic()
 
     async def _current_state(self) -> ServerState | None:
-        """Return the state of the server; None if nobody leads."""
+        """Return the state of the server; None if there is no leader, or no answer in time."""
         try:
             found: ServerState = await within(self.perform(GetStatus()), _PATIENCE_S)
         except (OperationError, asyncio.TimeoutError) as error:

@@ -32,7 +32,7 @@ _NORM = {
 
 
 def _around(name: str, kind: str, count: int, child: JsonObject, **more: Any) -> JsonObject:
-    """Return the module around `child`, whose path is that of the child without its last step."""
+    """Return the parent module of `child`, whose paths are those of the child without the last step."""
     last = f"[{child['name']}]" if child["indices"] else f".{child['name']}"
     paths = {each: path.removesuffix(last) for each, path in child["paths"].items()}
     return {

@@ -31,7 +31,7 @@ _HUB = "https://huggingface.co"
 _MAX_QUOTED = 200
 """Characters of a client's text that an answer repeats."""
 _FRESH_S = 5.0
-"""Seconds for which the leader is not asked again of one model, however many look at it."""
+"""Seconds for which a model's details, and the installed generations, are cached."""
 _ADAPTERS = frozenset({"0.8"})
 """Generations whose requests may name an adapter."""
 _DESCRIPTION = Description(
@@ -64,7 +64,7 @@ _NO_DETAILS = ModelDetails(structures={}, load_s={})
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A question to the leader for a model's details, and how far its replicas had come by then."""
+    """A request to the leader for a model's details, and the states of its replicas at that time."""
 
     at: float
     states: Any
@@ -73,14 +73,14 @@ class _Asked:
 
 @dataclass(eq=False)
 class ModelRoutes:
-    """Answers with what the server knows of one model, from its catalogue alone."""
+    """Describes one model from the server's catalogue; a request never loads or measures a model."""
 
     catalogue: Catalogue
     runtimes: Runtimes
     public_url: str
-    """Address of the server for its clients; empty where that is the one that they ask at."""
+    """Base URL of the server for its clients; if empty, that of each request."""
     hub: str | None
-    """Address of the hub from which models come; None for the public one."""
+    """URL of the hub from which models come; None for the public one."""
     _looked: tuple[float, asyncio.Task[Sequence[str]]] | None = None
     _asked: dict[ModelKey, _Asked] = field(default_factory=dict)
 
@@ -89,7 +89,7 @@ class ModelRoutes:
         return [ApiRoute("/models/{repo_id:path}", self.model, _DESCRIPTION)]
 
     async def model(self, http: Request) -> DescribedModel:
-        """Answer with one model."""
+        """Answer with one model that `/status` lists, or that was measured and is not gated."""
         repo_id = http.path_params["repo_id"]
         revision = http.query_params.get("revision") or None
         models = await self.catalogue.models()
@@ -105,7 +105,7 @@ class ModelRoutes:
         return self._describe(found, entry, details, installed, url, chosen)
 
     async def _generations(self) -> Sequence[str]:
-        """Return the nnsight generations that are installed, the newest first, at most some seconds old."""
+        """Return the installed nnsight generations, the newest first; cached for `_FRESH_S`."""
         now = time.monotonic()
         if self._looked is None or now - self._looked[0] >= _FRESH_S:
             self._looked = now, asyncio.create_task(self._look(), name="runtimes")
@@ -119,9 +119,9 @@ class ModelRoutes:
         return [*await asyncio.to_thread(self.runtimes.installed)]
 
     async def _details(self, key: ModelKey, entry: ModelStatus | None) -> ModelDetails:
-        """Return the details of a model, at most some seconds old; those who ask at once ask once.
+        """Return the details of a model, cached for `_FRESH_S`; concurrent callers share one request.
 
-        A model that has come up since has a tree that it may not have had: it is asked for again.
+        A change of the replicas' states also ends the caching, since a model that came up may have a tree.
         """
         now = time.monotonic()
         self._asked = {
@@ -147,7 +147,7 @@ class ModelRoutes:
         url: str,
         chosen: str | None,
     ) -> DescribedModel:
-        """Return the answer; `installed` are the nnsight generations of the server."""
+        """Return the answer; `installed` are the server's generations, `chosen` is the requested one."""
         status = entry or _NOT_LOADED
         key = model.config.key if model is not None else ModelKey.parse(status.model_key)
         only = model.deployment.runtime if model is not None else None
@@ -184,7 +184,7 @@ class ModelRoutes:
         )
 
     def _card(self, key: ModelKey, model: Model | None) -> str | None:
-        """Return the address of a model's card at the hub that it comes from."""
+        """Return the URL of a model's card at its hub; None for a model from a folder."""
         checkpoint = key.repo_id if model is None else model.config.checkpoint
         if not is_repo_id(checkpoint):
             return None
@@ -193,16 +193,16 @@ class ModelRoutes:
 
 
 _NOT_LOADED = replace(READY, deployment_level=DeploymentLevel.COLD, state=ReplicaState.NOT_STARTED)
-"""Status of a model that is known, and not listed."""
+"""Status of a known model that `/status` does not list."""
 _FACTS = (
     *("license", "dtype", "bytes", "hidden_size", "layers", "heads", "vocabulary"),
     *("context_length", "tokenizer"),
 )
-"""Facts that the structure of a model has by the same names; None without one."""
+"""Fields of the answer that `ModelStructure` has under the same names; None without a structure."""
 
 
 def _find(models: Iterable[Model], repo_id: str, revision: str | None) -> Model | None:
-    """Return the model of that name, of several the one that most would mean."""
+    """Return the model of that name; of several, prefer one without a revision, then a dedicated one."""
     wanted = None if revision in (None, "main") else revision
     named = [
         model
@@ -219,8 +219,8 @@ def _find(models: Iterable[Model], repo_id: str, revision: str | None) -> Model 
 def _entry(
     status: ServerStatus, model: Model | None, repo_id: str, revision: str | None
 ) -> ModelStatus | None:
-    """Return the entry of a model in the answer of `/status`; None if it has none."""
-    # The calendar alone may name it.
+    """Return the model's entry in the answer of `/status`; None if it has none."""
+    # A model of the calendar may have an entry without being in `models`: look it up by name.
     wanted = None if revision == "main" else revision
     named = (
         each
@@ -232,7 +232,7 @@ def _entry(
 
 
 def _states(entry: ModelStatus | None) -> Any:
-    """Return how far each generation's replicas of a model have come, by its entry in `/status`."""
+    """Return the replicas' state by generation, from the model's entry in `/status`."""
     return entry and entry.runtimes
 
 
@@ -247,10 +247,9 @@ def _unknown(repo_id: str, revision: str | None) -> str:
 def _by_generation(
     told: Mapping[str, ModelStructure], generations: Iterable[str]
 ) -> dict[str, ModelStructure]:
-    """Return the structure that each generation would load, the newest first.
+    """Return the structure that each generation would load, the newest generation first.
 
-    A generation that has neither measured nor loaded the model has the structure that another told of, if
-    it loads models of that kind.
+    A generation that has neither measured nor loaded the model gets the newest other structure that suits.
     """
     known = sorted(told, key=Version, reverse=True)
     found: dict[str, ModelStructure] = {}
@@ -259,19 +258,19 @@ def _by_generation(
         fitting = (told[other] for other in suiting if other == each or suits(each, told[other]))
         if (structure := next(fitting, None)) is not None:
             found[each] = structure
-    if not found:  # a generation that is not installed any more
+    if not found:  # only generations that are not installed any more have one
         return {each: told[each] for each in known}
     return dict(sorted(found.items(), key=lambda one: Version(one[0]), reverse=True))
 
 
 def _tree(structure: ModelStructure, of: Mapping[str, ModelStructure]) -> DescribedModule:
-    """Return the tree of a structure, with its paths in every generation that has the same."""
+    """Return the tree of a structure, with its paths in each generation that has an equal tree."""
     same = [each for each, other in of.items() if other.tree == structure.tree]
     return _module([Place(ROOT, structure.tree, each) for each in same])
 
 
 def _module(places: list[Place]) -> DescribedModule:
-    """Return a module whose places in some generations these are."""
+    """Return the description of a module, given its place in each generation."""
     node = places[0].node
     below = zip(*(place.children() for place in places), strict=True)
     return DescribedModule(
@@ -289,7 +288,7 @@ def _module(places: list[Place]) -> DescribedModule:
 
 
 def _shown_address(endpoint: str | None) -> str | None:
-    """Return a hub's address without the password that it may have; None if it is no web address."""
+    """Return a hub's URL without user and password; None if it is not http or https."""
     try:
         parts = urlsplit(endpoint or "")
     except ValueError:

@@ -1,7 +1,7 @@
-"""Paths of modules as one writes them in a trace, by nnsight generation.
+"""Paths of modules as users write them in a trace, by nnsight generation.
 
-nnsight mirrors a model's modules by their own names, except where it serves a value of that name on every
-module: there 0.8 moves the module (`E_output`), and 0.7 and 0.6 move the value (`nns_output`).
+nnsight exposes modules under their own names. If a name is also that of a value of every module, such as
+`output`, 0.8 renames the module (`E_output`), and 0.7 and 0.6 rename the value (`nns_output`).
 `tests/clients/test_model_pages.py` resolves such paths with the clients themselves.
 """
 
@@ -18,47 +18,47 @@ ROOT = "model"
 MOVED_MODULES = frozenset(
     ("device", "devices", "input", "inputs", "iter", "output", "parent", "root", "source")
 )
-"""Names of modules that nnsight 0.8 serves under another name."""
+"""Names of modules that nnsight 0.8 renames."""
 _PREFIX_OF_MODULES, _PREFIX_OF_VALUES = "E_", "nns_"
 VALUES = ("output", "input", "inputs", "source")
-"""Names of values of every module."""
+"""Values that every module has in a trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A module of a structure, and its path in one generation."""
+    """A module of a model's structure, with its path in one nnsight generation."""
 
     path: str
     node: ModuleNode
     generation: str
 
     def children(self) -> Iterator[Place]:
-        """Yield the places of the modules right below, in order."""
+        """Yield the direct children, in order."""
         counted = is_counted(self.node)
         for child in self.node.children:
             step = _step(child.name, self.generation, counted=counted)
             yield Place(self.path + step, child, self.generation)
 
     def value(self, name: str) -> str:
-        """Return the name by which the trace reads one of `VALUES` of the module."""
+        """Return the name by which a trace reads the value `name`, one of `VALUES`, of this module."""
         return self.renamed.get(name, name)
 
     @property
     def renamed(self) -> Mapping[str, str]:
-        """The names of values that are not their usual ones."""
+        """Values that nnsight renames on this module: the name in a trace, by the usual name."""
         if _moves_modules(self.generation):
             return {}
         below = {child.name for child in self.node.children}
         return {name: f"{_PREFIX_OF_VALUES}{name}" for name in VALUES if name in below}
 
     def at(self, index: int) -> Place:
-        """Return the place of another module that the node stands for."""
+        """Return the sibling at `index` in the same container, one that shares this node."""
         head, bracket, _ = self.path.rpartition("[")
         return Place(f"{head}{bracket}{index}]", self.node, self.generation) if bracket else self
 
 
 def is_counted(node: ModuleNode) -> bool:
-    """Return True if a module's children are numbered from 0 without a gap, as clients count them."""
+    """Return True if a module's children are numbered from 0 without a gap, so that clients index them."""
     runs = sorted(run for child in node.children for run in child.indices or ((-1, -1),))
     if node.omitted or not runs:
         return False
@@ -71,7 +71,7 @@ def is_counted(node: ModuleNode) -> bool:
 
 
 def _step(name: str, generation: str, *, counted: bool) -> str:
-    """Return what follows the path of a module's parent."""
+    """Return the suffix that leads from the parent's path to a child's."""
     if counted:
         return f"[{name}]"
     if name in MOVED_MODULES and _moves_modules(generation):
@@ -86,7 +86,7 @@ def _moves_modules(generation: str) -> bool:
 
 
 def literal(text: str) -> str:
-    """Return Python that stands for a text, on one line and with nothing in it that is not seen."""
+    """Return a Python string literal for `text`: on one line, with invisible characters escaped."""
     found = repr(text)
-    # As researchers write it, where that is the same.
+    # Double quotes where possible, as researchers write them.
     return f'"{found[1:-1]}"' if found[0] == "'" and '"' not in found else found

@@ -1,4 +1,4 @@
-"""The limits of live channels that are open at once, of an API key and of an address."""
+"""Limits on concurrently open live channels, per API key and per address."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class OpenChannels:
 
     @contextlib.contextmanager
     def one(self, caller: Caller, account: Account | None = None) -> Iterator[None]:
-        """Count a channel until the end of the block, or raise an `HttpError` if it is one too many.
+        """Count a channel until the end of the block; raise an `HttpError` (429) if it is one too many.
 
-        Clients of the older wire send no key when they open theirs, and have no `account` then.
+        `account` is None for clients of the older wire, which send no key when they open a channel.
         """
         if (refusal := self.refusal(caller, account)) is not None:
             raise refusal
@@ -40,7 +40,7 @@ class OpenChannels:
                     del self._open[name]
 
     def refusal(self, caller: Caller, account: Account | None = None) -> HttpError | None:
-        """Return the answer to a caller that wants a further channel; None if it may open one."""
+        """Return the refusal of a further channel; None if the caller may open one."""
         for name, most in self._limits(caller, account).items():
             if most is not None and self._open[name] >= most:
                 whose = "Your API key" if name.startswith("key") else "Your address"
@@ -53,7 +53,7 @@ class OpenChannels:
         return None
 
     def _limits(self, caller: Caller, account: Account | None) -> dict[str, int | None]:
-        """Return the names under which a caller's channels are counted, each with its limit."""
+        """Return the counters of a caller's channels by name, each with its limit (None: unlimited)."""
         of_address = self._settings.max_channels_per_address
         limits: dict[str, int | None] = {f"address {caller.name}": of_address}
         if account is not None and account.key:

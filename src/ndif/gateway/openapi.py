@@ -1,7 +1,7 @@
-"""An OpenAPI 3.1 document, put together from what each route says of itself.
+"""Builds the OpenAPI 3.1 document from the descriptions of the routes.
 
-A route is described where it is defined: an `ApiRoute` has a `Description` for its one method, and a live
-channel a `Channel` in prose, because OpenAPI has no form for what goes over a WebSocket.
+Each route is described where it is defined. An `ApiRoute` has a `Description` of its one method. A live
+channel has a `Channel` in prose, because OpenAPI cannot describe WebSocket messages.
 """
 
 from __future__ import annotations
@@ -48,35 +48,35 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A body: its schema, as an answer, a model or JSON Schema, and an example."""
+    """A body; `schema` is an answer type, a pydantic model or a JSON Schema."""
 
     schema: Any
     example: Any = None
-    """None for a type's own."""
+    """None: the example of the type itself."""
     encoding: Mapping[str, Any] = field(default_factory=dict)
-    """Media types of a multipart body's parts that do not follow from the schema."""
+    """OpenAPI's `encoding` of a multipart body, for media types that do not follow from the schema."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer: its form, and when it is given."""
+    """An answer of a route, other than a refusal."""
 
     schema: Any
     text: str = "The answer."
     example: Any = None
     media_types: Sequence[str] = (JSON,)
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Headers beside the usual ones, each with its meaning."""
+    """Meaning of each header that only this route sends."""
 
     @property
     def content(self) -> Mapping[str, Content]:
-        """The body by media type."""
+        """The bodies by media type."""
         return dict.fromkeys(self.media_types, Content(self.schema, self.example))
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A part of the path, of the query or of the head."""
+    """A parameter in the path, the query or a header."""
 
     name: str
     place: Literal["path", "query", "header"]
@@ -84,10 +84,10 @@ class Parameter:
     example: Any
     schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "string"})
     required: bool = False
-    """True if a request without it is refused; parts of the path are always there."""
+    """True if requests without the parameter are refused; path parameters are always required."""
 
     def described(self) -> JsonObject:
-        """Return the parameter for a document."""
+        """Return the OpenAPI parameter object."""
         return {
             "name": self.name,
             "in": self.place,
@@ -100,26 +100,26 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """One method of a route."""
+    """The description of one method of a route."""
 
     tag: str
     summary: str
     text: str = ""
     answered: str = "The answer."
-    """Meaning of the status 200, where the handler names its answer."""
+    """Meaning of the status 200, if the handler's annotation gives the type of the answer."""
     answers: Mapping[int, Answer] = field(default_factory=dict)
-    """Answers that the handler does not name."""
+    """Answers by status, if the handler's annotation is a `Response` and does not tell them."""
     parameters: Sequence[Parameter] = ()
     body: Mapping[str, Content] = field(default_factory=dict)
     refusals: Mapping[int, str] = field(default_factory=dict)
-    """Statuses of refusals that are this route's own, each with its reason."""
+    """Reason of each refusal that is specific to this route, by status."""
     needs: Literal["nothing", "key", "token"] = "nothing"
-    """`key`: an API key where the server has keys; `token`: the operator's."""
+    """`key`: an API key, if the server has keys; `token`: the operator's token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """A live channel in prose."""
+    """The description of a live channel, in prose."""
 
     name: str
     text: str
@@ -128,14 +128,14 @@ class Channel:
 def json_response(
     value: Any, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Return an answer as a response."""
+    """Return an answer as a JSON response."""
     return Response(to_json(value), status, headers, media_type=JSON)
 
 
 class ApiRoute(Route):
-    """A route of one method that says of itself what clients need to know.
+    """A route of one method, with its OpenAPI description.
 
-    Its handler returns a response, or an answer that its annotation describes and that is sent as JSON.
+    The handler returns a `Response`, or an answer that its annotation describes and that is sent as JSON.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class ApiRoute(Route):
 
 
 class LiveRoute(WebSocketRoute):
-    """A WebSocket that says of itself what clients need to know."""
+    """A WebSocket with its description."""
 
     def __init__(self, path: str, endpoint: Any, channel: Channel) -> None:
         super().__init__(path, endpoint)
@@ -165,7 +165,7 @@ class LiveRoute(WebSocketRoute):
 
 
 class EventsRoute(Route):
-    """A stream of server-sent events that says of itself what clients need to know."""
+    """A stream of server-sent events with its description."""
 
     def __init__(self, path: str, endpoint: Any, channel: Channel) -> None:
         super().__init__(path, endpoint, methods=["GET"])
@@ -173,7 +173,7 @@ class EventsRoute(Route):
 
 
 class LiveMount(Mount):
-    """A live channel that an application of its own serves."""
+    """A live channel that a separate ASGI application serves, with its description."""
 
     def __init__(self, path: str, app: ASGIApp, channel: Channel) -> None:
         super().__init__(path, app=app)
@@ -185,7 +185,7 @@ async def _respond(handler: Callable[[Request], Awaitable[Any]], http: Request) 
 
 
 def document(routes: Iterable[BaseRoute], version: str) -> JsonObject:
-    """Return the document of these routes of a server of this version."""
+    """Return the OpenAPI document of these routes; `version` is the server's."""
     found = list(_described(routes))
     channels = list(_channels(routes))
     schemas, components = _schemas(each for _, route in found for each in _models(route))
@@ -227,7 +227,7 @@ def document(routes: Iterable[BaseRoute], version: str) -> JsonObject:
 
 
 def _described(routes: Iterable[BaseRoute], prefix: str = "") -> Iterator[tuple[str, ApiRoute]]:
-    """Yield the described routes and their whole paths, as OpenAPI has them."""
+    """Yield the full OpenAPI path of each `ApiRoute`, mounted ones included, and the route."""
     for route in routes:
         if isinstance(route, ApiRoute):
             yield prefix + route.path_format, route
@@ -242,7 +242,7 @@ def _channels(routes: Iterable[BaseRoute]) -> Iterator[Channel]:
 
 
 def _models(route: ApiRoute) -> Iterator[Any]:
-    """Yield the types of a route's body and answers."""
+    """Yield the types of a route's bodies and answers, without those given as JSON Schema."""
     described = route.description
     contents = [described.body, *(each.content for each in described.answers.values())]
     for content in (each for by_type in contents for each in by_type.values()):
@@ -251,7 +251,7 @@ def _models(route: ApiRoute) -> Iterator[Any]:
 
 
 def _schemas(types: Iterable[Any]) -> tuple[dict[Any, JsonObject], JsonObject]:
-    """Return a reference to each answer or model, and the definitions that they refer to."""
+    """Return a reference to each type's schema, and the definitions for `components/schemas`."""
     distinct: list[Any] = list(dict.fromkeys((Refusal, *types)))
     references, definitions = TypeAdapter.json_schemas(
         [(at, "validation", adapter(each)) for at, each in enumerate(distinct)], ref_template=_REF
@@ -301,7 +301,7 @@ def _operation(path: str, route: ApiRoute, schemas: Mapping[Any, JsonObject]) ->
     if described.body:
         operation["requestBody"] = {"required": True, "content": content(described.body)}
     if described.needs != "nothing":
-        # A server without keys takes anyone's.
+        # An empty alternative makes the key optional, since a server without keys needs none.
         others: list[JsonObject] = [{}] if described.needs == "key" else []
         operation["security"] = [{described.needs: []}, *others]
     return operation
@@ -325,7 +325,7 @@ def _content(content: Content, schemas: Mapping[Any, JsonObject]) -> JsonObject:
 
 
 def example_of(kind: type[Any]) -> Any:
-    """Return the example of an answer or a model."""
+    """Return the example in the configuration of an answer or a model."""
     config = getattr(kind, "__pydantic_config__", None) or kind.model_config
     (example,) = config["json_schema_extra"]["examples"]
     return example

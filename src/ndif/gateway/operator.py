@@ -1,6 +1,6 @@
-"""The operator behind a request: by the server's token, or by the session of a login.
+"""Authentication of operators, by the server's token or by the session of a login.
 
-This is the one place that opens `/admin/*`.
+This is the only check in front of `/admin/*`.
 """
 
 from __future__ import annotations
@@ -33,19 +33,18 @@ _OTHER_SESSION = "This page belongs to an earlier login, and nothing was changed
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Whoever operates the server with a request."""
+    """The operator who sent a request."""
 
     by: str
-    """Words for the log of events: `login`, `command line` or `token`."""
+    """Name in the event log: `login`, `command line` or `token`."""
     session: Session | None = None
 
 
 class Operators:
-    """Tell operators from everybody else.
+    """Authenticates operators by token or session.
 
-    Owns the check of the token, and asks `Sessions` for a login. A login's request that changes something
-    must come from the server's own page, and repeat the token of its session: a browser adds the cookie to
-    whatever page asks.
+    Browsers attach the session's cookie to the requests of any page. So a request that changes something by
+    a session must come from the server's own page and repeat the session's CSRF token.
     """
 
     def __init__(self, token: str, sessions: Sessions) -> None:
@@ -55,15 +54,15 @@ class Operators:
         self.sessions = sessions
 
     def is_token(self, given: str) -> bool:
-        """Return True if a text is the operator's token."""
+        """Return True if `given` is the operator's token."""
         return secrets.compare_digest(given.encode(errors="replace"), self._token)
 
     def is_logged_in(self, connection: HTTPConnection) -> bool:
-        """Return True if a request has the cookie of a session: enough to read, and no more."""
+        """Return True if a request has the cookie of a session, which suffices only for reading."""
         return self.sessions.of(connection) is not None
 
     def of(self, http: Request) -> Operator:
-        """Return the operator of a request; raise an HttpError that says what it lacks."""
+        """Return the operator of a request; raise an HttpError (401, or 403 for a forged request)."""
         authorization = http.headers.get("authorization")
         if authorization is not None:
             return self._of_token(http, authorization)
@@ -76,7 +75,7 @@ class Operators:
 
     def _of_token(self, http: Request, authorization: str) -> Operator:
         scheme, _, given = authorization.partition(" ")
-        # Starlette decodes headers as Latin-1: a token has no other characters.
+        # Starlette decodes headers as Latin-1, which covers every character of a token.
         if scheme.lower() != "bearer" or not self.is_token(given.strip()):
             raise _unauthorized()
         is_command = http.headers.get("user-agent", "").startswith(COMMAND_LINE)
@@ -90,9 +89,9 @@ class Operators:
 
 
 def is_own_page(http: Request) -> bool:
-    """Return True if a browser says that a request comes from a page of this server.
+    """Return True if the browser's headers say that a page of this server sent the request.
 
-    `SameOrigin` has refused every other `Origin`; here one of the two headers must be there.
+    `Sec-Fetch-Site` decides. Without it any `Origin` passes, because `SameOrigin` refuses foreign ones.
     """
     site = http.headers.get("sec-fetch-site")
     if site is not None:

@@ -1,4 +1,4 @@
-"""The names that a server answers to, and the web pages that may use it."""
+"""Checks of the Host and Origin headers: the server's own names, and the web pages that may use it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ndif.telemetry.request_id import HEADER
 _OPEN = frozenset({"/ping", "/status", "/env"})
 """Paths that web pages of any site may read on a public server."""
 _OPERATORS = ("/admin", "/login", "/logout", "/session")
-"""Beginnings of the paths that no other site's page may use, not even one that the operator names."""
+"""Path prefixes closed to pages of every other site, those in NDIF_CORS_ORIGINS included."""
 _READ = ("GET", "HEAD")
 _USE = (*_READ, "POST", "DELETE")
 """Methods of the routes that clients use."""
@@ -31,11 +31,11 @@ _SENT = (
     *("ndif-api-key", "nnsight-version", "python-version", "nnsight-model-key", "nnsight-compress"),
     *("ndif-session_id", "ndif-timestamp", "ndif-callback", "Range", HEADER),
 )
-"""Headers that clients send, beside those that every page may."""
+"""Request headers of clients, beside the CORS-safelisted ones."""
 _EXPOSED = (HEADER, "Retry-After")
-"""Headers of an answer that a page may read, beside those that every page may."""
+"""Response headers that a page may read, beside the CORS-safelisted ones."""
 _SUBMIT = "/request"
-"""Path at which a job's client says where it will fetch the results."""
+"""Path whose Host header becomes the base URL of the job's results."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+(%[\w.-]+)?\]|[\w.-]+)(:\d{1,5})?", re.ASCII | re.IGNORECASE)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _MAX_QUOTED = 200
@@ -43,18 +43,18 @@ _MAX_QUOTED = 200
 
 
 class SameOrigin:
-    """ASGI middleware that refuses foreign names of this server and web pages of other sites.
+    """ASGI middleware that refuses requests with a foreign Host, and from web pages of other sites.
 
-    A page of any site may make a browser POST to this machine without asking, and a request is code. A
-    browser names the page's site in `Origin`; nnsight's clients name this server there, or nothing. A site
-    whose name resolves to this machine (DNS rebinding) has an origin that equals its host, so the Host must
-    be a name of this server: a loopback name, the one that it listens on, this machine's, the public URL's,
-    or one of NDIF_ALLOWED_HOSTS. An address is no name that anybody else could give to this machine. But
-    the addresses of a job's results begin with the Host, so there it must be the address that was reached.
+    A page of any site can make a browser POST to this machine without a preflight, and a request is code.
+    The browser names the page's site in `Origin`; nnsight's clients send this server's origin or none.
 
-    A page of an origin in NDIF_CORS_ORIGINS passes. What browsers ask before that (a preflight), and the
-    headers by which they let a page read an answer, are Starlette's. Only the operator's routes look at
-    cookies (`gateway/operator.py`).
+    With DNS rebinding, a foreign page's origin equals its Host. So the Host must be a name of this server:
+    a loopback name, the listening host, the machine's name, the public URL's, or one of NDIF_ALLOWED_HOSTS.
+    IP addresses pass, because rebinding needs a name. At `/request` an address must be the one that the
+    connection reached, because the URLs of results begin with it.
+
+    Origins in NDIF_CORS_ORIGINS pass, except at the operator's routes. Starlette's `CORSMiddleware` answers
+    preflights and sets CORS headers. Only the operator's routes read cookies (`gateway/operator.py`).
     """
 
     def __init__(self, app: ASGIApp, *, settings: GatewaySettings, host: str) -> None:
@@ -75,7 +75,6 @@ class SameOrigin:
         self._any = "*" in allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or refuse it with a sentence."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
@@ -94,7 +93,7 @@ class SameOrigin:
     async def _problem(
         self, headers: Headers, scope: Scope, *, any_origin: bool
     ) -> HttpError | None:
-        """Return the answer that refuses the request; None if it is not refused."""
+        """Return the refusal of the request; None if it may pass."""
         hosts, origin = headers.getlist("host"), headers.get("origin")
         host = hosts[0] if hosts else ""
         name = _name_of(host)
@@ -135,20 +134,20 @@ class SameOrigin:
         )
 
     async def _is_ours(self, name: str) -> bool:
-        """Return True if `name` is one of this server's. Every browser sends one."""
+        """Return True if `name` is one of this server's names."""
         if self._any or name in self._names or name.endswith(self._suffixes) or is_loopback(name):
             return True
-        # The resolver may take its time.
+        # `getfqdn` may block on DNS.
         return not _is_address(name) and name in await asyncio.to_thread(_machine_names)
 
     def _is_same(self, origin: str, host: str) -> bool:
-        """Return True if a page's origin is the address that was asked, or the public one."""
+        """Return True if a page's origin is the requested host, or the public URL's."""
         found = _origin(origin)
         return found is not None and found in (_origin(f"{found[0]}://{host}"), self._public_origin)
 
 
 def _name_of(host: str) -> str | None:
-    """Return the name or address in a Host header, empty if that is; None if it cannot be one."""
+    """Return the name or address in a Host header ("" for an empty one); None if it is malformed."""
     try:
         parts = urlsplit(f"//{host}")
         is_whole = not host or (_HOST.fullmatch(host) and parts.port != 0)
@@ -177,14 +176,14 @@ def _is_address(name: str) -> bool:
 
 @cache
 def _machine_names() -> frozenset[str]:
-    """Return the names that this machine gives itself."""
+    """Return this machine's host names, as its own resolver reports them."""
     name = socket.gethostname().lower()
     short = name.partition(".")[0]
     return frozenset({name, short, f"{short}.local", socket.getfqdn().lower()})
 
 
 def _is_reached(name: str, scope: Scope) -> bool:
-    """Return True if `name` is the address of this machine to which the request's connection was made."""
+    """Return True if the IP address `name` is the local address of the request's connection."""
     server = scope.get("server")
     if not server:
         return False
@@ -195,5 +194,5 @@ def _is_reached(name: str, scope: Scope) -> bool:
 
 
 def _is_preflight(scope: Scope, headers: Headers) -> bool:
-    """Return True if a browser asks whether a page may send a request."""
+    """Return True for a CORS preflight request."""
     return scope.get("method") == "OPTIONS" and "access-control-request-method" in headers

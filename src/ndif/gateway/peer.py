@@ -1,8 +1,8 @@
-"""The user whose process has the other end of a connection within this machine.
+"""The user (uid) whose process has the other end of a local connection.
 
-The kernel is asked for that one socket, which takes some 10 µs however many there are; where it does not
-answer, its list of all sockets is read, which takes milliseconds. A socket that its process has closed
-belongs to nobody, though the kernel then says that it is root's.
+`sock_diag(7)` looks up one socket in some 10 µs, however many there are. If it fails, the kernel's list of
+all sockets is read, which takes milliseconds. A socket that its process has closed has no user, though the
+kernel reports root.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BY_FAMILY = 20
 _IS_REQUEST = 1
 _ANY = 0xFFFFFFFF
 _OPEN = (1, 4, 5)
-"""States of a socket that may be a process's: connected, or done with sending (`shutdown(2)`)."""
+"""TCP states of a socket that a process holds: ESTABLISHED; FIN_WAIT1 and FIN_WAIT2 after `shutdown(2)`."""
 _HEADER = Struct("=IHHII")
 _REQUEST = Struct("=BBBBI")
 _PORTS = Struct("!HH")
@@ -34,18 +34,18 @@ _OVERFLOW = Path("/proc/sys/kernel/overflowuid")
 
 
 def uid_of(client: Address, server: Address) -> int | None:
-    """Return the user of the process that has the socket `client`, connected to `server`; else None."""
+    """Return the uid of the process with the socket `client`, connected to `server`; None if unknown."""
     ends = (unmapped(client[0]), client[1]), (unmapped(server[0]), server[1])
     try:
         uid = _ask(*ends)
     except (OSError, error):
         uid = _look_up(*ends)
-    # The kernel says this of every user that has no number in this container.
+    # The kernel reports this uid for every user that is not mapped into this user namespace.
     return None if uid == _overflow() else uid
 
 
 class Peer:
-    """The other end of one connection, of which the kernel is asked once."""
+    """The other end of one connection; asks the kernel once, at the first use."""
 
     def __init__(self, client: Address | None, server: tuple[str, int | None] | None) -> None:
         self._client = client
@@ -53,9 +53,9 @@ class Peer:
 
     @functools.cached_property
     def uid(self) -> int | None:
-        """Return the user of the process there, if it is on this machine and known; else None."""
+        """The uid of the process at the other end; None if it is on another machine or unknown."""
         host, port = self._server or ("", None)
-        if self._client is None or not port:  # a socket of Unix has neither
+        if self._client is None or not port:  # a Unix socket has neither
             return None
         return uid_of(self._client, (host, port))
 
@@ -65,7 +65,7 @@ PEER = "ndif.peer"
 
 
 def unmapped(address: str) -> str:
-    """Return an IPv4 address that is written as an IPv6 one in its own form, and any other as it is."""
+    """Return the IPv4 address of an IPv4-mapped IPv6 address; any other address unchanged."""
     try:
         mapped = ipaddress.IPv6Address(address).ipv4_mapped
     except ValueError:
@@ -74,7 +74,7 @@ def unmapped(address: str) -> str:
 
 
 def _ask(client: Address, server: Address) -> int | None:
-    """Ask the kernel for the socket by `sock_diag(7)`."""
+    """Look up the socket's uid with `sock_diag(7)`; raise an OSError if the kernel gives no answer."""
     family = socket.AF_INET6 if ":" in client[0] else socket.AF_INET
     ends = [
         socket.inet_pton(family, host).ljust(_ADDRESS_BYTES, b"\0") for host, _ in (client, server)
@@ -93,13 +93,13 @@ def _ask(client: Address, server: Address) -> int | None:
     if _HEADER.unpack_from(answer)[1] != _BY_FAMILY:
         raise OSError("the kernel does not tell")
     _, state, _, _, found, *_, uid, inode = _ANSWER.unpack_from(answer, _HEADER.size)
-    # Without such a connection, it answers with whoever listens on the client's port.
+    # If there is no such connection, the kernel answers with a listener on the client's port.
     is_it = state in _OPEN and inode and found.startswith(ports)
     return int(uid) if is_it else None
 
 
 def _look_up(client: Address, server: Address) -> int | None:
-    """Find the socket in the kernel's list, which may be long."""
+    """Look up the socket's uid in `/proc/net/tcp` and `tcp6`, which may be long."""
     for name, prefix in (("tcp", ""), ("tcp6", "::ffff:" if ":" not in client[0] else "")):
         if name == "tcp" and ":" in client[0]:
             continue
@@ -116,7 +116,7 @@ def _look_up(client: Address, server: Address) -> int | None:
 
 
 def _written(host: str) -> str:
-    """Return an address as the kernel's list has it: words of 32 bits in the processor's byte order."""
+    """Return an address as `/proc/net/tcp` writes it: 32-bit words in the processor's byte order."""
     packed = ipaddress.ip_address(host).packed
     return "".join(f"{word:08X}" for (word,) in _WORD.iter_unpack(packed))
 

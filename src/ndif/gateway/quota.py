@@ -1,4 +1,4 @@
-"""The refusal of requests that exceed the limits of their API key."""
+"""Refusal of requests that exceed the limits of their API key."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _KNOWN_S = 10.0
-"""Seconds for which the execution time of a user is not asked for again."""
+"""Seconds for which a user's execution time is cached."""
 _MOST = 4096
 
 
 @dataclass
 class Quota:
-    """Looks at a request before its body is read.
+    """Checks a request against the limits of its key, before its body is read.
 
-    Whoever needs no key has no limits but that of a model's queue. What cannot be counted now, because the
-    broker or the record of jobs is away, is not refused.
+    Without an API key, only the limit on a model's queue applies. If requests or execution time cannot be
+    counted, because the broker or the record of jobs is unavailable, the request is admitted.
     """
 
     settings: Settings
     perform: Perform
     rates: Rates
     _ran: TTLCache[str, float] = field(default_factory=lambda: TTLCache(_MOST, _KNOWN_S))
-    """The seconds that each user's blocks ran today."""
+    """Seconds that each user's blocks ran today."""
     _limits: LRUCache[str, tuple[Mapping[str, Any] | None, Limits]] = field(
         default_factory=lambda: LRUCache(_MOST)
     )
-    """The limits that each key has of its own, and all that hold for it."""
+    """By key: the key's own limits, and the result of merging them with the server's."""
 
     def __post_init__(self) -> None:
         self._keyless = Limits(queue_depth=self.settings.max_queue_depth)
 
     def limits_of(self, account: Account) -> Limits:
-        """Return the limits of an account."""
+        """Return the limits of an account, those of the server included."""
         if not account.key:
             return self._keyless
         own, limits = self._limits.get(account.key, (None, self._keyless))
@@ -62,7 +62,7 @@ class Quota:
         return limits
 
     async def admit(self, account: Account, limits: Limits) -> None:
-        """Count a request; raise an `HttpError` that says when the next is taken if it is too many."""
+        """Count a request; raise an `HttpError` (429, with Retry-After) if it exceeds a limit."""
         if limits.requests_per_minute is not None:
             await self._admit_one(account, limits.requests_per_minute)
         if limits.execution_s_per_day is not None:

@@ -1,4 +1,4 @@
-"""The id of each request, and the line that the log has of it."""
+"""The id of each request, and its line in the access log."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class RequestLog:
-    """ASGI middleware that names each request, and logs one line when it has ended.
+    """ASGI middleware that gives each request an id, and logs one line when it ends.
 
-    The name is the client's own where that is sane. It is in the answer and in every line that is logged
-    meanwhile. The line has no query, which may hold a signature, and a part of the path alone.
+    The client's own id is used if it is well formed. The id is in the answer, and in every line logged
+    while the request is open. The access line omits the query, which may hold a signature, and cuts the
+    path.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         request_id = RequestId(Headers(scope=scope).getlist(HEADER))
         scope.setdefault("state", {})[REQUEST_ID] = request_id
-        # Until its task ends: the server that runs it may log of it, too.
+        # Not reset here: uvicorn may still log about the request in the same task.
         name(request_id)
         await self._answer(scope, receive, send, request_id)
 
@@ -66,7 +66,7 @@ class RequestLog:
         try:
             await self._app(scope, receive, observe)
         except asyncio.CancelledError:
-            # A server that stops waits for its requests for a while, and then no longer.
+            # uvicorn cancels requests that outlast the graceful shutdown.
             if status:
                 raise
             await refuse(_STOPPED, scope, receive, observe)
@@ -88,7 +88,7 @@ class RequestLog:
                 metrics.REQUEST_SECONDS.labels(route).observe(took)
             elif status == _UPGRADED:
                 metrics.WEBSOCKETS.labels(route).dec()
-        # Else the error is still to be logged, by whoever called.
+        # Not in `finally`: after an error, uvicorn still logs it under this id.
         request_id.is_open = False
 
 

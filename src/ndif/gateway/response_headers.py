@@ -1,4 +1,4 @@
-"""Headers by which browsers and caches treat every answer with care, unless its route says otherwise."""
+"""Default security and cache headers, which every answer has unless its route sets its own."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SAFE: Mapping[str, str] = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Content-Security-Policy": "default-src 'none'; base-uri 'none'; frame-ancestors 'none'",
 }
-"""Headers of every answer: it is no page, no script and no part of another site."""
+"""Headers of every answer: browsers must not sniff, frame, run or embed it."""
 NOT_STORED: Mapping[str, str] = {"Cache-Control": "no-store"}
-"""Headers of answers that no cache may keep, because they belong to one user or one moment."""
+"""Headers of answers for one user or one moment, which no cache may keep."""
 
 _CACHED = "/hub/"
-"""Beginning of the paths of files, which their clients and proxies may cache by ETag."""
+"""Path prefix of model files, which clients and proxies may cache by ETag."""
 _HSTS = {"Strict-Transport-Security": "max-age=31536000"}
 _STARTS = ("http.response.start", "websocket.http.response.start")
 
@@ -29,7 +29,7 @@ _STARTS = ("http.response.start", "websocket.http.response.start")
 class ResponseHeaders:
     """ASGI middleware that adds these headers to each answer that lacks them.
 
-    A server whose public address begins with https has browsers use no other.
+    If the public URL is https, it adds HSTS.
     """
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
@@ -39,7 +39,6 @@ class ResponseHeaders:
         self._others = {**self._cached, **NOT_STORED}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
         if scope["type"] in ("http", "websocket"):
             headers = self._cached if scope["path"].startswith(_CACHED) else self._others
             send = partial(_send, send, headers)

@@ -1,4 +1,4 @@
-"""`GET /response/{id}` and `GET /results/{id}`: what a client that polls or downloads asks for."""
+"""`GET /response/{id}` and `GET /results/{id}`: the routes of clients that poll or download."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def is_job_id(text: str) -> bool:
 
 
 def job_id_of(http: Request) -> str:
-    """Return the id in the path."""
+    """Return the job id in the path; raise an `HttpError` (404) if it has another form."""
     request_id: str = http.path_params["id"]
     if not is_job_id(request_id):
         raise HttpError(404, f"{request_id[:64]!r} is not the id of a job.")
@@ -116,7 +116,7 @@ _RESULT = Description(
 
 @dataclass(frozen=True)
 class ResponseRoute:
-    """Answers with the last response of a job whose client polls; with keys, to its user alone."""
+    """Answers with the last response of a polled job; with API keys, only to the job's user."""
 
     store: ObjectStore
     update_of: UpdateOf
@@ -127,7 +127,7 @@ class ResponseRoute:
         return [ApiRoute("/response/{id}", self.response, _RESPONSE)]
 
     async def response(self, http: Request) -> JobUpdate:
-        """Answer with the job's last response: what the responder stored, or what the queue knows now."""
+        """Answer with the job's last response: the stored one, or a newer one from the queue."""
         request_id: str = http.path_params["id"]
         account = await self.accounts.account(caller_of(http))
         if not is_job_id(request_id):
@@ -137,17 +137,17 @@ class ResponseRoute:
         if stored is None or not stored.terminal:
             update = await self.update_of(request_id, stored)
             if stored not in RUNS or update is not None:
-                # It may have left the queue, or ended, since the object was read.
+                # The job may have left the queue, or ended, since the first read.
                 kept = await last_response(self.store, request_id) or kept
             if update is not None and (kept is None or not kept.status.terminal):
-                # What is stored expires, as a job waits or runs for longer.
+                # A stored response may expire before a job that waits or runs for long has ended.
                 kept = (
                     update
                     if kept is None
                     else StoredResponse({**kept.fields, **update.fields}, kept.user)
                 )
         if kept is None:
-            # A job is stored before its client has its id: it does not come later.
+            # A job is stored before its client learns its id, so it cannot appear later.
             return _error(
                 request_id,
                 f"No job {request_id} is known here. Only jobs sent with blocking=False are kept, for "
@@ -168,13 +168,13 @@ class ResponseRoute:
 
 
 def _error(request_id: str, reason: str) -> JobUpdate:
-    """Return the end of a job for a client that polls, in a form that both wires read."""
+    """Return an ERROR for a polling client, in a form that both wires read."""
     return wires.envelope_fields(Update(request_id, Status.ERROR, reason))
 
 
 @dataclass(frozen=True)
 class ResultRoute:
-    """Answers with results that are files of this server, at addresses that the server signed."""
+    """Serves results that are files of this server, at URLs that the server signed."""
 
     store: FileStore
 
@@ -183,7 +183,7 @@ class ResultRoute:
         return [ApiRoute("/results/{id}", self.result, _RESULT)]
 
     async def result(self, http: Request) -> Response:
-        """Answer with a result's bytes, or with a range of them."""
+        """Answer with a result's bytes, or a range; delete a result with `once` after a full download."""
         key = result_key(job_id_of(http))
         query = http.query_params
         once = "once" in query
@@ -208,7 +208,7 @@ class ResultRoute:
 
 
 class _ResultFile(FileResponse):
-    """A file whose complete delivery is reported."""
+    """A file response that calls `on_delivered` once the client has received all of it."""
 
     chunk_size = 1 << 20
 
@@ -217,7 +217,6 @@ class _ResultFile(FileResponse):
         self._on_delivered = on_delivered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the file, and report it if the client received all of it."""
         status, is_complete = 0, False
 
         async def observe(message: Message) -> None:
@@ -225,7 +224,7 @@ class _ResultFile(FileResponse):
             if message["type"] == "http.response.start":
                 status = message["status"]
             elif not message.get("more_body"):
-                # A client that left by now has not received the last piece.
+                # If the client has left by now, it has not received the last piece.
                 is_complete = status == _OK and not await Request(scope, receive).is_disconnected()
             await send(message)
 

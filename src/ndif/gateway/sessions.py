@@ -1,8 +1,8 @@
-"""Sessions of operators in browsers: a signed cookie that expires, and the token that its forms repeat.
+"""Browser sessions of operators: a signed cookie that expires, and a CSRF token.
 
-The signature is itsdangerous'. Its key follows from a secret that the server's gateways share, so that each
-of them knows the sessions of the others and none of them stores one. The hash of the password is in the
-key: a new password ends the sessions of the old.
+itsdangerous signs. The key is derived from a secret that the server's gateways share: each gateway accepts
+the sessions of the others, and none stores any. The key also depends on the hash of the password: a new
+password ends all sessions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ndif.stores.broker.signing import derive
 _ID_BYTES = 16
 _NAME_DIGITS = 8
 _MAX_COOKIE = 1024
-"""Characters of a cookie that are looked at."""
+"""Characters; a longer cookie is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,26 +34,26 @@ class Session:
     way: str
     """Proof of the login: `password` or `token`."""
     until: float
-    """Unix time of its end."""
+    """Unix time at which the session expires."""
     csrf: str
-    """Token that follows from the session, and without which it changes nothing."""
+    """Token derived from the session; a request that changes anything must repeat it."""
 
 
 class Sessions:
-    """Make, find and end the sessions of one server."""
+    """Issues, reads and removes the session cookies of one server."""
 
     def __init__(self, shared: Sequence[str], password_hash: str, life_s: float) -> None:
-        """Sign with the first of the secrets that the server's gateways share, and verify with any."""
+        """Sign with the first secret of `shared`, and verify with any of them."""
         if not shared or not all(shared):
             raise ValueError("an empty secret would let everyone sign")
         use = f"operator session {hashlib.sha256(password_hash.encode()).hexdigest()}"
-        # The newest comes last there.
+        # itsdangerous signs with the last key.
         keys = [derive(secret, use) for secret in reversed(shared)]
         digest = {"digest_method": hashlib.sha256, "key_derivation": "hmac"}
         self._cookies = URLSafeTimedSerializer(keys, salt="cookie", signer_kwargs=digest)
         self._tokens = Signer(keys, salt="csrf", **digest)  # type: ignore[arg-type]
         self._life_s = life_s
-        # Servers of one machine share the cookies of its name, whatever their ports.
+        # Browsers share cookies between the ports of a host: each server needs a name of its own.
         own = derive(shared[0], "operator cookie").hex()[:_NAME_DIGITS]
         self._name = f"ndif-operator-{own}"
 
@@ -66,18 +66,18 @@ class Sessions:
         return session, str(value)
 
     def of(self, connection: HTTPConnection) -> Session | None:
-        """Return the session whose cookie a request carries; None without one that holds."""
+        """Return the session of a request's cookie; None without a valid cookie."""
         value = connection.cookies.get(self._cookie_name(connection), "")
         return self._read(value) if 0 < len(value) <= _MAX_COOKIE else None
 
     def is_token_of(self, session: Session, given: str) -> bool:
-        """Return True if a request repeats the session's own token."""
+        """Return True if `given` is the session's CSRF token."""
         return self._tokens.verify_signature(
             session.id.encode(), given.encode("ascii", errors="replace")
         )
 
     def set_on(self, response: Response, connection: HTTPConnection, value: str) -> None:
-        """Set a cookie for the life of its session."""
+        """Set the session's cookie, which lives as long as the session."""
         self._set(response, connection, value, int(self._life_s))
 
     def remove_from(self, response: Response, connection: HTTPConnection) -> None:
@@ -96,7 +96,7 @@ class Sessions:
         )
 
     def _cookie_name(self, connection: HTTPConnection) -> str:
-        # Browsers take a name with this prefix over TLS alone, from this very host.
+        # Browsers accept a `__Host-` cookie only over TLS, and never from another host of the domain.
         return f"__Host-{self._name}" if _is_https(connection) else self._name
 
     def _read(self, value: str) -> Session | None:
@@ -116,5 +116,5 @@ class Sessions:
 
 
 def _is_https(connection: HTTPConnection) -> bool:
-    """Return True if the browser uses TLS, as far as its proxy is believed."""
+    """Return True if the browser uses TLS, directly or by the word of a trusted proxy."""
     return connection.scope.get("scheme") in ("https", "wss")

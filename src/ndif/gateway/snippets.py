@@ -1,4 +1,4 @@
-"""Traces of one model, ready to be pasted, for each nnsight generation."""
+"""Example traces of one model, ready to paste, for each nnsight generation."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _TAKE_TEXT = frozenset(
         *("text2text-generation", "summarization", "translation"),
     )
 )
-"""Tasks whose models take a text alone."""
+"""Tasks whose models take text and nothing else; None for a model without a task."""
 _GENERATES = "text-generation"
 _OLDER = ("0.7", "0.6")
 
 
 def suits(generation: str, structure: ModelStructure) -> bool:
-    """Return True if a model of that structure can be the one that a generation loads."""
+    """Return True if a generation can load a model of that structure."""
     return generation not in _OLDER or task_of([structure.tree.class_name]) == _GENERATES
 
 
@@ -36,7 +36,7 @@ def snippet(
     task: str | None,
     structure: ModelStructure,
 ) -> str | None:
-    """Return a trace that saves the output of one module; None for a model that takes no text."""
+    """Return a trace that saves one module's output; None if the model takes no text or does not load."""
     if not structure.tokenizer or task not in _TAKE_TEXT:
         return None
     is_older = generation in _OLDER
@@ -75,7 +75,7 @@ def _prepared(task: str | None, structure: ModelStructure) -> list[str]:
 
 
 def _given(task: str | None, structure: ModelStructure) -> str:
-    if structure.encoder_decoder:  # a text says nothing of how the decoder begins
+    if structure.encoder_decoder:  # text alone leaves the decoder without input ids
         return '{"input_ids": tokens, "decoder_input_ids": tokens[:, :1]}'
     if task == _MASKS:
         return f'f"{_PROMPT} {{model.tokenizer.mask_token}}"'
@@ -83,10 +83,10 @@ def _given(task: str | None, structure: ModelStructure) -> str:
 
 
 def telling(root: Place) -> Place:
-    """Return the module that a first trace is about: in the middle of the blocks that make up the model.
+    """Return the module for an example trace: the middle one of the model's main blocks.
 
-    These are the modules of one container that have the most parameters together. A model without such
-    blocks has its largest module told of.
+    The main blocks are the equal modules of one container with the most parameters in total. Without such
+    blocks, return the root's largest child.
     """
     best, most = root, 0
     waiting = deque([root])

@@ -1,9 +1,9 @@
-"""Updates to one client over Socket.IO, each sent once the client has handled the one before.
+"""Updates to one client over Socket.IO, each sent after the client has acknowledged the previous one.
 
 An update is two messages: a packet that announces bytes, and the bytes. python-socketio's client, which
-nnsight 0.6 and 0.7 use, handles every message in a thread of its own, so that two that come at once may
-change places. The client then takes the next packet for the bytes of this one, or drops bytes for which it
-has no packet.
+nnsight 0.6 and 0.7 use, handles every message in a thread of its own, so two messages that arrive together
+may be handled in the wrong order. The client then takes the next packet for the bytes of this one, or drops
+bytes that have no packet yet.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from ndif.schema.wires import join_header_frames
 from ndif.tasks import within
 
 _EVENT = "blocking_response"
-"""The event that clients of this wire wait for."""
+"""Name of the event that clients of this wire wait for."""
 _ID = 1
-"""The number under which a client acknowledges a packet, of which it has one at a time."""
+"""Socket.IO's acknowledgement id; one suffices, since a client has one unacknowledged packet at a time."""
 _ANNOUNCEMENT: str = packet.Packet(packet.EVENT, [_EVENT, b""], "/", _ID).encode()[0]
 _PATIENCE_S = 2.0
-"""Time for the acknowledgement of an update, beside the time for its bytes."""
+"""Seconds to wait for an acknowledgement, in addition to the transfer time of the bytes."""
 _SLOWEST = 1 << 20
-"""Bytes a second that a client, or a proxy's, is expected to receive at least."""
+"""Minimum rate, in bytes per second, at which a client or a proxy is expected to receive."""
 _MOST_WAITING = 64 << 10
-"""Bytes that may wait for an acknowledgement, beside one update that is larger."""
+"""Bytes that may wait here; one larger update may wait, too."""
 _FAREWELL_S = 1.0
 
 
 class Acknowledgements(socketio.AsyncManager):  # type: ignore[misc] # it has no types
-    """Say whose update was acknowledged: each client has one at a time to acknowledge."""
+    """Reports each acknowledgement by its client's `sid`; a client has one open packet at a time."""
 
     def __init__(self, acknowledge: Callable[[str], None]) -> None:
         super().__init__()
         self._acknowledge = acknowledge
 
     async def trigger_callback(self, sid: str, id: int, data: Any) -> None:  # noqa: A002
-        """Replace the look-up of a callback by the client's number."""
+        """Report the client; the base class would look up a callback by `id`."""
         self._acknowledge(sid)
 
 
 class SocketIoChannel:
-    """Send one client its updates in order.
+    """Sends one client its updates in order.
 
-    Each update's packet is sent as soon as the client has acknowledged the update before, which is usually
-    long before its bytes follow. Bytes that came too early nevertheless are sent again.
+    Each announcing packet is sent once the previous update is acknowledged, usually long before its bytes.
+    A client may drop bytes that overtake their packet, so unacknowledged bytes are sent again.
     """
 
     def __init__(self, server: Any, sid: str, on_its_way: Callable[[], int] = lambda: 0) -> None:
-        """Take a client, and what returns the bytes that have not reached its machine yet."""
+        """Serve the client `sid`; `on_its_way` returns the number of unconfirmed bytes."""
         self._server = server
         self._sid = sid
         self._on_its_way = on_its_way
@@ -65,7 +65,7 @@ class SocketIoChannel:
         self._sent.set()
 
     def put(self, frame: bytes) -> None:
-        """Add an update, joined with those that wait as far as they may be."""
+        """Queue an update, merged with the waiting ones where `join_header_frames` permits."""
         self._sent.clear()
         while self._waiting:
             joined = join_header_frames(self._waiting[-1], frame)
@@ -77,13 +77,13 @@ class SocketIoChannel:
         self._came.set()
 
     async def until_takes_more(self) -> None:
-        """Return once few updates wait here."""
+        """Return once at most 64 KiB of updates wait here."""
         while sum(map(len, self._waiting)) > _MOST_WAITING:
             self._taken.clear()
             await self._taken.wait()
 
     def acknowledge(self) -> None:
-        """Note that the client has handled the last update."""
+        """Record that the client has handled the last update."""
         self._acknowledged.set()
 
     async def sent(self) -> None:
@@ -92,7 +92,7 @@ class SocketIoChannel:
             await within(self._sent.wait(), _FAREWELL_S)
 
     async def run(self) -> None:
-        """Send updates for ever."""
+        """Send updates until cancelled."""
         await self._came.wait()
         await self._announce()
         while True:
@@ -105,17 +105,17 @@ class SocketIoChannel:
             await self._came.wait()
 
     async def _send(self, frame: bytes) -> None:
-        """Send an update's bytes until the client acknowledges them, and announce the next update."""
+        """Send an update's bytes, repeatedly until the client acknowledges them, then announce the next."""
         await self._message(frame)
         patience, is_repeated, comes = _PATIENCE_S + len(frame) / _SLOWEST, False, False
         while not await self._is_acknowledged(patience):
             came_just_now, comes = comes, self._on_its_way() > 0
-            if comes or came_just_now:  # over a slow connection
+            if comes or came_just_now:  # a slow connection: the bytes may not have arrived yet
                 continue
             await self._message(frame)
             patience, is_repeated = patience * 2, True
         if is_repeated:
-            # The client may yet handle both, and must not take one for the bytes of the next update.
+            # The client may still handle a repeated copy, and must not take it for the next update's bytes.
             await asyncio.sleep(_PATIENCE_S)
         await self._announce()
 
@@ -130,8 +130,8 @@ class SocketIoChannel:
 
     async def _message(self, content: str | bytes) -> None:
         connection = self._server.manager.eio_sid_from_sid(self._sid, "/")
-        if connection is not None:  # else its client has left
+        if connection is not None:  # None: the client has left
             await self._server.eio.send(connection, content)
             with contextlib.suppress(KeyError):
-                # A client that does not read has no more to acknowledge.
+                # Back-pressure: no more piles up for a client that does not read.
                 await self._server.eio.sockets[connection].queue.join()

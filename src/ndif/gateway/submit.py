@@ -1,4 +1,4 @@
-"""`POST /request`: from a client's submission, in either wire's form, to an accepted request."""
+"""`POST /request`: accepts the submissions of both wires as requests."""
 
 from __future__ import annotations
 
@@ -131,9 +131,9 @@ _SUBMIT = Description(
 class SubmitRoute:
     """Accepts requests of both wires.
 
-    Finds the account of the API key, has the wire's module read the submission, checks it against the
-    installed runtimes and the catalogue of models, and submits the request to the broker. The payload
-    stays opaque here. Every refusal is an `HttpError` that says what to do.
+    Looks up the account of the API key, has the wire's module read the submission, checks it against the
+    installed runtimes and the catalogue of models, and submits the request to the broker. The payload is
+    never parsed here.
     """
 
     settings: Settings
@@ -183,7 +183,7 @@ class SubmitRoute:
         body = self.incoming.body(http, unfinished, limits.request_bytes)
         if http.headers.get("content-type", "").startswith("multipart/form-data"):
             wire = Wire.ENVELOPE
-            # A client that runs from a source tree does not know its version.
+            # A client of 0.8 that runs from a source tree does not know its version.
             generation = self._generation(version, wire) if version else _NEWEST
             envelope = await read_envelope(http.headers["content-type"], body, payload)
             model = await self._model(envelope.model_key, generation, account)
@@ -236,12 +236,12 @@ class SubmitRoute:
             await payload.spill()
 
     async def _send(self, request: Request, limits: Limits) -> JobUpdate:
-        """Submit a request to the broker, and return RECEIVED for its client."""
+        """Submit a request to the broker, and return the update RECEIVED."""
         steps = Steps(request, GATEWAY)
         steps.add("receive", request.began, request.received)
         received = Update(request.id, Status.RECEIVED, "Your job has been received.")
         if request.subscription_id is None:
-            # A client that polls at once must find the job.
+            # A client may poll at once, and must find the job.
             await self.stores.responder.respond(request, received)
         await self.stores.broker.submit(
             request, most_of_key=limits.unfinished_jobs, most_of_model=limits.queue_depth
@@ -254,28 +254,28 @@ class SubmitRoute:
     async def _subscription(
         self, envelope: Envelope, wire: Wire, caller: Caller, account: Account
     ) -> str | None:
-        """Return the id of the subscription that a request names; None for one that is polled.
+        """Return the id of the subscription that a request names; None for a polled job.
 
-        One that is not open, or not this caller's, is an `HttpError`.
+        Raise an `HttpError` if the subscription is not open, or belongs to another caller.
         """
         if not envelope.session_id:
             return None
         no_channel = HttpError(409, _NO_CHANNEL)
         if envelope.session_id == REFUSED_SESSION:
             no_channel = self.channels.refusal(caller, account) or no_channel
-        # Clients of the older wire send no key when they open their channel.
+        # Clients of the older wire send no key when they open a channel: its owner is the caller's name.
         owner = account.user if wire is Wire.ENVELOPE else caller.name
         subscription_id = subscription_of(envelope.session_id, owner)
         if await self.stores.broker.disconnected([subscription_id]):
             raise no_channel
-        # The first key that is sent for a channel that was opened without says whose it is.
+        # A channel that was opened without a key belongs to the user of the first job that names it.
         is_unclaimed = account.key and wire is Wire.HEADERS
         if is_unclaimed and not await self.stores.broker.takes(subscription_id, account.user):
             raise no_channel
         return subscription_id
 
     async def _model(self, text: str, generation: str, account: Account) -> ModelKey:
-        """Return the key under which the server keeps the model that a client's key names."""
+        """Return the server's key of the model that a client's key names; raise if it is not served."""
         try:
             key = ModelKey.parse(text)
         except ValueError as error:
@@ -296,7 +296,7 @@ class SubmitRoute:
         return model.key
 
     def _refuse_older(self, nnsight: str, python: str) -> None:
-        """Refuse clients that are older than the operator says; one that names no version is not."""
+        """Refuse clients older than the operator's minimum; a client without a version passes."""
         oldest = self.settings.min_nnsight_version
         if oldest and _release(nnsight) < _release(oldest):
             raise HttpError(
@@ -313,10 +313,10 @@ class SubmitRoute:
             )
 
     def _generation(self, version: str, wire: Wire) -> str:
-        """Return the installed generation that understands a client of this version and wire."""
+        """Return the installed generation for a client of this version and wire; raise if there is none."""
         generation = generation_of(version)
         if generation is not None and generation not in self._installed:
-            # A runtime that was added since the server started is served without a restart.
+            # The operator may have added the runtime since the last look.
             self._installed = self.runtimes.installed()
         installed = self._installed
         served = ", ".join(sorted(r.version for r in installed.values()))
@@ -343,7 +343,7 @@ class SubmitRoute:
 
 
 def _refuse_unreadable(payload: Payload, *, compressed: bool) -> None:
-    """Refuse a payload that cannot be run."""
+    """Refuse a payload that is empty, or not zstd data although the request says so."""
     if not payload:
         raise HttpError(400, "The request has no payload.")
     if compressed and not payload.startswith(ZSTD_MAGIC):
@@ -355,12 +355,12 @@ def _refuse_unreadable(payload: Payload, *, compressed: bool) -> None:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Return the numbers that a version begins with; beyond all others if there are none."""
+    """Return the leading numbers of a version; without any, a number greater than every version."""
     found = re.match(r"\s*v?(\d{1,9}(?:\.\d{1,9})*)", version)
     return tuple(map(int, found[1].split("."))) if found else (10**9,)
 
 
 def _traceparent(http: HttpRequest) -> str:
-    """Return the trace that a request names; one that is not well formed is passed over."""
+    """Return the request's `traceparent`, or "" if it is malformed or missing."""
     given = http.headers.get("traceparent", "")
     return given if _TRACEPARENT.fullmatch(given) else ""
