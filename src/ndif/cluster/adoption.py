@@ -41,7 +41,7 @@ def adopt(cluster: Cluster, models: Models, found: Sequence[OrphanReplica]) -> A
 
 
 def _model(models: Models, one: OrphanReplica) -> Model:
-    """Return the model of a replica, which may be known only by the name that it was first given."""
+    """Return the model of a replica; make one if the replica's key names no known model."""
     key = Variant.parse(one.placed.model_key).model
     known = models.find(key)
     # A replica does not say whether an operator deployed its model.

@@ -59,18 +59,17 @@ from ndif.telemetry import metrics
 logger = logging.getLogger(__name__)
 
 _CACHE_PATIENCE_S = 600.0
-"""Seconds after which a replica that still leaves its device is ended, because others wait."""
+"""Seconds that a replica may take to leave its device before it is ended, because others wait."""
 OPERATORS = "its operator "
-"""Beginning of the reasons that are an operator's doing."""
+"""Prefix of the reasons that an operator caused."""
 _WITHDRAWN = f"{OPERATORS}evicted it before it had a place"
 
 
 class Controller:
-    """Keep replicas as requests and operators demand, within the cluster's memory.
+    """The owner of all replicas: keeps them as requests and operators demand, within the cluster's memory.
 
-    Owns the decided `Cluster` and a `Replica` with its actor for each place in it. Asks a fleet for
-    machines and actors, and an evaluator for sizes. Leaves requests to the processors, which wait for
-    `Replica.up`.
+    Owns the decided `Cluster` and a `Replica` with its actor for each place in it. Gets machines and actors
+    from a fleet, and sizes from an evaluator. The processors run the requests, and wait for `Replica.up`.
     """
 
     def __init__(
@@ -87,8 +86,8 @@ class Controller:
     ) -> None:
         """Prepare a controller without machines; `discover` finds them.
 
-        `rng` decides ties and ids. `places`: models go where there is room; otherwise where their options
-        say.
+        `rng` decides ties and ids. `places`: True to place models where there is room, False to follow
+        their options.
         """
         self.models = models
         self._cluster = Cluster()
@@ -105,7 +104,7 @@ class Controller:
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ends: set[asyncio.Task[None]] = set()
-        """Tasks that must run to their end, or a process would be left."""
+        """Tasks that must run to their end, so that no process is left behind."""
         self._sizes: dict[Variant, int] = {}
         self._files_on: dict[ModelKey, frozenset[str]] = {}
         """Ids of the nodes to which a model was downloaded before it was placed."""
@@ -117,7 +116,7 @@ class Controller:
 
     @property
     def cluster(self) -> Cluster:
-        """The decided state."""
+        """Return the decided state."""
         return self._cluster
 
     @cluster.setter
@@ -178,7 +177,7 @@ class Controller:
     async def deploy_beside(self, asked: Sequence[ReplicaRequest]) -> list[ProvisionResult] | None:
         """Create the requested replicas in addition to existing ones, as `deploy` does.
 
-        Return None, and create nothing, if another replica would have to leave for that.
+        Return None, and create nothing, if that is not possible without evictions.
         """
         with self._asking(asked):
             sizes = await asyncio.gather(*(self._size(one) for one in asked))
@@ -204,7 +203,7 @@ class Controller:
     async def check(
         self, config: DeploymentConfig, generation: str, gone: Collection[ReplicaKey] = ()
     ) -> str | None:
-        """Return why a model cannot be loaded with these settings; None if nothing is known against it.
+        """Return the reason why a model cannot be loaded with these settings; None if none is known.
 
         The model is measured, and needs a place in the cluster without the replicas `gone`.
         """
@@ -217,7 +216,7 @@ class Controller:
         demand = ReplicaRequest(model, generation, config.replicas).demand(measured.size_bytes)
         if not self._places:
             demand = replace(demand, device=Device.AUTO)
-        # The ties of later decisions do not depend on it.
+        # A generator of its own, so that later decisions draw the same ties as without this one.
         rng = random.Random(0)  # noqa: S311 - ties, not secrets
         refused = cluster.deploy([demand], self._now(), rng, self._rules).refused
         return explain_refusal(refused[0]) if refused else None
@@ -281,8 +280,8 @@ class Controller:
     ) -> list[Node]:
         """Return the node of each replica that a booked model would have if it were placed now.
 
-        There are fewer where there is no room, and nothing is placed. `booked`: the models of all
-        bookings of that time, whose place it cannot have; it can have that of others that are booked now.
+        There are fewer nodes if there is no room; nothing is placed. `booked` are the models of all
+        bookings at that time, whose places it cannot take. It can take places of others booked now.
 
         Raises:
             ActorError: If the model cannot be measured.
@@ -299,17 +298,17 @@ class Controller:
         demand = ReplicaRequest(model, generation, config.replicas).demand(
             measured.size_bytes, self._files_on.get(key, frozenset())
         )
-        # The ties of later decisions do not depend on it.
+        # A generator of its own, so that later decisions draw the same ties as without this one.
         rng = random.Random(0)  # noqa: S311 - ties, not secrets
         decision = cluster.deploy([demand], self._now(), rng, self._rules)
         return [self.cluster.nodes[each.replica.node_id] for each in decision.placed]
 
     def note_files(self, key: ModelKey, node_ids: Set[str]) -> None:
-        """Note that these nodes have a model's files, so that it goes there where others are as good."""
+        """Note that these nodes have a model's files; placement prefers them to nodes otherwise as good."""
         self._files_on[self._key(key)] = frozenset(node_ids)
 
     def _key(self, key: ModelKey) -> ModelKey:
-        """Return the key of the model that is known by a key; the key itself if none is."""
+        """Return the first key of the model that a key names; the key itself if no model is known."""
         known = self.models.find(key)
         return key if known is None else known.key
 
@@ -359,7 +358,7 @@ class Controller:
         return adopted
 
     async def leave(self) -> None:
-        """Leave every replica for another controller to adopt, after those that are ending have ended."""
+        """Abandon every replica for another controller to adopt, after ending replicas have ended."""
         self.cluster = Cluster()
         await end(self._tasks - self._ends)
         await _all(*self._ends)
@@ -388,12 +387,12 @@ class Controller:
             gated=measured.gated,
         )
         if measured.structure is not None:
-            # A replica has described what was loaded, and this only follows from a config.
+            # The description by a replica that loaded the model is kept: this one follows from a config.
             asked.model.structures.setdefault(asked.generation, measured.structure)
         if not self._of(asked.model):
             self.models.unite(asked.model)
         if asked.model.same_as is None:
-            # The hub may spell it otherwise than who asked, and it knows who may have it.
+            # Checked again, now that the hub has told the model's name and whether access is restricted.
             why = self.models.not_permitted(asked.model.key, asked.model, gated=asked.gated)
             if why is not None:
                 return why
@@ -426,11 +425,11 @@ class Controller:
             if (replica := self._replicas.get(d.key)) is not None
         }
         for replica, _ in leaving.values():
-            replica.mark_used()  # who waits for its place has it
+            replica.mark_used()  # decisions that wait for its place can go on
             if replica.placed.level is DeploymentLevel.HOT:
                 self._notify_leaving(replica.placed.key, why)
             if not replica.is_loaded:
-                replica.failed(EvictedError(why))  # no one waits for a replica that does not come
+                replica.failed(EvictedError(why))  # so that nothing waits for it in vain
         for placed in delta.from_cache:
             self._replicas[placed.key].returns(placed)
         self._take_over()
@@ -529,7 +528,7 @@ class Controller:
             await self._fail(replica, "the server failed; its log says why")
 
     def _came_up(self, replica: Replica) -> None:
-        """Record that the replica serves, from when its protection counts."""
+        """Record that the replica serves; its protection from eviction begins now."""
         key = replica.placed.key
         self._learn(replica)
         self.cluster = self.cluster.with_deployed(key, self._now())
@@ -560,7 +559,7 @@ class Controller:
         await replica.actor.ended.wait()
         if (failure := replica.actor.device_failure) is not None:
             self._failed_on(replica, failure)
-        await self._discover_again()  # or its place on a lost node would be given away
+        await self._discover_again()  # first, or its place on a lost node would be given away
         self.lost(replica)
 
     def _failed_on(self, replica: Replica, failure: DeviceFailure) -> None:
@@ -576,7 +575,7 @@ class Controller:
         self._withdraw()
 
     def _withdraw(self) -> None:
-        """Withdraw the GPUs from placement that failed recently, and no others."""
+        """Withdraw from placement exactly the GPUs that failed recently."""
         self._withdrawn = self._device_errors.withdrawn(self._now())
         self.cluster = self.cluster.with_withdrawn(self._withdrawn.keys())
 

@@ -1,4 +1,4 @@
-"""Types of the controller: requests to it, what it asks of others, and results."""
+"""Types of the controller: requests to it, the functions that it calls, and results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ReplicaRequest:
     generation: str
     replicas: int
     gated: bool = False
-    """Some who wait for it may use what the hub does not give to everybody."""
+    """True if a user who waits for it may use gated models."""
     _withdrawals: int = field(init=False, repr=False)
     """Withdrawals of the model before this request."""
 
@@ -59,7 +59,7 @@ class ReplicaRequest:
 
     @property
     def dedicated(self) -> bool:
-        """Return True if an operator dedicates all of these replicas; those beyond are not protected."""
+        """Return True if all of these replicas are among those that operator or schedule dedicate."""
         return 0 < self.replicas <= self.model.dedicated_in(self.generation)
 
     def demand(self, size_bytes: int, files_on: Set[str] = frozenset()) -> Demand:

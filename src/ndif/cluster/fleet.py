@@ -75,7 +75,7 @@ class Fleet(Protocol):
         """Return the machines that exist now, each without replicas."""
 
     def prepare(self, runtime: Runtime) -> None:
-        """Prepare to measure a model and to create a replica, whose model and place are not known yet."""
+        """Prepare to measure a model and to create a replica in this runtime, before either is known."""
 
     def make_actor(
         self, config: DeploymentConfig, generation: str, place: PlacedReplica
@@ -88,9 +88,9 @@ class Fleet(Protocol):
 
 @dataclass(eq=False)
 class ThisMachine:
-    """The form of `Fleet` for one machine.
+    """A `Fleet` of this machine alone.
 
-    Owns what its replicas share: weights, prewarmed processes and the GPU driver.
+    Owns the resources that its replicas share: weights, prewarmed processes and the GPU driver.
     """
 
     settings: Settings
@@ -99,11 +99,11 @@ class ThisMachine:
     runtimes: Runtimes
     _: KW_ONLY
     trusted: bool
-    """Users are trusted, so runners are not confined."""
+    """True if users are trusted, so that runners are not confined."""
     places: bool
-    """The controller chooses devices; otherwise the options of a model do."""
+    """True if the controller chooses devices; otherwise the options of a model do."""
     shares: bool = False
-    """Another process serves the files of checkpoints to clients."""
+    """True if another process serves the files of checkpoints to clients."""
     outlives: bool = field(init=False, default=False)
     lost: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     fork_servers: ForkServers = field(init=False, default_factory=ForkServers)
@@ -142,7 +142,7 @@ class ThisMachine:
         return [self._machine.node]
 
     async def _look(self) -> LocalMachine:
-        """Inspect this machine, and prepare what its GPUs need."""
+        """Inspect this machine, and prepare the watch over its GPUs or the choice among them."""
         find = inspect_machine if self.places else inspect_unplaced
         machine = await find(self.settings, self._driver)
         found, sizes = machine.gpus, machine.node.resources.gpu_bytes
@@ -221,8 +221,8 @@ def choose(
 ) -> dict[int, int] | None:
     """Return the fewest GPUs whose free memory holds a model, and the bytes of each for its tensors.
 
-    A single GPU may be used up, should other programs leave it. Several GPUs give what is free now, because
-    the model is divided by these sizes. None if all GPUs together do not hold the model.
+    A single GPU is granted in full, since other programs may leave it. Several GPUs give only their free
+    bytes, because the model is divided by these sizes. None if all GPUs together do not hold the model.
     """
     room = [max(0, each - context) for each in free]
     chosen = fewest(((each, index) for index, each in enumerate(room)), size_bytes)
@@ -232,11 +232,11 @@ def choose(
 
 
 class LocalCards:
-    """Choose GPUs for each replica of a local server.
+    """The choice of GPUs for each replica of a local server.
 
-    Asks the driver what is free and an evaluator what the model takes, and remembers the choices of
-    replicas that still load. The model process goes where it likes, which is over all GPUs, if either
-    cannot be told, if all GPUs together do not hold the model, or if torch finds none.
+    Gets the free memory from the driver and a model's size from an evaluator, and remembers the choices of
+    replicas that still load. A model is spread over all GPUs if either is unknown, if all GPUs together
+    do not hold it, or if torch finds none.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ class LocalCards:
 
 @dataclass(frozen=True, slots=True)
 class LocalMachine:
-    """This machine as it is declared, or was found to be."""
+    """This machine, as declared or detected."""
 
     node: Node
     gpus: VisibleGpus
@@ -344,8 +344,7 @@ async def inspect_machine(settings: Settings, driver: Driver) -> LocalMachine:
     memory = settings.node_cpu_memory
     cpu = read_size(memory) if memory else cpu_memory()
     uuids = [gpu.uuid for gpu in used]
-    # A node of a cluster has no keys, so it cannot know which keys are trusted.
-    # What a file of keys says may change.
+    # A file of keys may change, and a node of a cluster has no keys: either may turn out to trust some.
     trusted = settings.api_keys is not None or may_trust(settings) or bool(settings.ray_address)
     contexts = context_bytes(settings, untrusted=True, trusted=trusted) if used else 0
     resources = Resources.of(sizes, cpu, settings.model_cache_percentage, uuids, contexts)

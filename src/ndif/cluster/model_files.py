@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 _INTERVAL_S = 0.5
 _LOOK_AGAIN_S = 10.0
-"""Seconds until a model is looked for again whose files are not on this machine, or cannot be stored."""
+"""Seconds until the next attempt for a model whose files were not found, or could not be stored."""
 
 _ASK_AGAIN_S = 60.0
-"""Seconds until the Hub is asked again for what it did not give."""
+"""Seconds until the Hub is asked again for files that it refused."""
 
 _Source = tuple[str, str | None]
 """Checkpoint and revision."""
@@ -63,10 +63,10 @@ class ModelFinder:
     _fetched: dict[_Source, Snapshot] = field(default_factory=dict, init=False)
     _ask_again: dict[_Source, float] = field(default_factory=dict, init=False)
     _folders: list[tempfile.TemporaryDirectory[str]] = field(default_factory=list, init=False)
-    """Folders of what was fetched, which are deleted with them."""
+    """Folders of fetched files; each is deleted with its object."""
 
     def find(self, model: Model) -> ModelFiles | None:
-        """Return the files of a model; None if they are not to be had. From any thread; may block."""
+        """Return a model's files; None if they are unavailable. Callable from any thread; may block."""
         config = model.deployment
         if not model.provides_files:
             return None
@@ -113,7 +113,7 @@ def _source(model: Model) -> _Source:
 class ModelFilesStorage:
     """Stores the files of each accepted model, before any replica has loaded it.
 
-    A replica stores its own once it is up, and clients then have those: the files of a repository
+    A replica stores its own files once it is up, and these replace the first: the files of a repository
     may be on its node alone, or newer there.
     """
 
@@ -125,7 +125,7 @@ class ModelFilesStorage:
 
     @property
     def stored(self) -> dict[str, StoredFiles]:
-        """Return the files of the models that are accepted now, by repository; of two, the first's."""
+        """Return the files of the models accepted now, by repository; if several, the first model's."""
         stored: dict[str, StoredFiles] = {}
         for model in self.models:
             config = model.deployment
@@ -161,7 +161,7 @@ class ModelFilesStorage:
         if source in self._known or self._look_again.get(source, now) > now:
             return
         self._look_again[source] = now + _LOOK_AGAIN_S
-        # The thread of a slow download is left behind, and ends with the process.
+        # If this is cancelled, the thread of a slow download is left behind and ends with the process.
         found = await aside(partial(self.finder.find, model))
         if found is not None:
             key = await publish(found.source, found.revision, self.objects)

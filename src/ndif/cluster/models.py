@@ -23,7 +23,7 @@ _NO_HOTSWAPPING = (
 
 
 def is_repo_id(name: str) -> bool:
-    """Return True if a name is that of a repository, and not of a folder of this machine."""
+    """Return True if a name has a repository's form and is not a path on this machine."""
     return _REPO_ID.fullmatch(name) is not None and not Path(name).exists()
 
 
@@ -35,21 +35,21 @@ class NotServedError(Exception):
 class Model:
     """One model and its settings, across generations.
 
-    Its operator, the schedule and users decide what it should be; the controller creates its replicas.
+    Operators, the schedule and users change its settings; the controller creates its replicas.
     """
 
     key: ModelKey
-    """Key by which it was first requested; names its queues and replicas for good."""
+    """Key by which it was first requested; it names the queues and replicas from then on."""
     config: DeploymentConfig
     """Settings, with the repository id as the hub spells it and the task once they are known."""
     on_demand: bool = False
-    """Only users have requested it, no operator."""
+    """True if only users have requested it, and no operator."""
     scheduled: DeploymentConfig | None = None
-    """Settings by which the schedule dedicates it now."""
+    """Settings by which the schedule dedicates it now, if it does."""
     deploying: int = 0
-    """Decisions that are being made about its replicas, and rollouts."""
+    """Number of decisions and rollouts of its replicas in progress."""
     withdrawals: int = 0
-    """Times that an operator evicted it; requests from before are void."""
+    """Times that an operator evicted it; earlier requests for replicas are void."""
     generations: frozenset[str] = frozenset()
     """Generations that an operator deployed it for; empty if undecided."""
     problems: dict[str, str] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Model:
     aliases: set[str] = field(default_factory=set)
     """Further repository ids that turned out to name it, in lower case."""
     gated: bool = False
-    """The hub does not give it to everybody, as far as is known."""
+    """True if the hub is known to restrict access to it."""
     parameters: int | None = None
     """Number of parameters, once it was measured or loaded."""
     architecture: Mapping[str, Any] | None = None
@@ -67,7 +67,7 @@ class Model:
     load_s: dict[str, float] = field(default_factory=dict)
     """Seconds that its last load from the disk took, by generation."""
     same_as: Model | None = None
-    """Model that it turned out to be, and that is served in its place."""
+    """Model that this one turned out to be, and that is served instead."""
     _names: tuple[DeploymentConfig, int, frozenset[str]] | None = None
     """Names in lower case, and the settings and number of aliases that they were taken from."""
 
@@ -85,11 +85,11 @@ class Model:
 
     @property
     def provides_files(self) -> bool:
-        """Return True if clients build the model from its files, not so for a user's own revision."""
+        """Return True if clients build the model from its files; False for a revision chosen by users."""
         return not (self.on_demand and self.config.revision)
 
     def keeps(self, generation: str) -> bool:
-        """Return True if an operator or the schedule has it in this generation, not users alone."""
+        """Return True if an operator or the schedule, not users alone, wants it in this generation."""
         if self.scheduled is not None and self.scheduled.deployed_for:
             return generation in self.scheduled.deployed_for
         return not self.generations or generation in self.generations
@@ -141,7 +141,7 @@ class Model:
 
 
 class Models:
-    """The models of one server. Finds and admits models; knows nothing of their replicas."""
+    """The models of one server. Finds and admits models; does not manage replicas."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Models:
         repositories: Repositories | None = None,
     ) -> None:
         self.fixed = fixed
-        """True if nobody's request loads another model."""
+        """True if no request can load another model."""
         self._repositories = repositories or Repositories()
         self._loaded: dict[str, frozenset[str]] = {}
         """Generations with a replica on a device, by the text of the model's key."""
@@ -178,7 +178,7 @@ class Models:
 
     def find(self, key: ModelKey) -> Model | None:
         """Return the model that `key` names; None if it is not known."""
-        # Each request asks all models: most are told apart by their names alone.
+        # Each request searches all models, so their names are compared first.
         name = key.repo_id.lower()
         named = [model for model in self._models if name in model.names and model.named(key)]
         # A dedicated model comes before one that a user requested.
@@ -198,7 +198,7 @@ class Models:
         )
 
     def unite(self, model: Model) -> None:
-        """Merge a model without replicas into another one, if the name that was learned is that one's."""
+        """Merge a model without replicas into another model of the name just learned, if there is one."""
         key = replace(model.key, repo_id=model.config.repo_id)
         others = [other for other in self._models if other is not model and other.named(key)]
         if model not in self._models or not others:
@@ -209,7 +209,7 @@ class Models:
         model.on_demand, model.scheduled = True, None  # and can be forgotten
 
     def note_loaded(self, variants: Iterable[str]) -> None:
-        """Record the variants that have a replica on a device, up or loading, as `str` writes them."""
+        """Record the variants, as strings, that have a replica on a device, up or loading."""
         loaded: dict[str, frozenset[str]] = {}
         for each in variants:
             key, _, generation = each.rpartition("@")
@@ -235,7 +235,7 @@ class Models:
         return is_loaded and not model.on_demand
 
     def of(self, key: ModelKey) -> Model:
-        """Return the model whose `Model.key` it is, or raise a `KeyError`."""
+        """Return the model whose `Model.key` is `key`, or raise a `KeyError`."""
         for model in self._models:
             if model.key == key:
                 return model
@@ -264,8 +264,8 @@ class Models:
     ) -> Model:
         """Return the model that a client names: an open one, or any if the client may hotswap.
 
-        A new model is remembered only with `keep`, once its request is accepted. A `NotServedError` has a
-        sentence for the client.
+        A new model is remembered only with `keep`, once its request is accepted. Raise a `NotServedError`
+        with a sentence for the client.
         """
         model = self.find(key)
         if model is not None and self.is_open(model, generation):
@@ -294,8 +294,8 @@ class Models:
     def not_permitted(self, key: ModelKey, model: Model | None, *, gated: bool) -> str | None:
         """Return the sentence for a client who may not have this model loaded on demand; None if it may be.
 
-        `model`: what is known of it; what an operator deploys is for everybody. `gated`: the client may use
-        what the hub does not give to everybody.
+        `model` is the model if it is known; every user may use one that an operator deployed. `gated`: the
+        client may use gated models.
         """
         if model is not None and (model.dedicated or not model.on_demand):
             return None
@@ -331,7 +331,7 @@ class Models:
         return answer if self.fixed else f"{answer} {_NO_HOTSWAPPING}"
 
     def schedule(self, configs: Iterable[DeploymentConfig]) -> tuple[list[Model], list[Model]]:
-        """Set the models that the schedule dedicates; return those that it now does, and no longer does."""
+        """Set the models that the schedule dedicates; return new or changed ones, and ended ones."""
         scheduled: dict[int, DeploymentConfig] = {}
         for config in configs:
             model = self.find(config.key)
@@ -355,7 +355,7 @@ class Models:
         *,
         gated: bool = False,
     ) -> None:
-        """Record what a model's files tell: its name as the hub spells it, its task, size and config."""
+        """Record facts from a model's files: its name as the hub spells it, its task, size and config."""
         model.gated = gated or model.gated
         model.parameters = parameters or model.parameters
         model.architecture = architecture or model.architecture

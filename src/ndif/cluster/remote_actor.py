@@ -1,8 +1,8 @@
-"""A replica in a process of its own, and its jobs, for which leaders of other processes ask.
+"""A replica in a process of its own, and its jobs, which a leader in another process sends.
 
-Leaders come and go; the replica and its jobs go on. Whichever process leads asks for a job, by a call or
-over the replica's job channel, and may ask twice. No update and no result passes through the leader: the
-answer is a few words that may be lost without harm.
+The replica and its jobs outlive the leader. The current leader sends a job by a call or over the replica's
+job channel, and may send it twice. Updates and results do not pass through the leader: the answer to it is
+short, and may be lost without harm.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ndif.stores.broker.redis.job_channels import Introduction, JobReceiver
 
 _EARLY = 1000
-"""Cancelled jobs that a replica remembers before they come."""
+"""Cancellations that a replica remembers for jobs that have not arrived yet."""
 _LOOK_S = 1.0
 _DESCRIPTION = 200
 """Characters of a response's description that an answer has."""
@@ -88,7 +88,7 @@ class MoveAnswer:
 
 @dataclass(frozen=True, slots=True)
 class JobAnswer:
-    """The end of a job in a few words, or the reason why it did not come to one here."""
+    """The shortened end of a job, or the reason why the job did not end here."""
 
     end: Response | None = None
     why: Literal["", "lost", "evicted", "away"] = ""
@@ -108,8 +108,8 @@ class NodeServices(NamedTuple):
 class Jobs:
     """The jobs that one replica was sent.
 
-    Runs them in turn on the replica's `ModelActor`, leaves their states and ends to a
-    `Lifecycle`, and answers the leader. Which job comes next is the leader's choice.
+    Runs them one at a time on the replica's `ModelActor`, leaves their states and ends to a `Lifecycle`,
+    and answers the leader, which chooses their order.
     """
 
     def __init__(self, services: NodeServices, replica_id: str = "") -> None:
@@ -129,9 +129,9 @@ class Jobs:
         return [*self._runs, *self._lifecycle.remembered]
 
     async def run(self, request: Request) -> JobAnswer:
-        """Run a job to its end and return that end, or why it did not come to one.
+        """Run a job to its end and return that end, or the reason why there is none.
 
-        A job that runs already, or has ended, does not run again. A job that comes meanwhile waits.
+        A job that runs already, or has ended, does not run again. While a job runs, others wait.
         """
         if (end := self._lifecycle.end_of(request.id)) is not None:
             await self._lifecycle.release(request)
@@ -150,7 +150,7 @@ class Jobs:
             job.add_done_callback(jobs.discard)
 
     def cancel(self, request_id: str, reason: str) -> None:
-        """End a job that runs, waits or is still to come; it becomes an ERROR with `reason`."""
+        """End a job as an ERROR with `reason`, whether it runs, waits or has not arrived yet."""
         if self._lifecycle.cancel(request_id, reason) or self._lifecycle.end_of(request_id):
             return
         self._cancelled_early[request_id] = reason
@@ -158,7 +158,7 @@ class Jobs:
             del self._cancelled_early[next(iter(self._cancelled_early))]
 
     def revoke_cancel(self, request_id: str) -> None:
-        """Run a job when it comes, although it was cancelled before."""
+        """Withdraw the cancellation of a job that has not arrived yet."""
         self._cancelled_early.pop(request_id, None)
 
     async def _run_or_give_back(self, request: Request) -> None:
@@ -182,7 +182,7 @@ class Jobs:
             del self._runs[request.id]
 
     async def _watch_current(self) -> None:
-        """Cancel the job that runs once its client has left: its leader, who would do so, may be gone."""
+        """Cancel the job that runs once its client has left: the leader, which does so too, may be gone."""
         while True:
             current = self._current
             if current is not None and await self._lifecycle.disconnected([current.request]):
@@ -212,14 +212,14 @@ def _answer(end: Response) -> JobAnswer:
 
 
 class RemoteActor:
-    """Serve one `ModelActor` to whichever process leads.
+    """One `ModelActor`, served to the current leader.
 
-    Each method may be called twice, by one leader or by two, and acts once. Answers are JSON of a type of
+    Each method may be called twice, by one leader or by two, and acts once. Answers are JSON of a type in
     this file. `Jobs` runs the requests.
     """
 
     def __init__(self, order: bytes) -> None:
-        """Take the `ReplicaOrder`, which the next leader is to find; its place changes with the replica."""
+        """Keep the `ReplicaOrder` for the next leader; its place changes with the replica."""
         self._order = from_json(ReplicaOrder, order)
         self._actor: ModelActor | None = None
         self._jobs: Jobs | None = None
@@ -235,7 +235,7 @@ class RemoteActor:
         self._leader: Introduction | None = None
 
     async def prepare(self) -> NodeServices:
-        """Return what the replica works with on its node, or raise an `ActorError`."""
+        """Return the services of the replica on its node, or raise an `ActorError`."""
         raise NotImplementedError
 
     async def fetch(self) -> str | None:
@@ -256,9 +256,9 @@ class RemoteActor:
         return to_json(described)
 
     async def follow(self, leader: Introduction) -> None:
-        """Believe the process that leads now, and take the jobs that it sends.
+        """Accept the current leader, and take the jobs that it sends.
 
-        A call and no argument of the constructor, which Ray's head keeps, perhaps in Redis.
+        Not an argument of the constructor, because Ray's head keeps those, perhaps in Redis.
         """
         self._leader = leader
         if self._channel is not None:
@@ -279,7 +279,7 @@ class RemoteActor:
             self._actor = services.actor
             self._jobs = Jobs(services, "" if place is None else place.replica_id)
             self._channel = services.channel
-            if self._leader is not None:  # perhaps another one by now
+            if self._leader is not None:  # perhaps a newer one by now
                 self._channel.take_from(self._leader)
             self._watching = asyncio.create_task(self._watch(self._actor), name="end")
             if self._over.is_set():
@@ -309,7 +309,7 @@ class RemoteActor:
         self._progressed.set()
 
     async def progress(self, known: tuple[int, int]) -> tuple[int, int]:
-        """Return the loaded bytes and their total, once they differ from what is `known`."""
+        """Return the loaded bytes and their total, once they differ from those `known`."""
         while self._progress == tuple(known):
             self._progressed.clear()
             await self._progressed.wait()
@@ -373,6 +373,6 @@ class RemoteActor:
 
 
 def _refused(error: Exception) -> bytes:
-    """Return the answer that a replica is not HOT."""
+    """Return the `MoveAnswer` of a replica that is not HOT."""
     device = error.failure if isinstance(error, DeviceError) else None
     return to_json(MoveAnswer(error=str(error), device=device))

@@ -22,7 +22,7 @@ class EvictedError(DeploymentError):
 
 
 class Lease:
-    """Count of the requests that run on a replica, from when it comes up until it leaves its device."""
+    """Count of the workers that run requests on a replica, until it leaves its device."""
 
     def __init__(self) -> None:
         self._holders = 0
@@ -39,7 +39,7 @@ class Lease:
             self._free.set()
 
     async def ended(self) -> None:
-        """Return once no request runs."""
+        """Return once no worker holds the lease, so that no request runs."""
         await self._free.wait()
 
 
@@ -103,7 +103,7 @@ class Replica:
         """Prepare for its return to the device at this place."""
         self.placed, self.lease = placed, Lease()
         if self._up.done():
-            self.used.set()  # who waits for its place decides again
+            self.used.set()  # decisions that wait for its place are made again
             self._up, self.used = _future(), asyncio.Event()
 
     def progressed(self, done: int, total: int) -> None:

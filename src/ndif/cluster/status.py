@@ -28,8 +28,8 @@ def client_status(
 ) -> ServerStatus:
     """Return the answer of `GET /status`, in the form that every client generation reads.
 
-    It has the models with replicas, those that an operator named, and those in the calendar's `coming`
-    windows. A model that a user alone asked for is not there before it has a replica.
+    It lists the models with replicas, those that an operator named, and those in the calendar's `coming`
+    windows. A model that only users requested is listed once it has a replica.
     """
     replicas = controller.replicas()
     nodes = {node.id: node.name for node in controller.cluster.nodes.values()}
@@ -96,7 +96,7 @@ def _entry(
         ScheduledWindow(start=window.start.isoformat(), end=window.end.isoformat())
         for window in windows
     ]
-    # Clients of 0.7 call a model Scheduled that has a schedule and is not said to be dedicated or not.
+    # Clients of 0.7 call a model Scheduled if it has a schedule and `dedicated` is None.
     is_told = model.config.dedicated or not windows
     return ModelStatus(
         model_key=str(key),
@@ -120,7 +120,7 @@ def _entry(
 
 
 def _level(model: Model, replicas: Iterable[Replica]) -> DeploymentLevel:
-    """Return the best level of the replicas; HOT without any for a model that is to be there."""
+    """Return the best level of the replicas; without any, HOT for a dedicated or deploying model."""
     levels = {each.placed.level for each in replicas}
     if DeploymentLevel.HOT in levels or (not levels and (model.dedicated or model.deploying)):
         return DeploymentLevel.HOT
@@ -139,7 +139,7 @@ def _best(states: Iterable[ReplicaState]) -> ReplicaState:
 
 
 def describe_details(models: Models, key: ModelKey) -> ModelDetails:
-    """Return the details of a model; empty ones of a model that is not known any more."""
+    """Return the details of a model; empty details if it is no longer known."""
     model = next((each for each in models if each.key == key), None)
     if model is None:
         return ModelDetails(structures={}, load_s={})
@@ -148,7 +148,7 @@ def describe_details(models: Models, key: ModelKey) -> ModelDetails:
 
 @dataclass(frozen=True, slots=True)
 class PublishedModel:
-    """A model as a gateway knows it, to admit requests for it."""
+    """The facts of a model that a gateway needs to admit requests for it."""
 
     key: str
     config: DeploymentConfig
@@ -162,7 +162,7 @@ class PublishedModel:
 
 
 def publish(models: Models) -> list[PublishedModel]:
-    """Return models as gateways know them; `read` is the inverse."""
+    """Return models in the form for gateways; `read` is the inverse."""
     return [
         project(
             PublishedModel,

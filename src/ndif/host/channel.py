@@ -18,7 +18,7 @@ _CHUNK = 1 << 12
 
 
 class ProtocolError(Exception):
-    """The other end broke the frame format or a limit, and is not trusted any more."""
+    """The other end broke the frame format or a limit, and is no longer trusted."""
 
 
 class Channel:
@@ -29,7 +29,7 @@ class Channel:
         self._socket = connection
         self._sending = asyncio.Lock()
         self._read = bytearray()
-        """Bytes that arrived and were not asked for yet."""
+        """Bytes that were received and not consumed yet."""
 
     @classmethod
     def pair(cls) -> tuple[Channel, socket.socket]:
@@ -40,8 +40,8 @@ class Channel:
     async def send(self, message: Message, body: Payload = b"", fds: Sequence[int] = ()) -> None:
         """Write one frame whole; raise an `OSError` when the other end is gone.
 
-        Of a body in a file its descriptor is sent, and the other end reads it. A file that cannot be opened
-        hangs up: the other end must not wait for it.
+        A body in a file is sent as a descriptor, which the other end reads. If the file cannot be opened,
+        the channel hangs up, so that the other end does not wait for it.
         """
         loop = asyncio.get_running_loop()
         async with self._sending:

@@ -1,4 +1,4 @@
-"""CUDA's errors that mean that a GPU has failed, and for how long failed GPUs take no model."""
+"""CUDA errors that mean that a GPU has failed, and the time for which failed GPUs take no model."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _PROGRAM_ERRORS = (
     *("invalid argument", "invalid resource handle", "no CUDA-capable device"),
     "driver version is insufficient",
 )
-"""Errors of the program, which another GPU would report as well."""
+"""Program errors, which another GPU would report as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFailure:
-    """CUDA's error about a GPU that no longer works."""
+    """A CUDA error that reports a failed GPU."""
 
     error: str
     gpu: int | None = None
-    """The index that the error names; None if it names none: then one of the replica's GPUs has failed."""
+    """Index of the GPU; None if the error names none, so that any of the replica's GPUs may have failed."""
 
 
 def device_failure(lines: Iterable[str]) -> DeviceFailure | None:
@@ -61,7 +61,7 @@ class DeviceErrors:
     by_device: Mapping[str, tuple[tuple[float, str], ...]] = field(default_factory=dict)
 
     def noted(self, devices: Iterable[str], error: str, now: float) -> DeviceErrors:
-        """Note an error of these GPUs, and forget those that no longer matter."""
+        """Return the record with an error of these GPUs added and expired errors removed."""
         known = {
             device: recent
             for device, errors in self.by_device.items()
@@ -72,7 +72,7 @@ class DeviceErrors:
         )
 
     def withdrawn(self, now: float) -> dict[str, Withdrawal]:
-        """Return the GPUs that take no replica now."""
+        """Return the GPUs that are out of placement now, by name."""
         found = {}
         for device, errors in self.by_device.items():
             ends = [

@@ -14,7 +14,7 @@ from ndif.host.runtimes import Runtime
 
 _CREDENTIALS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
 _OURS = (str(Settings.model_config["env_prefix"]), "RAY_", "POSTGRES_", "PGPASS", "MAILGUN_")
-"""Prefixes of the control plane's own variables, which hold secrets: no model process has them."""
+"""Prefixes of the control plane's own variables, which hold secrets: no model process gets them."""
 _HARMLESS = (
     *("PATH", "HOME", "LANG", "LC_", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHON", "VIRTUAL_ENV"),
     "GLIBC_TUNABLES",
@@ -33,9 +33,9 @@ def environment(runtime: Runtime, devices: str | None = None) -> dict[str, str]:
     path = [*map(str, runtime.path), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         # By default torch's threads spin for some 15 ms after their last work, while the host needs the
-        # cores to send the result. This is up to 3 ms, by the processor, and must be longer than the pauses
-        # within a forward pass: a thread that sleeps in each costs 12 ms of one, since Linux in a virtual
-        # machine often wakes it on the core that computes, though another is idle.
+        # cores to send the result. This value is up to 3 ms, depending on the processor. It must outlast
+        # the pauses within a forward pass: a thread that sleeps in each pause costs 12 ms per pass, since
+        # Linux in a virtual machine often wakes it on the busy core though another is idle.
         "GOMP_SPINCOUNT": "50000",
         **{name: value for name, value in os.environ.items() if not name.startswith(_OURS)},
         # Without it CUDA counts the fastest card first; the driver, placement and operators count by bus.

@@ -1,4 +1,4 @@
-"""The memory that a model needs, measured by a process that builds it without weights."""
+"""Measurement of a model's memory by a process that builds it without weights."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _OUTLINE, _MEASURE = "ndif.runtime.weights.outline", "ndif.runtime.measure"
 _OUTLINES_AT_ONCE, _MEASURED_AT_ONCE = 8, 4
 _FIRST_TURN_S = 5.0
 _REFUSED_S = 600.0
-"""Seconds for which the same commit of a repository is refused without another look."""
+"""Seconds for which a commit that could not be measured is refused without another attempt."""
 _REFUSED_FOR_TIME_S = 60.0
-"""The same where it took too long: another look may find this machine less busy."""
+"""The same after a timeout: the machine may be less busy at the next attempt."""
 _MOST_REFUSALS = 1000
 _LONGEST_ANSWER = 1 << 18
 
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class EvaluationError(ActorError):
-    """The size of a model cannot be worked out; the message says why, in a sentence."""
+    """A model cannot be measured; the message gives the reason in a sentence."""
 
 
 def spec_of(config: DeploymentConfig, generation: str, **further: Any) -> ModelSpec:
@@ -69,14 +69,14 @@ class Measured:
     """The memory that a replica needs, and facts of its model before it is loaded."""
 
     size_bytes: int
-    """Bytes of parameters and buffers as they would be loaded, and of the padding."""
+    """Bytes of parameters and buffers as loaded, padding included."""
     task: str | None = None
     """The configured task, else the architecture's."""
     repo_id: str | None = None
     """The repository's name as a hub spells it; None if no hub answered."""
     parameters: int = 0
     gated: bool = False
-    """The hub gives its files to those alone who were permitted: it is gated, or private."""
+    """True if the repository is gated or private: the hub serves its files to permitted accounts only."""
     structure: ModelStructure | None = None
     """The model's tree of modules; None if it could not be described."""
     cuda: bool | None = None
@@ -85,25 +85,25 @@ class Measured:
 
 @dataclass(eq=False)
 class Evaluator:
-    """Evaluates each model once, and remembers the answers.
+    """Measures each model once, and remembers the answers.
 
-    Each model has two processes, one after the other, which fork servers start. The first reaches the hub
+    Two processes, started by fork servers, measure a model one after the other. The first reaches the hub
     with the operator's account, downloads a repository's configs and the headers of its weights, and reads
     none of them. The second reads them, confined to their folder. Both have limits of memory and time, and
-    of either few run at once. Where a model goes is the controller's decision.
+    few of each run at once. Placement is the decision of the controller.
     """
 
     measuring: Callable[[Runtime], None] = lambda _: None
-    """Called with the runtime of each model that is not known yet."""
+    """Called with the runtime before a new model is measured."""
     fork_servers: ForkServers = field(default_factory=ForkServers)
     look_for_cuda: bool = False
     """True to have processes say if their torch finds a GPU."""
     sandbox: Mode = "best-effort"
-    """The confinement of the process that reads, unless the operator trusts the repository's code."""
+    """Confinement of the second process, unless the operator trusts the repository's code."""
     pickled: bool = False
-    """True to measure models whose weights are pickled alone, where the server loads them."""
+    """True to measure models that have only pickled weights, if the server loads those."""
     untrusted: bool = True
-    """False where the only fork server is one with the operator's environment."""
+    """False if the only fork server has the operator's environment."""
     defaults: Defaults = field(default_factory=Defaults)
     """The settings of models whose deployment does not give them."""
     patience_s: float = 60.0
@@ -112,7 +112,7 @@ class Evaluator:
     _reading: Turns = field(default_factory=lambda: Turns(_MEASURED_AT_ONCE, _FIRST_TURN_S))
     _known: dict[ModelSpec, asyncio.Task[Measured]] = field(default_factory=dict)
     _refused: dict[tuple[ModelSpec, str], tuple[float, str]] = field(default_factory=dict)
-    """Until when the commit of a repository is refused, and why, the oldest first."""
+    """End of a commit's refusal (by `time.monotonic`) and its reason, the oldest first."""
 
     async def __call__(self, config: DeploymentConfig, runtime: Runtime) -> Measured:
         """Return the memory that `config` needs in `runtime`, or raise an `EvaluationError`."""
@@ -124,12 +124,12 @@ class Evaluator:
             asking = self._evaluate(spec, runtime)
             task = self._known[spec] = asyncio.create_task(asking, name="evaluation")
             task.add_done_callback(lambda done: self._forget_failed(spec, done))
-        # A caller that is cancelled leaves the task to the others that wait for it.
+        # Unlike `await task`, this leaves the task to other waiting callers if this one is cancelled.
         await asyncio.wait([task])
         if task.cancelled():
             raise EvaluationError("the server is stopping")
         found = task.result()
-        # The same model under its task is the same model.
+        # A later request that names the task means the same model.
         self._known.setdefault(replace(spec, task=found.task), task)
         return replace(found, size_bytes=self.defaults.padded(found.size_bytes, config))
 
@@ -138,17 +138,17 @@ class Evaluator:
             self._known.pop(spec, None)
 
     async def stop(self) -> None:
-        """End every process. Callers that still wait learn that the server is stopping."""
+        """End every process; waiting callers get an `EvaluationError`."""
         await end([task for task in self._known.values() if not task.done()])
 
     async def _evaluate(self, spec: ModelSpec, runtime: Runtime) -> Measured:
-        """Return what a model takes, without padding, or raise an `EvaluationError`."""
-        # A folder is the operator's own, and may be mended at any time.
+        """Return a model's measurements without padding, or raise an `EvaluationError`."""
+        # A folder has no commit, so it is never refused: its operator may repair it at any time.
         facts = RepositoryFacts(spec.checkpoint)
         owner = "" if spec.is_folder else spec.checkpoint.partition("/")[0]
         with _a_folder() as empty:
             if not spec.is_folder:
-                # A fork server may take many seconds to start, and a mistyped name needs none.
+                # A mistyped name must not wait for a fork server, which may take many seconds to start.
                 why = await self._outlining.run(owner, lambda: _look(spec))
                 if why is not None:
                     raise EvaluationError(why)
@@ -207,7 +207,7 @@ class Evaluator:
         question: Question,
         kind: type[T],
     ) -> T:
-        """Return the answer of a process of its own, or raise an `EvaluationError`."""
+        """Return the answer of a new process, or raise an `EvaluationError`."""
         try:
             try:
                 answer = await self._ask_once(runtime, module, question, kind)
@@ -229,7 +229,6 @@ class Evaluator:
     async def _ask_once(
         self, runtime: Runtime, module: str, question: Question, kind: type[T]
     ) -> T | Failure:
-        """Start a process, ask it and end it."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -254,20 +253,20 @@ class Evaluator:
 
 
 async def _look(spec: ModelSpec) -> str | None:
-    """Return why the hub does not give a repository to this server; None if it does."""
+    """Return the reason why the hub refuses a repository to this server; None if it does not."""
 
     def look() -> str | None:
         from ndif.runtime.weights.fetch import unavailable  # imports the hub's library
 
         return unavailable(spec)
 
-    # The thread of a hub that does not answer is left behind, and ends with the process.
+    # If the hub does not answer, the thread is left behind and ends with the process.
     return await aside(look)
 
 
 @contextlib.contextmanager
 def _a_folder() -> Iterator[str]:
-    """Make an empty folder that is removed in the end, or raise an `EvaluationError`."""
+    """Yield an empty folder and remove it afterwards; raise an `EvaluationError` if there is no room."""
     try:
         folder = tempfile.mkdtemp(prefix="ndif-outline-")
     except OSError as error:
@@ -279,12 +278,12 @@ def _a_folder() -> Iterator[str]:
 
 
 class _RefusedError(EvaluationError):
-    """A process looked at the model and did not find its size."""
+    """A process could not measure the model."""
 
     def __init__(self, why: str, for_s: float = _REFUSED_S) -> None:
         super().__init__(why)
         self.for_s = for_s
-        """Seconds for which the answer stays the same."""
+        """Seconds for which the refusal stands."""
 
 
 class _EndedError(Exception):
@@ -302,5 +301,5 @@ async def _converse(
         with contextlib.suppress(ValueError):
             return from_json(Failure, said)
         return from_json(kind, said)
-    except (ConnectionError, ValueError) as error:  # it ended, or says what it never would
+    except (ConnectionError, ValueError) as error:  # it ended, or its answer is malformed
         raise _EndedError from error

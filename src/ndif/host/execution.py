@@ -1,4 +1,4 @@
-"""One request on one runner: instructions to the runner, updates from it, and the way of the result."""
+"""One request on one runner: its instructions, its updates and its result."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _DONE = "Your job has been completed."
 
 
 class Execution:
-    """The way of a replica's requests to its runners, and of results to the object store."""
+    """The instructions to a replica's runners, and the storage of their results."""
 
     def __init__(self, settings: Settings, broker: Broker, objects: ObjectStore) -> None:
         self.broker = broker
@@ -54,14 +54,14 @@ class Execution:
             settings.max_log_bytes,
             settings.max_log_lines_per_s,
             settings.max_streamed_bytes,
-            # A hybrid job may send its client as much as that may send back.
+            # A hybrid job may send its client as much as the client may send back.
             max(settings.max_inline_result_bytes, settings.socketio_max_http_buffer_size) + SLACK,
         )
         self._settings = settings
 
     def instructions(self, request: Request, size: int = 0) -> Run:
-        """Return the message that has a runner run a request; `size` of a payload that shares a frame."""
-        # Clients of that wire load a result straight out of its frame, without decompressing it.
+        """Return the order to run a request; `size`: bytes of its payload in a frame with others."""
+        # Clients of the headers wire load a result from its frame without decompressing it.
         loaded_from_frame = request.subscription_id is not None and request.wire is Wire.HEADERS
         largest = self._settings.largest_result(trusted=request.trusted)
         return Run(
@@ -87,7 +87,7 @@ class Execution:
         return Response(request.id, Status.COMPLETED, _DONE, result, cost, len(body))
 
     def stored(self, request: Request, cost: Mapping[str, float], size: int) -> Response:
-        """Return the response with a result that is in the object store."""
+        """Return the response that refers to a result in the object store."""
         # A live client fetches its result once; a client that polls may fetch it any number of times.
         once = request.subscription_id is not None
         result = StoredResult(
@@ -96,7 +96,7 @@ class Execution:
         return Response(request.id, Status.COMPLETED, _DONE, result, cost, size)
 
     async def refusal(self, request: Request, size: int) -> Response | None:
-        """Return the error for an untrusted user whose result there is no room for."""
+        """Return an error if the object store has no room for an untrusted user's result, else None."""
         if request.trusted:
             return None
         why = await self.objects.room.admit(
@@ -106,7 +106,7 @@ class Execution:
 
 
 class Exchange:
-    """One request on one runner: instructions to it, updates from it, and the way of its result.
+    """One request on one runner, from its instructions to its result.
 
     `RequestRun` chooses and replaces runners.
     """
@@ -115,7 +115,7 @@ class Exchange:
         self, execution: Execution, request: Request, runner: RunnerHandle, respond: Respond
     ) -> None:
         self.has_begun = False
-        """The block has begun, as far as the runner has told."""
+        """True once the runner has reported an update, so that the block has begun."""
         self._execution = execution
         self._request = request
         self._runner = runner
@@ -127,7 +127,7 @@ class Exchange:
     async def run(self) -> Response | None:
         """Return the terminal response; None if the runner ends without one.
 
-        The errors of `RunnerProtocol.accept` are raised.
+        Raise the errors of `RunnerProtocol.accept`.
         """
         execution, request, runner = self._execution, self._request, self._runner
         protocol = RunnerProtocol(
@@ -161,7 +161,7 @@ class Exchange:
                 execution.objects.room.settle(request.id, stored=self._is_stored)
 
     async def _follow(self, message: Message, body: bytes) -> bool:
-        """Do what a runner reports or asks for; return False if it ends meanwhile."""
+        """Act on a runner's frame; return False if the runner ends meanwhile."""
         execution, runner = self._execution, self._runner
         match message:
             case Signal.RUNNING:
@@ -185,17 +185,17 @@ class Exchange:
         return True
 
     async def _report(self, status: Status, text: str = "", data: bytes | None = None) -> None:
-        """Tell the client, unless the run is cut short: one that does not read has its job wait."""
+        """Report to the client until the run is cut short; a client that does not read delays its job."""
         self.has_begun = True
         update = Response(self._request.id, status, text, data=data)
         await self._runner.unless_cut(self._respond(update))
 
     async def _finish(self, message: Returned | Spilled | Error, body: bytes) -> Response | None:
-        """Return the terminal response that follows from a runner's last message."""
+        """Return the terminal response for a runner's last message."""
         request = self._request
         match message:
             case Returned(compressed, report):
-                # A client that polls has its result from the object store.
+                # A client that polls gets its result from the object store, which must have room.
                 if request.subscription_id is None and (refused := await self._admit(len(body))):
                     return refused
                 cost = self._clock.cost(report)
@@ -228,7 +228,7 @@ class Exchange:
         return self._execution.stored(request, cost, size)
 
     async def _admit(self, size: int) -> Response | None:
-        """Return the error of a result that finds no room in the object store."""
+        """Return an error if the object store has no room for the result, else None."""
         if refused := await self._execution.refusal(self._request, size):
             return refused
         self._is_admitted = not self._request.trusted
@@ -236,7 +236,7 @@ class Exchange:
 
 
 class RunClock:
-    """The time of one run, by this process's clocks, which no block can set."""
+    """The times of one run by the clocks of this process, which no block can set."""
 
     def __init__(self) -> None:
         self._began, self._moment = time.perf_counter(), time.time()
@@ -264,11 +264,11 @@ def announcement(request: Request) -> Response:
 
 
 async def announce(request: Request, respond: Respond) -> None:
-    """Tell a client that its job was sent, or raise a `ClientLeftError` if the live client is not there."""
+    """Report DISPATCHED to a client, or raise a `ClientLeftError` if its live client has left."""
     try:
         heard = await respond(announcement(request))
     except BrokerError as error:
-        # The broker is away, so nothing is known of the client: the job runs unannounced.
+        # The broker is unavailable, so the client may still be there: the job runs unannounced.
         logger.warning("request %s: %s", request.id, error)
         return
     if not heard:

@@ -28,7 +28,7 @@ _IDLE_S = 600.0
 _PATIENCE_S = 5.0
 """Seconds within which a fork server reports the exit code of a child that has ended."""
 _POLL_S = 0.1
-"""Seconds between looks at a process where the kernel does not tell that it has ended."""
+"""Seconds between polls of a process on a kernel without `pidfd_open`."""
 
 
 class ForkServerError(Exception):
@@ -36,25 +36,25 @@ class ForkServerError(Exception):
 
 
 class FrozenError(OSError):
-    """A fork server shows no sign of life. It may yet fork what it was asked for."""
+    """A fork server shows no sign of life; it may still fork the requested child."""
 
 
 class Process:
-    """A process of this host, with the part of `asyncio.subprocess.Process` that its users need.
+    """A process of this host, with a part of the interface of `asyncio.subprocess.Process`.
 
-    A descriptor of the process tells when it ends, whoever else holds its pipes: what a block has started
-    may outlive it.
+    A descriptor of the process (pidfd) reports its end. Its pipes cannot: programs that a block has started
+    may outlive it and hold them open.
     """
 
     def __init__(self, pid: int, stdout: asyncio.StreamReader | None) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self.stdout = stdout
-        """Output of the process, from both streams; None if nobody reads it."""
+        """Output of the process, from both streams; None if it is discarded."""
         self._ended = asyncio.create_task(self._watch(), name="process")
 
     async def wait(self) -> int:
-        """Wait for the end, and return the exit code, or minus a signal's number."""
+        """Wait for the end; return the exit code, or the negated signal number."""
         return await asyncio.shield(self._ended)
 
     def kill(self) -> None:
@@ -91,7 +91,7 @@ class ForkedProcess(Process):
             with contextlib.suppress(OSError, asyncio.TimeoutError):
                 loop = asyncio.get_running_loop()
                 said = await within(loop.sock_recv(self._status, 64), _PATIENCE_S)
-            # A child is killed when its server ends, which then says nothing.
+            # Without a report the server has ended, which kills its children.
             self.returncode = code = int(STATUS.unpack(said)[0] if said else -signal.SIGKILL)
             return code
         finally:
@@ -100,7 +100,7 @@ class ForkedProcess(Process):
 
 
 class StartedProcess(Process):
-    """A child of this process, which was started anew."""
+    """A child of this process, started without a fork server."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], stdout: asyncio.StreamReader | None
@@ -117,7 +117,7 @@ class StartedProcess(Process):
         try:
             descriptor = os.pidfd_open(self.pid)
         except OSError:  # before Linux 5.3
-            while self._process.poll() is None:  # noqa: ASYNC110 - nothing tells
+            while self._process.poll() is None:  # noqa: ASYNC110 - no event to wait for
                 await asyncio.sleep(_POLL_S)
         else:
             try:
@@ -129,7 +129,7 @@ class StartedProcess(Process):
 
 
 async def _reader(pipe: IO[bytes]) -> asyncio.StreamReader:
-    """Return a reader of a pipe, which it closes at the end of file."""
+    """Return a reader of a pipe; it closes the pipe at the end of the file."""
     reader = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(reader)
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
@@ -137,7 +137,7 @@ async def _reader(pipe: IO[bytes]) -> asyncio.StreamReader:
 
 
 class _ForkServer:
-    """The server of one runtime and environment. It is usable from any event loop."""
+    """The fork server of one runtime and environment, usable from any event loop."""
 
     def __init__(
         self, runtime: Runtime, variables: Mapping[str, str], frozen_s: float, *, untrusted: bool
@@ -167,18 +167,18 @@ class _ForkServer:
             raise
         self._has_forked = False
         self.asked = 0
-        """Number of children that are asked for and not yet forked."""
+        """Number of children requested and not yet forked."""
         self._children: set[ForkedProcess] = set()
         self.used_at = time.monotonic()
 
     @property
     def was_killed(self) -> bool:
-        """Return True if the server has ended although it could fork."""
+        """Return True if the server has ended after a successful fork, so that a restart is worth a try."""
         return self._process.poll() is not None and self._has_forked
 
     @property
     def is_idle(self) -> bool:
-        """Return True if no child of the server is alive or asked for."""
+        """Return True if no child of the server is alive or requested."""
         return not self.asked and all(child.returncode is not None for child in self._children)
 
     async def fork(
@@ -186,7 +186,7 @@ class _ForkServer:
     ) -> ForkedProcess:
         """Fork a child that runs `module` and talks over `channel`, or raise a `ForkServerError`.
 
-        After a `FrozenError` the server may still fork the child, so nobody else may be given `channel`.
+        After a `FrozenError` the server may still fork the child, so `channel` must not be used again.
         """
         with contextlib.ExitStack() as until_forked:
             status, theirs = socket.socketpair()
@@ -227,7 +227,7 @@ class _ForkServer:
             return child
 
     def stop(self) -> None:
-        """End the server, and every child of it that is left."""
+        """End the server and its remaining children."""
         self._control.socket.close()
         self._process.kill()
         self._process.wait()
@@ -240,21 +240,20 @@ class ForkServers:
     """The fork servers of one host, by runtime and environment.
 
     Processes for untrusted code have an environment without secrets, and so a server of their own.
-    Servers of the runtime beside ndif stay; others end after some time without a child.
+    Servers of the runtime beside ndif stay; others end after `idle_s` without a child.
     """
 
     def __init__(self, idle_s: float = _IDLE_S, frozen_s: float = FROZEN_S) -> None:
-        """`idle_s`: seconds without a child after which the server of another runtime ends."""
         self._frozen_s = frozen_s
         self.devices: str | None = None
         """The `CUDA_VISIBLE_DEVICES` of every process, once the GPUs of this machine are known."""
         self._idle_s = idle_s
         self._servers: dict[_Key, _ForkServer] = {}
         self._frozen: list[_ForkServer] = []
-        """Servers that are asked for nothing more, and whose children live."""
+        """Frozen servers: they get no more requests, but their children may live."""
 
     def prepare(self, runtime: Runtime, *, untrusted: bool) -> None:
-        """Start the server for such processes, unless it is there or is known to fail."""
+        """Start the fork server for such processes, unless it runs or is known to fail."""
         key = self._key(runtime, untrusted=untrusted)
         if key in self._servers and not self._servers[key].was_killed:
             return
@@ -280,7 +279,7 @@ class ForkServers:
     ) -> Process:
         """Start `python -m MODULE FD`, forked where a server was prepared; FD is `channel`.
 
-        If the process cannot be started, an `OSError` is raised.
+        Raise an `OSError` if the process cannot be started.
         """
         key = self._key(runtime, untrusted=untrusted)
         if key in self._servers:
@@ -300,7 +299,7 @@ class ForkServers:
             finally:
                 server.asked -= 1
                 self._retire_later(key)
-        # Ctrl-C is for the host, which decides when its processes end: a session of their own.
+        # A new session: Ctrl-C is for the host, which decides when its processes end.
         process = subprocess.Popen(  # noqa: S603, ASYNC220 - our own interpreter
             [str(runtime.interpreter), "-m", module, str(channel.fileno())],
             pass_fds=[channel.fileno()],
@@ -314,7 +313,7 @@ class ForkServers:
         return StartedProcess(process, None if pipe is None else await _reader(pipe))
 
     def stop(self) -> None:
-        """End every server, and what is left of their children."""
+        """End every server and its remaining children."""
         for server in [*self._servers.values(), *self._frozen]:
             server.stop()
         self._servers.clear()

@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs of this machine and those of them that this server may use."""
+"""The NVIDIA GPUs of this machine, and the selection that this server may use."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """The driver's version, and the newest CUDA that it supports, as 1000 times major and so on."""
+    """The driver's version, and the newest CUDA that it supports, as 1000 * major + 10 * minor."""
 
     driver: str | None
     cuda: int | None
@@ -92,7 +92,7 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The driver's own error."""
+    """An error of the driver."""
 
     failed: str
     absent: bool
@@ -119,8 +119,8 @@ class VisibleGpus:
 def select_visible(gpus: Sequence[PhysicalGpu], variables: Mapping[str, str]) -> VisibleGpus:
     """Select a machine's GPUs by the environment, as CUDA does with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
 
-    A process that sees an instance of a divided GPU sees nothing else. So whole GPUs have precedence, and
-    without whole GPUs the largest instance is used alone.
+    A process that sees an instance of a divided GPU sees nothing else. So whole GPUs have precedence.
+    Without them one instance is used alone: the first that the environment names, or else the largest.
     """
     gpus = sorted(gpus, key=lambda gpu: [int(part, 16) for part in re.split("[:.]", gpu.pci)])
     chosen, notes = _chosen(gpus, variables)
@@ -237,7 +237,7 @@ def without_memory(gpu: Gpu) -> str:
 
 @dataclass(eq=False)
 class Driver:
-    """Query the NVIDIA driver through a child process, started when it is first needed.
+    """Queries the NVIDIA driver through a child process, which the first query starts.
 
     A child that does not answer in time is killed and abandoned: the driver may block it for ever. Without
     a driver or an answer, each query raises a `DriverError`.
@@ -329,7 +329,7 @@ async def find_gpus(driver: Driver, variables: Mapping[str, str]) -> VisibleGpus
 
 
 def _explain_missing(error: DriverError, nodes: Path) -> list[str]:
-    """Return a note if GPUs seem to be here and cannot be used."""
+    """Return a note if GPUs seem to be present and cannot be used."""
     if not error.absent:
         return [f"No GPU is used: {error}."]
     if any(nodes.glob("nvidia[0-9]*")):

@@ -1,8 +1,8 @@
-"""Signs of life of a process: one that is frozen is told from one that is busy, and from a host that slept.
+"""Signs of life of a process, which tell a frozen process from a busy one and from a host that slept.
 
-A process that runs uses CPU time, whatever it is busy with. One that waits for a disk cannot be ended and
-is not frozen. Only time in which the host itself ran counts: a laptop that wakes up, or a server that
-was stopped and continued, finds its processes as it left them.
+A running process uses CPU time, whatever it does. A process that waits for a disk cannot be ended and is
+not frozen. Only time in which the host itself ran counts, so that a laptop may sleep, and a server may be
+stopped and continued.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 FROZEN_S = 30.0
 """Seconds without a sign of life after which a process counts as frozen."""
 _LOOKS = 20
-"""Looks at a process in that time."""
+"""Samples of a process in that time."""
 _CPU_CLOCK = 2
 """CPUCLOCK_SCHED: the part of a clock's number that asks for all CPU time of a process."""
 
@@ -28,7 +28,7 @@ def sign_of_life(pid: int) -> Hashable:
             # As clock_getcpuclockid(3) numbers the clock of another process. It counts nanoseconds.
             return time.clock_gettime_ns(~pid << 3 | _CPU_CLOCK)
     except OSError:
-        pass  # nothing is known of the process: its end is told elsewhere
+        pass  # the process is unknown; its end is reported elsewhere
     return object()
 
 

@@ -33,21 +33,21 @@ _NO_RULES = CacheRules()
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _PATIENCE_S = 60.0
 _END_S = 2.0
-"""Seconds that a download has to delete what it has of unfinished files, before it is killed."""
+"""Seconds that a download has to delete its unfinished files before it is killed."""
 _CURRENT_S = 300.0
 """Seconds for which a fetched adapter counts as current: asking the hub takes two seconds."""
 _SHOWN = 100
 _WITHOUT_TASKS = ("0.7", "0.6")
-"""Generations of nnsight that know no tasks."""
+"""Generations of nnsight that have no tasks."""
 
 
 @contextlib.asynccontextmanager
 async def _fetching(
     runtime: Runtime, *arguments: str, variables: Mapping[str, str], stderr: int
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a module of the runtime with these arguments, which has ended afterwards.
+    """Run a module of the runtime with these arguments, and end it with the context.
 
-    It ends with its standard input: also if this process is killed.
+    The module ends with its standard input, so that it also ends if this process is killed.
     """
     theirs, ours = os.pipe()
     try:
@@ -91,7 +91,7 @@ async def download(
 ) -> RepositoryFacts:
     """Download the files of a repository to the cache, or raise a `DownloadError`."""
     with contextlib.ExitStack() as held:
-        # It waits while another process deletes the repository.
+        # This waits while another process deletes the repository.
         await asyncio.to_thread(held.enter_context, in_use(spec.checkpoint))
         held.callback(note_coming, spec.checkpoint, None)
         return await _download(spec, runtime, progress, rules)
@@ -139,10 +139,10 @@ class AdapterError(Exception):
 
 @dataclass(eq=False)
 class Adapters:
-    """The adapters for processes that reach no hub.
+    """The adapters of requests whose runners cannot reach the hub.
 
-    A folder has the public ones of untrusted requests; the least recently used are deleted, but never the
-    newest. Those of trusted requests are in the Hub's cache.
+    `cache` holds the public adapters of untrusted requests; the least recently used are deleted, but never
+    the newest. Adapters of trusted requests are in the Hub's cache.
     """
 
     runtime: Runtime
@@ -153,12 +153,13 @@ class Adapters:
     repositories: Repositories = field(default_factory=Repositories)
     """Repositories whose adapters may be downloaded."""
     _fetched: dict[tuple[str, bool], float] = field(default_factory=dict)
-    """When an adapter was fetched last, by its name, and for trusted requests or others."""
+    """Time of the last fetch, by an adapter's name and True for trusted requests."""
 
     async def fetch(self, env: Mapping[str, Any], *, trusted: bool = False) -> None:
-        """Fetch the adapter that a request's `env` names to where its runner can read it.
+        """Fetch the adapter that a request's `env` names to a place that its runner can read.
 
-        A trusted request has what the operator has: a folder, a private repository, an adapter of any size.
+        A trusted request may use whatever the operator may: a folder, a private repository, any size. Raise
+        an `AdapterError` if the adapter cannot be used.
         """
         name = env.get("peft")
         if name is None:
@@ -193,7 +194,7 @@ class Adapters:
         return time.monotonic() - self._fetched.get((name, trusted), -_CURRENT_S) < _CURRENT_S
 
     async def _fetch(self, name: str, variables: Mapping[str, str], *arguments: str) -> str:
-        """Download an adapter by a process of its own; return what that prints."""
+        """Download an adapter in a separate process; return that process's output."""
         module = "ndif.runtime.weights.adapter"
         async with _fetching(
             self.runtime, module, name, *arguments, variables=variables, stderr=subprocess.PIPE
@@ -210,7 +211,7 @@ class Adapters:
         return printed.decode(errors="replace").strip()
 
     def _require_permitted(self, name: str, known_as: str) -> None:
-        """Raise an AdapterError if the operator does not allow the repository that is known by a name."""
+        """Raise an `AdapterError` if the operator does not allow the repository `known_as`."""
         if not self.repositories.permit(known_as):
             raise AdapterError(
                 f"The adapter {name!r} is not used on this server: its operator does not allow that "

@@ -28,7 +28,7 @@ _LAST_LINES = 8
 # A later section of pip's configuration overrides an earlier one.
 _SECTIONS = ("global", "install", ":env:")
 
-# Settings that change what pip installs, or where, and that uv is not told.
+# Settings of pip that change what is installed, or where, and that are not passed on to uv.
 _PIP_ALONE = (
     *("no-binary", "only-binary", "pre", "require-hashes", "no-build-isolation"),
     *("target", "prefix", "user"),
@@ -66,7 +66,7 @@ def has_pip() -> bool:
 
 
 class Installer(ABC):
-    """A program that takes the arguments of `pip install`, and installs beside this interpreter."""
+    """A program that takes the arguments of `pip install`, and installs into this environment."""
 
     name: str
 
@@ -76,11 +76,11 @@ class Installer(ABC):
 
     @abstractmethod
     def install_into(self, folder: Path, packages: Sequence[str], tell: Tell) -> None:
-        """Install these very packages, and nothing that they require, into a folder."""
+        """Install exactly these packages, without their dependencies, into a folder."""
 
     @abstractmethod
     def run(self, arguments: Sequence[str], tell: Tell) -> None:
-        """Install as the arguments say, with the output line by line to `tell`."""
+        """Install with these arguments of `pip install`; pass the output line by line to `tell`."""
 
     def _run(
         self,
@@ -114,7 +114,7 @@ class Pip(Installer):
     name = "pip"
 
     def missing(self, requirements: Sequence[str], tell: Tell) -> list[Package]:
-        """Return what the report of pip's dry run has."""
+        """Return the packages in the report of pip's dry run."""
         with TemporaryDirectory() as scratch:
             report = Path(scratch, "report.json")
             self.run(["--dry-run", "--quiet", f"--report={report}", *requirements], tell)
@@ -134,8 +134,8 @@ class Pip(Installer):
 class Uv(Installer):
     """The uv beside this interpreter or on PATH, configured as pip is.
 
-    It installs what pip would: from the same indexes, within the same constraints. It is not made where it
-    would not.
+    It installs what pip would: from the same indexes, within the same constraints. The constructor raises
+    an `InstallError` if pip's settings do not allow that.
     """
 
     name = "uv"
@@ -150,19 +150,19 @@ class Uv(Installer):
         self._environment = uv_environment(settings, os.environ)
         self._command = [program, "pip", "install", f"--python={sys.executable}"]
         self._command += ["--color=never", "--no-progress", "--compile-bytecode"]
-        if _is_on(settings, "no-index"):  # this has no variable
+        if _is_on(settings, "no-index"):  # uv has no variable for it
             self._command.append("--no-index")
-        # To uv an argument replaces the variable; to pip it is one more.
+        # For uv an argument replaces the variable; for pip it is one more constraint.
         for constraint in self._environment.get("UV_CONSTRAINT", "").split():
             self._command.append(f"--constraint={constraint}")
 
     def missing(self, requirements: Sequence[str], tell: Tell) -> list[Package]:
-        """Return what the plan of uv's dry run has."""
+        """Return the packages in the plan of uv's dry run."""
         lines: list[str] = []
 
         def note(line: str) -> None:
             lines.append(line)
-            if not line.startswith(_PLAN):  # it would also replace this environment's nnsight
+            if not line.startswith(_PLAN):  # the plan would also replace this environment's nnsight
                 tell(line)
 
         self.run(["--dry-run", *requirements], note)
@@ -179,7 +179,7 @@ class Uv(Installer):
 
 
 def by_uv_or_pip(action: Callable[[Installer], T], tell: Tell) -> T:
-    """Return what `action` does with uv; if that fails, say why, and have it done with pip."""
+    """Return the result of `action` with uv; if that fails, report the reason and use pip."""
     try:
         return action(Uv())
     except InstallError as error:
@@ -199,7 +199,7 @@ def planned(lines: Iterable[str]) -> list[Package]:
 
 
 def pip_settings() -> dict[str, str]:
-    """Return pip's settings for `pip install`; without pip, those of its variables."""
+    """Return pip's settings for `pip install`; without pip, only those of the PIP_ variables."""
     if not has_pip():
         return settings_of(
             f":env:.{name.removeprefix('PIP_').lower().replace('_', '-')}={value!r}"
@@ -208,7 +208,7 @@ def pip_settings() -> dict[str, str]:
         )
     done = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"],
-        # By them the list would be empty, or have other lines.
+        # Otherwise these variables could empty the list, or add lines to it.
         env={**os.environ, "PIP_QUIET": "0", "PIP_VERBOSE": "0"},
         capture_output=True,
         text=True,
@@ -233,11 +233,11 @@ def settings_of(listing: Iterable[str]) -> dict[str, str]:
 def uv_environment(settings: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which uv has pip's settings, except where it has its own variables."""
     ours = uv_variables(settings)
-    # As for pip, where nothing else is set.
+    # As pip does if nothing else is set.
     for bundle in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         if environ.get(bundle):
             ours.setdefault("SSL_CERT_FILE", environ[bundle])
-    # Two older names of the same.
+    # UV_INDEX_URL and UV_EXTRA_INDEX_URL are older names of these two.
     if "UV_INDEX_URL" in environ:
         ours.pop("UV_DEFAULT_INDEX", None)
     if "UV_EXTRA_INDEX_URL" in environ:
@@ -268,10 +268,10 @@ def uv_variables(settings: Mapping[str, str]) -> dict[str, str]:
         if name in settings:
             found[variable] = separator.join(settings[name].split())
     if "UV_INDEX" in found:
-        # To pip all indexes are equal; uv would look no further than the first that has a package.
+        # For pip all indexes are equal; uv would stop at the first that has a package.
         found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     if seconds := settings.get("timeout", settings.get("default-timeout")):
-        found["UV_HTTP_TIMEOUT"] = seconds.partition(".")[0]  # uv has whole seconds
+        found["UV_HTTP_TIMEOUT"] = seconds.partition(".")[0]  # uv takes whole seconds
     if settings.get("keyring-provider") == "subprocess":
         found["UV_KEYRING_PROVIDER"] = "subprocess"
     if "no-cache-dir" in settings:

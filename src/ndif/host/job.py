@@ -1,8 +1,8 @@
-"""One request in a process that holds it, from its claim to its end, and the states on this way.
+"""One request in a process that holds it, from its claim to its end, and its states in between.
 
-`TRANSITIONS` says which event takes a request from which states to which state, who may cause the event and
-what is stored by then. `ndif.host.lifecycle` performs the events of every process that holds requests,
-`ndif.queue.lifecycle` those that are the queue's alone.
+`TRANSITIONS` lists for each event the states before it, the state after it, the parties that may cause it
+and the change in the stores. `ndif.host.lifecycle` performs the events of every process that holds
+requests, `ndif.queue.lifecycle` those of the queue alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ndif.schema.step import GATEWAY, Step
 from ndif.telemetry import metrics
 from ndif.telemetry.steps import Steps
 
-# States, events, and what may follow what
+# States, events and transitions
 
 
 class Party(Enum):
@@ -34,7 +34,7 @@ class Party(Enum):
     QUEUE = "queue"
     """The process that claims requests from the broker: the embedded server, or the leader of many."""
     REPLICA = "replica"
-    """The process of a replica that outlives leaders. It holds the requests that it was sent."""
+    """The process of a replica that outlives leaders, which holds the requests that it was sent."""
 
 
 class Event(Enum):
@@ -64,14 +64,14 @@ class Stored(Enum):
 
 
 class Transition(NamedTuple):
-    """An event: where it may happen, who may cause it and what it leaves."""
+    """An event: the states in which it may happen, the parties that may cause it, and its effects."""
 
     sources: Set[Status | None]
     """States before it; None is a request that this process does not hold."""
     target: Status | None
     by: Set[Party]
     stored: Stored | None
-    """None where the claim alone says all that has to survive."""
+    """None if the claim alone records all that must survive."""
 
 
 WAITING: Set[Status | None] = {Status.QUEUED, Status.PROVISIONING, Status.DEPLOYING}
@@ -90,11 +90,11 @@ TRANSITIONS = {
     Event.DEPLOY: Transition(WAITING, Status.DEPLOYING, _QUEUE, Stored.STATUS),
     Event.DISPATCH: Transition(WAITING, Status.DISPATCHED, _HOLDERS, Stored.STATUS),
     Event.START: Transition(RUNS, Status.RUNNING, _HOLDERS, Stored.STATUS),
-    # A request that waits is given back where its client is away: it waits for that client first.
+    # A waiting request is given back if its live client is disconnected: it first waits for that client.
     Event.GIVE_BACK: Transition(HELD, Status.QUEUED, _HOLDERS, None),
     Event.COMPLETE: Transition(RUNS, Status.COMPLETED, _HOLDERS, Stored.END),
     Event.FAIL: Transition(HELD, Status.ERROR, _HOLDERS, Stored.END),
-    # Another process has stored the end: this one lets go.
+    # Another process has stored the end; this one only drops the request.
     Event.RELEASE: Transition(HELD, None, _HOLDERS, Stored.RELEASED),
 }
 
@@ -104,9 +104,9 @@ _REPORTS = {
     Status.DEPLOYING: Event.DEPLOY,
     Status.RUNNING: Event.START,
 }
-"""The event that each reported status is."""
+"""The event of each reported status."""
 _ENDS = {Status.COMPLETED: Event.COMPLETE, Status.ERROR: Event.FAIL}
-"""The event that each terminal status is."""
+"""The event of each terminal status."""
 
 
 class IllegalTransitionError(Exception):
@@ -129,7 +129,7 @@ LEFT = "The client left."
 
 
 class Job:
-    """A request with its state, its turn in a queue, its steps, and the record of them.
+    """A request with its state, its place in a queue, its steps and its record.
 
     Only `move` changes the state, and only as `TRANSITIONS` allows.
     """
@@ -141,7 +141,6 @@ class Job:
     )
 
     def __init__(self, request: Request, by: Party) -> None:
-        """Hold a request in the process of this party."""
         self.request = request
         self._by = by
         self.id, self.user, self.arrived = request.id, request.user, request.received
@@ -149,33 +148,33 @@ class Job:
         self.cost = 1.0
         """Estimated seconds of its run."""
         self.alone = False
-        """True once a forward pass that it was to share has not answered it."""
+        """True once a shared forward pass did not answer it."""
         self.steps = Steps(request, by.value)
         self.state: Status | None = None
-        # A replica is sent the request now; its client has waited since it sent it.
+        # A replica gets the request only now, but the client has waited since it submitted the request.
         self.since = time.time() if by is Party.REPLICA else request.received
-        """Unix seconds from which it is in this state; at first, of its receipt."""
+        """Unix time at which it entered its state; at first, that of its receipt."""
         self.losses = request.attempts
-        """Runs that were cut short because their replica failed, or the server."""
+        """Runs that were cut short because their replica or the server failed."""
         self.cancelled: str | None = None
         """Reason to end the request, once it was cancelled."""
         self.runner: RequestRunner | None = None
         """The replica, or the place in one, that runs it now."""
         self.run_since = 0.0
-        """Seconds of the event loop's clock at which its last run began."""
+        """Event-loop time at which its last run began."""
         self.watching: asyncio.Task[None] | None = None
         """The watch over its live client."""
         self.dispatched: float | None = None
-        """Unix seconds of the last time that it was sent to a replica."""
+        """Unix time at which it was last sent to a replica."""
         self.running: float | None = None
-        """Unix seconds since which its block runs on that replica, as far as this process was told."""
+        """Unix time at which its block began on that replica, if this process was notified."""
         self.unanswered_s = 0.0
         """Seconds of runs that ended without a response, for which the user is charged."""
         self.end: Response | None = None
-        """Terminal response, which may yet have to be delivered."""
+        """Terminal response, perhaps not delivered yet."""
         self.over = asyncio.Event()
         if by is Party.QUEUE and request.began:
-            # The gateway has logged it, and hands it on with the request.
+            # The gateway recorded this step, and passes it on with the request.
             self.steps.extend([Step("receive", GATEWAY, request.began, request.received)])
 
     @property
@@ -240,7 +239,7 @@ class Job:
         return (*self.steps.all, Step(name, self._by.value, self.since, time.time()))
 
     def record(self, response: Response | None) -> JobRecord:
-        """Return the record of a request that has ended; without a response, nobody here knows how."""
+        """Return the record of a request that has ended; without a response its status is ENDED."""
         request = self.request
         status, reason = "ENDED", ""
         if response is not None:

@@ -26,7 +26,7 @@ from ndif.telemetry.steps import recording
 logger = logging.getLogger(__name__)
 
 _REMEMBERED = 1000
-"""Ends that a process remembers: whoever else takes part may not have heard of them."""
+"""Ends that a process remembers, because other participants may not know of them yet."""
 _STOP_S = 5.0
 _LOST = "The job ended, and its result was lost with its replica. Send it again."
 _UNDELIVERED = "The job ended, and its result could not be delivered."
@@ -34,12 +34,12 @@ _DEFECT = "The server failed while it ran this job; its log says why."
 
 
 class Reporter:
-    """Reports what happens to a job: each update in its turn, and none that the job is past by then."""
+    """Reports the updates of a job in order, and drops an update that the job is already past."""
 
     __slots__ = ("_job", "_responder", "_tells_dispatch")
 
     def __init__(self, job: Job, responder: Responder, *, tells_dispatch: bool = True) -> None:
-        """Report to the client of a job; `tells_dispatch`: False where the queue tells DISPATCHED."""
+        """Report to the client of a job; `tells_dispatch`: False if the queue reports DISPATCHED."""
         self._job = job
         self._responder = responder
         self._tells_dispatch = tells_dispatch
@@ -52,13 +52,13 @@ class Reporter:
         )
 
     async def report_run(self, update: Response) -> bool:
-        """Deliver an update of the replica that runs the job, which goes on while the broker is away."""
+        """Deliver an update from the job's replica; the run goes on while the broker is unavailable."""
         if update.status is Status.DISPATCHED and not self._tells_dispatch:
             return True
         try:
             return await self.report(update)
         except BrokerAwayError as error:
-            if update.status is Status.STREAM:  # its client's part of the block waits for that
+            if update.status is Status.STREAM:  # the client's part of the block waits for it
                 raise BrokerError(str(error)) from error
             logger.warning("request %s: %s is not told: %s", self._job.id, update.status, error)
             return True
@@ -68,14 +68,14 @@ class Reporter:
 class Lifecycle:
     """The jobs of a replica's process, and the base of the queue's `QueueLifecycle`.
 
-    Of each job it delivers the updates in order, and exactly one terminal response. It owns no claim: a job
-    that does not end here is the queue's again. Its callers say which job runs next, and where.
+    Delivers the updates of each job in order, and exactly one terminal response. Owns no claim: a job that
+    does not end here returns to the queue. The callers decide which job runs next, and where.
     """
 
     broker: Broker
     responder: Responder
     by: ClassVar[Party] = Party.REPLICA
-    """The party that this process is."""
+    """The party that this process acts as."""
     _jobs: dict[str, Job] = field(default_factory=dict, init=False)
     _ended: dict[str, Response] = field(default_factory=dict, init=False)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set, init=False)
@@ -86,13 +86,13 @@ class Lifecycle:
         return [*self._ended]
 
     def end_of(self, job_id: str) -> Response | None:
-        """Return how a job ended here, without its result; None if it is not known to have ended."""
+        """Return the end of a job without its result; None if it is not known to have ended here."""
         return self._ended.get(job_id)
 
     # The five verbs
 
     def claim(self, request: Request) -> Job | None:
-        """Hold a request from now on; return None if it is held or has ended here already.
+        """Hold a request as a `Job`; return None if it is held or has ended here already.
 
         A broker whose connection was lost may hand out the same request twice.
         """
@@ -105,8 +105,8 @@ class Lifecycle:
     async def dispatch(self, job: Job, runner: RequestRunner, replica_id: str = "") -> Response:
         """Run a job on a replica and return its terminal response, which `complete` takes.
 
-        `replica_id` names the replica in the log. The errors of `RequestRunner.run` say that the request
-        did not run to its end. After an `EndedError` `release` follows, after the others `give_back`.
+        `replica_id` names the replica in the log. Raise the errors of `RequestRunner.run` if the request
+        did not run to its end: the caller then calls `release` after an `EndedError`, else `give_back`.
         """
         job.steps.replica = replica_id
         job.move(Event.DISPATCH)
@@ -124,32 +124,32 @@ class Lifecycle:
             logger.error("request %s: %s", job.id, error)  # noqa: TRY400 - a sentence
             return Response(job.id, Status.ERROR, f"The job could not be run: {error}.")
         except Exception:
-            # A defect of ours costs one request, not the queue.
+            # A defect of the server costs one request, not the queue.
             logger.exception("request %s failed in its replica", job.id)
             return Response(job.id, Status.ERROR, _DEFECT)
         finally:
             job.runner = None
 
     async def give_back(self, job: Job, error: Exception | None = None) -> bool:
-        """Take a job back that did not run to its end; return True if it is to wait here again."""
+        """Take back a job that did not run to its end; return True if it must wait here again."""
         if not job.over.is_set() and job.is_held:
             self._forget(job)
         return False
 
     async def complete(self, job: Job, response: Response) -> Response:
-        """Deliver the terminal response, with which the job has ended. A second end changes nothing.
+        """Deliver a job's terminal response; a second one is ignored.
 
-        Return the end, without its result; `delivered` says whether the client can know of it.
+        Return the end without its result; its `delivered` is True if the client can know of it.
         """
         if not job.finish(response):
             return self._ended.get(job.id, response)
         is_silent = response.meta is None and response.status is Status.ERROR
         if is_silent and job.running is not None:
-            # Its runner was ended, and did not say how long the block had run.
+            # The runner was ended, and did not report how long the block had run.
             ran_s = round(max(0.0, job.since - job.running), 6)
             job.end = response = replace(response, meta={"peak_memory": 0, "execution_time": ran_s})
         if self.by is Party.REPLICA:
-            # The process that leads may hear of the end by the very message that its client has.
+            # The leader may learn of the end from the message to the client, which thus carries the steps.
             response = replace(response, steps=job.steps.all)
         return await self._end(job, response)
 
@@ -162,7 +162,7 @@ class Lifecycle:
             await asyncio.shield(self._spawn(self._end(job, response), f"end of {job.id}"))
 
     async def release(self, request: Request) -> None:
-        """Drop a job whose terminal response was already delivered, and which a poll finds."""
+        """Drop a job whose terminal response was already delivered, and ensure that a poll finds one."""
         if (job := self._jobs.get(request.id)) is not None:
             job.move(Event.RELEASE)
             self._forget(job)
@@ -175,12 +175,12 @@ class Lifecycle:
         except Exception:
             logger.exception("request %s: its end could not be delivered", request.id)
 
-    # Beside them
+    # Cancellation, absence and stopping
 
     def cancel(self, job_id: str, reason: str) -> bool:
-        """End a job as an ERROR with `reason`; return False if none is held that has not ended.
+        """End a job as an ERROR with `reason`; return False if it is not held.
 
-        A job that waits ends when it would be sent to a replica, unless its caller ends it before.
+        A waiting job ends when it would be sent to a replica, unless the caller ends it before.
         """
         job = self._jobs.get(job_id)
         if job is None or not job.is_held:
@@ -191,13 +191,13 @@ class Lifecycle:
         return True
 
     async def disconnected(self, requests: Iterable[Request]) -> set[str]:
-        """Return the ids of the requests whose live client is not there."""
+        """Return the ids of the requests whose live client is disconnected."""
         live = {request.id: request.subscription_id for request in requests}
         gone = await self.broker.disconnected({id_ for id_ in live.values() if id_ is not None})
         return {request_id for request_id, id_ in live.items() if id_ in gone}
 
     async def stop(self) -> None:
-        """Give responses on their way a few seconds to be delivered."""
+        """Wait a few seconds for responses that are being delivered, then cancel them."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_STOP_S)
         await end(list(self._tasks))
@@ -205,7 +205,6 @@ class Lifecycle:
     # The end of a job
 
     async def _end(self, job: Job, response: Response) -> Response:
-        """Deliver a terminal response and remember it."""
         try:
             await self._deliver(job.request, response)
         except Exception as error:
@@ -228,10 +227,10 @@ class Lifecycle:
             if not response.delivered:
                 await self.responder.respond(request, response)
         elif response.delivered:
-            # The replica that delivered the response may be lost before it lets go of the request.
+            # The replica that delivered the response may be lost before it releases the request.
             await self.broker.release(request)
         elif request.refusal:
-            # Nobody signed it, and it may have the id of another job, whose end stays.
+            # The request is not signed and may have the id of another job, whose end must stay.
             await self.responder.ensure_end(request, response)
             await self.broker.release(request)
         elif await self._is_complete(request):
@@ -248,7 +247,7 @@ class Lifecycle:
             return False
 
     def _remember(self, job: Job, response: Response) -> Response:
-        """Keep the end of a job in mind; no client fetches a live result a second time."""
+        """Remember the end of a job, without a live result, which no client fetches again."""
         self._forget(job)
         self._note_end(job, response)
         if job.is_live:
@@ -259,7 +258,7 @@ class Lifecycle:
         return response
 
     def _note_end(self, job: Job, response: Response | None) -> None:
-        """Note that a job has ended, in the process that has its record."""
+        """Record the end of a job; for the process that keeps records to override."""
 
     def _forget(self, job: Job) -> None:
         self._jobs.pop(job.id, None)

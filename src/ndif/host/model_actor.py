@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=RequestRun)
 
 Choice = Callable[[], AbstractAsyncContextManager["Mapping[int, int] | None"]]
-"""Chooses what the tensors of a replica may take of which GPUs while it loads; None: as it was given."""
+"""Yields the bytes of each GPU for a replica's tensors, reserved while it loads; None: as it was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ class HostResources:
     weights: SharedWeights = field(default_factory=SharedWeights)
     fork_servers: ForkServers = field(default_factory=ForkServers)
     gpu_watch: GpuWatch | None = None
-    """Watch over requests on GPUs that replicas share; None where no such GPU is."""
+    """Watch over requests on GPUs that replicas share; None without such a GPU."""
     cache_rules: Callable[[], CacheRules] = CacheRules
     """Return the rules for the Hub's cache, as they are now."""
     shares_files: bool = False
-    """Another process answers clients who ask for the files of checkpoints."""
+    """True if another process serves the files of checkpoints to clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +64,15 @@ class ReplicaDevices:
     """The devices that one replica is given."""
 
     gpu_mem_bytes_by_id: Mapping[int, int] = field(default_factory=dict)
-    """Bytes that the replica may take of each GPU, contexts among them; empty if it takes as it likes."""
+    """Bytes that the replica may take of each GPU, contexts included; empty for no limit."""
     context_bytes: int = 0
     """Bytes of each GPU for the CUDA contexts of its processes."""
     device: str | None = None
-    """Device in the place of the one that the deployment names."""
+    """Device that overrides the deployment's."""
     chosen: Choice = contextlib.nullcontext
-    """Choice at the start, in the place of `gpu_mem_bytes_by_id`."""
+    """Choice at the start that overrides `gpu_mem_bytes_by_id`."""
     near: Callable[[Collection[int]], Collection[int] | None] = lambda _: None
-    """Return the CPUs beside some GPUs, on which the replica runs; None for all."""
+    """Return the CPUs near some GPUs, to which the replica is bound; None for all CPUs."""
 
     @property
     def max_memory(self) -> dict[int, int] | None:
@@ -83,7 +83,7 @@ class ReplicaDevices:
 
 @dataclass(frozen=True, slots=True)
 class ActorState:
-    """The activity of a replica at one moment: its run, the runner of the run, the look at its weights."""
+    """The activity of a replica at one moment."""
 
     is_busy: bool
     runner_pid: int | None
@@ -92,10 +92,10 @@ class ActorState:
 
 
 class LocalModelActor:
-    """One replica of one model: load it, move it to the CPU's memory and back, and end it.
+    """One replica of one model on this machine.
 
-    Owns the model process and the current run. It leaves each run to a `RequestRun`, and the runners to
-    `ReplicaRunners`. Requests run one at a time, but for trusted ones that share a forward pass.
+    Owns the model process and the current run. Delegates each run to a `RequestRun`, and the runners to
+    `ReplicaRunners`. Requests run one at a time, except trusted ones that share a forward pass.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class LocalModelActor:
         *,
         untrusted: bool,
     ) -> None:
-        """Prepare a replica; `start` loads it. With `untrusted`, requests may come that are not trusted."""
+        """Prepare a replica; `start` loads it. `untrusted`: untrusted requests may come."""
         spec = _spec(config, runtime, settings, devices, untrusted=untrusted)
         process = ModelProcess(spec, runtime, host.weights, host.fork_servers, host.cache_rules)
         self.process, self.ended = process, process.ended
@@ -121,7 +121,7 @@ class LocalModelActor:
         self._start_timeout_s = settings.model_start_timeout_s
         self._devices = devices
         self._published = objects if host.shares_files else None
-        """Store from which clients have the checkpoint's files."""
+        """Store in which clients find the checkpoint's files; None if they are not shared."""
         limits = settings.runner_memory_bytes, settings.runner_max_threads
         self._tools = RunTools(
             process,
@@ -163,7 +163,7 @@ class LocalModelActor:
                 cpus = self._devices.near(memory or ())
                 await self.process.start(self._start_timeout_s, progress, memory, cpus)
         try:
-            # Nobody who waits for it waits for an object store as well.
+            # Concurrently, so that the object store adds little to the start.
             await asyncio.gather(self.runners.start(), self._share())
         except BaseException:
             await self.process.stop()
@@ -171,7 +171,7 @@ class LocalModelActor:
 
     @property
     def device_failure(self) -> DeviceFailure | None:
-        """See `ModelActor.device_failure`. One that was ended has not failed."""
+        """See `ModelActor.device_failure`. None if the replica was evicted or ended on purpose."""
         return None if self.runners.unavailable else self.process.device_failure
 
     @contextlib.contextmanager
@@ -185,7 +185,7 @@ class LocalModelActor:
             raise
 
     async def _share(self) -> None:
-        """Share the files from which clients build the model; the replica serves without that, too."""
+        """Store the files from which clients build the model; only log a failure: the replica can serve."""
         model = self.process.model
         if self._published is None or model is None:
             return
@@ -209,7 +209,7 @@ class LocalModelActor:
                 await self.process.cache(self._start_timeout_s)
 
     async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
-        # Elsewhere its weights are where it runs; GPUs that it is given are only declared to be there.
+        # Otherwise the weights have not moved, and GPUs that it is given are only declared, not present.
         if self.process.exposes_weights:
             if not gpu_mem_bytes_by_id and self.process.spec.max_memory is not None:
                 raise ModelProcessError("a model that was loaded for GPUs cannot come to the CPU")
@@ -290,7 +290,7 @@ def _adapters(runtime: Runtime, settings: Settings) -> Adapters:
 
 
 def _untrusted(settings: Settings) -> UntrustedSettings:
-    # zstd of what it cannot squeeze is a little larger than that.
+    # zstd makes incompressible data slightly larger.
     largest = settings.max_result_bytes + settings.max_result_bytes // 1000 + SLACK
     return UntrustedSettings(
         sandbox=settings.sandbox,

@@ -1,4 +1,4 @@
-"""A model process, as its host sees it."""
+"""The host's side of a model process."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ A = TypeVar("A", bound=Message)
 _MAX_MESSAGE = 1 << 20
 _LAST_LINES = 20
 _LAST_WORDS = 3
-"""Lines of a runner that could not start, for the message that says so."""
+"""Lines of output that the error of a runner that could not start quotes."""
 _LAST_WORDS_S = 0.5
 GONE_S = 30.0
-"""Seconds within which a killed runner is gone. On a GPU the driver first ends the runner's work."""
+"""Seconds that a killed runner may take to exit: on a GPU the driver first ends its work."""
 _VERIFY_S = 60.0
-"""Seconds within which weights are verified. Loading them again takes no longer."""
+"""Seconds that a verification of weights may take. Loading them again takes no longer."""
 _PINGS = 10
-"""Pings to a process in the time after which it counts as frozen."""
+"""Number of pings to an idle process within `frozen_s`."""
 
 
 class ModelProcessError(ActorError):
@@ -72,9 +72,9 @@ class ModelProcessError(ActorError):
 class ModelProcess:
     """The zygote of one model, and the runners that it forks.
 
-    Owns the process, its control channel and the handles of its runners. It asks `ForkServers` for the
-    process and `SharedWeights` for memory. `runner_protocol` talks to the runners. Each method raises a
-    `ModelProcessError` if the process has ended.
+    Owns the process, its control channel and the handles of its runners. `ForkServers` starts the process,
+    `SharedWeights` provides memory, and `Exchange` talks to the runners. A method that asks something of
+    the process raises a `ModelProcessError` if it has ended.
     """
 
     spec: ModelSpec
@@ -96,9 +96,9 @@ class ModelProcess:
     _is_frozen: bool = False
     _is_loaded: bool = False
     _is_awaited: bool = False
-    """True while the process waits for an answer of this host."""
+    """True while the process waits for an answer from this host."""
     _answers: int = 0
-    """Answers to the host's pings."""
+    """Number of answers to the host's pings."""
     _answered: asyncio.Event = field(default_factory=asyncio.Event)
     _is_bound: bool = False
     """True if the process and its runners are bound to some of the CPUs."""
@@ -107,14 +107,14 @@ class ModelProcess:
     _control: Channel | None = None
     _runners: dict[str, RunnerHandle] = field(default_factory=dict)
     _waiting: set[str] = field(default_factory=set)
-    """Runners that wait for a file of their own, which they cannot open."""
+    """Ids of confined runners that wait for their `clear_refs` file, which they cannot open themselves."""
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _output: asyncio.Task[None] | None = None
     _failed: str = ""
     """The reason why the process could not load, verify or move its model."""
     _stderr: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
     _held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """The use of the model's files in the Hub's cache, which nothing deletes until it ends."""
+    """The claim on the model's files in the Hub's cache; while it is held, nothing deletes them."""
     lines: int = 0
     """Number of lines that the process and its runners have written."""
 
@@ -135,7 +135,7 @@ class ModelProcess:
         try:
             started = asyncio.create_task(self._start_process(cpus), name="model process start")
             try:
-                # Meanwhile the process imports what it needs, if no fork server has. It reaches no hub.
+                # Meanwhile the process imports its modules, unless a fork server has. It cannot download.
                 if not self.spec.is_folder:
                     facts = await self._download(timeout_s, progress)
                 control = await within(started, timeout_s)
@@ -149,7 +149,7 @@ class ModelProcess:
             model = await within(self._loaded(control, progress), timeout_s)
         except BaseException as error:
             await self.stop()
-            # The first is an OSError, too, from Python 3.11 on.
+            # Checked first, because from Python 3.11 on TimeoutError is an OSError.
             if isinstance(error, asyncio.TimeoutError):
                 limit = f"{format_duration(timeout_s)} (NDIF_MODEL_START_TIMEOUT_S)"
                 why = f"the model did not load within {limit}"
@@ -158,7 +158,7 @@ class ModelProcess:
             else:
                 raise
             raise ModelProcessError(why) from error
-        # What a repository's files make of its process, they do not say whose model it is.
+        # A repository's files may control the process, so the host states the model's identity.
         folder = spec.folder or spec.checkpoint
         self.model = replace(model, repo_id=facts.repo_id, gated=facts.gated, folder=folder)
         self._is_loaded = True
@@ -175,12 +175,12 @@ class ModelProcess:
         if self._is_awaited or self.pid is None:
             return object()
         if self._asked or not self._is_loaded:
-            # It is at work, and so deaf, or waits for a child that is.
+            # It is busy and cannot answer pings, or it waits for a busy child.
             return sign_of_family(self.pid)
         return self._answers, sign_of_life(self.pid)
 
     async def _ping(self, control: Channel) -> None:
-        """Give a process that has nothing to do occasions to show that it lives."""
+        """Ping an idle process, so that it can show a sign of life."""
         with contextlib.suppress(OSError):
             while True:
                 self._answered.clear()
@@ -209,7 +209,7 @@ class ModelProcess:
         return self._control
 
     async def _watch(self, process: Process, control: Channel) -> None:
-        """Hang up once the process has ended: what it has forked may hold the other end of its channel."""
+        """Hang up once the process has ended: its children may hold the other end of the channel."""
         await process.wait()
         control.hang_up()
 
@@ -226,7 +226,7 @@ class ModelProcess:
             ) from error
 
     async def _loaded(self, control: Channel, progress: Progress) -> ServedModel:
-        """Answer the process until it has loaded its model."""
+        """Answer the process's requests until it has loaded its model."""
         while True:
             message, body = await control.receive(lambda _: _MAX_MESSAGE)
             match message:
@@ -253,12 +253,12 @@ class ModelProcess:
                     return project(ServedModel, message.model, structure=read_structure(body))
 
     def _own(self, name: str) -> str:
-        """Return the name of weights of this model's files: no process can ask for those of others."""
+        """Return a name within this model's files, so that no process can ask for the weights of others."""
         return f"{self.spec.folder or self.spec.checkpoint}:{name}"
 
     @property
     def device_failure(self) -> DeviceFailure | None:
-        """Return the failure of a GPU that the process has reported last."""
+        """Return the GPU failure that the process has reported last, or None."""
         return device_failure([*self._stderr, *self._failed.splitlines()])
 
     @property
@@ -268,7 +268,7 @@ class ModelProcess:
 
     @property
     def is_confined(self) -> bool:
-        """Return True if the process that forks runners is confined, as they are: none can be trusted."""
+        """Return True if the zygote itself is confined, so that it can fork no trusted runner."""
         untrusted = self.spec.untrusted
         return untrusted is not None and untrusted.alone and not self.exposes_weights
 
@@ -290,12 +290,12 @@ class ModelProcess:
         return runner
 
     async def _forked(self, runner: RunnerHandle, pid: int) -> None:
-        """Record a runner's process id, and give it the file that a confined fork cannot open.
+        """Record a runner's process id, and send it the `clear_refs` file that a confined fork cannot open.
 
-        By that file the peak of its memory is reset.
+        Writing to that file resets the recorded peak of the runner's memory.
         """
-        with contextlib.suppress(OSError):  # it has ended, as the next frame says
-            # What a repository's files make of the process, it gets no other killed.
+        with contextlib.suppress(OSError):  # the runner has ended, as the next frame says
+            # A process that its repository's files control must not get other processes killed.
             if parent(pid) != self.pid:
                 raise ProtocolError(f"process {pid} is none that it has forked")
             if runner.id in self._waiting:
@@ -308,7 +308,7 @@ class ModelProcess:
             runner.forked(pid)
 
     async def end_runners(self) -> None:
-        """End every runner, and wait until they are gone; if one cannot be ended, the process ends."""
+        """End every runner and wait for their exits; kill the model process if a runner does not exit."""
         runners = list(self._runners.values())
         for runner in runners:
             runner.kill()
@@ -324,14 +324,14 @@ class ModelProcess:
         return (await self._ask(Signal.VERIFY, Verified, _VERIFY_S, late)).restored
 
     async def cache(self, timeout_s: float) -> None:
-        """Move weights from GPUs to the CPU's memory. No runner may be there."""
+        """Move weights from GPUs to the CPU's memory, after all runners have ended."""
         late = f"the weights were not in the CPU's memory within {format_duration(timeout_s)}"
         await self._ask(Signal.CACHE, Signal, timeout_s, late)
 
     async def uncache(
         self, max_memory: Mapping[int, int] | None, cpus: Collection[int] | None, timeout_s: float
     ) -> None:
-        """Move cached weights back to GPUs, beside these CPUs; `max_memory` is as in `ModelSpec`."""
+        """Move cached weights back to GPUs, and the process to `cpus`; for `max_memory` see `ModelSpec`."""
         self.spec = replace(self.spec, max_memory=max_memory)
         self._bind(cpus)
         late = f"the model was not back within {format_duration(timeout_s)} (NDIF_MODEL_START_TIMEOUT_S)"
@@ -340,9 +340,9 @@ class ModelProcess:
             self.model = replace(self.model, device=answer.device)
 
     async def _ask(self, question: Message, kind: type[A], timeout_s: float, late: str) -> A:
-        """Send a question, and return its answer of a kind; answers come in the order of the questions.
+        """Send a question and return its answer; answers come in the order of the questions.
 
-        A process that fails, or is `late`, is ended.
+        A process that fails or exceeds `timeout_s` is killed; `late` is the message of the latter error.
         """
         if self._control is None or self.ended.is_set():
             raise ModelProcessError(self._why_it_ended())
@@ -367,7 +367,7 @@ class ModelProcess:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            # One that has only just been forked leads no group yet.
+            # A process that has only just been forked leads no group yet.
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
@@ -399,7 +399,6 @@ class ModelProcess:
         self._end()
 
     async def _hear(self, control: Channel) -> None:
-        """Handle the process's frames until it ends."""
         while True:
             message, body = await control.receive(lambda _: _MAX_MESSAGE)
             match message:
@@ -416,15 +415,12 @@ class ModelProcess:
                     self._runners.pop(name).exited(code)
 
     async def _hear_last_words(self) -> None:
-        """Read the last lines of the output, which may say why the process has ended."""
+        """Wait for the last lines of the output, which may say why the process has ended."""
         if self._output is not None:
             await asyncio.wait([self._output], timeout=_LAST_WORDS_S)
 
     async def last_words(self, before: int) -> str:
-        """Return the last of the lines that came after the first `before` ones.
-
-        Of a traceback, this is the error without its frames.
-        """
+        """Return the last lines of output after the first `before`, without the frames of tracebacks."""
         await self._hear_last_words()
         lines = [*self._stderr][max(0, len(self._stderr) - (self.lines - before)) :]
         told = [line for line in lines if line.strip() and not line.startswith((" ", "Traceback "))]
@@ -455,7 +451,7 @@ class ModelProcess:
             text = line.decode(errors="replace").rstrip()
             self._stderr.append(text)
             self.lines += 1
-            # Once it is loaded, a block may have written it.
+            # Once the model is loaded, a user's block may have written the line.
             level = logging.DEBUG if self._is_loaded else logging.INFO
             fields = {"model": self.spec.checkpoint}
             logger.log(level, "model process %s: %s", self.spec.checkpoint, text, extra=fields)

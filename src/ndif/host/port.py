@@ -22,12 +22,12 @@ Respond = Callable[[Response], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True)
 class ServedModel(LoadedModel):
-    """Facts about a loaded model, with those that its process does not know."""
+    """Facts about a loaded model, including those that only the host knows."""
 
     repo_id: str | None = None
     """The repository's name as its hub spells it; None if no hub answered."""
     gated: bool = False
-    """True if the hub gives its files only to those who were permitted."""
+    """True if the hub serves its files to permitted accounts only."""
     structure: ModelStructure | None = None
     """The model's tree of modules; None if it could not be described."""
     files: str | None = None
@@ -35,7 +35,7 @@ class ServedModel(LoadedModel):
 
 
 class ReplicaLostError(Exception):
-    """The replica can run nothing more; its request may run elsewhere."""
+    """The replica can run no more requests; its request may run elsewhere."""
 
 
 class ReplicaEvictedError(ReplicaLostError):
@@ -43,19 +43,19 @@ class ReplicaEvictedError(ReplicaLostError):
 
 
 class NotSharedError(Exception):
-    """The forward pass that a request was to share does not answer it: it has to run alone."""
+    """The shared forward pass did not answer the request, which must run alone."""
 
 
 class EndedError(Exception):
-    """A request was already ended by a replica that was lost after that."""
+    """The request had already ended when its replica was lost."""
 
 
 class ActorError(Exception):
-    """The replica cannot be brought up, or back; the message says why, in a sentence."""
+    """The replica cannot be loaded or moved back to its device; the message says why, in a sentence."""
 
 
 class DeviceError(ActorError):
-    """The replica cannot be brought up, or back, because one of its GPUs failed."""
+    """The replica cannot be loaded or moved back because one of its GPUs failed."""
 
     def __init__(self, message: str, failure: DeviceFailure) -> None:
         super().__init__(message)
@@ -63,7 +63,7 @@ class DeviceError(ActorError):
 
 
 class RequestRunner(Protocol):
-    """Interface of a replica, or of a place in one, to which one request at a time is sent."""
+    """A replica, or a place in its shared forward pass, that runs one request at a time."""
 
     async def run(self, request: Request, respond: Respond) -> Response:
         """Report DISPATCHED, run one request and return its terminal response; `respond` delivers updates.
@@ -72,7 +72,7 @@ class RequestRunner(Protocol):
             BrokerAwayError: if the payload could not be read, so that the request did not run.
             ClientLeftError: if the live client did not receive DISPATCHED; the request did not run.
             EndedError: if the request has ended already.
-            NotSharedError: if this was a place in a forward pass, and the request has to run alone.
+            NotSharedError: if this was a place in a shared forward pass, which did not answer the request.
             ReplicaLostError: if the replica ended, or was evicted.
         """
 
@@ -85,12 +85,13 @@ class SharedPasses(Protocol):
 
     @property
     def most(self) -> int:
-        """Return the number of requests that one pass takes at most."""
+        """Return the largest number of requests in one pass."""
 
     async def run(self, requests: Sequence[Request]) -> list[Response | None]:
-        """Run trusted requests in one forward pass and return their responses, of which none is announced.
+        """Run trusted requests in one forward pass and return their responses; report no DISPATCHED.
 
-        None stands for one that has to run alone, as if it had not been here. Raises a `ReplicaLostError`.
+        None means that the request must run alone, as if it had not been here. Raise a `ReplicaLostError`
+        if the replica ended, or was evicted.
         """
 
 
@@ -98,7 +99,7 @@ class ModelActor(RequestRunner, Protocol):
     """One replica of one model and generation: loaded once, HOT or WARM."""
 
     ended: asyncio.Event
-    """Set once the replica is gone for good, whoever ended it."""
+    """Set once the replica has ended, for whatever reason."""
 
     @property
     def shared_passes(self) -> SharedPasses | None:
@@ -113,19 +114,19 @@ class ModelActor(RequestRunner, Protocol):
         """Return facts about the loaded model; None before it is loaded."""
 
     async def start(self, progress: Progress) -> None:
-        """Load the model: COLD to HOT, or raise an `ActorError`. Nothing of the replica is left then."""
+        """Load the model (COLD to HOT), or raise an `ActorError` and leave nothing of the replica."""
 
     async def to_cache(self) -> None:
-        """Move the weights to CPU memory: HOT to WARM. The device is free when this returns.
+        """Move the weights to CPU memory (HOT to WARM). The device is free when this returns.
 
-        `run` of a request that runs raises `ReplicaEvictedError`.
+        A `run` in progress raises a `ReplicaEvictedError`.
         """
 
     async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
-        """Move the weights to these devices: WARM to HOT. Without devices the replica runs on the CPU.
+        """Move the weights to these devices (WARM to HOT). Without devices the replica runs on the CPU.
 
-        After an `ActorError` the replica is of no use; the caller stops it.
+        Raise an `ActorError` on failure; the caller must then stop the replica.
         """
 
     async def stop(self) -> None:
-        """End the replica. `run` of a request that runs raises `ReplicaEvictedError`."""
+        """End the replica. A `run` in progress raises a `ReplicaEvictedError`."""

@@ -24,16 +24,16 @@ logger = logging.getLogger(__name__)
 
 
 class ReplicaRunners:
-    """Give each request a runner on which the request finds nothing of others.
+    """The runners of one replica, which isolate requests from each other.
 
     Owns the pools, and the verification of weights that runners share. Trusted requests run on a *kept*
-    runner, others on a *fresh* one or on that of their key. It asks `ModelProcess` for forks and leaves the
-    run to `RequestRun`. If `acquire` returns a runner, the weights are as they were loaded, and no
-    untrusted process is left beside a trusted request.
+    runner, others on a *fresh* one or on that of their key. `ModelProcess` forks the runners; `RequestRun`
+    uses them. If `acquire` returns a runner, the weights are as they were loaded, and no untrusted process
+    is left beside a trusted request.
     """
 
     def __init__(self, process: ModelProcess, settings: Settings, *, untrusted: bool) -> None:
-        """Prepare the pools; with `untrusted`, requests may come that are not trusted."""
+        """Prepare the pools; `untrusted`: untrusted requests may come."""
         self.may_fork = True
         """False from `evict` to `start`: no process is forked for a request."""
         self.unavailable = "the replica has not been started"
@@ -41,7 +41,7 @@ class ReplicaRunners:
         self._process = process
         self._most_users = settings.runner_users
         self._per_user = scope_of(settings) == "user"
-        """A confined runner serves one key's requests in a row."""
+        """True if a confined runner serves consecutive requests of one key."""
         self._kept = PersistentRunner(lambda: self._fork(fresh=False))
         self._fresh = PerUserRunners(
             FreshRunners(lambda: self._fork(fresh=True), settings.runner_pool),
@@ -50,13 +50,13 @@ class ReplicaRunners:
         )
         self._first: RunnerPool = self._fresh if untrusted else self._kept
         self._acquiring = asyncio.Lock()
-        """Held while a runner is sought, which may go on for a request that has ended."""
+        """Held during `acquire`, which may outlast its request."""
         self._verifying: asyncio.Task[None] | None = None
         self._waited: RunnerHandle | None = None
-        """The untrusted runner that served last and may have written to the weights since."""
+        """The untrusted runner that served last and may have written to the weights since then."""
 
     async def start(self) -> None:
-        """Start the first runners, and let requests run; raise a `ModelProcessError` if none starts."""
+        """Start the first runners and admit requests; raise a `ModelProcessError` if none starts."""
         self.may_fork = True
         # Runners that share weights on GPUs could write to them.
         self._fresh.most = 1 if self._process.exposes_weights else self._most_users
@@ -71,9 +71,9 @@ class ReplicaRunners:
         self.unavailable = ""
 
     def evict(self, why: str) -> None:
-        """Start no process for a request any more."""
+        """Stop forking for requests; `why` is the reason that later requests get."""
         self.may_fork = False
-        # A request that took the process down with it was not evicted, whoever cleans up afterwards.
+        # If the process has ended by itself, its request was lost, not evicted.
         if not self._process.ended.is_set():
             self.unavailable = why
 
@@ -81,13 +81,13 @@ class ReplicaRunners:
         if not self.may_fork:
             raise ModelProcessError(self.unavailable)
         if not fresh and self._process.is_confined:
-            # A user is trusted who was not when it was loaded: the next process is not confined.
+            # The user was not trusted yet when the model was loaded. The next process is not confined.
             self._process.kill()
             raise ModelProcessError("the model is loaded again for users who are trusted")
         return await self._process.fork(fresh=fresh, reused=fresh and self._per_user)
 
     async def acquire(self, request: Request, stopped: asyncio.Future[str]) -> RunnerHandle | None:
-        """Return a runner on which the request finds nothing of others; None once it is `stopped`.
+        """Return a runner without state of other requests; None once the request is `stopped`.
 
         Raise a `ModelProcessError` or a `RunnerError` if there is none.
         """
@@ -97,7 +97,7 @@ class ReplicaRunners:
                 return None
             await self._pristine()
             if request.trusted:
-                # No untrusted process is left beside it.
+                # No untrusted process may be left beside it.
                 await self._fresh.end_all()
             runner = await runners.acquire(request.key if self._per_user else "")
             await self._verify_after(None if request.trusted else runner)
@@ -107,14 +107,14 @@ class ReplicaRunners:
             return None
 
     def release(self, runner: RunnerHandle, *, trusted: bool, answered: bool) -> None:
-        """Return a runner after its request; see `RunnerPool.release`."""
+        """Take back a runner after its request; see `RunnerPool.release`."""
         self._pool(trusted=trusted).release(runner, answered=answered)
         if self._process.exposes_weights:
             verifying = self._verify(runner, trusted=trusted)
             self._verifying = asyncio.create_task(verifying, name="weights")
 
     def lost(self, why: str) -> ReplicaLostError:
-        """Return the error of a request that cannot run on: the replica was evicted, or is lost."""
+        """Return the error of a request whose replica was evicted, or was lost because of `why`."""
         return ReplicaEvictedError(self.unavailable) if self.unavailable else ReplicaLostError(why)
 
     async def wait_until_reset(self, *, trusted: bool) -> bool:
@@ -127,14 +127,14 @@ class ReplicaRunners:
         return self._verifying is not None and not self._verifying.done()
 
     async def clear(self) -> None:
-        """End all runners and restore the weights; no request may run. `start` starts runners again."""
+        """End all runners and restore the weights while no request runs. `start` starts runners again."""
         async with self._acquiring:
             await asyncio.gather(self._kept.clear(), self._fresh.clear())
         await self._pristine()
         await self._verify_after(None)
 
     async def close(self) -> None:
-        """Wait until nothing goes on for runners whose model process has ended."""
+        """Wait for resets and end the verification, after the model process has ended."""
         await asyncio.gather(self._kept.wait_until_reset(), self._fresh.wait_until_reset())
         if self._verifying is not None:
             await end([self._verifying])
@@ -143,8 +143,8 @@ class ReplicaRunners:
         return self._kept if trusted else self._fresh
 
     async def _verify(self, runner: RunnerHandle, *, trusted: bool) -> None:
-        """See that a runner left the weights that it shared as they were, or else end the replica."""
-        # Until it is gone or stopped, it may still write; a trusted one has no reason to.
+        """Restore the weights that a runner shared; end the replica if the runner does not exit."""
+        # An untrusted runner may write until it is gone or paused; a trusted one has no reason to.
         if await self.wait_until_reset(trusted=trusted):
             self._waited = None if trusted else runner
             if not trusted:
@@ -171,7 +171,7 @@ class ReplicaRunners:
             logger.warning("a request had changed %d of the weights; they are restored", restored)
 
     async def _pristine(self) -> None:
-        """Return once a request cannot find what another did to the weights."""
+        """Wait until the weights are verified after the last run."""
         verifying, self._verifying = self._verifying, None
         if verifying is not None:
             await verifying

@@ -32,16 +32,16 @@ _NOT_STORED = "The job ran, and its result could not be stored: {}. Send it agai
 _AWAY = "this server cannot reach its object store"
 
 _RUNNERS = 5
-"""Runners that a request is given whose processes end before its block begins."""
+"""Runners that may end, one after the other, before a request's block begins."""
 _CRASH = "crash"
-"""Name for metrics of a run whose process ended by itself, as if it had exceeded a limit."""
+"""Limit named in metrics for a run whose process ended by itself."""
 _NOT_BEGUN = (
     f"{_RUNNERS} processes in a row ended before your block could begin in them: something on this server "
     "ends them. Send the job again, and tell its operator if that does not help."
 )
 
 _INTERRUPT_S = 3.0
-"""Seconds that a block has to end once it was interrupted."""
+"""Seconds that an interrupted block has to end."""
 
 
 class _NotBegunError(Exception):
@@ -64,8 +64,8 @@ class RequestRun:
     """One run of one request.
 
     Owns the runner that serves it, and the reason why it ends early: its time is over, its client has left,
-    or it takes too much. It asks `ReplicaRunners` for a runner and `Execution` for the answer, and takes
-    another runner if one ends before the block begins. Each run is a new object.
+    or it exceeds a limit. Gets a runner from `ReplicaRunners` and the response from an `Exchange`, and
+    takes another runner if one ends before the block begins.
     """
 
     def __init__(self, tools: RunTools, held: Mapping[int, int], timeout_s: float) -> None:
@@ -75,13 +75,13 @@ class RequestRun:
         self._timeout_s = timeout_s
         self._runner: RunnerHandle | None = None
         self._answered = False
-        """The runner has sent its last frame and was not killed."""
+        """True if the runner has sent its last frame and was not killed."""
         self._stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """The reason why the run ends early; not done while it does not."""
+        """Resolves with the reason why the run ends early."""
 
     @property
     def runner_pid(self) -> int | None:
-        """Return the process id of the runner that serves now; None if none does."""
+        """Return the process id of the runner that serves now, or None."""
         return None if self._runner is None else self._runner.pid
 
     async def run(self, request: Request, respond: Respond) -> Response:
@@ -106,18 +106,18 @@ class RequestRun:
             self._runner.kill()
 
     def close(self) -> None:
-        """End a search for a runner that goes on although the run is over."""
+        """Stop a search for a runner that outlasts the run."""
         if not self._stopped.done():
             self._stopped.set_result("")
 
     @property
     def _cancelled(self) -> str:
-        """Return the reason why the run ends early; nothing if it does not."""
+        """Return the reason why the run ends early; empty if it does not."""
         return self._stopped.result() if self._stopped.done() else ""
 
     @contextlib.contextmanager
     def _limited(self, seconds: float, late: Callable[[], None]) -> Iterator[None]:
-        """Call `late` if the context lasts longer; a request that finds no runner has lost its replica."""
+        """Call `late` if the context lasts longer; re-raise process and runner errors as lost replicas."""
         timer = asyncio.get_running_loop().call_later(seconds, late)
         try:
             yield
@@ -127,7 +127,7 @@ class RequestRun:
             timer.cancel()
 
     async def _acquired(self, request: Request) -> RunnerHandle | None:
-        """Return a runner; None as soon as the run is stopped. A search that is cancelled goes on."""
+        """Return a runner, or None as soon as the run is stopped; the search then goes on in its task."""
         seeking = self._tools.runners.acquire(request, self._stopped)
         acquiring = asyncio.create_task(seeking, name="acquire a runner")
         acquiring.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -165,7 +165,7 @@ class RequestRun:
                 return Response(request.id, Status.ERROR, reason)
             except ObjectStoreError as error:
                 logger.warning("request %s: its result is lost: %s", request.id, error)
-                # Of a store elsewhere the message names the address, which is for the log alone.
+                # The message of a remote store names its address, which is for the log only.
                 is_said = isinstance(error, DiskError | MemoryFullError)
                 why = str(error) if is_said else _AWAY
                 return Response(request.id, Status.ERROR, _NOT_STORED.format(why))
@@ -177,30 +177,29 @@ class RequestRun:
                 return Response(request.id, Status.ERROR, str(error))
 
     async def _serve_on(self, runner: RunnerHandle, request: Request, respond: Respond) -> Response:
-        """Run one request on a runner."""
         tools = self._tools
         # Where no untrusted request may come, the runner itself reaches the hub.
         fetches = request.names_adapter and tools.process.spec.untrusted is not None
         if fetches and not self._cancelled:
             fetching = tools.adapters.fetch(request.env, trusted=request.trusted)
             await runner.unless_ended(fetching)
-        if self._cancelled:  # while there was nothing to end
+        if self._cancelled:  # cancelled before a block ran
             return Response(request.id, Status.ERROR, self._cancelled)
         exchange = Exchange(tools.execution, request, runner, respond)
         response = await exchange.run()
         self._answered = response is not None and runner.usable
-        if self._cancelled:  # while its result was stored, it may be
+        if self._cancelled:  # perhaps while its result was stored
             self._answered = False
             response = self._interrupted(response)
         return response or await self._ended(request, runner, has_begun=exchange.has_begun)
 
     async def _watchers(self, request: Request, runner: RunnerHandle) -> list[asyncio.Task[None]]:
-        """Watch what a request takes: of the CPU an untrusted one, of a GPU that others share any."""
+        """Watch an untrusted request's memory and threads, and any request's memory of a shared GPU."""
         if runner.pid is None:
             return []
         tools = self._tools
         if not request.trusted:
-            # Until it is stopped it may take more.
+            # This watch outlasts the request: the runner may take more until it is paused.
             end = partial(self._exceeded, runner)
             watching = tools.resources.enforce(runner.pid, end)
             runner.watch(asyncio.create_task(watching, name="runner's resources"))
@@ -208,13 +207,13 @@ class RequestRun:
         if tools.gpu_watch is None or zygote is None or not tools.process.exposes_weights:
             return []
         replica = runner.pid, zygote, self._held
-        # A request may take what it takes sooner than the watch first looks.
+        # Measured first, because a request may allocate before the watch takes its first sample.
         before = await tools.gpu_watch.before(*replica)
         watching = tools.gpu_watch.enforce(*replica, before, self.cancel)
         return [asyncio.create_task(watching, name="a GPU's memory")]
 
     def _exceeded(self, runner: RunnerHandle, reason: str) -> None:
-        """End what runs on a runner that took too much, or the runner where nothing runs."""
+        """Cancel the run on a runner that exceeded a limit, or kill the runner if it runs nothing."""
         if self._runner is runner:
             self.cancel(reason)
         else:
@@ -222,7 +221,7 @@ class RequestRun:
             runner.kill()
 
     def _with_limit(self, response: Response) -> Response:
-        """Return a response that names the limit for which its request was ended, if it was."""
+        """Return the response, with the name of the limit that ended its request if one did."""
         reason = self._cancelled
         if response.status is Status.ERROR and isinstance(reason, LimitReason):
             return replace(response, limit=reason.limit)
@@ -238,7 +237,7 @@ class RequestRun:
             asyncio.get_running_loop().call_later(_INTERRUPT_S, self.cancel, reason)
 
     def _interrupted(self, response: Response | None) -> Response | None:
-        """Return the error of a block that was interrupted, with the reason; None if it has no error."""
+        """Return an interrupted block's error with the reason before it; None if it reported no error."""
         if response is None or response.status is not Status.ERROR:
             return None
         text = f"{self._cancelled}\n{response.description}"
@@ -252,6 +251,6 @@ class RequestRun:
             raise self._tools.runners.lost("the model process ended")
         logger.warning("request %s: its runner ended (%s)", request.id, describe_exit(code))
         if not has_begun:
-            runner.kill()  # the pool need not have heard of its end
+            runner.kill()  # the pool may not know yet that it has ended
             raise _NotBegunError
         return Response(request.id, Status.ERROR, describe_crash(code), limit=_CRASH)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 _MAX_REASON = 1 << 16
 _EXIT_S = 1.0
-"""Seconds within which the zygote tells how a runner has ended that hung up."""
+"""Seconds for the zygote to report the exit code of a runner that hung up."""
 
 
 class RunnerError(Exception):
@@ -31,14 +31,14 @@ class RunnerError(Exception):
 
 
 class RunnerEndedError(RunnerError):
-    """A runner ended without a word of why."""
+    """A runner ended without giving a reason."""
 
 
 class RunnerHandle:
     """One process that runs requests.
 
-    Owns the host's end of the channel. The zygote's messages about the process come through `forked` and
-    `exited`; a pool decides what the runner serves.
+    Owns the host's end of the channel. The zygote's messages about the process arrive through `forked` and
+    `exited`; a pool decides which requests the runner serves.
     """
 
     def __init__(self, runner_id: str, channel: Channel, frozen_s: float = FROZEN_S) -> None:
@@ -53,7 +53,7 @@ class RunnerHandle:
         self._over: asyncio.Future[None] = loop.create_future()
         """Done once the process was killed or has ended."""
         self._cut: asyncio.Future[None] = loop.create_future()
-        """Done once it did not end by itself: it was killed, or its zygote has ended."""
+        """Done once the process was killed or its zygote has ended."""
 
     @property
     def alive(self) -> bool:
@@ -121,11 +121,11 @@ class RunnerHandle:
         raise RunnerEndedError(f"a runner ended before it was ready ({describe_exit(code)})")
 
     def kill_if_frozen(self) -> asyncio.Task[None]:
-        """Start to watch a process that runs no user's code, and kill it once it shows no sign of life."""
+        """Start a task that kills the process if it shows no sign of life; not for when user code runs."""
         return asyncio.create_task(self._kill_if_frozen(), name="runner's sign of life")
 
     async def _kill_if_frozen(self) -> None:
-        # Until it is forked, the zygote is to show that it lives.
+        # Until it is forked, only the zygote can show a sign of life.
         await until_frozen(
             lambda: object() if self.pid is None else sign_of_life(self.pid), self._frozen_s
         )
@@ -133,7 +133,7 @@ class RunnerHandle:
         self.kill()
 
     async def send(self, message: Message, body: Payload = b"", fds: Sequence[int] = ()) -> None:
-        """Send a frame to the runner; one that has died sends no frame back."""
+        """Send a frame to the runner; ignore that it has died, which ends `frames`."""
         with contextlib.suppress(OSError):
             await self.channel.send(message, body, fds)
 
@@ -146,7 +146,7 @@ class RunnerHandle:
                 yield await self.channel.receive(max_body_bytes)
 
     def pause(self) -> None:
-        """Stop the process: none of its threads runs until `resume`, and it takes nothing more."""
+        """Stop the process until `resume`, so that none of its threads runs, and end its watch."""
         if not self._is_paused:
             self._is_paused = True
             self._signal(signal.SIGSTOP)
@@ -159,20 +159,20 @@ class RunnerHandle:
             self._signal(signal.SIGCONT)
 
     def watch(self, watching: asyncio.Task[None] | None) -> None:
-        """Replace the task that watches what the process takes while it runs; None if it does not run."""
+        """Replace the task that watches the resources of the process; None ends the watch."""
         if self._watching is not None:
             self._watching.cancel()
         self._watching = watching
 
     def interrupt(self) -> None:
-        """Raise an error in the line that the process's block is in."""
+        """Interrupt the process: its block gets an error at the line that it executes."""
         self._signal(signal.SIGUSR1)
 
     def kill(self) -> None:
-        """Kill the process, from which nothing more is read."""
+        """Kill the process and hang up its channel."""
         self._signal(signal.SIGKILL)
         self.watch(None)
-        # It may not be forked yet, or its zygote may be frozen: no reader waits for its end.
+        # It may not be forked yet, or its zygote may be frozen: readers must not wait for its end.
         self.channel.hang_up()
         self._be_over(is_cut=True)
 

@@ -1,4 +1,4 @@
-"""The pools that runners come from: one persistent runner, fresh ones, or one for each user in turn."""
+"""Runner pools: one persistent runner, fresh runners, or one runner per user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _READY_TIMEOUT_S = 120.0
 _RESET_TIMEOUT_S = 10.0
 """Seconds that a runner may take to reset itself after a request."""
 _STOPPED_AFTER_S = 1.0
-"""Seconds without a request after which a user's process is stopped: its next trace often comes before."""
+"""Seconds without a request before a user's runner is paused; the next trace often arrives sooner."""
 _EXIT_TIMEOUT_S = 30.0
 """Seconds that a killed process may take to end."""
 _DELIVERY_S = 0.01
@@ -38,16 +38,16 @@ Fork = Callable[[], Awaitable[RunnerHandle]]
 
 
 def scope_of(settings: Settings) -> Literal["request", "user"]:
-    """Return for what a runner of untrusted code serves; without keys there is no user to serve on."""
+    """Return the scope of an untrusted runner; dev mode has no keys and thus no users to tell apart."""
     return "request" if settings.dev_mode else settings.runner_scope
 
 
 def context_bytes(settings: Settings, *, untrusted: bool, trusted: bool) -> int:
     """Return the memory of one replica's CUDA contexts on each of its GPUs.
 
-    A context is the GPU memory that a process takes before its first tensor. The sum counts the weight
-    owner, the runners that wait or run for untrusted requests, the one that a key has for itself, and the
-    persistent ones, where trusted requests may come.
+    A context is the GPU memory that a process takes before its first tensor. The sum covers the weight
+    owner, the pool of untrusted runners, the runner kept for a key, and, if trusted requests may come, the
+    persistent runners.
     """
     per_key = scope_of(settings) == "user"
     runners = (settings.runner_pool + per_key) * untrusted + _PERSISTENT_RUNNERS * trusted
@@ -61,17 +61,17 @@ class RunnerPool(Protocol):
         """Start the first runners and wait until they are ready, or raise a `RunnerError`."""
 
     async def acquire(self, key: str) -> RunnerHandle:
-        """Return a runner for one request of the API key whose digest is `key`; empty for no key."""
+        """Return a runner for one request; `key` is the digest of its API key, empty without one."""
 
     def release(self, runner: RunnerHandle, *, answered: bool) -> None:
-        """Return a runner after its request; `answered` if it sent its last frame and was not killed."""
+        """Take back a runner after its request; `answered`: it sent its last frame and was not killed."""
 
     async def clear(self) -> None:
-        """End all runners; no request may run. `start` starts the first ones again."""
+        """End all runners while no request runs. `start` starts the first runners again."""
 
 
 class PersistentRunner:
-    """Serve all trusted requests with one runner; a spare one is forked ahead of need.
+    """A pool that serves all trusted requests with one runner and forks a spare ahead of need.
 
     The runner resets its model after each request. When it fails or cannot be reset, the spare takes its
     place.
@@ -94,7 +94,7 @@ class PersistentRunner:
         return await self._fill()
 
     async def _fill(self) -> RunnerHandle:
-        """Replace a runner that has ended, and a spare one that is missing; return the runner."""
+        """Replace an ended runner and a missing spare; return the runner."""
         if self._runner is None or not self._runner.usable:
             if self._runner is not None:
                 self._runner.channel.close()
@@ -122,7 +122,7 @@ class PersistentRunner:
         return False
 
     async def wait_until_reset(self) -> bool:
-        """Wait until the last runner is reset; return False if it was ended because it cannot be."""
+        """Wait for the last runner's reset; return False if there is none or it failed."""
         if (reset := self._reset) is None:
             return False
         await asyncio.wait([reset])
@@ -139,7 +139,7 @@ class PersistentRunner:
 
 
 class FreshRunners:
-    """Serve each untrusted request with a process of its own, forked and confined ahead of need."""
+    """A pool that serves each untrusted request with its own process, forked and confined ahead of need."""
 
     def __init__(self, fork: Fork, size: int) -> None:
         self._fork = fork
@@ -148,12 +148,12 @@ class FreshRunners:
         self._refilling: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """See `RunnerPool.start`. The first one can serve while the others are forked."""
+        """See `RunnerPool.start`. Only the first runner is awaited; the others are forked meanwhile."""
         await self._fill(1)
         self._refill_soon()
 
     async def _fill(self, size: int) -> None:
-        """Fork runners, one after the other, until so many wait."""
+        """Fork runners, one at a time, until `size` wait."""
         for runner in [runner for runner in self._waiting if not runner.alive]:
             self._waiting.remove(runner)
             runner.channel.close()
@@ -169,10 +169,10 @@ class FreshRunners:
         return await self._new()
 
     def release(self, runner: RunnerHandle, *, answered: bool) -> None:
-        """See `RunnerPool.release`. The runner ends, and another is forked in its place.
+        """See `RunnerPool.release`. The runner ends, and a replacement is forked.
 
-        A runner that warmed up during the request would take its cores. After the request the fork still
-        waits a moment, because the delivery of the result needs them.
+        The fork waits for the end of the request and for the delivery of the result: the warm-up would
+        take their cores.
         """
         _discard(runner)
         self._refill_soon()
@@ -211,32 +211,30 @@ class FreshRunners:
 
 @dataclass(eq=False)
 class _UserRunner:
-    """A runner that serves one API key."""
-
     key: str
     """Digest of the API key; empty for a request without one."""
     runner: RunnerHandle
     served: int = 1
-    """Number of its requests so far, with the running one."""
+    """Number of requests so far, the running one included."""
     reset: asyncio.Task[bool] | None = None
     """The reset after its last request; None while a request runs."""
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
     ended: bool = False
 
     def cancel_timers(self) -> None:
-        """Let the runner wait on."""
+        """Cancel the timers that pause and end an idle runner."""
         while self.timers:
             self.timers.pop().cancel()
 
 
 class PerUserRunners:
-    """Serve one API key's requests in a row with the same confined runner.
+    """A pool that serves consecutive requests of one API key with the same confined runner.
 
-    Owns the runners of the last `most` keys, fewer where memory is short: each runs a request, resets
-    itself, and is stopped if the same key's next request does not come soon. Takes runners from
-    `FreshRunners` and returns each to be ended: when it is the one unused for longest and another key
-    comes, when `idle_s` is over, after `max_requests`, when the runner cannot be reset, and after each
-    request without a key or an answer. A runner that has served one key never serves another.
+    Owns the runners of the last `most` keys, fewer if memory is short. Each runs a request, resets
+    itself, and is paused if the key's next request does not come soon. Takes runners from `FreshRunners`
+    and hands each back to be ended: if another key needs its place and it is the least recently used,
+    after `idle_s`, after `max_requests`, after a failed reset, and after each request without a key or an
+    answer. A runner that has served one key never serves another.
     """
 
     def __init__(
@@ -247,15 +245,15 @@ class PerUserRunners:
         most: int = 1,
         is_short: Callable[[], bool] = memory_is_short,
     ) -> None:
-        """Prepare a pool without runners; `is_short` says if memory is."""
+        """Prepare a pool without runners; `is_short` returns True if memory is short."""
         self._is_short = is_short
         self.most = most
-        """Number of keys whose runners are kept, of which one may run."""
+        """Number of keys whose runners are kept; at most one of them runs."""
         self._fresh = fresh
         self._idle_s = idle_s
         self._max_requests = max_requests
         self._users: dict[str, _UserRunner] = {}
-        """By key; the one that served last is the last one."""
+        """Runners by key, the least recently used first."""
         self._last: _UserRunner | None = None
         self._leaving: list[RunnerHandle] = []
         """Runners that served a key and were killed; their processes may not have ended yet."""
@@ -269,7 +267,7 @@ class PerUserRunners:
         if user is not None:
             user.cancel_timers()
             if self._admits_another(user) and await _was_reset(user):
-                user.cancel_timers()  # the one that would stop it is set after the reset
+                user.cancel_timers()  # the reset has set the timer that pauses the runner
                 user.served += 1
                 user.reset = None
                 user.runner.resume()
@@ -329,14 +327,14 @@ class PerUserRunners:
         self._fresh.release(user.runner, answered=False)
 
     async def _end_after_reset(self, user: _UserRunner) -> None:
-        """End a runner, and the reset that it may be in."""
+        """End a runner and any reset in progress."""
         if user.reset is not None and not user.reset.done():
             user.reset.cancel()
             await asyncio.wait([user.reset])
         self._end(user)
 
     async def end_all(self) -> None:
-        """End the runners of all keys and wait for their ends; see `acquire`."""
+        """End the runners of all keys and wait for their exits; raise as `acquire` does."""
         for user in list(self._users.values()):
             await self._end_after_reset(user)
         await self._wait_for_exits()

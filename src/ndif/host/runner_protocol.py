@@ -32,7 +32,6 @@ class LimitReason(str):
     """`time`, `memory`, `threads` or `gpu_memory`."""
 
     def __new__(cls, sentence: str, limit: str) -> LimitReason:
-        """Make one."""
         reason = super().__new__(cls, sentence)
         reason.limit = limit
         return reason
@@ -52,7 +51,7 @@ class NoLiveClientError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of the data that one request may send its user before it is done."""
+    """The limits of the data that one request may send its user while it runs."""
 
     log_bytes: int
     log_lines_per_s: float
@@ -62,7 +61,7 @@ class Limits:
 
 
 class RunnerProtocol:
-    """Check the frames of one request as they arrive.
+    """A checker of the frames of one request as they arrive.
 
     Owns the request's state (before, during, spilling) and its counters. The caller acts on the frames.
     """
@@ -75,7 +74,7 @@ class RunnerProtocol:
         has_live_client: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start before the run; `is_hybrid` if the client's wire has hybrid jobs."""
+        """Start in the state before a run; `is_hybrid`: the client's wire has hybrid jobs."""
         self._limits = limits
         self._during = _DURING_RUN | _HYBRID if is_hybrid else _DURING_RUN
         self._has_live_client = has_live_client
@@ -154,7 +153,7 @@ class RunnerProtocol:
 def steps_of(report: RunReport, began: float, ended: float) -> list[Step]:
     """Return the reported steps of a run between these Unix times, or raise a `ProtocolError`.
 
-    A runner of untrusted code may report what it likes of its own request, but none that was not then.
+    An untrusted runner may report any times, so they are cut to the run.
     """
     if len(report.steps) > len(_STEPS) or any(each.name not in _STEPS for each in report.steps):
         raise ProtocolError("a frame has steps that no run has")

@@ -1,4 +1,4 @@
-"""The nnsight generations that model processes can be started with."""
+"""The nnsight generations with which model processes can be started."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def generation_of(version: str) -> str | None:
 
 
 def how_to_add(generation: str) -> str:
-    """Return the sentence that says how a generation is added, or which ones there are."""
+    """Return a sentence that says how to add a generation, or lists the supported ones."""
     if generation in SUPPORTED:
         return f"`ndif runtime add {generation}` adds it."
     return f"ndif serves nnsight {', '.join(SUPPORTED)}."
 
 
 def pins(packages: Sequence[Package], installer: str) -> list[str]:
-    """Return exact requirements; refuse packages that a runtime shares with ndif."""
+    """Return exact requirements; raise a `RuntimesError` for packages that a runtime shares with ndif."""
     for name, version in packages:
         if canonicalize_name(name) in _SHARED:
             raise RuntimesError(
@@ -89,7 +89,7 @@ def pins(packages: Sequence[Package], installer: str) -> list[str]:
 
 
 class Runtimes:
-    """The nnsight beside ndif, and a folder of overlays with others.
+    """The nnsight beside ndif, and a folder of overlays with other generations.
 
     An overlay holds nnsight and the packages that are missing here; torch, transformers and the rest come
     from ndif's environment. A folder gets a generation's name once it is complete.
@@ -125,7 +125,6 @@ class Runtimes:
 
             def install(installer: Installer) -> Path:
                 tell(f"Looking for {SUPPORTED[generation]}")
-                # The packages that this environment lacks.
                 wanted = pins(installer.missing(requirements, tell), installer.name)
                 overlay = unfinished / installer.name / generation
                 installer.install_into(overlay, wanted, tell)

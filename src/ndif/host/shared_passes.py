@@ -1,7 +1,7 @@
 """Forward passes that trusted requests share on one replica.
 
-Few files know of them. `ModelActor.shared_passes` is None where each request runs alone,
-`ndif.queue.sharing` chooses the requests, and `ndif.runtime.generations.together08` runs them.
+`ModelActor.shared_passes` is None where each request runs alone, `ndif.queue.sharing` chooses the
+requests, and `ndif.runtime.generations.together08` runs them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ndif.stores.objects import ObjectStoreError
 logger = logging.getLogger(__name__)
 
 _PASS_S = 60.0
-"""Seconds after which a forward pass of several requests is given up, and each of them runs alone."""
+"""Seconds after which a shared forward pass is given up and its requests run alone."""
 _TOGETHER = frozenset({"answers together"})
 
 
@@ -35,7 +35,7 @@ class SharedRun(RequestRun):
 
     async def run_together(self, requests: Sequence[Request]) -> list[Response | None]:
         """Return the responses; see `SharedPasses.run`."""
-        # A block of them that does not end is ended where it runs alone.
+        # A block that does not end meets its own time limit when it runs alone.
         limit_s = min(_PASS_S, self._timeout_s)
         with self._limited(limit_s, lambda: self.cancel("it takes long")):
             runner = await self._acquired(requests[0])
@@ -53,7 +53,7 @@ class SharedRun(RequestRun):
     async def _exchange(
         self, requests: Sequence[Request], runner: RunnerHandle
     ) -> list[Response | None]:
-        """Send requests to a runner and return their responses; each is None if the runner ends."""
+        """Send requests to a runner and return their responses, all None if the runner ends."""
         execution = self._tools.execution
         payloads = [_in_memory(await execution.broker.payload(request)) for request in requests]
         protocol = TogetherProtocol(len(requests) * execution.limits.frame_bytes)
@@ -97,7 +97,7 @@ class SharedRun(RequestRun):
 
 @dataclass(frozen=True, slots=True)
 class LocalSharedPasses:
-    """The form of `SharedPasses` for a replica on this machine."""
+    """`SharedPasses` of a replica on this machine."""
 
     most: int
     """See `SharedPasses.most`."""
@@ -110,10 +110,10 @@ class LocalSharedPasses:
 
 
 class TogetherProtocol:
-    """Check the frames of several trusted requests that run in one forward pass."""
+    """A checker of the frames of several trusted requests in one forward pass."""
 
     def __init__(self, frame_bytes: int) -> None:
-        """Start before the run; all results together have at most so many bytes."""
+        """Start in the state before a run; `frame_bytes` limits all results together."""
         self._frame_bytes = frame_bytes
         self._expected = BEFORE_RUN
 
@@ -130,5 +130,5 @@ class TogetherProtocol:
 
 
 def _in_memory(payload: Payload) -> bytes:
-    """Return a payload that shares a frame with others; of one in a file, nothing: it has one alone."""
+    """Return a payload for a frame with others; empty for one in a file, which cannot share a frame."""
     return b"" if isinstance(payload, PayloadFile) else bytes(payload)

@@ -1,4 +1,4 @@
-"""Memory that the model processes with the same weights share, kept open while one of them is alive."""
+"""Memory that model processes with the same weights share, kept open while one of them is alive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Memory:
 
 
 class SharedWeights:
-    """Hand out anonymous files in memory by the name of their weights; the host never reads them."""
+    """Anonymous files in memory, by the name of their weights; the host never reads them."""
 
     def __init__(self) -> None:
         self._memory: dict[str, _Memory] = {}
@@ -31,8 +31,8 @@ class SharedWeights:
     async def of(self, user: object, name: str, size: int) -> int | None:
         """Return a descriptor of memory for `size` bytes, for `user` to fill or to map.
 
-        Waits while another process fills the memory. Returns None if the machine has too little memory:
-        then the files stay in the page cache, which the kernel can shrink.
+        Waits while another process fills the memory. Returns None if the weights cannot be shared, for
+        example with too little memory: then the files stay in the page cache, which the kernel can shrink.
         """
         if sum(user in memory.users for memory in self._memory.values()) >= _MOST:
             return None

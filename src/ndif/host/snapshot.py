@@ -37,7 +37,7 @@ _SHARED = (*_WITHOUT_WEIGHTS, _CODE)
 _MOST_BYTES, _LARGEST_CONFIG = 256 << 20, 16 << 20
 """Bytes of the files that are shared, since a server holds their archive in memory, and of a config."""
 _WEIGHTS = ("*.safetensors", "*.bin")
-"""Files without which a folder of the Hub's cache is one that only its config was read from."""
+"""Files of weights; without them, a folder of the Hub's cache holds only a config that was read."""
 
 _HUB_TIMEOUT_S = 10.0
 
@@ -66,7 +66,7 @@ def scan(folder: Path, revision: str | None, *, share_weights: bool) -> Snapshot
 
 
 def find_files(checkpoint: str, revision: str | None) -> Path | None:
-    """Return the folder of a checkpoint: itself, or the Hub's cache of it if that holds it whole."""
+    """Return the folder of a checkpoint: itself, or its complete copy in the Hub's cache; else None."""
     if Path(checkpoint).is_dir():
         return Path(checkpoint)
     from huggingface_hub import try_to_load_from_cache
@@ -87,8 +87,8 @@ def find_files(checkpoint: str, revision: str | None) -> Path | None:
 
 
 def _has_shards(folder: Path) -> bool:
-    """Return False if an index names weights that are not there: their download was ended."""
-    with contextlib.suppress(RepositoryError):  # which the replica's owner reads when it loads
+    """Return False if an index names weights that are missing, as after an interrupted download."""
+    with contextlib.suppress(RepositoryError):  # which loading the replica reports
         return all(file.exists() for file in weights(folder).files)
     return True
 
@@ -134,7 +134,7 @@ def pack(snapshot: Snapshot) -> bytes:
 
 
 async def publish(source: Path | Snapshot, revision: str | None, objects: ObjectStore) -> str:
-    """Store an archive of a folder's shared files, or of these, and return its key."""
+    """Store an archive of a folder's shared files, or of a snapshot, and return its key."""
 
     def packed() -> bytes:
         if isinstance(source, Snapshot):
@@ -201,9 +201,9 @@ def _fitting(files: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def _smallest(sizes: Mapping[str, int]) -> set[str]:
-    """Return the names of the smallest, `_MOST_BYTES` together.
+    """Return the names of the smallest files, `_MOST_BYTES` together.
 
-    A repository may call anything a vocabulary.
+    The limit is needed because a repository may name any file like a vocabulary.
     """
     left, fitting = _MOST_BYTES, set()
     for size, name in sorted((size, name) for name, size in sizes.items()):

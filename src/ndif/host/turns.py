@@ -1,4 +1,4 @@
-"""Turns at something of which few can run at a time, fair to those whose work is short."""
+"""Fair scheduling of work of which few pieces may run at a time; short pieces go ahead of long ones."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Turns:
-    """Run pieces of work, few at a time.
+    """A scheduler that runs few pieces of work at a time.
 
-    Work that was not interrupted yet goes first, then that of the owner who has least running, then what
-    waits longest. While others wait, work that takes long is cancelled and begins anew after them, with
-    twice the time: so it ends in the end, and nobody waits for it longer than its first time.
+    The next piece is one that was interrupted least, then one of the owner with the least running, then
+    the one that waits longest. While others wait, work that takes long is cancelled and begins anew after
+    them with twice the time, so that it ends eventually.
     """
 
     at_once: int
     first_s: float
-    """Seconds that work may take at first while others wait."""
+    """Seconds that a first attempt may take while others wait."""
     _waiting: dict[_Turn, asyncio.Future[None]] = field(default_factory=dict)
     _running: Counter[str] = field(default_factory=Counter)
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while more work waits than makes room."""
+    """Set while more pieces of work wait than make room."""
     _leaving: int = 0
     """Number of pieces of work that were cancelled to make room, and have not ended."""
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     async def run(self, owner: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of `work`, which may be begun several times."""
+        """Return the result of `work`, which may be started several times."""
         turn = _Turn(owner, next(self._numbers))
         while True:
             await self._enter(turn)
@@ -67,7 +67,7 @@ class Turns:
             self._look()
 
     async def _must_leave(self, running: asyncio.Task[T], seconds: float) -> bool:
-        """Wait until work is done, or its time is over and others wait; return True for the latter."""
+        """Wait for work; cancel it and return True if its time is over and others wait."""
         await asyncio.wait({running}, timeout=seconds)
         while not running.done():
             wanted = asyncio.ensure_future(self._wanted.wait())
@@ -86,7 +86,7 @@ class Turns:
         return False
 
     def _leave(self, turn: _Turn) -> None:
-        """Give a place to whoever is next."""
+        """Give the place of a piece of work to the next one."""
         self._running[turn.owner] -= 1
         self._running += Counter()  # forget owners without work
         if self._waiting:

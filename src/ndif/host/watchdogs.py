@@ -1,6 +1,6 @@
 """Watchdogs of running requests: their memory and threads, and the memory of replicas that share a GPU.
 
-No kernel limit counts the former by process, and torch limits the latter for each process, not their sum.
+No kernel limit counts the former per process, and torch limits the latter per process, not their sum.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _MEMORY_FIELDS = ("RssAnon", "RssShmem", "VmSwap", "HugetlbPages", "VmPTE")
 """Fields of /proc/PID/status; the pages of files are not among them."""
 _SAMPLE_LIFETIME_S = 0.25
 _FIRST_S = 0.5
-"""Seconds for which a request waits until the driver tells what is held before it begins."""
+"""Seconds that a request waits, before it begins, for the driver's report of the memory in use."""
 _MAX_MISSES = 20
-"""Samples without a live runner, after which the driver counts as unable to name its processes."""
+"""Samples without any process of a live replica, after which the driver counts as unable to name them."""
 SLACK = 256 << 20
 """Bytes that a request may take beyond the share, because the size of contexts is an estimate."""
 
@@ -58,12 +58,12 @@ class ResourceUsage:
 
 @dataclass(frozen=True, slots=True)
 class ResourceWatchdog:
-    """The limits of a request's memory and threads, beyond its runner's own."""
+    """The limits of a request's memory and threads, beyond those that its runner has at the start."""
 
     memory_bytes: int
     max_threads: int
     find_cgroups: Callable[[], RunnerCgroups | None] = lambda: None
-    """Returns the cgroups that hold the same limits; None where this server can make none."""
+    """Return cgroups that enforce the same limits; None if this server can make none."""
 
     def exceeded(self, before: ResourceUsage, now: ResourceUsage) -> LimitReason | None:
         """Return the message for the user of a request that exceeds a limit; None if it does not."""
@@ -87,7 +87,7 @@ class ResourceWatchdog:
         before = ResourceUsage.of(pid)
         cgroups = self.find_cgroups()
         if before is not None and cgroups is not None:
-            # Threads that wait already count, too.
+            # The cgroup also counts the threads that exist already.
             limits = (self.memory_bytes, before.threads + self.max_threads)
             try:
                 # The kernel may take a while to move a process.
@@ -130,7 +130,7 @@ def usage_of(used: Mapping[int, int | None], runner: int, zygote: int) -> GpuUsa
 
 
 def _is_of(pid: int, zygote: int) -> bool:
-    """Return True for the weight owner and the runners of a replica, which its zygote has forked."""
+    """Return True if a process is a child of the zygote: the weight owner or a runner."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -158,10 +158,10 @@ def exceeded(share: int, before: GpuUsage, now: GpuUsage) -> LimitReason | None:
 
 @dataclass(eq=False)
 class GpuWatch:
-    """End requests that take a shared GPU beyond their model's share.
+    """A watchdog that ends requests which take a shared GPU beyond their model's share.
 
-    Samples the driver once for all requests that run at the same time. Where the driver does not report the
-    memory of processes, logs one warning and watches nothing.
+    Samples the driver once for all requests that run at the same time. If the driver does not report the
+    memory of processes, it logs one warning and watches nothing.
     """
 
     driver: Driver
@@ -176,16 +176,16 @@ class GpuWatch:
     async def before(
         self, runner: int, zygote: int, shares: Mapping[int, int]
     ) -> dict[int, GpuUsage]:
-        """Return what a replica holds, by GPU, before a request begins on `runner`; see `enforce`.
+        """Return a replica's usage of each shared GPU before a request begins on `runner`; see `enforce`.
 
-        A GPU of which the driver does not tell soon is left out.
+        A GPU without a timely report of the driver is left out.
         """
         shared = self._shared(shares)
         if not shared or self._is_blind:
             return {}
         try:
             sample = await within(self._used(0.0), _FIRST_S)
-        except (DriverError, asyncio.TimeoutError):  # `enforce` says so
+        except (DriverError, asyncio.TimeoutError):  # `enforce` logs it
             return {}
         found = {index: self._usage(sample, index, runner, zygote) for index in shared}
         return {index: usage for index, usage in found.items() if usage is not None}
@@ -201,7 +201,7 @@ class GpuWatch:
         """Call `end` with the reason if process `runner` takes its replica beyond its share.
 
         `shares` are the bytes of each GPU, by index, that the replica of `zygote` may take, and `before` is
-        what it held before the request. A GPU that the replica does not share is not watched.
+        its usage before the request. A GPU that the replica does not share is not watched.
         """
         shared = self._shared(shares)
         missed = 0
@@ -234,7 +234,7 @@ class GpuWatch:
         return usage_of(sample.get(self.gpus[index].uuid, {}), runner, zygote)
 
     async def _used(self, lifetime_s: float) -> Mapping[str, Mapping[int, int | None]]:
-        """Return a sample that is at most so old when this is called."""
+        """Return a sample that was at most `lifetime_s` old when this was called."""
         called = time.monotonic()
         async with self._sampling:
             if self._sample[0] < called - lifetime_s:

@@ -18,12 +18,12 @@ from ndif.placement.search import Search, TieEnumerator, choose
 from ndif.schema.states import DeploymentLevel
 
 _MAX_EVALUATIONS = 4096
-"""Nodes that a decision searches again, in total, if not every replica has a place at first."""
+"""Nodes that a decision may search again, in total, if not every replica has a place at first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A replica with a place, and what the place took."""
+    """A replica with a place, and the cost of that place."""
 
     replica: PlacedReplica
     level: CandidateLevel
@@ -69,7 +69,7 @@ class Cluster:
         """Return a cluster of these nodes."""
         return cls({node.id: node for node in nodes})
 
-    # What there is
+    # State
 
     def replicas(self) -> Iterator[PlacedReplica]:
         """Yield every replica, HOT or WARM."""
@@ -166,7 +166,7 @@ class Cluster:
         return Decision(self._or(nodes), evictions=tuple(evictions))
 
     def with_dedicated(self, model_key: str, replicas: int) -> Cluster:
-        """Return the cluster with so many HOT replicas of a model dedicated, and no others."""
+        """Return the cluster with this number of a model's HOT replicas dedicated, and no others."""
         nodes = dict(self.nodes)
         for position, replica in enumerate(_dedicated_first(self.hot(model_key))):
             node = nodes[replica.node_id]
@@ -219,7 +219,7 @@ class Cluster:
         return self._or(nodes)
 
     def with_replica(self, replica: PlacedReplica) -> Cluster:
-        """Return the cluster with a replica that was found; raise if its node or memory is not there."""
+        """Return the cluster with a replica that was found; raise if its node or its memory is missing."""
         node = self.nodes[replica.node_id].with_replica(replica)
         return Cluster({**self.nodes, node.id: node})
 
@@ -232,7 +232,7 @@ class Cluster:
         return self._or(nodes)
 
     def _or(self, nodes: dict[str, Node]) -> Cluster:
-        """Another cluster, or this one where nothing is different."""
+        """Return a cluster of these nodes, or this one if they are the same."""
         same = len(nodes) == len(self.nodes) and all(
             nodes.get(node_id) is node for node_id, node in self.nodes.items()
         )
@@ -244,7 +244,7 @@ def _hot(nodes: Mapping[str, Node], model_key: str) -> list[PlacedReplica]:
 
 
 def _dedicated_first(replicas: Sequence[PlacedReplica]) -> list[PlacedReplica]:
-    """Return replicas in the order in which they become dedicated: those that are, then the oldest."""
+    """Return replicas in the order in which they become dedicated: dedicated ones, then the oldest."""
     return sorted(replicas, key=lambda d: (not d.dedicated, d.deployed, d.replica_id))
 
 

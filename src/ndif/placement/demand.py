@@ -13,7 +13,7 @@ class Device(str, Enum):
     CPU = "cpu"
     GPU = "gpu"
     AUTO = "auto"
-    """GPUs, even if replicas must be evicted for it; a CPU if no GPU can be had."""
+    """GPUs, even if replicas must be evicted for it; a CPU if no GPU can be freed."""
 
 
 _ON_CPU = {Device.GPU: (False,), Device.CPU: (True,), Device.AUTO: (False, True)}
@@ -27,12 +27,12 @@ class Demand:
     size_bytes: int
     """Bytes of one replica, padding included."""
     replicas: int = 1
-    """Replicas in total. Fewer than exist ends none."""
+    """Replicas in total. If more exist, none is ended."""
     dedicated: bool = False
-    """No other model evicts it, and it may evict replicas that are still protected."""
+    """True if no other model evicts it, and it may evict replicas that are still protected."""
     device: Device = Device.AUTO
     files_on: frozenset[str] = frozenset()
-    """Ids of nodes that have its files: they come first where chance would decide."""
+    """Ids of nodes that have its files, which are preferred where chance would decide."""
 
     def __post_init__(self) -> None:
         if self.size_bytes < 1:
@@ -73,7 +73,7 @@ class PlacementRules:
             raise ValueError("minimum_deployment_time_s must not be negative.")
 
     def largest_share(self, total_bytes: int, free_bytes: int) -> int:
-        """Return the largest model that may still share a GPU with so many free bytes; 0 for none."""
+        """Return the largest model that may share a GPU with `free_bytes` free; 0 if none may."""
         if free_bytes < self.min_available_gpu_fraction * total_bytes:
             return 0
         left = int(self.fraction_largest_possible * total_bytes) - (total_bytes - free_bytes)

@@ -1,9 +1,9 @@
-"""Which replicas are evicted for another, and in which order.
+"""The choice of replicas to evict for another, and their order.
 
-Never a dedicated replica; none that became HOT less than `minimum_deployment_time_s` ago, unless the new
-model is dedicated; and none of a model in the same request. The others are evicted in this order: on the
-fewest GPUs first, then the smallest, then the one that has been HOT longest. Replicas whose eviction turns
-out not to be needed stay, the last of the order first.
+Never evicted are dedicated replicas, replicas of a model in the same request, and, unless the new model is
+dedicated, replicas that became HOT less than `minimum_deployment_time_s` ago. The others are evicted in
+this order: on the fewest GPUs first, then the smallest, then the one that has been HOT longest. Replicas
+whose eviction turns out not to be needed stay, the last of the order first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EvictionSteps = list[tuple[float, int]]
 
 
 def is_evictable(replica: PlacedReplica, evictable_until: float, together: Set[str]) -> bool:
-    """Return True if a HOT replica may be evicted for one that may evict replicas HOT since before then."""
+    """Return True if a HOT replica is not dedicated, became HOT in time, and is not of the same request."""
     return (
         not replica.dedicated
         and replica.deployed <= evictable_until
@@ -44,7 +44,7 @@ def fewest_evictions(
 ) -> list[PlacedReplica] | None:
     """Return the replicas of `ordered` without which a model of this size fits; each of them is needed.
 
-    None if the model does not fit without any of them.
+    None if the model does not fit even without all of them.
     """
     evicted: list[PlacedReplica] = []
     for replica in ordered:

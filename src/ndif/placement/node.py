@@ -1,4 +1,4 @@
-"""Node: what one machine has, what is on it, and what it would do for one more."""
+"""Node: the memory of one machine, its replicas, and the place that it offers to one more."""
 
 from __future__ import annotations
 
@@ -51,8 +51,7 @@ class Node:
     """One machine and its replicas, immutable: each change returns another node that shares the rest.
 
     CPU memory holds WARM replicas and replicas that run on the CPU. A replica that runs on the CPU keeps
-    its memory and its process when it becomes WARM, which frees nothing, so that it is deleted to make
-    room.
+    its memory and its process when it becomes WARM. That frees nothing, so it is deleted to make room.
     """
 
     id: str

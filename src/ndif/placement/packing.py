@@ -5,8 +5,7 @@ Three kinds, from the least that is taken to the most:
 - a *fraction* of one GPU, for a model of which `gpu_fraction_factor` would fit on it. All fractions of a
   GPU take at most `fraction_largest_possible` of it, and none is added once less than
   `min_available_gpu_fraction` is free;
-- one *whole* GPU: no other replica is on it, and all its memory is reserved, whatever the model needs of
-  it;
+- one *whole* GPU: no other replica is on it, and all its memory is reserved, even if the model needs less;
 - *several* whole GPUs: as few as suffice.
 
 So a GPU is empty, shared, or owned by one replica, and its free memory says which. The first rule that
@@ -17,7 +16,7 @@ applies:
 3. the fewest empty GPUs that hold it together, and of those the smallest that suffice.
 
 A GPU *holds* its memory less the CUDA contexts of a replica's processes, which are on each of its GPUs. A
-model's padding covers that layers cannot be cut. A withdrawn GPU takes no replica.
+model's padding allows for layers, which cannot be split. A withdrawn GPU takes no replica.
 """
 
 from __future__ import annotations
@@ -79,7 +78,8 @@ def _empty(resources: Resources, size_bytes: int, rules: PlacementRules) -> Assi
 def fewest(gpus: Iterable[tuple[int, int]], size_bytes: int) -> list[int]:
     """Choose the fewest GPUs that hold a model together, of those the smallest that suffice.
 
-    `gpus` gives the bytes that each holds, and its index. The list is empty if all together do not hold it.
+    `gpus` are pairs of the bytes that a GPU holds and its index. The list is empty if all together do not
+    hold the model.
     """
     chosen: list[tuple[int, int]] = []
     left = sorted(gpus, key=lambda gpu: (-gpu[0], gpu[1]))

@@ -1,4 +1,4 @@
-"""Why a replica has no place: which replicas block it, until when, and the sentence that says so."""
+"""The refusal of a replica without a place: the replicas that block it, until when, and the message."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_NAMED = 4
 
 
 class BlockReason(str, Enum):
-    """Reason why a replica that is in the way is not evicted."""
+    """Reason why a blocking replica is not evicted."""
 
     NOTHING = "nothing"
     """No reason; evicting it alone is not enough."""
@@ -60,7 +60,7 @@ class PlacementRefusal:
     """Replicas without a place."""
     size_bytes: int
     on_cpu: bool
-    """The figures below are of CPU memory, not of GPUs."""
+    """True if the figures below are of CPU memory, not of GPUs."""
     node_name: str | None = None
     """Nearest node; None if no node has such memory at all."""
     room_bytes: int = 0
@@ -130,7 +130,7 @@ def _blockers(node: Node, search: Search, on_cpu: bool) -> tuple[Blocker, ...]:
     return tuple(
         blockers[replica.key]
         for replica in evicted
-        # A WARM replica without protection is no obstacle worth reporting.
+        # An unprotected WARM replica is not worth reporting.
         if replica.level is DeploymentLevel.HOT
         or blockers[replica.key].reason is not BlockReason.NOTHING
     )

@@ -20,7 +20,7 @@ class Resources:
     context_bytes: int
     """Bytes that a replica takes of each of its GPUs beside its size, for its processes' CUDA contexts."""
     withdrawn: frozenset[int] = field(default=frozenset(), compare=False)
-    """GPUs that take no more replicas because they failed; a machine is the same with and without them."""
+    """GPUs that take no more replicas because they failed; ignored when resources are compared."""
 
     @classmethod
     def of(
@@ -42,7 +42,7 @@ class Resources:
         return cls(gpus, cpu_bytes, gpus, cpu_bytes, uuids, context_bytes)
 
     def model_bytes(self, index: int) -> int:
-        """Return the largest model, or part of one, that a GPU holds which is its own."""
+        """Return the largest model, or part of one, that a GPU of its own holds."""
         return max(0, self.gpu_bytes[index] - self.context_bytes)
 
     @property

@@ -2,8 +2,8 @@
 
 The lowest `CandidateLevel` wins, then the node with the fewest HOT replicas of the same model, so that the
 loss of a node costs a model as few as possible, then one that has its files; chance decides ties.
-`Device.AUTO` tries GPUs first, at every level, and CPUs only if no GPU can be had: evicting another replica
-is better than running many times slower.
+`Device.AUTO` tries GPUs first, at every level, and CPUs only if no GPU can be freed: evicting another
+replica is better than running many times slower.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ndif.placement.replica import PlacedReplica
 Nodes = Mapping[str, Node]
 
 Choice = tuple[Node, PlacedReplica | None]
-"""A node, and the WARM replica that is to return there; None for a new replica."""
+"""A node, and the WARM replica to return there; None for a new replica."""
 
 
 class TieEnumerator(Random):
     """A source that decides ties in every possible way, one way after another."""
 
     def __init__(self, rng: Random) -> None:
-        """`rng` provides the bits of ids."""
+        """Begin with the first way; `rng` provides the bits of ids."""
         super().__init__()
         self._rng = rng
         self._path: list[tuple[int, int]] = []
@@ -103,7 +103,7 @@ def choose(nodes: Nodes, search: Search, rng: Random) -> tuple[Node, str, Candid
 
 
 def _best(nodes: Nodes, search: Search, on_cpu: bool, rng: Random) -> Choice | None:
-    """Return one of the best nodes, and the WARM replica there if one is to return."""
+    """Return one of the best nodes, and the WARM replica to return there, if any."""
     rules, size = search.rules, search.demand.size_bytes
     spread = partial(_spread, search.demand, rng=rng)
     warm = [
@@ -133,7 +133,7 @@ def _best(nodes: Nodes, search: Search, on_cpu: bool, rng: Random) -> Choice | N
 
 
 def _spread(demand: Demand, choices: Sequence[Choice], *, rng: Random) -> Choice:
-    """Return one of the choices whose node has the fewest HOT replicas of a model, best with its files."""
+    """Return a choice whose node has the fewest HOT replicas of the model, preferably with its files."""
     ranks = [
         (len(node.hot.get(demand.model_key, ())), node.id not in demand.files_on)
         for node, _ in choices

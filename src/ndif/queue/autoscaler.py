@@ -1,9 +1,9 @@
 """The number of replicas of a model, as a pure function of its load, and the loop that applies it.
 
-One replica more when waiting requests wait too long; one less when one was not needed for a good while.
-After each change `cooldown_s` passes before the next, so that none answers a load that the last one has yet
-to change. A replica that the cluster refused is requested again after a pause that doubles with each
-refusal. Where a replica was removed and soon missed, the next is kept longer.
+A replica is added when requests wait too long, and removed when it was not needed for `idle_s`. Changes are
+`cooldown_s` apart, so that the effect of one is visible before the next. A replica that the cluster refused
+is requested again after a pause that doubles with each refusal. If a removed replica is soon missed, the
+next one is kept longer.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ class ScalingState:
     """Direction of the last change: 1 is up, -1 is down; 0 before any, and after a refused one."""
     changed_at: float = -math.inf
     spare_since: float | None = None
-    """Time since which one replica less would have done; None while all are needed."""
+    """Time since which one replica less would have sufficed; None while all are needed."""
     holds: int = 1
     """Multiple of `idle_s` for which an unneeded replica is kept."""
     refusals: int = 0
-    """Refusals in a row."""
+    """Number of consecutive refusals."""
     refused_until: float = -math.inf
 
 
@@ -107,7 +107,7 @@ def desired(
     within = min(max(state.wanted, least), bounds.most)
     if within != state.wanted:
         state = _change(state, within, now)
-    # A replica that is still loading, or was lost, must not count as one that was not enough.
+    # While a replica loads, or after it was lost, a long wait does not show that replicas are too few.
     settled = observation.replicas >= state.wanted
     spare = settled and observation.waiting == 0 and observation.busy < state.wanted
     if not spare:
@@ -128,7 +128,7 @@ def desired(
         and now - state.spare_since >= bounds.idle_s * state.holds
         and state.wanted > bounds.least
     ):
-        # Two in a row were not missed: keep none longer than configured.
+        # Two consecutive removals were not missed: keep no replica longer than configured.
         holds = 1 if state.direction < 0 else state.holds
         state = replace(_change(state, state.wanted - 1, now), holds=holds)
     return state, state.wanted
@@ -178,9 +178,9 @@ def _change(state: ScalingState, wanted: int, now: float) -> ScalingState:
 
 @dataclass(eq=False)
 class Scaling:
-    """One `Autoscaler` per processor, whose results it passes on.
+    """One `Autoscaler` per processor, and the execution of its results.
 
-    Reads each processor's load and has it add or remove replicas. The controller decides where they go.
+    Reads each processor's load and makes it add or remove replicas. The controller places them.
     """
 
     dispatcher: Dispatcher
@@ -188,11 +188,11 @@ class Scaling:
     """Bounds of every model whose operator set none."""
     now: Callable[[], float] = time.time
     on_change: Callable[[Processor, int], None] = lambda _, __: None
-    """Called with a processor and the number of replicas that it is to have."""
+    """Called with a processor and the number of replicas that it will have."""
     _scalers: dict[Variant, Autoscaler] = field(default_factory=dict, init=False)
 
     async def step(self) -> None:
-        """Look at every processor once."""
+        """Scale every processor once."""
         processors = self.dispatcher.processors
         for gone in self._scalers.keys() - processors.keys():
             del self._scalers[gone]

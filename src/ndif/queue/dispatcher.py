@@ -28,14 +28,14 @@ logger = logging.getLogger(__name__)
 
 _ENDED_WITHIN_S = 5.0
 _AT_ONCE = 8
-"""Requests that are ended at once, of many."""
+"""Requests of a key that are cancelled concurrently."""
 
 
 class Dispatcher:
-    """Claim requests from the broker and put each into the queue of its model and generation.
+    """Claims requests from the broker and puts each into the queue of its model and generation.
 
     Owns one `Processor` per model and generation, made when its first request comes, and the
-    `QueueLifecycle` of every request that it claimed. Turns and replicas are the processors'.
+    `QueueLifecycle` of every request that it claimed. The processors handle scheduling and replicas.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Dispatcher:
             broker, responder, self._policy.max_attempts, self._client_leaves
         )
         self._cancelled_keys: dict[str, tuple[float, str]] = {}
-        """Reasons to end the requests of API keys that still come, each until a time of the event loop."""
+        """Reasons to end further requests, by API key, each until an event-loop time."""
         self._tasks: dict[Variant, asyncio.Task[None]] = {}
         self._claiming: asyncio.Task[None] | None = None
         controller.on_leave(self._replica_leaves)
@@ -90,7 +90,7 @@ class Dispatcher:
         return processor
 
     async def notify_waiting(self, text: str) -> None:
-        """Tell all waiting clients."""
+        """Notify all waiting clients."""
         for processor in list(self.processors.values()):
             await processor.notify_waiting(text)
 
@@ -103,14 +103,14 @@ class Dispatcher:
                 self.processor(replica.model, generation).adopt([place.replica_id])
 
     async def cancel(self, request_id: str, reason: str) -> bool:
-        """End a request as an ERROR, wherever it is; return False if none is held that has not ended.
+        """End a request as an ERROR, whether it waits or runs; return False if it is not held.
 
-        When this returns, the request has its end, whether its replica answers or not. One that ends by
-        itself before its replica hears of it keeps that end, and False is returned.
+        When this returns, the request has ended, even if its replica does not answer. If it ends by itself
+        before its replica is notified, it keeps that end, and this returns False.
         """
         for processor in self.processors.values():
             if (waiting := processor.queue.remove(request_id)) is not None:
-                self.lifecycle.cancel(request_id, reason)  # which its record says
+                self.lifecycle.cancel(request_id, reason)  # for its record
                 await self.lifecycle.fail(waiting, reason)
                 return True
         if not self.lifecycle.cancel(request_id, reason):
@@ -118,9 +118,9 @@ class Dispatcher:
         return await self.lifecycle.ensure_cancelled(request_id, _ENDED_WITHIN_S)
 
     async def cancel_all(self, key: str, reason: str, for_s: float = 0.0) -> int:
-        """End every request of an API key as an ERROR, also those that come in so many seconds.
+        """End every request of an API key as an ERROR, also those that come within `for_s` seconds.
 
-        Return the number of those that were held.
+        Return the number of held requests that were ended.
         """
         self._cancelled_keys[key] = asyncio.get_running_loop().time() + for_s, reason
         held = [request.id for request in self.lifecycle.held if request.key == key]
@@ -135,7 +135,7 @@ class Dispatcher:
         return ended
 
     def _reason_of(self, key: str) -> str | None:
-        """Return why a request of an API key that comes now is ended; None if it is not."""
+        """Return the reason to end a request of an API key that comes now; None if there is none."""
         until, reason = self._cancelled_keys.get(key, (0.0, ""))
         if not reason or asyncio.get_running_loop().time() < until:
             return reason or None
@@ -147,10 +147,10 @@ class Dispatcher:
         return self.lifecycle.holds(request_id)
 
     def update_of(self, request_id: str, *, is_stored: bool = True) -> StoredResponse | None:
-        """Return what follows a request's stored update; None if nothing does.
+        """Return an update newer than a request's stored one; None if there is none.
 
-        That is the update of a request that waits, and of one that runs unless one `is_stored`: updates
-        expire while a job that runs long, or has waited long, goes on.
+        A waiting request has one. A running request has one unless an update `is_stored`: stored updates
+        expire while a job runs, or waits, for long.
         """
         for processor in self.processors.values():
             if (found := processor.update_of(request_id)) is not None:
@@ -191,7 +191,7 @@ class Dispatcher:
             await self.lifecycle.fail(job, reason)
 
     async def enqueue(self, job: Job) -> None:
-        """Put a job into the queue of its model, or tell its client why there is none."""
+        """Put a job into the queue of its model, or fail it if its model is not served."""
         request = job.request
         try:
             # The gateway admitted the request; since then its model may have been forgotten.
@@ -205,7 +205,7 @@ class Dispatcher:
         except NotServedError as error:
             await self.lifecycle.fail(job, str(error))
         except Exception:
-            # A defect of ours costs one request.
+            # A defect of the server costs one request.
             logger.exception("request %s could not be put into its queue", request.id)
             reason = "The server failed before it ran this job; its log says why."
             await self.lifecycle.fail(job, reason)
@@ -222,16 +222,16 @@ class Dispatcher:
 
 @dataclass(eq=False)
 class HoldingQueue:
-    """Hold requests, in order, while the cluster cannot be reached.
+    """A queue that holds requests, in order, while the cluster cannot be reached.
 
-    Claims requests from the broker and tells each client why its request waits. The dispatcher takes the
-    requests over once there is one.
+    Claims requests from the broker and reports to each client why its request waits. The dispatcher takes
+    over the requests once the cluster is reached.
     """
 
     broker: Broker
     responder: Responder
     text: str
-    """Told to each client."""
+    """Text that each client gets."""
     _requests: list[Request] = field(default_factory=list, init=False)
     _taking: asyncio.Task[None] | None = field(default=None, init=False)
 
@@ -241,7 +241,7 @@ class HoldingQueue:
             self._taking = asyncio.create_task(self._take(), name="holding queue")
 
     async def close(self) -> list[Request]:
-        """Claim no more; return the requests in the order they came."""
+        """Stop claiming; return the requests in the order they came."""
         if self._taking is not None:
             await end([self._taking])
         return self._requests

@@ -1,18 +1,17 @@
 """The order of one model's waiting requests. `FairQueue` decides; it never waits, and reads no clock.
 
 Users share the model by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996). A user's turn
-starts at a point of virtual time, the earliest start goes next, and an entry that is taken moves its
-user's next start back by cost / weight. A user who was idle starts now, so nobody saves turns up.
+starts at a point of virtual time, the earliest start goes next, and taking an entry delays its user's next
+start by cost / weight. A user who was idle starts at the current virtual time: idle time earns no credit.
 
 A `priority` entry starts `head_start_s` earlier, but is charged like any other: the time is borrowed, as
 by a warped thread of Duda and Cheriton (BVT scheduling, SOSP 1999). A user with few requests goes first; a
 user who floods the queue uses up the head start. Ageing is counted in work done, not in seconds: while
 nothing is taken nobody is overtaken, and a reported position stays true as time passes.
 
-Neither bounds what an endless row of *new* users can do. `patience` does: the entry that has waited
-longest is taken once `patience - 1` others were taken since it became that. So at most
-(`patience` - 1) * (n + 1) later entries go before one that found n waiting. An entry given back counts when
-first taken.
+Neither bounds the delay by an endless sequence of *new* users. `patience` does: the oldest entry is taken
+once `patience - 1` others were taken since it became the oldest. So at most (`patience` - 1) * (n + 1)
+later entries go before one that found n waiting. An entry given back counts when first taken.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _FEW_ACCOUNTS = 1024
 
 
 class Entry(Protocol):
-    """One waiting request, with all that its turn depends on."""
+    """One waiting request, with everything that decides its place in the queue."""
 
     @property
     def id(self) -> str:
@@ -118,21 +117,21 @@ class FairQueue(Generic[T]):
         self.head_start_s = head_start_s
         """Seconds of work, by weight, that a user's `priority` entries may take before others."""
         self.patience = patience
-        """Takes in a row of which at least one is of the entry that has waited longest."""
+        """Number of consecutive takes of which at least one is of the oldest entry."""
         self._waiting: OrderedDict[str, T] = OrderedDict()
         self._returned: list[T] = []
         self._accounts: dict[str, _Account[T]] = {}
         self._many_accounts = _FEW_ACCOUNTS
-        # A heap. A turn that its account has given up stays until that turn comes to the top.
+        # A heap. A turn that its account has replaced stays in it until it comes to the top.
         self._turns: list[_Turn[T]] = []
         self._ticks = 0
         self._virtual = 0.0
-        self._overtaken = 0  # takes of others since the entry that has waited longest became that
+        self._overtaken = 0  # takes of others since the oldest entry became the oldest
 
     def add(self, entry: T) -> None:
         """Add an entry; its weight and its cost must be finite."""
         self._refuse_twice(entry)
-        # One NaN or infinite turn would disorder everybody's.
+        # A single NaN or infinite turn would disorder all turns.
         if not 0 < entry.weight < math.inf:
             raise ValueError(f"a weight must be more than 0 and finite, not {entry.weight}")
         if not 0 <= entry.cost < math.inf:
@@ -165,7 +164,7 @@ class FairQueue(Generic[T]):
     def reset(self) -> None:
         """Let all users of an empty queue start equal again; raise ValueError if an entry waits.
 
-        A replica stands idle, so nobody waits for what others have had so far.
+        A replica is idle then, so that earlier use by one user delays no other user.
         """
         if self:
             raise ValueError("a queue in which entries wait cannot be reset")
@@ -209,7 +208,7 @@ class FairQueue(Generic[T]):
         return entry or next((other for other in self._returned if other.id == entry_id), None)
 
     def positions(self) -> list[tuple[T, int]]:
-        """Return every entry and its position from 1, in the order they go if nothing else comes."""
+        """Return every entry and its position from 1, in the order of service if nothing else comes."""
         return [(entry, place) for place, entry in enumerate(self.order(), start=1)]
 
     def position(self, entry_id: str, within: int = 64) -> int | None:
@@ -228,7 +227,7 @@ class FairQueue(Generic[T]):
         return entry_id in self._waiting or any(e.id == entry_id for e in self._returned)
 
     def order(self) -> Iterator[T]:
-        """Iterate over entries in the order they go. No other place decides that order."""
+        """Iterate over entries in the order of service, which is decided nowhere else."""
         yield from self._returned
         while self._turns and self._turns[0] is not self._turns[0][2].turn:
             heappop(self._turns)
@@ -278,8 +277,8 @@ class FairQueue(Generic[T]):
         account = self._accounts[entry.user]
         oldest = entry.id == next(iter(self._waiting))
         if account.turn is not None and not (oldest and self._overtaken + 1 >= self.patience):
-            # A user who comes from now on starts where this turn did. A turn that was due by age says
-            # nothing of others: its user may be far ahead of them.
+            # New users start where this turn did. A turn that was due by age does not count: its user
+            # may be far ahead of the others.
             self._virtual = max(self._virtual, account.turn[0])
         self._overtaken += 1
         account.start += _charge(entry)

@@ -1,4 +1,4 @@
-"""The jobs that the queue has claimed: what becomes of them when clients leave and replicas are lost."""
+"""The jobs that the queue has claimed, also when clients leave and replicas are lost."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class QueueLifecycle(Lifecycle):
 
     by: ClassVar[Party] = Party.QUEUE
     max_attempts: int = 1
-    """Times that a job runs whose replica fails."""
+    """Most runs of a job whose replicas fail."""
     on_absence: Callable[[Job], None] = lambda _: None
-    """Receives a job on no replica whose live client has disconnected."""
+    """Receives a waiting job whose live client has disconnected."""
     on_end: Callable[[JobRecord], None] = lambda _: None
     """Receives the record of each job that has ended."""
 
@@ -68,7 +68,7 @@ class QueueLifecycle(Lifecycle):
         return job_id in self._jobs or job_id in self._ended
 
     def exhausted(self, job: Job) -> str | None:
-        """Return why a job that was just claimed does not run again; None if it may."""
+        """Return the reason why a job that was just claimed does not run again; None if it may."""
         if job.losses < self.max_attempts:
             return None
         return (
@@ -84,16 +84,16 @@ class QueueLifecycle(Lifecycle):
         return job
 
     async def dispatch(self, job: Job, runner: RequestRunner, replica_id: str = "") -> Response:
-        """See `Lifecycle.dispatch`. The broker notes the attempt, should this process be killed."""
+        """See `Lifecycle.dispatch`. The broker notes the attempt, in case this process is killed."""
         self.broker.note_attempts(job.request, job.losses + 1)
         return await super().dispatch(job, runner, replica_id)
 
     async def give_back(self, job: Job, error: Exception | None = None) -> bool:
-        """Take a job back from a replica, or from the queue where its client is away.
+        """Take a job back from a replica, or from the queue if its client is disconnected.
 
-        A job whose client is away waits some seconds for that client: a gateway that lost its connection
-        has it again soon. While the broker is away, the job waits for the broker. Return True if the job is
-        to wait in the queue again.
+        If its client is disconnected, the job waits some seconds for it, since a gateway that lost its
+        connection soon has it again. While the broker is unavailable, the job waits for the broker. Return
+        True if the job must wait in the queue again.
         """
         if job.over.is_set() or not job.is_held:
             return False
@@ -114,11 +114,11 @@ class QueueLifecycle(Lifecycle):
         if reason is None:
             self.broker.note_attempts(job.request, job.losses)
             self._watch(job)
-            if not isinstance(error, NotSharedError):  # it runs at once
+            if not isinstance(error, NotSharedError):  # such a job runs at once
                 await self._report_return(job, error)
             if job.cancelled is None:
                 return True
-            reason = job.cancelled  # while a slow store was told
+            reason = job.cancelled  # cancelled while a slow store was updated
         await self.fail(job, reason)
         return False
 
@@ -155,7 +155,7 @@ class QueueLifecycle(Lifecycle):
     # Clients that leave, and replicas that are lost
 
     def _watch(self, job: Job) -> None:
-        """Watch over the live client of a job that waits: without one, it only holds up the others."""
+        """Watch over the live client of a job: without the client, the job only delays others."""
         subscription_id = job.request.subscription_id
         if subscription_id is not None and (job.watching is None or job.watching.done()):
             job.watching = asyncio.create_task(self._await_absence(job, subscription_id))
@@ -168,7 +168,7 @@ class QueueLifecycle(Lifecycle):
             self.on_absence(job)
 
     async def _reason_after_absence(self, job: Job) -> str | None:
-        """Return why a job ends whose client is away; None if it goes on once that client is back."""
+        """Return the reason to end a job whose client is disconnected; None if it is back in time."""
         for _ in range(_LOOKS):
             if not await self.disconnected([job.request]):
                 return job.cancelled
@@ -177,7 +177,7 @@ class QueueLifecycle(Lifecycle):
         return job.cancelled or LEFT
 
     async def _report_return(self, job: Job, error: Exception | None) -> None:
-        """Store for a client that polls that its job waits again: DISPATCHED or RUNNING is stored."""
+        """Report to a client that polls that its job waits again; its stored update is no longer true."""
         if job.is_live:
             return
         text = f"Your job waits again: {error}." if error else "Your job waits again."
@@ -187,9 +187,9 @@ class QueueLifecycle(Lifecycle):
             logger.exception("request %s could not be told that it waits again", job.id)
 
     async def _is_complete_at_last(self, job: Job) -> bool:
-        """Return True if a job has had its terminal response, once the broker answers.
+        """Wait until the broker answers; return True if a job has had its terminal response.
 
-        Without a broker nothing can run anyway. A job that is cancelled waits no longer.
+        Without a broker nothing can run anyway. A cancelled job does not wait.
         """
         while job.cancelled is None:
             try:
@@ -200,7 +200,7 @@ class QueueLifecycle(Lifecycle):
         return False
 
     def _reason_after_loss(self, job: Job, error: ReplicaLostError) -> str | None:
-        """Return why a job does not run again after its replica was lost; None if it does."""
+        """Return the reason why a job does not run again after its replica was lost; None if it does."""
         if isinstance(error, ReplicaEvictedError):
             logger.info("request %s: %s; it waits for another replica", job.id, error)
             return None
@@ -216,7 +216,7 @@ class QueueLifecycle(Lifecycle):
     # The end of a job
 
     async def _undelivered(self, job: Job, response: Response, error: Exception) -> Response:
-        """See `Lifecycle._undelivered`. While the object store is away, delivery is tried again."""
+        """See `Lifecycle._undelivered`. While the object store is unavailable, delivery is retried."""
         if isinstance(error, ObjectStoreError):
             logger.warning("request %s: its end is not stored yet: %s", job.id, error)
             self._spawn(self._deliver_later(job, response), f"late end of {job.id}")
@@ -225,7 +225,7 @@ class QueueLifecycle(Lifecycle):
         return await super()._undelivered(job, response, error)
 
     async def _deliver_later(self, job: Job, response: Response) -> None:
-        """Deliver an end however long the store is away: without it, a poll would never find one."""
+        """Deliver an end, however long the store is unavailable: otherwise a poll would never find one."""
         pause_s = _FIRST_PAUSE_S
         while True:
             await asyncio.sleep(pause_s)
@@ -242,20 +242,20 @@ class QueueLifecycle(Lifecycle):
                 return
 
     def _note_end(self, job: Job, response: Response | None) -> None:
-        """Log and record a job that has ended. It does so for its replicas' processes, too."""
+        """Log and record a job that has ended, also one that ended in a replica's process."""
         record = job.record(response)
         peak_memory, limit = (0, "") if response is None else (response.peak_memory, response.limit)
         metrics.job_ended(record, peak_memory, limit)
         fields = {**fields_of(job.request), "status": record.status}
         _log.info("%s", describe(record), extra=fields)
-        if not job.request.refusal:  # nobody signed whose it is
+        if not job.request.refusal:  # a refused request is not signed, so its user is unknown
             self.on_end(record)
 
     def _forget(self, job: Job) -> None:
         super()._forget(job)
         if job.watching is not None:
             job.watching.cancel()
-            # A task that is cancelled keeps its frames, and they the end of the request.
+            # A cancelled task keeps its frames, and these would keep the end of the request in memory.
             job.watching = None
 
 

@@ -47,13 +47,13 @@ _NOT_PROVIDED = "The server failed while it set the model up; its log says why."
 _DEFECT = "The server failed while it ran this job; its log says why."
 _PROVISIONING = "A replica is being set up for your model."
 _COUNTING = 0.1
-"""Share of the time for which the places of polled requests may be counted."""
+"""Largest share of the time for counting the places of polled requests."""
 _TELLING = 0.1
-"""Share of the time for which live clients may be told their positions, with what else runs meanwhile."""
+"""Largest share of the time for reporting positions to live clients, other tasks meanwhile included."""
 _SELDOM_S = 60.0
-"""Longest pause between two such rounds: a broker that was away has made one long."""
+"""Longest pause between two such rounds: an unavailable broker can make a round long."""
 _TELL_AT_ONCE = 8
-"""Updates between two chances for other tasks of the process."""
+"""Updates after which other tasks of the process get to run."""
 _BACK_OFF_S = 30.0
 """Seconds before a further replica is requested, after a replica failed to come while others serve."""
 
@@ -65,7 +65,7 @@ class QueuePolicy:
     update_interval_s: float = 3.0
     """Seconds between position updates to a waiting client."""
     max_attempts: int = 2
-    """Times that a request runs whose replica fails."""
+    """Most runs of a request whose replicas fail."""
     head_start_s: float = 60.0
     patience: int = 32
 
@@ -82,7 +82,7 @@ class QueuePolicy:
     def update_pause_s(self, took_s: float) -> float:
         """Return the seconds until the next round of positions, after one that took `took_s`.
 
-        Ten thousand clients take a second of one core: they are told less often, and jobs go on.
+        Ten thousand clients take a second of one core, so they are updated less often and jobs go on.
         """
         return max(self.update_interval_s, min(took_s / _TELLING, _SELDOM_S))
 
@@ -98,10 +98,10 @@ class LoadSample:
 
 
 class Processor:
-    """Run one model's requests: users take turns, and each request goes to the first idle replica.
+    """Runs the requests of one model: users take turns, and each request goes to the first idle replica.
 
-    Owns a `FairQueue` of waiting requests and one worker task per replica. It asks the controller for
-    replicas and gives a request back to the queue when its replica is lost. The `QueueLifecycle` keeps
+    Owns a `FairQueue` of waiting requests and one worker task per replica. Requests replicas from the
+    controller, and returns a request to the queue when its replica is lost. The `QueueLifecycle` keeps
     states and delivers ends. A processor never loads models or stores results.
     """
 
@@ -114,7 +114,7 @@ class Processor:
         policy: QueuePolicy,
         enqueue: Callable[[Job], Awaitable[None]],
     ) -> None:
-        """`enqueue` puts a job into the queue of its model, which may be another one by now."""
+        """Prepare an empty queue; `enqueue` puts a job into its model's queue, perhaps another by now."""
         self.model = model
         self.variant = Variant(model.key, generation)
         self.least_replicas = model.least_in(generation)
@@ -128,10 +128,10 @@ class Processor:
         self.queue: FairQueue[Job] = FairQueue(policy.head_start_s, policy.patience)
         self.replicas = Replicas()
         self.last_used: float | None = None
-        """Seconds of the event loop's clock when a request last began or ended to run; None before any."""
+        """Event-loop time at which a request last began or ended to run; None before any."""
         self._run_times = RunTimes()
         self._arrived = asyncio.Event()
-        """Set when a worker should look at the queue."""
+        """Set when a worker should check the queue."""
         self._short = asyncio.Event()
         """Set when replicas may be missing."""
         self._not_before = 0.0
@@ -141,7 +141,7 @@ class Processor:
         self._is_providing = self._is_provisioning = False
         self._holds = 0
         self._load = LoadSample()
-        # Both as last counted, in containers that the garbage collector need not look into.
+        # Both as last counted, in containers whose content the garbage collector need not scan.
         self._places, self._work_ahead_s = dict[str, int](), list[float]()
         self._count_again = 0.0
         self._is_cancelled = False
@@ -150,7 +150,7 @@ class Processor:
 
     @property
     def status(self) -> ProcessorStatus:
-        """Return CANCELLED once stopped, PROVISIONING while a replica is sought, else the replicas'."""
+        """Return CANCELLED once stopped, PROVISIONING while a replica is sought, else `Replicas.status`."""
         if self._is_cancelled:
             return ProcessorStatus.CANCELLED
         status = self.replicas.status
@@ -178,13 +178,13 @@ class Processor:
 
     @property
     def _waiting(self) -> int:
-        """Return the number of waiting requests; 0 if a probe alone waits, which asks for no replica."""
+        """Return the number of waiting requests; 0 if only probes wait, for which no replica is added."""
         return len(self.queue) if any(job.user != PROBER for job in self.queue) else 0
 
     # Requests and orders
 
     async def enqueue(self, job: Job) -> None:
-        """Put a job into the queue and tell its client the position."""
+        """Put a job into the queue and report the position to its client."""
         job.cost = self._run_times.expected(job.user)
         self.queue.add(job)
         self._load.waiting = max(self._load.waiting, self._waiting)
@@ -192,7 +192,7 @@ class Processor:
         self._arrived.set()
         if len(self.replicas.staying) < self._needed:
             self._short.set()
-        if position is not None:  # else the next of the regular updates tells it
+        if position is not None:  # else the next regular update reports it
             await self._send_position(job, position)
 
     async def run(self) -> None:
@@ -219,9 +219,9 @@ class Processor:
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
-        """Let waiting requests wait while replicas are exchanged, whether the new ones come up or not.
+        """Keep requests waiting while replicas are replaced, whether the new ones come up or not.
 
-        Meanwhile no replica is requested here.
+        Meanwhile this processor requests no replica.
         """
         self._holds += 1
         try:
@@ -246,10 +246,10 @@ class Processor:
         return evicted
 
     def replica_requests(self, replicas: int) -> list[ReplicaRequest]:
-        """Return what to ask the controller for, one after the other, to have this many replicas.
+        """Return the requests to the controller, in order, that lead to this many replicas.
 
-        Missing dedicated replicas come first: further ones displace only what any model's may displace, and
-        wait for replicas that have yet to run their first job.
+        Missing dedicated replicas come first: further ones, like those of any model, evict only unprotected
+        replicas, and wait for replicas that have yet to run their first job.
         """
         generation = self.variant.generation
         first = self.model.dedicated_in(generation)
@@ -283,7 +283,7 @@ class Processor:
         return True
 
     async def notify_waiting(self, text: str) -> None:
-        """Tell all waiting clients, those who poll too, whose jobs go on waiting."""
+        """Notify all waiting clients, also those that poll; their jobs go on waiting."""
         for job in list(self.queue):
             await self._report(job, Response(job.id, Status.QUEUED, text))
 
@@ -304,22 +304,22 @@ class Processor:
     def update_of(self, request_id: str) -> tuple[Request, Response] | None:
         """Return a waiting request and its update as of now; None if it does not wait here.
 
-        Clients that poll have their updates from here: storing each update of a long queue would hold up
-        everybody.
+        Clients that poll get their updates from here: storing each update of a long queue would delay all
+        jobs.
         """
         job = self.queue.find(request_id)
         if job is None:
             return None
         if time.monotonic() >= self._count_again:
             self._count()
-        place = self._places.get(request_id)  # None for one that came since
+        place = self._places.get(request_id)  # None for a job that came since the count
         text = f"Your job waits in the queue for {job.request.model.repo_id}."
         if place is not None:
             text = self._position_text(job, place + 1, self._work_ahead_s[place])
         return job.request, self._waiting_update(job, text)
 
     def _waiting_update(self, job: Job, position: str) -> Response:
-        """Return the update of a waiting job: what its model is waiting for, and its position."""
+        """Return the update of a waiting job: the state of its model, and its position."""
         status = self.status
         if status is ProcessorStatus.PROVISIONING:
             return Response(job.id, Status.PROVISIONING, f"{_PROVISIONING} {position}")
@@ -328,7 +328,7 @@ class Processor:
         return Response(job.id, Status.QUEUED, position)
 
     def _count(self) -> None:
-        """Count the places of all waiting jobs, seldom if that takes long."""
+        """Count the places of all waiting jobs; the longer that takes, the later is the next count."""
         began = time.monotonic()
         self._places, self._work_ahead_s, work_ahead_s = {}, [], 0.0
         for place, job in enumerate(self.queue.order()):
@@ -340,7 +340,7 @@ class Processor:
 
     @property
     def _loading(self) -> str:
-        """The state of a model that is loading, in words."""
+        """Return the state of a model that is loading, in words."""
         generation = self.variant.generation
         text = f"The model is being loaded for nnsight {generation}"
         replicas = (self._controller.replica(self.variant, each.id) for each in self.replicas)
@@ -354,7 +354,7 @@ class Processor:
         return f"{text}."
 
     async def _update_positions(self) -> None:
-        """Tell every waiting live client its position, again and again, until cancelled."""
+        """Report positions to all waiting live clients periodically, until cancelled."""
         took_s = 0.0
         while True:
             await asyncio.sleep(self._policy.update_pause_s(took_s))
@@ -369,7 +369,7 @@ class Processor:
     async def _send_position(
         self, job: Job, position: int, work_ahead_s: float | None = None
     ) -> None:
-        """Tell one live client its position."""
+        """Report the position of a job to its client if that is live."""
         if job.is_live:
             text = self._position_text(job, position, work_ahead_s)
             await self._report(job, self._waiting_update(job, text))
@@ -386,7 +386,7 @@ class Processor:
         return text
 
     async def _send_all(self, status: Status, text: str) -> None:
-        """Tell every live client."""
+        """Report a status to every waiting live client."""
         for job in list(self.queue):
             if job.is_live:
                 await self._report(job, Response(job.id, status, text))
@@ -395,7 +395,7 @@ class Processor:
         try:
             await self._lifecycle.report(job, update)
         except Exception:
-            # The request waits all the same, and a later update tells its client.
+            # The request waits all the same, and its client gets a later update.
             logger.exception("request %s: its position could not be delivered", job.id)
 
     # Replicas
@@ -415,14 +415,14 @@ class Processor:
             try:
                 await self.provision()
             except Exception:
-                # A defect of ours must not leave waiting clients without an answer.
+                # A defect of the server must not leave waiting clients without an answer.
                 logger.exception("%s could not be provided", self.variant)
                 await self.fail_waiting(_NOT_PROVIDED)
             finally:
                 self._is_providing = False
 
     async def provision(self) -> None:
-        """Request missing replicas, or tell waiting clients why there are none."""
+        """Request missing replicas; end waiting jobs with the reason if there will be none."""
         # Nothing is loaded for clients that have left, or for users who may not have a model loaded.
         gone = await self._lifecycle.disconnected(job.request for job in self.queue)
         for job in self.queue.remove_all(lambda job: job.id in gone):
@@ -447,10 +447,10 @@ class Processor:
                     break
         finally:
             self._is_provisioning = False
-        await self._refuse_unpermitted()  # what the hub says of it was not known before
+        await self._refuse_unpermitted()  # the hub's restrictions may be known only now
         if self.model.same_as is not None:
             for job in list(self.queue):
-                # One by one: a request in neither queue would be cancelled, or left by its client, in vain.
+                # One by one: a request in neither queue could not be cancelled, or left by its client.
                 if self.queue.remove(job.id) is not None:
                     await self._enqueue(job)
             return
@@ -467,8 +467,8 @@ class Processor:
             await self._send_all(Status.DEPLOYING, self._loading)
 
     async def _refuse_unpermitted(self) -> None:
-        """Tell those who wait for what they may not have loaded on demand."""
-        if self.model.same_as is not None:  # which decides
+        """Fail waiting jobs whose users may not have this model loaded on demand."""
+        if self.model.same_as is not None:  # that model decides
             return
         models = self._controller.models
         why = {
@@ -509,16 +509,16 @@ class Processor:
             self.replicas.remove(worker)
         if failure is not None:
             self._back_off()  # requests that other replicas serve are not concerned
-            self._load.refused = True  # the next is requested later and later
+            self._load.refused = True  # pauses before the next requests grow
             is_last = not (self.replicas.staying or self._is_provisioning or self._holds)
             if is_last:
                 await self.fail_waiting(str(failure))
 
     async def _next(self, worker: ReplicaWorker, replica: Replica) -> list[Job]:
-        """Wait for the next jobs of a replica, which run at once; return none once the replica leaves."""
+        """Wait for the next jobs of a replica, to run at once; return an empty list once it leaves."""
         while not worker.leaving:
             if not self.queue:
-                # An idle replica means that no user waits for what others have had.
+                # An idle replica means that earlier use by one user delays no other user.
                 self.queue.reset()
                 self._arrived.clear()
                 replica.mark_used()
@@ -535,7 +535,7 @@ class Processor:
         return []
 
     def _take(self, passes: SharedPasses | None) -> list[Job]:
-        """Take the job whose turn it is, with those that share its forward pass; none if none waits."""
+        """Take the next job, and those that share its forward pass; return an empty list if none waits."""
         if passes is not None:
             return sharing.take(self.queue, passes.most)
         job = self.queue.take() if self.queue else None
@@ -549,7 +549,7 @@ class Processor:
         runner: RequestRunner,
         sharers: int = 1,
     ) -> None:
-        """Run a job to its end, or give it back; so many jobs share the time of the replica."""
+        """Run a job to its end, or give it back; `sharers` jobs share the time of the replica."""
         lifecycle = self._lifecycle
         try:
             with self._busy(worker, job):
@@ -582,7 +582,7 @@ class Processor:
 
     @contextlib.contextmanager
     def _busy(self, worker: ReplicaWorker, job: Job) -> Iterator[None]:
-        """Count a job among those that run, and its replica as busy."""
+        """Mark a job as running and its replica as busy."""
         clock = asyncio.get_running_loop().time
         self.last_used = job.run_since = clock()
         worker.runs.append(job)

@@ -1,4 +1,4 @@
-"""The replicas of one processor, and what each of them does now."""
+"""The replicas of one processor, and the current activity of each."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Replicas(list[ReplicaWorker]):
 
     @property
     def status(self) -> ProcessorStatus:
-        """Return the state of the replica that is furthest."""
+        """Return the status of the most advanced replica."""
         statuses = (replica.status for replica in self)
         return max(statuses, key=_RANK.__getitem__, default=ProcessorStatus.UNINITIALIZED)
 
@@ -59,7 +59,7 @@ class Replicas(list[ReplicaWorker]):
 
     @property
     def busy(self) -> list[float]:
-        """Return since when each replica that runs requests does, by the event loop's clock."""
+        """Return the event-loop time at which each busy replica began its run."""
         return [replica.runs[0].run_since for replica in self if replica.runs]
 
     @property

@@ -18,7 +18,7 @@ _WINDOW = 256
 _USERS = 1024
 _USER_WINDOW = 32
 _PRIOR = 1
-"""Number of a user's own run times that count as much as everybody's."""
+"""Number of a user's own run times that count as much as the mean of all users."""
 _UNMEASURED_S = 1.0
 _LEAST_S = 1e-6
 """Least run time in seconds: a divisor."""
@@ -32,7 +32,7 @@ class _Window:
         self._recent: deque[float] = deque()
         self._sorted: list[float] = []
         self._winsorised: dict[int, tuple[float, float]] = {}
-        """By the number of values that are not cut down."""
+        """Mean and standard deviation, by the number of values that are not cut down."""
 
     def add(self, value: float) -> None:
         """Add a value; drop the oldest beyond the window."""
@@ -106,8 +106,7 @@ class RunTimes:
         """Estimate the median of the seconds until the entry at `position` (from 1) is taken.
 
         `work_ahead_s`: sum of `expected` over the entries ahead; by default the model's usual run times.
-        None without a measured run time, or without replicas that serve: how long they take to come is not
-        known here.
+        None without a measured run time, or without replicas that serve: their time to load is unknown.
         """
         if not self._runs or replicas < 1:
             return None

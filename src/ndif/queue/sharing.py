@@ -1,7 +1,8 @@
 """Requests of one model that share a forward pass on one replica.
 
-Only trusted requests do, which run in one process anyway. A pass is an attempt: the replica answers those
-whose values it does not change, and the others go back to the head of the queue, to run alone.
+Only trusted requests share one, since they run in one process anyway. A pass is an attempt: the replica
+answers the requests whose values it does not change; the others return to the head of the queue and run
+alone.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ logger = logging.getLogger(__name__)
 
 
 Serve = Callable[[Job, RequestRunner, int], Coroutine[Any, Any, None]]
-"""Runs a job on a replica, or on a place in one, whose time so many jobs share."""
+"""Runs a job on a replica, or on a seat in a pass; the number is that of jobs that share the time."""
 
 
 def take(queue: FairQueue[Job], most: int) -> list[Job]:
-    """Take the job whose turn it is, and the next ones that may share its forward pass."""
+    """Take the next job, and the jobs after it that may share its forward pass."""
     first = queue.take() if queue else None
     if first is None:
         return []
@@ -52,7 +53,7 @@ def take(queue: FairQueue[Job], most: int) -> list[Job]:
 
 
 async def run(passes: SharedPasses, jobs: Sequence[Job], serve: Serve) -> None:
-    """Serve several jobs in one forward pass of a replica, as far as they can share it."""
+    """Serve several jobs in one forward pass of a replica, where they can share it."""
     shared = _Pass(passes, [job.request for job in jobs])
     serving = [
         asyncio.create_task(serve(job, _Seat(shared), len(jobs)), name=f"request {job.id}")
@@ -84,16 +85,16 @@ class _Pass:
         self._passes = passes
         self._requests = requests
         self.running = asyncio.create_task(self._run(), name="forward pass of several")
-        """The pass; its result are the responses by request."""
+        """Task of the pass; its result is the responses by request id."""
 
     async def _run(self) -> dict[str, Response]:
         found: Sequence[Response | None] = ()
         try:
             found = await self._passes.run(self._requests)
         except ReplicaLostError as error:
-            # Whoever is to blame is found where each runs alone.
+            # Running each request alone shows which of them is to blame.
             logger.warning("%d requests run alone: %s", len(self._requests), error)
-        except Exception:  # a defect of ours costs the time of the attempt
+        except Exception:  # a defect of the server costs the time of the attempt
             logger.exception("%d requests could not run together", len(self._requests))
         answered = zip(self._requests, found, strict=False)
         return {request.id: response for request, response in answered if response is not None}

@@ -1,4 +1,4 @@
-"""The coordinator: everything behind the broker. A server has one, in whichever process."""
+"""The coordinator: everything behind the broker. A server has one, in its only process or in its leader."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _PREPARE_AFTER_S = 3.0
 
 @dataclass(frozen=True)
 class Oversight:
-    """The operator's means of a server: its log of events, its alerts, and its end."""
+    """The operator's tools: the log of events, the alerts, and the end of the process."""
 
     events: EventLog
     alerts: Alerts | None = None
@@ -81,8 +81,8 @@ class Oversight:
 class Coordinator:
     """The queues, the controller and the operator's operations of one server, put together.
 
-    Owns their start, their order of stopping and the periodic tasks. The stores and the machines come from
-    its caller.
+    Owns their start, their order of stopping and the periodic tasks. The caller provides the stores and the
+    machines.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class Coordinator:
     async def start(
         self, waited: Sequence[Request] = (), url: str = "", probe_key: str = ""
     ) -> None:
-        """Look at the machines, serve the queues, `waited` first, and deploy the configured models.
+        """Discover the machines, serve the queues, `waited` first, and deploy the configured models.
 
         Probes are sent to the server's address `url`; without a key there are none.
         """
@@ -209,7 +209,7 @@ class Coordinator:
         self._tasks.append(asyncio.create_task(task, name=name))
 
     async def fail_all(self) -> None:
-        """End every request as an ERROR that the broker does not keep for the process after this one."""
+        """End as an ERROR every request that the broker does not keep for the next process."""
         await self.dispatcher.fail_all(_STOPPED)
 
     async def stop(self) -> None:
@@ -227,7 +227,7 @@ class Coordinator:
         self._callbacks.close()
 
     async def _look(self) -> tuple[ServerState, list[Problem], list[QueueWait]]:
-        """Return the state that alerts follow from; they measure the disk of results themselves."""
+        """Return the state for the alerts, which measure the disk of results themselves."""
         server = await GetStatus().perform(self.control_plane)
         found = [*current_problems(self.controller), *self.reconciler.problems()]
         return server, found, queue_waits(self.dispatcher)
@@ -244,13 +244,13 @@ class Coordinator:
         )
 
     def _note_end(self, record: JobRecord) -> None:
-        if record.user != PROBER:  # a probe is no job of a user's
+        if record.user != PROBER:  # a probe is not a user's job
             self._usage.note(record)
         if self._traces is not None:
             self._traces.note(record)
 
     def _note_left(self, key: ReplicaKey, why: str) -> None:
-        if self._tasks and not why.startswith(OPERATORS):  # whose event is noted with the operation
+        if self._tasks and not why.startswith(OPERATORS):  # noted with the operation
             name = Variant.parse(key[0]).model.repo_id
             self._oversight.events.note(
                 "left", name, f"A replica left its devices: {why}.", "server"
@@ -262,7 +262,7 @@ class Coordinator:
         self._oversight.events.note("scaled", processor.variant.model.repo_id, text, "autoscaler")
 
     async def bring_up(self, generation: str) -> list[Replica]:
-        """Request the replicas of every known model, and return those that come."""
+        """Request the replicas of every known model, and return those that will load."""
         if not self.controller.cluster.nodes:
             await self.controller.discover()
         asked = [
@@ -287,8 +287,8 @@ class Coordinator:
             logger.exception("what the server was started with could not be deployed")
 
     async def _prepare(self) -> None:
-        """Import what models of the newest generation need, so that the first deployment need not wait."""
-        # The imports take two cores for some seconds, which is when clients first reach a new server.
+        """Prepare the first installed runtime, so that the first deployment need not wait for imports."""
+        # Not at once: the imports take two cores for some seconds, and clients reach a new server first.
         await asyncio.sleep(_PREPARE_AFTER_S)
         for runtime in [*self._runtimes.installed().values()][:1]:
             self._fleet.prepare(runtime)
@@ -324,7 +324,7 @@ def _evaluator(settings: Settings, fleet: Fleet) -> Evaluator:
 
 
 def _open_traces(settings: TelemetrySettings) -> TraceExporter | None:
-    """Return what sends the spans of jobs; None if nothing does, and nothing is imported for it."""
+    """Return the exporter of jobs' spans; None, without an import, if the settings name none."""
     url = settings.otlp_url.get_secret_value()
     if not url:
         return None

@@ -1,4 +1,4 @@
-"""The server of one process: every part in its embedded form, put together."""
+"""The server of one process, with every part embedded."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class Owner:
     """The one user of a server that runs each model where its options say."""
 
     trusted: bool
-    """Their code is not confined."""
+    """True if their code is not confined."""
     token: str | None = None
-    """Every request needs it; None if none does."""
+    """Token that every request needs; None if no request needs one."""
     share_weights: bool = False
-    """Clients may download the weights."""
+    """True if clients may download the weights."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Operator:
     stop: Callable[[], None] = lambda: None
     """End the process."""
     admin: socket.socket | None = None
-    """Socket of the operator's routes; None: they are beside the others."""
+    """Socket of the operator's routes; None if they are served beside the others."""
 
 
 class Server:
@@ -129,7 +129,7 @@ class Server:
 
     @property
     def is_polled(self) -> bool:
-        """Return True if somebody may come back for a job, ended or not, or waits for its call-back."""
+        """Return True if a client may still poll for a job, ended or not, or waits for its callback."""
         stored = (any(self._results.glob(f"{folder}/*")) for folder in ("responses", "ends"))
         return self.unfinished > 0 or self._callbacks_left > 0 or any(stored)
 
@@ -140,7 +140,7 @@ class Server:
         return uvicorn_config(gateway.app, gateway.incoming, self._settings, listening)
 
     async def farewell(self) -> None:
-        """End the requests of connected clients as an ERROR, while they are connected; and open pages."""
+        """Close open pages, and end requests as an ERROR while their clients are still connected."""
         self._dashboard.close()
         await self.coordinator.fail_all()
 
@@ -164,7 +164,6 @@ class Server:
             await self.stores.stop()
 
     def _open_alerts(self) -> Alerts | None:
-        """Return what tells the operator of failures; None if nobody is to be told."""
         if not self._settings.sends_alerts:
             return None
         from ndif.alerts.watch import SavedAlerts, open_alerts
@@ -173,7 +172,7 @@ class Server:
         return open_alerts(self._settings, saved, self.stores.pings, self.stores.objects.folder)
 
     def _find(self, repo_id: str) -> MirroredModel | None:
-        """Return an accepted model of that name whose files are to be had."""
+        """Return an accepted model of that name whose files are available, or None."""
         for model in list(self.coordinator.controller.models):
             if model.called(repo_id) and (found := self._files.find(model)) is not None:
                 return MirroredModel(*found)
@@ -194,7 +193,7 @@ def _open_stores(
         accounts: Accounts = OpenAccounts(hotswapping=False, trusted=whose.trusted)
         if whose.token is not None:
             accounts = OwnerAccounts(os.geteuid(), whose.token, trusted=whose.trusted)
-        # Jobs of an earlier process are trusted as this one is.
+        # Jobs of an earlier process are trusted if this process trusts its user.
         return open_stores(settings, results, secret, accounts, {"trusted": whose.trusted})
     accounts = open_accounts(settings)
     if whose.token:
@@ -216,7 +215,7 @@ def _machine(
 
 
 def _callback_rules(settings: Settings, secret: str | None, owner: Owner | None) -> CallbackRules:
-    # Code of an owner who is trusted reaches every address by itself.
+    # The code of a trusted owner can reach every address anyway.
     is_own = owner is not None and owner.trusted
     networks = EVERYWHERE if is_own else settings.allowed_callback_networks
     return CallbackRules(networks, settings.callback_secrets or (secret or token_hex(),))

@@ -41,7 +41,7 @@ def create(
     """Return the HTTP application of one gateway process, with the operator's routes on `admin`, if any.
 
     It answers on a socket that all gateways share, and reads models and jobs from Redis and the object
-    store. It sends operations to the leader over the broker; it knows neither the queue nor the cluster.
+    store. It sends operations to the leader over the broker; it has neither queue nor cluster.
     """
     stores = open_shared_stores(settings, config, leads=False)
     client, signer = stores.broker.client, stores.broker.signer
@@ -82,7 +82,7 @@ def _stop() -> None:
 
 
 def main() -> None:
-    """Serve until told to stop."""
+    """Serve until stopped."""
     settings = Settings()
     logs.configure("gateway", settings)
     return_free_memory()

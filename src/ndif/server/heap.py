@@ -13,10 +13,10 @@ _EVERY_S = 10.0
 
 
 def return_free_memory() -> None:
-    """Make the C library give memory back to the system after it is freed, where it can be told to.
+    """Make the C library return freed memory to the system, if it has `malloc_trim`.
 
-    Left alone, it keeps blocks of up to 32 MiB once it has seen one freed, and whatever free memory lies
-    between small blocks in use: hundreds of megabytes after many clients have sent and not read.
+    By default it keeps blocks of up to 32 MiB once one was freed, and all free memory between small blocks
+    in use: hundreds of megabytes after many clients have sent requests and not read responses.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):  # musl has none, and needs none

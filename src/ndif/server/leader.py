@@ -70,7 +70,7 @@ class LeaderCandidate:
     def __init__(
         self, settings: Settings, config: ProcessConfig, up: Callable[[], None] = lambda: None
     ) -> None:
-        """Prepare a candidate, which calls `up` whenever it leads or knows for whom it waits."""
+        """Prepare a candidate, which calls `up` when it leads, or waits for the lock or the cluster."""
         self.settings = settings
         self._up = up
         self._config = config
@@ -94,7 +94,7 @@ class LeaderCandidate:
         await self.stores.stop()
 
     async def _lead_until(self, stopping: asyncio.Task[Any]) -> None:
-        """Lead until told to stop, until another process leads, or until the cluster is lost."""
+        """Lead until stopped, until another process leads, or until the cluster is lost."""
         fleet = self.fleet()
         replaced = asyncio.create_task(self._lock.lost.wait())
         holding = HoldingQueue(self.stores.broker, self.stores.responder, _CLUSTER_LOST)
@@ -169,7 +169,7 @@ class LeaderCandidate:
             try:
                 for request, _ in await spool.unfinished():
                     payload = await spool.payload(request.id)
-                    # Its client polls another store now, which also tells that the job is still to run.
+                    # Its client polls another store now, which must also report that the job still waits.
                     await self.stores.responder.respond(
                         request, Response(request.id, Status.QUEUED, _WAITS)
                     )
@@ -181,7 +181,7 @@ class LeaderCandidate:
             logger.warning("Jobs wait in %s for the next start: %s", folder, error)
 
     async def take_callbacks(self) -> None:
-        """Put the call-backs into the queue that a server without a broker left beside its results."""
+        """Queue the callbacks that a server without a broker left beside its results."""
         folder = self._config.results / CALLBACKS
         if not folder.is_dir():
             return
@@ -198,7 +198,6 @@ class LeaderCandidate:
             logger.warning("Call-backs wait in %s for the next start: %s", folder, error)
 
     def _alerts(self) -> Alerts | None:
-        """Return the alerts of the operator; None if the server sends none."""
         if not self.settings.sends_alerts:
             return None
         from ndif.alerts.watch import SavedAlerts, open_alerts
@@ -220,7 +219,7 @@ class LeaderCandidate:
             Oversight(events, self._alerts()),
         )
         await self.take_callbacks()
-        await self.take_spooled()  # before the ends expire that tell what does not run again
+        await self.take_spooled()  # before the ends expire that show which jobs must not run again
         await stores.objects.start()
         await coordinator.start(held, config.url(), config.probe_keys[0])
         controller = coordinator.controller
@@ -257,7 +256,7 @@ async def _run(leader: LeaderCandidate, parent_pipe: int) -> None:
 
 
 def main(kind: type[LeaderCandidate] = LeaderCandidate) -> None:
-    """Stand by or lead until told to stop."""
+    """Stand by or lead until stopped."""
     file = Path(sys.argv[1])
     config = ProcessConfig.read(file)
     os.environ.update(config.ray_variables)  # before Ray is imported

@@ -68,11 +68,11 @@ class Local:
         console = Console(stderr=True)
         options = read()
         handlers = [logs.for_console(console)] if options.log_format == "pretty" else None
-        # A local server says less than others, unless it is asked for more.
+        # A local server logs less than others, unless the options ask for more.
         level = logging.INFO if self.verbose else logging.WARNING
         logs.configure("server", options, handlers, None if options.log_level == "debug" else level)
         config = self.deployment()
-        # Its users have no keys for which a process could wait.
+        # Its users have no keys, for each of which a runner could be kept.
         options = options.model_copy(update={"runner_scope": "request"})
         if options.allow_pickled_weights is None:
             options = options.model_copy(update={"allow_pickled_weights": True})
@@ -108,7 +108,7 @@ class Local:
                     rmtree(results, ignore_errors=True)
 
     def _warning(self, options: GatewaySettings) -> str | None:
-        """Return the sentence that says who but the owner can run code here; None if nobody can."""
+        """Return a warning that others than the owner can run code here; None if nobody else can."""
         reachable = reachable_as(self.host, options.public_url)
         does = "may run code here, confined" if self.sandbox else "runs code here as you"
         if self.no_token:
@@ -119,7 +119,7 @@ class Local:
         return None
 
     def _results_folder(self, options: FolderSettings, listening: socket.socket) -> Path:
-        """Return the user's folder, or else the port's: whoever polls comes back to the same address."""
+        """Return the user's folder, or else the port's: a client that polls comes back to the same port."""
         port = listening.getsockname()[1]
         folder = self.results or options.root / "local" / str(port)
         try:
@@ -249,7 +249,7 @@ def _noted_interrupts() -> Iterator[list[int]]:
 
 
 def _token(secret: str) -> str:
-    """Return the token of a server, the same after a restart that finds its results and jobs."""
+    """Return the token of a server, which stays the same while its folder of results is kept."""
     return hmac.new(secret.encode(), b"token", hashlib.sha256).hexdigest()[:_TOKEN_DIGITS]
 
 

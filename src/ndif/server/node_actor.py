@@ -33,8 +33,8 @@ class NodeActor(RemoteActor):
 
     def __init__(self, order: bytes) -> None:
         super().__init__(order)
-        # The actor has a process of its own, whose output its cluster keeps. What is wrong with the
-        # node's settings is said by `prepare`.
+        # The actor has a process of its own, whose output its cluster keeps. `prepare` reports
+        # invalid settings.
         with contextlib.suppress(ValidationError):
             logs.configure("replica", Settings())
 
@@ -43,7 +43,7 @@ class NodeActor(RemoteActor):
         return Runtimes(settings.runtimes)
 
     def _runtimes(self, settings: Settings) -> Runtimes:
-        """Return the runtimes of this node, with the model's; raise an `ActorError` if it has not that."""
+        """Return the runtimes of this node, or raise an `ActorError` if the model's is missing."""
         runtimes, generation = self.runtimes(settings), self._order.generation
         if generation not in runtimes.installed():
             raise ActorError(
@@ -78,7 +78,7 @@ class NodeActor(RemoteActor):
             Signer(leader["secrets"]),
             inline_bytes=settings.broker_inline_bytes,
         )
-        # Jobs that wait for this replica outlast a broker that is away.
+        # Retry without end: jobs that wait for this replica survive an unavailable broker.
         await retry(broker.start, math.inf)
         fleet = ThisMachine(
             settings, broker, objects, runtimes, trusted=False, places=True, shares=True
@@ -91,7 +91,7 @@ class NodeActor(RemoteActor):
         callbacks = RedisCallbacks(
             broker.client, broker.signer, CallbackLimits(of_user=settings.max_callbacks)
         )
-        # The leader tells of what is before that.
+        # The leader reports the updates before RUNNING.
         responder = Responder(broker, objects, callbacks, deferred=(Status.RUNNING,))
         return NodeServices(actor, broker, responder, channel)
 
@@ -106,7 +106,7 @@ def _see_gpus(counted: Sequence[str | None], here: Sequence[str | None]) -> None
 
 
 def _settings() -> Settings:
-    """Return the settings of this node; raise an `ActorError` if they are not those of a cluster's node."""
+    """Return the settings of this node; raise an `ActorError` if they are invalid, or name no stores."""
     try:
         settings = Settings()
     except ValidationError as error:

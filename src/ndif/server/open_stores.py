@@ -1,4 +1,4 @@
-"""The stores that the settings describe, for a server of one process and for each process of another."""
+"""The stores that the settings describe, for a server of one process or for one process of several."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def open_stores(
 
 
 def callback_rules(settings: Settings, config: ProcessConfig) -> CallbackRules:
-    """Return the rules of the call-backs of a server of several processes."""
+    """Return the rules of the callbacks of a server of several processes."""
     secrets = settings.callback_secrets or config.cluster_secrets
     return CallbackRules(settings.allowed_callback_networks, secrets)
 
@@ -53,7 +53,7 @@ def callback_rules(settings: Settings, config: ProcessConfig) -> CallbackRules:
 def open_shared_stores(
     settings: Settings, config: ProcessConfig, *, leads: bool
 ) -> Stores[RedisBroker]:
-    """Return the stores of a process that leads a server of several, or of one of its gateways."""
+    """Return the stores of the leader, or of a gateway, of a server of several processes."""
     from ndif.stores.broker.redis.broker import RedisBroker
     from ndif.stores.broker.signing import Signer
     from ndif.stores.callbacks.redis import RedisCallbacks
@@ -64,7 +64,7 @@ def open_shared_stores(
         objects,
         Signer(config.cluster_secrets),
         inline_bytes=settings.broker_inline_bytes,
-        # The leader submits jobs again that were taken before.
+        # The leader resubmits jobs that were accepted before, so it has no limit.
         max_bytes=None if leads else settings.max_queued_bytes,
         counts_attempts=leads and not settings.ray_address,
     )

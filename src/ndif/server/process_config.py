@@ -43,7 +43,7 @@ class ProcessConfig:
     admin: int | None = None
     """Descriptor of the socket of the operator's routes, if they have one; gateways share it, too."""
     broker_url: str = ""
-    """URL of the broker with the password that it was started with; empty for the one of the variable."""
+    """URL of the broker with its password, if the server started it; else empty: see the settings."""
     cluster_secrets: Sequence[str] = ()
     """Secrets of a server with a broker: the first signs what its processes exchange."""
     ray_variables: Mapping[str, str] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class ProcessConfig:
 
     @property
     def probe_keys(self) -> tuple[str, ...]:
-        """Return the API keys of probes; the first is known to the server's other hosts, if it has any.
+        """Return the API keys of probes; other hosts of the server, if any, also know the first.
 
         Each host has a token of its own, and a probe may come to another host's gateway.
         """

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.05
 _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 10.0
 _STABLE_S = 30.0
-"""Life time after which an end is no failure to start."""
+"""Seconds of life after which an exit does not count as a failed start."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class ProcessSpec:
 
 
 class Supervisor:
-    """Runs processes, starts each again when it ends, and stops them in order.
+    """Runs processes, restarts each when it ends, and stops them in order.
 
     Processes start in stages: a stage begins when the one before is ready, and stops before it. A process
-    that ends starts again after a back-off of 0.2 to 10 seconds. The supervisor does not know what its
-    processes do; the caller of `start` says when a stage is ready.
+    that ends starts again after a back-off of 0.2 to 10 seconds. The caller of `start` decides when a stage
+    is ready.
     """
 
     def __init__(self, stopping: asyncio.Event) -> None:
@@ -63,8 +63,8 @@ class Supervisor:
     ) -> None:
         """Start processes together, and return once they are ready or the supervisor is stopping.
 
-        `is_ready` is called again and again, and may block. If a process that must start ends first, this
-        is a `RuntimeError`; after `timeout_s`, an `asyncio.TimeoutError`.
+        `is_ready` is polled in a thread, and may block. Raise a `RuntimeError` if a process that must start
+        ends first, and an `asyncio.TimeoutError` after `timeout_s`.
         """
         if self._stopping.is_set():
             return

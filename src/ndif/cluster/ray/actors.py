@@ -1,11 +1,11 @@
-"""A replica on another machine: the form of `ModelActor` that Ray carries.
+"""A replica on another machine: a `ModelActor` over Ray.
 
-Ray keeps a process on the replica's node (`ndif.cluster.remote_actor`). Only the leader knows what it asked
-of that process; the next leader asks again.
+Ray keeps a process on the replica's node (`ndif.cluster.remote_actor`). Only the leader knows its pending
+calls to that process; the next leader repeats them.
 
-Jobs go there on a Redis channel: two cores that do nothing else carry 500 to 1,200 Ray calls a second, and
-a job's own cost is no more than a tenth of a call's. A job that is not answered there soon is asked for by
-a Ray call, which ends whatever happens.
+Jobs travel on a Redis channel: two dedicated cores carry only 500 to 1,200 Ray calls a second, and the job
+itself costs no more than a tenth of a call. If the channel gives no answer soon, a Ray call asks for the
+job's end; it returns even if the replica is lost.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _SILENT_S = 60.0
 _MADE_S = 300.0
 """Seconds that Ray has to start a replica's process, up to its first answer."""
 _PINGS = 6
-"""Pings in that time to a process that answers."""
+"""Number of pings to a process in `_SILENT_S`."""
 _NOTHING = (-1, -1)
 """Progress that no replica has, so that it answers at once."""
 _REPORT_S = 0.2
@@ -72,12 +72,12 @@ class RayModelActor:
 
     name: str
     make: Callable[[], Any]
-    """Maker of the process in Ray, which may take its time."""
+    """Creates the process in Ray; may block for long."""
     job_sender: JobSender
     whereabouts: MutableMapping[str, RayModelActor]
-    """Replicas that run jobs of another leader, each of which is awaited where it runs."""
+    """Replicas that run jobs of an earlier leader, by request id."""
     _handle: Any = None
-    """The process as Ray names it; given if another leader has started it."""
+    """Ray's handle of the process; given if another leader has started it."""
     node_id: str = ""
     """The node that it was placed on; empty until that is known."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -89,7 +89,7 @@ class RayModelActor:
     shared_passes: None = None
     """A replica of another process runs each request alone."""
     made_s: float = _MADE_S
-    """Seconds until its first answer after which the replica is ended."""
+    """Seconds without a first answer after which the replica is ended."""
     _watching: list[asyncio.Task[None]] = field(default_factory=list)
     _run_by: tuple[str, RayModelActor] | None = None
     _cancels: bool = False
@@ -97,10 +97,10 @@ class RayModelActor:
     _news: asyncio.Future[Response | None] | None = None
     _evicted: bool = False
     _gone: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the replica is given up, although Ray does not say that it has ended."""
+    """Set once the replica is given up, although Ray does not report its end."""
     _why_gone: str = ""
     _unreached: int = 0
-    """Calls to which Ray, and not the replica, has answered."""
+    """Number of calls that did not reach the replica, as Ray reported."""
     _cancelling: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -110,7 +110,7 @@ class RayModelActor:
     async def describe(self) -> ReplicaDescription:
         """Introduce this process, and return the replica's own description.
 
-        A lost replica is a `ReplicaLostError`; one of another version may be a `ValueError`.
+        Raise a `ReplicaLostError` if the replica is lost; one of another version may cause a `ValueError`.
         """
         await self._ask("follow", self.job_sender.introduction)
         described = from_json(ReplicaDescription, await self._ask("describe"))
@@ -188,7 +188,7 @@ class RayModelActor:
             with contextlib.suppress(ReplicaLostError, RayError, asyncio.TimeoutError):
                 await within(self._ask("stop"), _STOP_S)
             await self._kill()
-        # Ray may not say of it that it has ended, and is asked no more.
+        # Ray may not report its end, and is not asked again.
         self._give_up(_ENDED)
 
     async def _kill(self) -> None:
@@ -216,7 +216,7 @@ class RayModelActor:
             return await self._run_soon(request) or await self._run(request)
         except ClientLeftError:
             if self._cancels and self._run_by == (request.id, self):
-                # The job was not sent. Should its client come back, it is.
+                # The job was not sent. It will be if its client comes back, and must then run.
                 await end(self._cancelling)
                 self._handle.revoke_cancel.remote(request.id)
             raise
@@ -228,9 +228,9 @@ class RayModelActor:
     ) -> Response | None:
         """Return the response from the replica that another leader chose; None if that replica was lost.
 
-        If it was lost after the job had ended, an `EndedError` is raised.
+        Raise an `EndedError` if it was lost after the job had ended.
         """
-        if not await self.job_sender.is_complete(request):  # else its client knows more than that
+        if not await self.job_sender.is_complete(request):  # else the client already has its end
             await announce(request, respond)
         self.whereabouts.pop(request.id, None)
         try:
@@ -243,7 +243,7 @@ class RayModelActor:
             return None
 
     async def _run_soon(self, request: Request) -> Response | None:
-        """Return the response if it arrives on the replica's channel soon."""
+        """Send a job on the replica's channel; return the response if it arrives soon, else None."""
         if self.ended.is_set():
             return None
         loop = asyncio.get_running_loop()
@@ -277,7 +277,7 @@ class RayModelActor:
         if self._run_by is not None:
             self._cancels = True
             request_id, actor = self._run_by
-            # Sent now: should the job be spared, that has to arrive after this.
+            # Sent at once, because a later `revoke_cancel` must arrive after this.
             sent = actor._handle.cancel.remote(request_id, reason)
             start(actor._ensure_cancelled(sent, request_id, reason), self._cancelling, "cancel")
 
@@ -289,9 +289,9 @@ class RayModelActor:
                 await self._ask("cancel", request_id, reason)
 
     def node_is_gone(self) -> None:
-        """End the replica with its node, whatever Ray says of the replica itself.
+        """End the replica with its node, whatever Ray reports about the replica itself.
 
-        A head that was restarted may not say that an actor is dead which ran on the head before.
+        A restarted head may not report the death of an actor that ran on the head before.
         """
         self._give_up(_NODE_GONE)
 
@@ -301,9 +301,9 @@ class RayModelActor:
         self._end()
 
     async def _end_if_silent(self) -> None:
-        """End the replica once its process is silent: one that is stopped keeps its connections.
+        """End the replica once its process is silent: a stopped process keeps its connections.
 
-        Of a node that cannot be reached Ray says so itself.
+        Ray itself reports a node that cannot be reached.
         """
         silent_s = self.made_s
         with contextlib.suppress(ReplicaLostError):
@@ -327,7 +327,7 @@ class RayModelActor:
             await end([asked, silent])
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the replica, which does once what is asked twice."""
+        """Call a method of the replica until it answers; a repeated call acts once."""
         if self._handle is None:
             raise ReplicaLostError("the replica has not been started")
         gone = asyncio.ensure_future(self._gone.wait())
@@ -346,12 +346,12 @@ class RayModelActor:
             try:
                 return await getattr(self._handle, method).remote(*arguments)
             except ActorUnavailableError as error:
-                # Its node cannot be reached: either it returns, or Ray finds it dead.
+                # The node cannot be reached: either it returns, or Ray declares it dead.
                 self._unreached += 1
                 logger.warning("a replica does not answer: %s", _first_line(error))
             except (RayActorError, ActorUnschedulableError) as error:
                 self._end()
-                # One that was ended here is also found dead: the first reason is the cause.
+                # Ray also reports a replica dead that was ended here: the first reason is the cause.
                 raise ReplicaLostError(self._why_gone or _why(error)) from error
             await asyncio.sleep(_AGAIN_S)
 

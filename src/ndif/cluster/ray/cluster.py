@@ -1,4 +1,4 @@
-"""The connection of the leader to a Ray cluster: made once, and lost once.
+"""The leader's connection to a Ray cluster, which is not restored once it is lost.
 
 A process that has lost its cluster ends, and its supervisor restarts it: Ray ends it in any case when the
 head has been silent for a minute (RAY_gcs_rpc_server_reconnect_timeout_s). Replicas and their jobs outlive
@@ -78,7 +78,7 @@ def resources_of(declared: Mapping[str, float]) -> Resources | None:
 def nodes_of(table: Iterable[Mapping[str, Any]]) -> list[Node]:
     """Return the nodes in `ray.nodes()` that are alive and take models.
 
-    Nodes of one name, such as containers of one image, have the beginning of their id beside it.
+    Nodes that share a name, such as containers of one image, get the beginning of their id added.
     """
     nodes = [
         Node(entry["NodeID"], entry["NodeName"] or entry["NodeManagerAddress"], resources)
@@ -113,7 +113,7 @@ class ClusterError(Exception):
 
 
 class RayCluster:
-    """The form of `Fleet` for a Ray cluster.
+    """A `Fleet` of the nodes of a Ray cluster.
 
     Owns the connection to Ray and an actor for each replica. The controller decides what is started; Ray
     starts it on the node; the replica process itself is `ndif.cluster.remote_actor`.
@@ -210,7 +210,7 @@ class RayCluster:
             "lifetime": "detached",
             "max_concurrency": _AT_ONCE,
             **_on(place.node_id),
-            # A replica is told which GPUs to use, and sees all of them.
+            # The order names the GPUs to use, so Ray must not hide any from the replica.
             "runtime_env": {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}},
         }
         kind = ray.remote(self._replica)
@@ -225,7 +225,7 @@ class RayCluster:
         )
 
     async def fetch(self, config: DeploymentConfig, generation: str, node_id: str) -> None:
-        """Download a model to a node by an actor that ends with it; see `Fleet.fetch`."""
+        """Download a model to a node by an actor that ends afterwards; see `Fleet.fetch`."""
         order = ReplicaOrder(config, generation, protected=tuple(self.protected()))
         kind = ray.remote(self._replica).options(**_on(node_id))
         try:
@@ -235,7 +235,7 @@ class RayCluster:
             finally:
                 await aside(lambda: ray.kill(handle))
         except RayError as error:
-            # What was raised on the node, whose traceback the error's text has.
+            # The error on the node itself: the text of `error` also has its traceback.
             problem = str(getattr(error, "cause", None) or error).strip().partition("\n")[0]
         if problem is not None:
             raise ActorError(problem)
@@ -320,7 +320,7 @@ def _on(node_id: str) -> dict[str, Any]:
         "num_gpus": 0,
         # The controller replaces a lost replica.
         "max_restarts": 0,
-        # Ray's head keeps no history of calls: this server has its own of its jobs.
+        # Ray's head need not keep a history of calls: this server keeps one of its jobs.
         "enable_task_events": False,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
     }

@@ -1,1 +1,1 @@
-"""Call-backs of ended jobs: their guard, their two forms, and the delivery that repeats what failed."""
+"""Callbacks of ended jobs: their guard, their two forms, and their delivery with retries."""

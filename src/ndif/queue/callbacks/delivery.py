@@ -1,4 +1,4 @@
-"""Delivery of call-backs: at least once each, again and later after a failure, and given up at last."""
+"""Delivery of callbacks: at least once each, with retries after failures until a callback is given up."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ logger = logging.getLogger(__name__)
 
 _SWEEP_S = 600.0
 _NO_END_S = 600.0
-"""Seconds after which a call-back is given up whose job has no stored end."""
+"""Seconds after which a callback is given up whose job has no stored end."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 15.0
 _SHOWN = 1000
 _NO_MAIL = "this server sends no mail any more"
 
 
 class CallbackDelivery(Delivery[Callback]):
-    """Deliver the call-backs of a queue, in the process that leads.
+    """The delivery of a queue's callbacks, in the leader.
 
-    No order is kept: a receiver that fails delays its own call-backs and no others.
+    No order is kept: a receiver that fails delays its own callbacks and no others.
     """
 
     name = "call-backs"
@@ -56,7 +56,7 @@ class CallbackDelivery(Delivery[Callback]):
         policy: Policy,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare; `run` delivers. `objects` has the ends of the jobs that are polled."""
+        """Prepare; `run` delivers. `objects` has the ends of polled jobs."""
         super().__init__(policy, now)
         self.queue = queue
         self._objects = objects
@@ -66,19 +66,19 @@ class CallbackDelivery(Delivery[Callback]):
         self._swept = 0.0
 
     def close(self) -> None:
-        """Release what attempts share."""
+        """Release the resources that attempts share."""
         self._webhooks.close()
 
     async def describe(self) -> Callbacks:
-        """Return the waiting and the given-up call-backs as operators see them."""
+        """Return the waiting and the given-up callbacks as operators see them."""
         waiting, dead = await self.queue.counts()
         listed = [_listed(each) for each in await self.queue.all(_SHOWN)]
         return Callbacks(waiting=waiting, given_up=dead, callbacks=listed)
 
     async def retry(self, request_id: str | None) -> list[str]:
-        """Make call-backs due now with all of their attempts, and return their requests' ids.
+        """Make callbacks due now, with no attempts used, and return the ids of their requests.
 
-        `request_id` is the beginning of one; None means all that were given up.
+        `request_id` is the beginning of an id; None selects all callbacks that were given up.
         """
         if request_id is None:
             found = [each for each in await self.queue.all(_SHOWN) if each.dead]
@@ -94,7 +94,7 @@ class CallbackDelivery(Delivery[Callback]):
         return f"request {item.request_id}: its call-back"
 
     async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Callback]:
-        """See `Delivery.due`. Forget those that were given up long ago, too."""
+        """See `Delivery.due`. Also forget callbacks that were given up long ago."""
         if self._now() - self._swept > _SWEEP_S:
             await self.queue.forget_dead(self._now() - self._policy.max_age_s * 7)
             self._swept = self._now()
@@ -143,7 +143,7 @@ class CallbackDelivery(Delivery[Callback]):
             await self._mailer.send(message_for(callback, address.mail, sender, self._now()))
 
     async def _has_end(self, callback: Callback) -> bool:
-        """Return True if a client that is called back finds the end of its job."""
+        """Return True if the end of the job is stored, so that the client finds it after the callback."""
         if callback.attempts:
             return True
         try:
@@ -152,7 +152,7 @@ class CallbackDelivery(Delivery[Callback]):
             return False
 
     async def _wait_for_end(self, callback: Callback) -> None:
-        """Look again later: the process that ended the job stores its end, or died before."""
+        """Check again later, or give up: the process that ended the job stores its end, or died before."""
         now = self._now()
         age_s = now - callback.created
         if age_s > _NO_END_S:
@@ -184,8 +184,8 @@ def open_delivery(
 def message_for(callback: Callback, recipient: str, sender: str, now: float) -> EmailMessage:
     """Return the mail about a job's end.
 
-    The text holds nothing that the user's code wrote: else a server would send what anybody writes, to
-    whomever they like.
+    The text contains nothing that the user's code wrote: otherwise users could make the server send
+    arbitrary mail to anyone.
     """
     news, request_id = callback.content, callback.request_id
     lines = [

@@ -1,8 +1,8 @@
-"""The guard of call-backs: the addresses that users may name, and those that the server connects to.
+"""The guard of callbacks: the addresses that users may name, and those that the server connects to.
 
 A user's URL is a request that the server makes from inside its network. The text is checked when the job is
-submitted, so that a mistake gets a sentence; what protects the network is the check of every connection,
-which goes to the very address that was checked, whatever a name resolved to before or after.
+submitted, so that mistakes are explained. The network is protected by the check of every connection, which
+goes to exactly the address that was checked, whatever a name resolved to before or after.
 """
 
 from __future__ import annotations
@@ -80,20 +80,20 @@ _ISATAP = (0x00005EFE, 0x02005EFE)
 
 @dataclass(frozen=True, slots=True)
 class CallbackRules:
-    """Addresses that a server's call-backs may have, and the secrets that sign them."""
+    """Addresses that a server's callbacks may have, and the secrets that sign them."""
 
     networks: Sequence[Network]
-    """Networks whose addresses are called beside public ones."""
+    """Networks that are allowed in addition to public addresses."""
     secrets: Sequence[str] = field(repr=False)
-    """Receivers are told of the first; after a change of secrets they know the others as well."""
+    """Secrets, of which new receivers get the first; earlier receivers may know only the others."""
 
 
 class CallbackAddressError(ValueError):
-    """A user's call-back address is not taken; the message is a sentence that says what to do."""
+    """A user's callback address is refused; the message is a sentence that says what to do."""
 
 
 class ForbiddenAddressError(Exception):
-    """A host's address is none that the server may connect to."""
+    """The server may not connect to the address of a host."""
 
 
 class NoAddressError(Exception):
@@ -101,7 +101,7 @@ class NoAddressError(Exception):
 
 
 class Kind(str, Enum):
-    """The form of a call-back."""
+    """The form of a callback."""
 
     GET = "get"
     """A webhook that is fetched with the status and the id in its query."""
@@ -112,7 +112,7 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A call-back's address, read and checked."""
+    """A callback's address, read and checked."""
 
     kind: Kind
     mail: str = ""
@@ -126,24 +126,24 @@ class Address:
 
     @property
     def host_header(self) -> str:
-        """Return the host as the header Host has it."""
+        """Return the value of the header Host."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _WEB_PORTS[self.scheme] else f"{host}:{self.port}"
 
     def target_with(self, **values: str) -> str:
-        """Return path and query, with further values at its end."""
+        """Return path and query, with further values at the end of the query."""
         joint = "?" if "?" not in self.target else "" if self.target.endswith(("?", "&")) else "&"
         return f"{self.target}{joint}{urlencode(values)}"
 
 
-# What users may name
+# Addresses that users may name
 
 
 def read_address(text: str, allowed: Sequence[Network] = ()) -> Address:
-    """Return what a client names as its call-back, or raise a `CallbackAddressError`.
+    """Return the callback address that a client names, or raise a `CallbackAddressError`.
 
-    `allowed` are the networks that the operator allows beside public addresses. A name may still resolve
-    to an address that no connection is made to.
+    `allowed` are the networks that the operator allows in addition to public addresses. A name may still
+    resolve to an address to which the server does not connect.
     """
     if len(text) > _MAX_ADDRESS:
         raise CallbackAddressError(f"The callback is longer than {_MAX_ADDRESS} characters.")
@@ -185,7 +185,7 @@ def _read_url(url: str, kind: Kind, allowed: Sequence[Network]) -> Address:
         )
     scheme, host = found["scheme"].lower(), found["host"].lower().strip("[]").removesuffix(".")
     port = int(found["port"]) if found["port"] else _WEB_PORTS[scheme]
-    # Of an operator's own networks any port is called; what a name resolves to is seen at its connection.
+    # Any port of an operator's own networks is allowed; a name's address is checked at the connection.
     if not 0 < port <= _MAX_PORT or not (allowed or _is_of_the_web(port)):
         raise CallbackAddressError(
             f"The callback's port {port} is none of web servers: use 80, 443 or one from "
@@ -209,7 +209,7 @@ def _read_url(url: str, kind: Kind, allowed: Sequence[Network]) -> Address:
 
 
 def _read_host(host: str, url: str) -> IpAddress | None:
-    """Return the address that a URL's host is; None for a name."""
+    """Return a URL's host as an IP address; None for a name."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host)
     labels = host.split(".")
@@ -245,7 +245,7 @@ def _quoted(text: str) -> str:
     return repr(text[:_MAX_QUOTED])
 
 
-# What the server connects to
+# Addresses that the server connects to
 
 
 def may_connect(
@@ -278,7 +278,7 @@ def _is_of_the_web(port: int) -> bool:
 
 
 def _plain(address: IpAddress) -> IpAddress:
-    """Return the IPv4 address to which an IPv6 address is only another spelling or a translation."""
+    """Return the IPv4 address that an IPv6 address maps or translates; any other address unchanged."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped
@@ -292,7 +292,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class Resolver:
-    """The system's resolver, in threads of its own: lookups that hang delay nobody else's threads."""
+    """The system's resolver, in threads of its own, so that lookups that hang delay only callbacks."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="callback-names")
@@ -314,10 +314,10 @@ def _look_up(host: str, port: int) -> list[str]:
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
-    """Opens the connections of call-backs, and only to addresses that are allowed.
+    """Opens the connections of callbacks, and only to addresses that are allowed.
 
-    It resolves a host itself, once, and connects to what it has checked. If any address of a name is not
-    allowed, none is used. TLS verifies the name of the URL all the same.
+    It resolves a host itself, once, and connects to an address that it has checked. If any address of a
+    name is not allowed, none is used. TLS still verifies the name of the URL.
     """
 
     def __init__(self, allowed: Sequence[Network], resolve: Resolve) -> None:

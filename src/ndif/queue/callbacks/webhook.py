@@ -37,7 +37,7 @@ _REDIRECTS = range(300, 400)
 
 
 def signing_secret(server_secret: str, key: str) -> str:
-    """Return the secret that signs the call-backs of one API key: it follows from the server's, not back.
+    """Return the secret that signs one API key's callbacks, derived one-way from the server's secret.
 
     `key` is the opaque digest of the API key; empty for jobs that were sent without one.
     """
@@ -64,7 +64,7 @@ class Webhooks:
         resolve: Resolve | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Prepare for webhooks that `secrets` sign, all of them while one replaces another."""
+        """Prepare for webhooks signed with each of `secrets`: two or more while one replaces another."""
         self._secrets = tuple(secrets)
         self._timeout_s = timeout_s
         self._now = now
@@ -77,7 +77,7 @@ class Webhooks:
         self._resolver.close()
 
     async def send(self, callback: Callback, address: Address) -> None:
-        """Deliver a call-back, or raise a `DeliveryError`."""
+        """Deliver a callback, or raise a `DeliveryError`."""
         try:
             status = await within(self._status(callback, address), self._timeout_s)
         except ForbiddenAddressError as error:
@@ -105,7 +105,7 @@ class Webhooks:
         raise DeliveryError(f"it answered {status}", final=status == HTTPStatus.GONE)
 
     async def _status(self, callback: Callback, address: Address) -> int:
-        """Return the status of the answer, of which no more than its headers is read."""
+        """Send a webhook and return the status of the answer, whose body is not read."""
         if self._tls is None and address.scheme == "https":
             self._tls = await asyncio.to_thread(httpx.create_ssl_context)
         headers = {"Host": address.host_header, "User-Agent": _AGENT, "Accept": "*/*"}
