@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 
 from ndif.config.settings import Settings
 from ndif.gateway.openapi import REFUSAL, reason
-from ndif.server.embedded import Server
+from ndif.server.embedded import Operator, Server
 
 _NEEDS = {"key": "a user's API key, where the server has keys", "token": "the operator's token"}
 
@@ -26,9 +26,8 @@ def document() -> dict[str, Any]:
             Settings.model_construct(session_root=Path(folder)),
             [],
             Path(folder) / "results",
+            Operator("-"),
             host="127.0.0.1",
-            places=True,
-            token="-",
         )
         found: Any = server.app
         while not isinstance(found, Starlette):

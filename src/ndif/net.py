@@ -92,7 +92,7 @@ def listen(host: str, port: int | None, advice: str = _OR_ANY) -> socket.socket:
 
     Raise a `StartError` if there is none; if `port` is taken, its message ends with `advice`.
     """
-    for candidate in [port] if port else range(_FIRST_PORT, _LAST_PORT):
+    for candidate in [port] if port else range(_FIRST_PORT, _LAST_PORT + 1):
         listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from ndif.cli.output import show_answer
 from ndif.cli.server_client import ServerClient, read, with_server
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command("kill")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import sys
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING
 
 import click
 
@@ -14,9 +13,6 @@ from ndif.cli.jobs import as_user
 from ndif.cli.output import console, duration, show_json, table
 from ndif.cli.server_client import ServerClient, read
 from ndif.sizes import format_size
-
-if TYPE_CHECKING:
-    pass
 
 _COLUMNS = ("name", "jobs", "errors", "execution_s", "result_bytes")
 
