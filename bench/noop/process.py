@@ -1,8 +1,8 @@
 """A stand-in for a model process that a host starts: it answers every frame at once, and imports no torch.
 
 Usage: process.py BYTES -m MODULE ARGUMENTS..., as an interpreter is called, for the modules that a host
-starts: ndif.runtime, ndif.runtime.measure, ndif.runtime.weights.fetch and ndif.runtime.weights.outline. A
-runner is a channel: it has no process to be killed, and ends when its host closes that.
+starts: ndif.runtime, ndif.runtime.measure, ndif.runtime.weights.fetch and
+ndif.runtime.weights.checkpoint_metadata. A runner is a channel: it has no process to be killed, and ends when its host closes that.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def main() -> None:
     programs: Programs = {
         "ndif.runtime": lambda fd: Model(fd, int(size)).be(),
         "ndif.runtime.measure": lambda fd: evaluate(fd, int(size)),
-        "ndif.runtime.weights.outline": outline,
+        "ndif.runtime.weights.checkpoint_metadata": outline,
     }
     if OPTION in arguments:
         ForkServer(Channel(socket.socket(fileno=int(arguments[0]))), programs).serve()

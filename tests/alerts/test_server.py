@@ -22,8 +22,8 @@ from ndif.schema.alerts import TestedAlerts as AnswerOfTest
 from ndif.schema.answer import from_plain
 from ndif.stores.broker.signing import Signer
 from ndif.stores.leader import SharedCache
+from ndif.stores.persisted_state import ALERTS, SharedState
 from ndif.stores.redis import connect
-from ndif.stores.saved import ALERTS, SharedState
 from tests.alerts.receivers import Receiver, receiving
 from tests.alerts.test_messages import (
     of_the_schema,

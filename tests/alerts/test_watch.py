@@ -27,8 +27,8 @@ from ndif.stores.broker import BrokerError
 from ndif.stores.broker.signing import Signer
 from ndif.stores.events import EventLog
 from ndif.stores.leader import SharedCache
+from ndif.stores.persisted_state import ALERTS, SharedState, StateFile
 from ndif.stores.redis import connect
-from ndif.stores.saved import ALERTS, SharedState, StateFile
 from ndif.stores.usage import MemoryUsage
 from ndif.tasks import end
 from ndif.telemetry import metrics

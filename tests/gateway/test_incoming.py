@@ -51,7 +51,7 @@ from ndif.stores.broker import MemoryBroker
 from ndif.stores.broker.spool import Spool
 from ndif.stores.callbacks import SqliteCallbacks
 from ndif.stores.objects import FileStore
-from ndif.stores.rates import Rates
+from ndif.stores.rate_limiter import Rates
 from ndif.stores.responder import Responder
 from ndif.stores.stores import Stores
 from ndif.tasks import end, within

@@ -29,7 +29,7 @@ from ndif.server.embedded import Operator
 from ndif.stores.accounts import Account, tier_with
 from ndif.stores.accounts.sql.database import Database
 from ndif.stores.accounts.sql.registry import SqlRegistry
-from ndif.stores.rates import Rates
+from ndif.stores.rate_limiter import Rates
 from ndif.stores.usage import UsageTotal
 from tests.on_loop import on_loop
 from tests.security.serving import Gateway, gateway

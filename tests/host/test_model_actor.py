@@ -26,7 +26,7 @@ from ndif.host.watchdogs import ResourceWatchdog
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.objects import FileStore, MemoryFullError, Upload
-from ndif.stores.objects.room import RoomLimits
+from ndif.stores.objects.result_quota import ResultQuotaLimits
 from ndif.tasks import within
 from tests.conftest import ADAPTER
 from tests.failures import retry
@@ -280,7 +280,7 @@ async def test_a_strangers_results_have_as_much_room_as_the_server_says(
     async with serve(tiny_gpt2, settings=settings, objects=objects) as served:
         assert (await served.run(read, trusted=False, polled=polled)).status is Status.COMPLETED
         [stored] = (await objects.unexpired("results")).values()
-        objects.limits = RoomLimits(4 * stored.size, 0.5)
+        objects.limits = ResultQuotaLimits(4 * stored.size, 0.5)
         assert (await served.run(read, trusted=False, polled=polled)).status is Status.COMPLETED
         response = await served.run(read, trusted=False, polled=polled)
         assert response.status is Status.ERROR

@@ -25,8 +25,8 @@ from starlette.routing import Mount
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from ndif.host.evaluation import EvaluationError, Evaluator
 from ndif.host.fork_server import ForkServers, Process
+from ndif.host.measurement_slots import Turns
 from ndif.host.runtimes import Runtime
-from ndif.host.turns import Turns
 from ndif.runtime.measure import _confine
 from ndif.runtime.process.children import fork
 from ndif.schema.deployment import DeploymentConfig

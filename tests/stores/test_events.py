@@ -15,8 +15,8 @@ from ndif.stores.broker import BrokerError
 from ndif.stores.broker.signing import Signer
 from ndif.stores.events import MOST, MOST_FAILED, EventLog, SavedEvents
 from ndif.stores.leader import SharedCache
+from ndif.stores.persisted_state import EVENTS, SharedState, StateFile
 from ndif.stores.redis import connect
-from ndif.stores.saved import EVENTS, SharedState, StateFile
 from ndif.tasks import end
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer

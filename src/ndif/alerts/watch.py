@@ -29,8 +29,8 @@ from ndif.schema.server_state import Problem, QueueWait, ServerState
 from ndif.stores.broker import BrokerError
 from ndif.stores.disk import disk_usage
 from ndif.stores.events import EventLog, Kind
+from ndif.stores.persisted_state import SavedState
 from ndif.stores.ping import Ping, ask
-from ndif.stores.saved import SavedState
 from ndif.stores.usage import UsageAwayError, UsageStore
 from ndif.tasks import end, within
 from ndif.telemetry import metrics

@@ -15,8 +15,8 @@ from starlette.routing import BaseRoute
 from ndif.config.reference import Variable, name_of, variables
 from ndif.config.settings import Settings
 from ndif.control.account_operations import ACCOUNT_OPERATIONS, AccountOperation, perform_on
+from ndif.control.audit_events import events_of
 from ndif.control.operations import OPERATIONS, Operation, Perform, parse_operation
-from ndif.control.told import events_of
 from ndif.gateway.incoming import read_body
 from ndif.gateway.openapi import (
     JSON,

@@ -45,7 +45,7 @@ from ndif.host.runtimes import Runtimes
 from ndif.queue.callbacks.guard import CallbackRules
 from ndif.stores.broker import Broker
 from ndif.stores.objects import FileStore
-from ndif.stores.rates import Rates
+from ndif.stores.rate_limiter import Rates
 from ndif.stores.stores import Stores
 
 _SHUTDOWN_S = 3

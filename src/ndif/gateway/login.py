@@ -25,7 +25,7 @@ from ndif.gateway.operator import CSRF_HEADER, Operators, is_own_page
 from ndif.gateway.sessions import Session
 from ndif.schema.answer import answer
 from ndif.stores.events import Kind, NoteEvents, event
-from ndif.stores.rates import Rates, RatesAwayError
+from ndif.stores.rate_limiter import Rates, RatesAwayError
 
 logger = logging.getLogger(__name__)
 

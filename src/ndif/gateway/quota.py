@@ -18,10 +18,10 @@ from ndif.gateway.http_error import HttpError
 from ndif.schema.deployment import OperationError
 from ndif.schema.limits import Limits
 from ndif.stores.accounts import Account
-from ndif.stores.rates import RatesAwayError
+from ndif.stores.rate_limiter import RatesAwayError
 
 if TYPE_CHECKING:
-    from ndif.stores.rates import Rates
+    from ndif.stores.rate_limiter import Rates
 
 logger = logging.getLogger(__name__)
 

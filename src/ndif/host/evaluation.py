@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from ndif.config.units import format_duration
 from ndif.host.environment import environment
 from ndif.host.fork_server import ForkServers
+from ndif.host.measurement_slots import Turns
 from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtime
-from ndif.host.turns import Turns
 from ndif.runtime.sizing import (
     Failure,
     ModelSize,
@@ -34,7 +34,7 @@ from ndif.schema.deployment import Defaults, DeploymentConfig, read_task
 from ndif.schema.structure import ModelStructure, read_structure
 from ndif.tasks import aside, end, within
 
-_OUTLINE, _MEASURE = "ndif.runtime.weights.outline", "ndif.runtime.measure"
+_OUTLINE, _MEASURE = "ndif.runtime.weights.checkpoint_metadata", "ndif.runtime.measure"
 _OUTLINES_AT_ONCE, _MEASURED_AT_ONCE = 8, 4
 _FIRST_TURN_S = 5.0
 _REFUSED_S = 600.0

@@ -1,7 +1,7 @@
 """Forward passes that trusted requests share on one replica.
 
 `ModelActor.shared_passes` is None where each request runs alone, `ndif.queue.sharing` chooses the
-requests, and `ndif.runtime.generations.together08` runs them.
+requests, and `ndif.runtime.generations.co_batch_nnsight08` runs them.
 """
 
 from __future__ import annotations

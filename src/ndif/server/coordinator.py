@@ -23,7 +23,7 @@ from ndif.control.control_plane import ControlPlane
 from ndif.control.fetch_ahead import FetchAhead
 from ndif.control.operations import Deploy, GetStatus
 from ndif.control.overview import Overview
-from ndif.control.probing import watched
+from ndif.control.probe_targets import watched
 from ndif.control.reconciler import Reconciler
 from ndif.control.state import current_problems, queue_waits
 from ndif.host.evaluation import Evaluator, Measured

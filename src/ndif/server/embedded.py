@@ -38,7 +38,7 @@ from ndif.stores.accounts import (
 )
 from ndif.stores.broker import BrokerError, MemoryBroker
 from ndif.stores.events import EventLog, SavedEvents
-from ndif.stores.saved import ALERTS, EVENTS, StateFile
+from ndif.stores.persisted_state import ALERTS, EVENTS, StateFile
 from ndif.stores.stores import Stores
 from ndif.telemetry import influxdb
 

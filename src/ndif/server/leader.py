@@ -42,7 +42,7 @@ from ndif.stores.callbacks import CALLBACKS, SqliteCallbacks
 from ndif.stores.events import EventLog, SavedEvents
 from ndif.stores.leader import LeaderLock, LeaderRpc, SharedCache
 from ndif.stores.objects import ObjectStoreError
-from ndif.stores.saved import ALERTS, EVENTS, SharedState
+from ndif.stores.persisted_state import ALERTS, EVENTS, SharedState
 from ndif.tasks import end
 from ndif.telemetry import influxdb, logs
 

@@ -14,7 +14,7 @@ from ndif.stores.broker import BrokerError
 from ndif.tasks import within
 
 if TYPE_CHECKING:
-    from ndif.stores.saved import SavedState
+    from ndif.stores.persisted_state import SavedState
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from transformers.utils import logging
 
 from ndif.runtime.process import zygote
 from ndif.runtime.process.cuda import DeviceError, Handle, without_event
-from ndif.runtime.process.proc_files import peak_bytes
+from ndif.runtime.process.procfs import peak_bytes
 from ndif.runtime.spec import ModelSpec
 from ndif.sandbox.confinement.confinement import DriverFiles, library_folders
 

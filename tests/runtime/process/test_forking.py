@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from ndif.runtime.process.forking import Pages, Rehearsal
-from ndif.runtime.process.proc_files import Mapping, mappings, written
+from ndif.runtime.process.procfs import Mapping, mappings, written
 from tests.runtime.apart import apart
 
 pytestmark = pytest.mark.process

@@ -13,7 +13,7 @@ import pytest
 
 from ndif.runtime.process import heap
 from ndif.runtime.process.forking import Rehearsal
-from ndif.runtime.process.proc_files import mappings
+from ndif.runtime.process.procfs import mappings
 from tests.runtime.apart import apart
 
 pytestmark = pytest.mark.process

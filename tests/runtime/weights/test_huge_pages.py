@@ -23,7 +23,7 @@ from ndif.host.runtimes import Runtime
 from ndif.host.shared_weights import SharedWeights
 from ndif.runtime.frames import Channel
 from ndif.runtime.messages import Filled, SharedMemory, ShareWeights
-from ndif.runtime.process.proc_files import mappings
+from ndif.runtime.process.procfs import mappings
 from ndif.runtime.spec import ModelSpec, UntrustedSettings
 from ndif.runtime.weights.huge_pages import share, weights_of
 from tests.runtime.apart import apart

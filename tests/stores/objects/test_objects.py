@@ -23,7 +23,7 @@ from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.results import ResultRoute
 from ndif.schema.payload import ZSTD_MAGIC
 from ndif.stores.objects import FileStore, ObjectStore, ObjectStoreError
-from ndif.stores.objects.room import Room, RoomLimits
+from ndif.stores.objects.result_quota import ResultQuota, ResultQuotaLimits
 from tests.on_loop import on_loop
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
 from tests.stores.objects.stores import files_in, request_key, response_key, result_key
@@ -410,7 +410,7 @@ def flipped(text: str) -> str:
     return text[:-1] + ("0" if text[-1] != "0" else "1")
 
 
-# Room for results.
+# ResultQuota for results.
 
 
 async def store_result(store: ObjectStore, user: str, size: int) -> str | None:
@@ -427,7 +427,7 @@ async def store_result(store: ObjectStore, user: str, size: int) -> str | None:
 async def test_one_user_takes_a_share_and_all_take_no_more_than_the_limit(
     form: Form, tmp_path: Path
 ) -> None:
-    limits = RoomLimits(1000, 0.5)
+    limits = ResultQuotaLimits(1000, 0.5)
     async with form.open(tmp_path, LONG_S) as (store, _):
         store.limits = limits
         assert await store_result(store, "ada", 400) is None
@@ -448,7 +448,7 @@ async def test_one_user_takes_a_share_and_all_take_no_more_than_the_limit(
 @on_loop
 async def test_a_users_own_limit_is_less_than_the_share(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, _):
-        store.limits = RoomLimits(1000, 0.5)
+        store.limits = ResultQuotaLimits(1000, 0.5)
         assert await store_result(store, "ada", 200) is None
         why = await store.room.admit(str(uuid.uuid4()), "ada", 101, 300)
         assert why is not None
@@ -461,10 +461,10 @@ async def test_a_users_own_limit_is_less_than_the_share(form: Form, tmp_path: Pa
 @on_loop
 async def test_what_is_stored_is_counted_after_a_restart(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, _):
-        store.limits = RoomLimits(1000, 0.5)
+        store.limits = ResultQuotaLimits(1000, 0.5)
         assert await store_result(store, "ada", 400) is None
         await store.put(result_key(), bytes(300))  # of a user of whom nothing is known
-        store.room = Room(store)
+        store.room = ResultQuota(store)
         assert await store_result(store, "ada", 101) is not None
         assert await store_result(store, "bob", 301) is not None
         assert await store_result(store, "bob", 300) is None
@@ -473,7 +473,7 @@ async def test_what_is_stored_is_counted_after_a_restart(form: Form, tmp_path: P
 @on_loop
 async def test_room_is_given_back(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, _):
-        store.limits = RoomLimits(1000, 0.5)
+        store.limits = ResultQuotaLimits(1000, 0.5)
         admitted = [str(uuid.uuid4()) for _ in range(5)]
         for each in admitted:
             assert await store.room.admit(each, "ada", 100) is None
@@ -493,7 +493,7 @@ async def test_room_is_given_back(form: Form, tmp_path: Path) -> None:
 @on_loop
 async def test_expired_results_make_room(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, 0.4) as (store, _):
-        store.limits = RoomLimits(1000, 0.5)
+        store.limits = ResultQuotaLimits(1000, 0.5)
         assert await store_result(store, "ada", 500) is None
 
         async def has_room() -> bool:
@@ -510,7 +510,7 @@ async def test_expired_results_make_room(form: Form, tmp_path: Path) -> None:
 @on_loop
 async def test_many_at_once_are_admitted_as_one_after_the_other(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, _):
-        store.limits = RoomLimits(1000, 0.5)
+        store.limits = ResultQuotaLimits(1000, 0.5)
         ids = [str(uuid.uuid4()) for _ in range(20)]
         refused = await asyncio.gather(*(store.room.admit(each, "ada", 100) for each in ids))
         assert len([why for why in refused if why is None]) == 5
@@ -518,7 +518,7 @@ async def test_many_at_once_are_admitted_as_one_after_the_other(form: Form, tmp_
 
 @on_loop
 async def test_a_result_whose_owner_cannot_be_stored_keeps_no_room(tmp_path: Path) -> None:
-    store = FileStore(tmp_path, LONG_S, limits=RoomLimits(1000, 0.5))
+    store = FileStore(tmp_path, LONG_S, limits=ResultQuotaLimits(1000, 0.5))
     in_the_way = tmp_path / "owners"
     in_the_way.write_bytes(b"")
     for _ in range(3):

@@ -33,7 +33,7 @@ from ndif.runtime.generations import (
     sources,
     unpickling_errors,
 )
-from ndif.runtime.generations.together08 import Together
+from ndif.runtime.generations.co_batch_nnsight08 import Together
 from ndif.runtime.generations.unsaved import Unsaved
 from ndif.runtime.results import trusted
 from ndif.runtime.spec import ModelSpec

@@ -46,7 +46,7 @@ _IMPORTED = (
     "transformers.pipelines",
     "safetensors.torch",
     "ndif.runtime.measure",
-    "ndif.runtime.weights.outline",
+    "ndif.runtime.weights.checkpoint_metadata",
     "ndif.runtime.process.forking",
     "ndif.runtime.process.heap",
     "ndif.runtime.process.runner",
@@ -117,7 +117,7 @@ def _measure(fd: int) -> None:
 
 
 def _outline(fd: int) -> None:
-    from ndif.runtime.weights.outline import main
+    from ndif.runtime.weights.checkpoint_metadata import main
 
     main(fd)
 
@@ -128,7 +128,7 @@ Programs = Mapping[str, Callable[[int], None]]
 _PROGRAMS: Programs = {
     "ndif.runtime": zygote.main,
     "ndif.runtime.measure": _measure,
-    "ndif.runtime.weights.outline": _outline,
+    "ndif.runtime.weights.checkpoint_metadata": _outline,
 }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from ndif.runtime.process.children import fork
-from ndif.runtime.process.proc_files import Mapping, exclusive, found
+from ndif.runtime.process.procfs import Mapping, exclusive, found
 
 _POPULATE_READ, _POPULATE_WRITE = 22, 23
 """Advice of madvise(2) from Linux 5.14 on; on older kernels it fails, and pages are mapped on use."""

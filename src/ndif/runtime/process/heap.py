@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 
-from ndif.runtime.process.proc_files import mappings
+from ndif.runtime.process.procfs import mappings
 from ndif.runtime.weights.huge_pages import SIZE, advise
 
 _LARGEST, _SMALLEST = 64 << 10, 32

@@ -18,8 +18,8 @@ import torch
 
 from ndif.runtime.process.model_state import ModelState, ResetError, WeightsMemory
 from ndif.runtime.process.namespaces import Versions, copied, members_of
-from ndif.runtime.process.proc_files import ProcFiles
 from ndif.runtime.process.process_settings import ProcessSettings
+from ndif.runtime.process.procfs import ProcFiles
 
 if TYPE_CHECKING:
     from ndif.runtime.generations import Generation

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from ndif.runtime.process.namespaces import Versions, copied, has_same_members
-from ndif.runtime.process.proc_files import ProcFiles
+from ndif.runtime.process.procfs import ProcFiles
 
 
 class ResetError(Exception):

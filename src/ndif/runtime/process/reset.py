@@ -28,8 +28,8 @@ import torch
 from ndif.runtime.process.heap import KEPT_TOP, trim
 from ndif.runtime.process.libraries import FOLDERS, is_of_a_library
 from ndif.runtime.process.model_state import ModelState, ResetError, WeightsMemory
-from ndif.runtime.process.proc_files import ProcFiles
 from ndif.runtime.process.process_settings import ProcessSettings
+from ndif.runtime.process.procfs import ProcFiles
 
 if TYPE_CHECKING:
     from ndif.runtime.generations import Generation

@@ -38,7 +38,7 @@ from ndif.runtime.messages import (
     Spill,
     Spilled,
 )
-from ndif.runtime.process import proc_files
+from ndif.runtime.process import procfs
 from ndif.runtime.process.cuda import Cuda, DeviceError
 from ndif.runtime.process.model_state import ResetError
 from ndif.runtime.process.process_settings import forget_warnings
@@ -180,7 +180,7 @@ class Runner:
         self._threads = start_threads(threads)
         self._driver = driver
         self._isolation = isolation
-        self._proc_files: proc_files.ProcFiles | None = None
+        self._proc_files: procfs.ProcFiles | None = None
         """For the memory peak of a confined process that runs several requests; else None."""
         self._model_reset: ModelReset | None = None
         """The reset of a trusted runner; None for confined runners."""
@@ -342,7 +342,7 @@ class Runner:
 
     def _peak_bytes(self) -> int:
         # With the model on devices, the peak of their memory counts.
-        return proc_files.peak_bytes() if self._driver is None else self._driver.peak_bytes()
+        return procfs.peak_bytes() if self._driver is None else self._driver.peak_bytes()
 
     def _synchronize(self) -> None:
         if self._driver is not None:
@@ -352,7 +352,7 @@ class Runner:
         if self._driver is not None:
             self._driver.reset_peak()
         elif self._isolation is None:
-            proc_files.reset_peak()
+            procfs.reset_peak()
         elif self._proc_files is not None:
             self._proc_files.reset_peak()
 

@@ -46,7 +46,7 @@ from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import UserFacingError, sentence
 
 if TYPE_CHECKING:
-    from ndif.runtime.process import proc_files
+    from ndif.runtime.process import procfs
     from ndif.runtime.process.cuda import Cuda
     from ndif.runtime.process.forking import Pages, Rehearsal
     from ndif.runtime.process.isolation import Isolation
@@ -110,7 +110,7 @@ class Zygote:
         """The running rehearsal, which finds the pages that runners need."""
         self._spare = range(0)
         """Addresses that runners need not prefetch."""
-        self._weights: list[proc_files.Mapping] = []
+        self._weights: list[procfs.Mapping] = []
         """The mappings of the weights in this process."""
         self._pages: Pages | None = None
         """Pages that fresh runners prefetch."""
@@ -343,7 +343,7 @@ class Zygote:
 
         With `reused`, it serves the requests of one key, else one request.
         """
-        from ndif.runtime.process.proc_files import ProcFiles
+        from ndif.runtime.process.procfs import ProcFiles
         from ndif.runtime.process.runner import Runner
 
         isolation, owner = self._isolation, self._weight_owner

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ndif.runtime.frames import Channel
 from ndif.runtime.messages import Filled, SharedMemory, ShareWeights
-from ndif.runtime.process.proc_files import Mapping, mappings, written
+from ndif.runtime.process.procfs import Mapping, mappings, written
 
 SIZE = 2 << 20
 """Bytes of a huge page. On a machine with larger ones, madvise fails and the pages stay small."""

@@ -13,7 +13,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NoReturn
 
 from ndif.sandbox.advice import send_along
-from ndif.sandbox.protector import libraries, stand_ins
+from ndif.sandbox.protector import libraries, safe_modules
 from ndif.sandbox.protector.names import Variables, words
 from ndif.sandbox.protector.placeholders import Placeholder
 from ndif.sandbox.protector.whitelist import Whitelist, WhitelistedModule
@@ -120,7 +120,7 @@ class Modules:
         self.users: dict[str, UserModule] = {}
         """The user's own modules, by name."""
         self.builtins: ModuleType | None = None
-        self._console = stand_ins.Console()
+        self._console = safe_modules.Console()
         for entry in whitelist.modules.values():
             self._deny(entry)
 
@@ -157,7 +157,7 @@ class Modules:
         known = self.users.get(name) or self._wrappers.get(name)
         if known is not None:
             return known
-        if name in stand_ins.NAMES:
+        if name in safe_modules.NAMES:
             return self._stand_in(name)
         if not self._permits(name):
             return Placeholder(name, self.refusal(name))
@@ -170,9 +170,9 @@ class Modules:
             return Placeholder(name, self.refusal(name))
 
     def _stand_in(self, name: str) -> ModuleType:
-        made = SyntheticModule(name, stand_ins.contents(name, self._console))
+        made = SyntheticModule(name, safe_modules.contents(name, self._console))
         self._wrappers[name] = made
-        below = [each for each in stand_ins.NAMES if each.rpartition(".")[0] == name]
+        below = [each for each in safe_modules.NAMES if each.rpartition(".")[0] == name]
         object.__getattribute__(made, "__dict__").update(
             (each.rpartition(".")[2], self.get(each)) for each in below
         )
@@ -198,7 +198,7 @@ class Modules:
 
     def available(self) -> str:
         """Return the names of the installed top-level modules that a block may import, for an error."""
-        names = {*self._whitelist.modules, *stand_ins.NAMES}
+        names = {*self._whitelist.modules, *safe_modules.NAMES}
         roots = {name.partition(".")[0] for name in names}
         return ", ".join(sorted(r for r in roots if not r.startswith("_") and is_installed(r)))
 
@@ -225,7 +225,7 @@ class Modules:
         if isinstance(module, ProtectedModule | Placeholder | UserModule):
             return module
         name = module.__name__
-        if name in stand_ins.NAMES or (name == "builtins" and self.builtins is not None):
+        if name in safe_modules.NAMES or (name == "builtins" and self.builtins is not None):
             return self.get(name)
         if self._whitelist.find(name) is None:
             raise AttributeError(f"the {self.refusal(name)}")

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import torch
 from torch.utils import _contextlib
 
-from ndif.sandbox.protector import placeholders, stand_ins
+from ndif.sandbox.protector import placeholders, safe_modules
 from ndif.sandbox.protector.guards import AccessGuards
 from ndif.sandbox.protector.inheritance import bases, definer, full_name, home
 from ndif.sandbox.protector.modules import Modules, is_installed
@@ -132,7 +132,7 @@ class GlobalResolver:
         return placeholders.of_global(module, name, why)
 
     def _has(self, module: str) -> bool:
-        known = module in stand_ins.NAMES or module in self.modules.users
+        known = module in safe_modules.NAMES or module in self.modules.users
         return known or self.whitelist.find(module) is not None
 
     def _refusal(self, module: str, name: str, refusals: Sequence[str] = ()) -> str:

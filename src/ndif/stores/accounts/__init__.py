@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ndif.config.settings import Settings
+from ndif.stores.accounts.anonymous_accounts import OpenAccounts as OpenAccounts
+from ndif.stores.accounts.anonymous_accounts import OwnerAccounts as OwnerAccounts
 from ndif.stores.accounts.choice import contradiction as contradiction
 from ndif.stores.accounts.choice import database_url as database_url
 from ndif.stores.accounts.choice import default_file as default_file
@@ -15,8 +17,6 @@ from ndif.stores.accounts.choice import named as named
 from ndif.stores.accounts.file import FileAccounts as FileAccounts
 from ndif.stores.accounts.file import read_keys as read_keys
 from ndif.stores.accounts.guesses import TooManyGuessesError as TooManyGuessesError
-from ndif.stores.accounts.keyless import OpenAccounts as OpenAccounts
-from ndif.stores.accounts.keyless import OwnerAccounts as OwnerAccounts
 from ndif.stores.accounts.port import Account as Account
 from ndif.stores.accounts.port import Accounts as Accounts
 from ndif.stores.accounts.port import AccountsAwayError as AccountsAwayError

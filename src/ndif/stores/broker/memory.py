@@ -17,9 +17,9 @@ from ndif.schema.payload import Payload, PayloadFile
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
+from ndif.stores.broker.outbound_buffer import Unread
 from ndif.stores.broker.port import QueueFullError, TooManyJobsError, held_bytes
 from ndif.stores.broker.spool import Spool, Unfinished
-from ndif.stores.broker.unread import Unread
 
 _MAX_UNREAD = 1
 """Maximum uploads that wait for a hybrid job's block, which asks for one at a time."""

@@ -13,7 +13,7 @@ from ndif.stores.objects.port import MemoryFullError as MemoryFullError
 from ndif.stores.objects.port import ObjectStore as ObjectStore
 from ndif.stores.objects.port import ObjectStoreError as ObjectStoreError
 from ndif.stores.objects.port import Upload as Upload
-from ndif.stores.objects.room import RoomLimits
+from ndif.stores.objects.result_quota import ResultQuotaLimits
 
 
 def open_store(settings: Settings, folder: Path, secret: str | None = None) -> ObjectStore:
@@ -24,7 +24,7 @@ def open_store(settings: Settings, folder: Path, secret: str | None = None) -> O
     response_ttl_s = max(settings.response_ttl_s, settings.result_ttl_s)
     share, most = settings.max_stored_share, settings.max_stored_bytes
     if not settings.object_store_url:
-        limits = RoomLimits(free_bytes(folder) // 2 if most is None else most, share)
+        limits = ResultQuotaLimits(free_bytes(folder) // 2 if most is None else most, share)
         return FileStore(folder, settings.result_ttl_s, secret, limits, response_ttl_s)
     try:
         # Imported only here, as one machine needs no obstore.
@@ -47,5 +47,5 @@ def open_store(settings: Settings, folder: Path, secret: str | None = None) -> O
         settings.result_ttl_s,
         response_ttl_s=response_ttl_s,
         folder=folder,
-        limits=RoomLimits(float("inf") if most is None else most, share),
+        limits=ResultQuotaLimits(float("inf") if most is None else most, share),
     )

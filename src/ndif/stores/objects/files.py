@@ -17,7 +17,7 @@ from tempfile import mkstemp
 from ndif.schema.payload import Payload, PayloadFile
 from ndif.stores.disk import disk_problem, has_no_writer, open_private, space_problem, sync
 from ndif.stores.objects.port import SWEPT, DiskError, check, is_key, is_ours, lifetime_s
-from ndif.stores.objects.room import Room, RoomLimits, StoredObject
+from ndif.stores.objects.result_quota import ResultQuota, ResultQuotaLimits, StoredObject
 from ndif.tasks import end
 from ndif.telemetry import metrics
 
@@ -76,7 +76,7 @@ class FileStore:
         root: Path,
         ttl_s: float,
         secret: str | None = None,
-        limits: RoomLimits = RoomLimits(),  # noqa: B008 - it is immutable
+        limits: ResultQuotaLimits = ResultQuotaLimits(),  # noqa: B008 - it is immutable
         response_ttl_s: float | None = None,
     ) -> None:
         """Keep results in `root` for `ttl_s` seconds; responses too, unless `response_ttl_s` is given."""
@@ -85,7 +85,7 @@ class FileStore:
         self.ttl_s = ttl_s
         self.response_ttl_s = ttl_s if response_ttl_s is None else response_ttl_s
         self.limits = limits
-        self.room = Room(self)
+        self.room = ResultQuota(self)
         # A random secret makes URLs invalid that were signed before a restart.
         self._secret = secret.encode() if secret else secrets.token_bytes(32)
         self._sweeper: asyncio.Task[None] | None = None

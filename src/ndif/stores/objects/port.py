@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ndif.schema.payload import ZSTD_MAGIC, Payload, PayloadFile
-from ndif.stores.objects.room import Room, RoomLimits, StoredObject
+from ndif.stores.objects.result_quota import ResultQuota, ResultQuotaLimits, StoredObject
 
 
 class ObjectStoreError(Exception):
@@ -52,9 +52,9 @@ class ObjectStore(Protocol):
     """Seconds after which results expire."""
     response_ttl_s: float
     """Seconds after which responses expire."""
-    limits: RoomLimits
-    room: Room
-    """Room for results within the limits."""
+    limits: ResultQuotaLimits
+    room: ResultQuota
+    """ResultQuota for results within the limits."""
     folder: Path
     """Local folder of the objects, or of payloads on their way to the store."""
 

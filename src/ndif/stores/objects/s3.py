@@ -40,7 +40,7 @@ from ndif.stores.objects.port import (
     is_ours,
     lifetime_s,
 )
-from ndif.stores.objects.room import Room, RoomLimits, StoredObject
+from ndif.stores.objects.result_quota import ResultQuota, ResultQuotaLimits, StoredObject
 from ndif.tasks import end
 from ndif.telemetry import metrics
 
@@ -253,7 +253,7 @@ class S3Store:
         *,
         response_ttl_s: float | None = None,
         folder: Path | None = None,
-        limits: RoomLimits = RoomLimits(),  # noqa: B008 - it is immutable
+        limits: ResultQuotaLimits = ResultQuotaLimits(),  # noqa: B008 - it is immutable
         patience_s: float = _PATIENCE_S,
         hurried_s: float = _HURRIED_S,
         memory: Callable[[], int] = left_for_results,
@@ -267,7 +267,7 @@ class S3Store:
         self.ttl_s = ttl_s
         self.response_ttl_s = ttl_s if response_ttl_s is None else response_ttl_s
         self.limits = limits
-        self.room = Room(self)
+        self.room = ResultQuota(self)
         self._memory = memory
         self._patience_s = patience_s
         self._uploads: WeakSet[S3Upload] = WeakSet()

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from redis.asyncio.client import PubSub
 
 from ndif.stores.broker.encoding import decode_question, decode_submission, decode_update
+from ndif.stores.broker.outbound_buffer import Unread
 from ndif.stores.broker.port import BrokerError
 from ndif.stores.broker.signing import UNSIGNED, SignatureError, Signed, Signer
-from ndif.stores.broker.unread import Unread
 from ndif.stores.redis import ANSWER_S, Redis, broker_errors, retry
 from ndif.tasks import end, start, timeout, within
 

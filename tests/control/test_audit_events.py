@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ndif.control.account_operations import ACCOUNT_OPERATIONS, AccountOperation
+from ndif.control.audit_events import events_of
 from ndif.control.operations import OPERATIONS, Deploy, Evict, Operation, Scale, parse_operation
-from ndif.control.told import events_of
 from ndif.gateway.openapi import example_of
 from ndif.schema.answer import from_plain
 from ndif.schema.model_key import ModelKey, Variant

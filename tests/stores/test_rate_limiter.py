@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ndif.stores.rates import Rates, RatesAwayError, Windows
+from ndif.stores.rate_limiter import Rates, RatesAwayError, Windows
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
 

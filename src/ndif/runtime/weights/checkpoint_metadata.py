@@ -1,4 +1,4 @@
-"""Download the files for measuring a repository's model: `python -m ndif.runtime.weights.outline FD`.
+"""Download the files for measuring a model: `python -m ndif.runtime.weights.checkpoint_metadata FD`.
 
 The socket FD carries one line of JSON with the repository, and one line with the folder to measure. That is
 the repository in the Hub's cache if its weights are there, else an outline: the configs, and for each file

@@ -1,4 +1,4 @@
-"""Room for stored results: limits on all of them together, and on the results of one user."""
+"""ResultQuota for stored results: limits on all of them together, and on the results of one user."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MINUTE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class RoomLimits:
+class ResultQuotaLimits:
     """Limits of the bytes of stored results; by default there are none."""
 
     all_bytes: float = float("inf")
@@ -62,7 +62,12 @@ class Usage:
 
 
 def refusal(
-    usage: Usage, owner: str, size: int, limits: RoomLimits, ttl_s: float, own: int | None = None
+    usage: Usage,
+    owner: str,
+    size: int,
+    limits: ResultQuotaLimits,
+    ttl_s: float,
+    own: int | None = None,
 ) -> str | None:
     """Return a sentence for the user if there is no room for a result, else None.
 
@@ -94,14 +99,14 @@ def refusal(
 
 class _Store(Protocol):
     ttl_s: float
-    limits: RoomLimits
+    limits: ResultQuotaLimits
 
     async def put(self, key: str, content: bytes, *, soon: bool = False) -> None: ...
 
     async def unexpired(self, folder: str) -> Mapping[str, StoredObject]: ...
 
 
-class Room:
+class ResultQuota:
     """The room of one store, as this process knows it.
 
     Owns the count of stored results, and the admitted results that are not stored yet. The count comes from

@@ -198,7 +198,7 @@ def test_prompts_of_another_length_have_a_pass_of_their_own(generation: Nnsight0
 def test_long_prompts_are_not_put_together(
     generation: Nnsight08, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ndif.runtime.generations.together08._MOST_TOKENS", 14)
+    monkeypatch.setattr("ndif.runtime.generations.co_batch_nnsight08._MOST_TOKENS", 14)
     found = together(generation, reads, edits, reads, reads)
     assert [each is None for each in found] == [False] * 4
     found = together(generation, reads, edits, reads)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ndif.host.turns import Turns
+from ndif.host.measurement_slots import Turns
 from ndif.tasks import end
 from tests.on_loop import on_virtual_loop
 from tests.waiting import virtual_time_passes
