@@ -2,7 +2,8 @@
 
 Usage: process.py BYTES -m MODULE ARGUMENTS..., as an interpreter is called, for the modules that a host
 starts: ndif.runtime, ndif.runtime.measure, ndif.runtime.weights.fetch and
-ndif.runtime.weights.checkpoint_metadata. A runner is a channel: it has no process to be killed, and ends when its host closes that.
+ndif.runtime.weights.checkpoint_metadata. A runner is a channel: it has no process to be killed, and ends
+when its host closes that.
 """
 
 from __future__ import annotations
