@@ -22,7 +22,7 @@ from tests.services.process import free_port
 
 from bench.clients.load import Load, loads_in_turn
 from bench.clients.user import SMALL, User
-from bench.sampling import quantile
+from bench.sampling import MARK, quantile
 from bench.servers.no_op import running, runs
 from bench.servers.processes import ROOT
 
@@ -41,6 +41,7 @@ def main() -> None:
     given = parser.parse_args()
     first, second = [*given.commits, "HEAD"][:2]
     names = {"A": first, "B": second}
+    os.environ[MARK] = "abreast"  # neither server is a neighbour of the other
     with contextlib.ExitStack() as stack:
         loads = {
             way: Load([User(port) for _ in range(_USERS)], SMALL, _JOBS)
