@@ -59,7 +59,7 @@ class ReplicaRequest:
 
     @property
     def dedicated(self) -> bool:
-        """Return True if all of these replicas are among those that operator or schedule dedicate."""
+        """Return True if the operator or the schedule dedicates every requested replica."""
         return 0 < self.replicas <= self.model.dedicated_in(self.generation)
 
     def demand(self, size_bytes: int, files_on: Set[str] = frozenset()) -> Demand:

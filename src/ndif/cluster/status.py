@@ -28,7 +28,7 @@ def client_status(
 ) -> ServerStatus:
     """Return the answer of `GET /status`, in the form that every client generation reads.
 
-    It lists the models with replicas, those that an operator named, and those in the calendar's `coming`
+    Listed are models with replicas, models that an operator named, and models of the calendar's `coming`
     windows. A model that only users requested is listed once it has a replica.
     """
     replicas = controller.replicas()

@@ -196,7 +196,7 @@ class ControlPlane:
             self.dispatcher.forget_idle()
 
     async def _until_up(self, request: ReplicaRequest, result: ProvisionResult) -> ProvisionResult:
-        """Wait for the provided replicas, and return the result with only those that came up."""
+        """Wait until each provided replica is up or has failed; return the result without failed ones."""
         up = []
         for replica_id in result.replica_ids:
             replica = self.controller.replica(request.variant, replica_id)

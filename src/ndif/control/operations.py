@@ -481,7 +481,7 @@ class Scale(Operation):
         processors = control.processors(model)
         known = {processor.variant.generation for processor in processors}
         if self.replicas:
-            # The operator's; else those with replicas or requests; else those that users had last.
+            # The operator's generations; else generations with replicas or requests; else the users' last.
             in_use = {each.variant.generation for each in processors if not each.idle}
             known = set(model.generations) or in_use or known
         return known or {control.installed(model.deployment.runtime)}

@@ -1,4 +1,4 @@
-"""The models that probes watch: those that an operator or the calendar has deployed."""
+"""The models that probes watch: every model that an operator or the calendar has deployed."""
 
 from __future__ import annotations
 

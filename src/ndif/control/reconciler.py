@@ -114,7 +114,7 @@ class Reconciler:
         self.dispatcher.forget_idle()
 
     async def apply_schedule(self) -> None:
-        """Book the models that the calendar dedicates now, and deploy those that lack replicas."""
+        """Book the models that the calendar dedicates now, and deploy missing replicas."""
         windows = self._schedule.dedicated_at(self.now())
         begun, ended = self.controller.models.schedule([window.config for window in windows])
         for model in begun:

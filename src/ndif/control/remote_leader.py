@@ -90,7 +90,7 @@ class RemoteLeader:
         self._repositories = repositories
         self._timeout_s = timeout_s
         self._stop = stop
-        self._told: msgspec.Raw | None = None
+        self._published_status: msgspec.Raw | None = None
         self._status = ServerStatus(deployments={})
         self._published: list[PublishedModel] | None = None
         self._models = Models()
@@ -111,8 +111,11 @@ class RemoteLeader:
             if time.monotonic() > deadline:
                 raise OperationError(503, _NOTHING_PUBLISHED)
             await asyncio.sleep(_POLL_S)
-        if status is not self._told:
-            self._told, self._status = status, answer.from_json(ServerStatus, bytes(status))
+        if status is not self._published_status:
+            self._published_status, self._status = (
+                status,
+                answer.from_json(ServerStatus, bytes(status)),
+            )
         return self._status
 
     async def details(self, key: ModelKey) -> ModelDetails:

@@ -5,30 +5,13 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
-from ndif.stores.accounts.port import Account, Caller, NoSuchKeyError
+from ndif.stores.accounts.port import Account, Caller, NoSuchKeyError, WithoutStore
 
 _ROOT = 0
 
 
-class _WithoutStore:
-    """The methods of `Accounts` that do nothing without a store."""
-
-    @property
-    def registry(self) -> None:
-        return
-
-    async def start(self) -> None:
-        """See `Accounts.start`."""
-
-    async def stop(self) -> None:
-        """See `Accounts.stop`."""
-
-    async def ping(self) -> None:
-        """See `Accounts.ping`."""
-
-
 @dataclass(frozen=True)
-class OpenAccounts(_WithoutStore):
+class OpenAccounts(WithoutStore):
     """The form of `Accounts` that needs no key: all users have the same privileges."""
 
     hotswapping: bool
@@ -45,7 +28,7 @@ class OpenAccounts(_WithoutStore):
 
 
 @dataclass(frozen=True)
-class OwnerAccounts(_WithoutStore):
+class OwnerAccounts(WithoutStore):
     """The form of `Accounts` of a local server: its owner needs no token, everybody else does.
 
     Root, in a process of the same machine, counts as the owner.

@@ -24,6 +24,7 @@ from ndif.stores.accounts.port import (
     Account,
     AccountsAwayError,
     KeysError,
+    WithoutStore,
     account_of,
     digest_of,
     tier_with,
@@ -71,8 +72,8 @@ class _Keys(BaseModel):
     keys: tuple[KeyEntry, ...]
 
 
-class FileAccounts(KeyedAccounts):
-    """The form of `Accounts` whose users are in a file."""
+class FileAccounts(WithoutStore, KeyedAccounts):
+    """The form of `Accounts` whose users are in a file, which operators edit."""
 
     def __init__(self, path: Path) -> None:
         """Read the file at `path`."""
@@ -83,17 +84,6 @@ class FileAccounts(KeyedAccounts):
         self._mark: tuple[int, int, int] | None = None
         self._accounts: dict[str, Account] = {}
         self._refresh()
-
-    @property
-    def registry(self) -> None:
-        """See `Accounts.registry`: operators edit the file."""
-        return
-
-    async def start(self) -> None:
-        """See `Accounts.start`."""
-
-    async def stop(self) -> None:
-        """See `Accounts.stop`."""
 
     async def ping(self) -> None:
         """See `Accounts.ping`. A file that cannot be read leaves the keys as they were."""

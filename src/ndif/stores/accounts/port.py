@@ -237,3 +237,20 @@ def user_of(digest: str) -> str:
 def runner_key_of(digest: str) -> str:
     """Return `Account.key` of the API key with this digest."""
     return digest_of(f"ndif runner {digest}")[: 2 * _DIGEST]
+
+
+class WithoutStore:
+    """The methods of `Accounts` that do nothing where accounts are not in a database."""
+
+    @property
+    def registry(self) -> None:
+        return
+
+    async def start(self) -> None:
+        """See `Accounts.start`."""
+
+    async def stop(self) -> None:
+        """See `Accounts.stop`."""
+
+    async def ping(self) -> None:
+        """See `Accounts.ping`."""
