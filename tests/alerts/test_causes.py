@@ -85,13 +85,13 @@ WRONG: dict[Kind, tuple[str, Callable[[], Findings]]] = {
 }
 
 
-def test_nothing_is_wrong_with_a_server_that_is_well() -> None:
+def test_healthy_server_has_no_causes() -> None:
     assert found() == Findings(())
     assert WRONG.keys() == {*Kind} == ABOUT.keys()
 
 
 @pytest.mark.parametrize("kind", Kind, ids=lambda kind: str(kind.value))
-def test_each_kind_opens_an_incident_by_its_cause_and_resolves(kind: Kind) -> None:
+def test_each_kind_opens_and_resolves_incident(kind: Kind) -> None:
     subject, look = WRONG[kind]
     findings = look()
     (cause,) = findings.causes
@@ -130,11 +130,11 @@ def test_each_kind_opens_an_incident_by_its_cause_and_resolves(kind: Kind) -> No
         lambda: found(model(probe=probe(outcome="loading", up=None))),
     ],
 )
-def test_what_is_near_a_limit_is_no_cause(well: Callable[[], Findings]) -> None:
+def test_values_within_limits_are_not_causes(well: Callable[[], Findings]) -> None:
     assert well() == Findings(())
 
 
-def test_a_failed_probe_is_told_once_and_holds_while_its_model_loads_again() -> None:
+def test_failed_probe_is_one_cause_and_stays_undecided_while_model_reloads() -> None:
     (cause,) = found(model(probe=probe())).causes
     assert cause.since == NOW - 5
     assert cause.sentence == f"The probe of {SUBJECT} failed (wrong): It is not finite."
@@ -145,14 +145,14 @@ def test_a_failed_probe_is_told_once_and_holds_while_its_model_loads_again() -> 
     assert loading == Findings((), frozenset({Key(Kind.PROBE, SUBJECT)}))
 
 
-def test_jobs_behind_others_that_do_not_end_are_a_stuck_queue_after_half_an_hour() -> None:
+def test_queue_is_stuck_after_half_an_hour_without_dispatch() -> None:
     queue = waits(waiting=1, oldest=NOW - 9000, last_dispatched=NOW - 1801)
     (cause,) = found(waits=queue).causes
     assert (cause.kind, cause.since) == (Kind.QUEUE_STUCK, NOW - 1801)
     assert cause.sentence == f"1 job waits for {SUBJECT} behind others that do not end."
 
 
-def test_a_model_that_is_loaded_again_neither_fails_nor_is_well() -> None:
+def test_causes_of_reloading_model_are_undecided() -> None:
     document = replica("DEPLOYING")
     findings = found(document, waits=waits(waiting=2, oldest=NOW - 9000))
     assert findings.causes == ()
@@ -160,11 +160,11 @@ def test_a_model_that_is_loaded_again_neither_fails_nor_is_well() -> None:
     assert findings.undecided == {Key(kind, SUBJECT) for kind in kinds}
 
 
-def test_a_disk_at_its_limit_does_not_flap() -> None:
+def test_disk_near_limit_is_undecided() -> None:
     assert found(disk=(11, 100)).undecided == found(disk=None).undecided == {(Kind.DISK, "results")}
 
 
-def test_a_problem_whose_text_changes_is_one() -> None:
+def test_problem_keeps_key_when_numbers_in_text_change() -> None:
     def problems(*said: str) -> Findings:
         return found(problems=[Problem(Kind.PROBLEM, "It", text) for text in said])
 
@@ -172,14 +172,14 @@ def test_a_problem_whose_text_changes_is_one() -> None:
     assert {cause.key for cause in first.causes} == {cause.key for cause in second.causes}
 
 
-def test_a_machine_is_missed_for_a_day() -> None:
+def test_lost_node_is_forgotten_after_a_day() -> None:
     nodes = nodes_seen(
         {"gone": NOW - 10, "forgotten": NOW - 25 * 3600}, from_plain(ServerState, status()), NOW
     )
     assert nodes == {"gone": NOW - 10, "gpu-1": NOW}
 
 
-def test_increases_are_those_of_their_window() -> None:
+def test_increases_count_only_their_window() -> None:
     from ndif.alerts.causes import Counts
 
     counts = Increases()
@@ -192,7 +192,7 @@ def test_increases_are_those_of_their_window() -> None:
     assert Increases().within(300).ended == {}
 
 
-def test_the_document_has_each_kind() -> None:
+def test_monitoring_document_lists_each_kind_with_severity() -> None:
     text = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()
     rows = re.findall(r"^\| `([a-z-]+)` \| (critical|warning) \|", text, re.MULTILINE)
     assert dict(rows) == {kind.value: about.severity for kind, about in ABOUT.items()}

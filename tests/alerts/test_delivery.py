@@ -64,12 +64,12 @@ def opened(*webhooks: str, policy: Policy = POLICY, **values: Any) -> AlertDeliv
         ("https://notdiscord.com/api/webhooks/1", "json", ...),
     ],
 )
-def test_the_form_follows_from_the_prefix_or_the_host(address: str, form: str, url: Any) -> None:
+def test_message_form_follows_from_prefix_or_host(address: str, form: str, url: Any) -> None:
     assert form_and_url(address) == (form, address if url is ... else url)
 
 
 @on_loop
-async def test_each_form_arrives_within_its_limits() -> None:
+async def test_each_form_is_delivered_within_its_limits() -> None:
     with receiving() as slack, receiving() as discord, receiving() as plain:
         made = opened(f"slack+{slack.url}", f"discord+{discord.url}", plain.url)
         running = asyncio.create_task(made.run())
@@ -89,7 +89,7 @@ async def test_each_form_arrives_within_its_limits() -> None:
 
 
 @on_loop
-async def test_mail_arrives_with_a_digest() -> None:
+async def test_mail_delivers_alert_and_digest_to_all_recipients() -> None:
     post = Post()
     with mail_server(post) as port:
         made = opened(
@@ -116,7 +116,7 @@ async def test_mail_arrives_with_a_digest() -> None:
 
 
 @on_loop
-async def test_one_that_hangs_or_refuses_costs_the_others_nothing(
+async def test_failing_destination_does_not_delay_others(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "_TIMEOUT_S", 5)
@@ -152,7 +152,7 @@ async def test_one_that_hangs_or_refuses_costs_the_others_nothing(
 
 
 @on_loop
-async def test_a_message_that_is_refused_does_not_keep_the_next() -> None:
+async def test_refused_message_does_not_block_next_message() -> None:
     with receiving() as receiver:
         receiver.status = 400
         made = opened(receiver.url)
@@ -167,7 +167,7 @@ async def test_a_message_that_is_refused_does_not_keep_the_next() -> None:
 
 
 @on_loop
-async def test_one_that_asks_for_time_gets_it() -> None:
+async def test_retry_after_header_delays_next_attempt() -> None:
     with receiving() as receiver:
         receiver.status, receiver.headers = 429, {"Retry-After": "0.7"}
         receiver.later_status = 200
@@ -182,7 +182,7 @@ async def test_one_that_asks_for_time_gets_it() -> None:
 
 
 @on_loop
-async def test_what_waits_is_bounded_and_outlives_its_process() -> None:
+async def test_pending_messages_are_bounded_and_survive_restart() -> None:
     port = free_port()
     made = opened(Receiver(port=port).url)
     for number in range(150):
@@ -206,7 +206,7 @@ async def test_what_waits_is_bounded_and_outlives_its_process() -> None:
 
 
 @on_loop
-async def test_what_is_a_day_old_is_dropped() -> None:
+async def test_day_old_message_is_dropped() -> None:
     with receiving() as receiver:
         made = opened(receiver.url)
         made.send(replace(fresh("old"), at=time.time() - 25 * 3600))
@@ -218,7 +218,7 @@ async def test_what_is_a_day_old_is_dropped() -> None:
 
 
 @on_loop
-async def test_a_test_says_what_each_answered() -> None:
+async def test_trial_message_reports_answer_of_each_destination() -> None:
     with receiving() as well, receiving() as fails:
         fails.status = 403
         made = opened(f"slack+{well.url}", fails.url, Receiver(port=free_port()).url)
@@ -232,6 +232,6 @@ async def test_a_test_says_what_each_answered() -> None:
     assert "Test" in well.taken[0]["text"]
 
 
-def test_no_secret_is_in_the_configuration() -> None:
+def test_printed_configuration_contains_no_webhook_secret() -> None:
     made = Settings(alert_webhooks="https://hooks.slack.com/services/a-secret")  # type: ignore[arg-type]
     assert "secret" not in str([each.value for each in variables(made)])

@@ -115,13 +115,13 @@ def test_each_incident_is_opened_once_and_resolved_once(
                 assert one.incident.holding != other.incident.holding
 
 
-def test_a_cause_that_is_soon_over_is_not_told() -> None:
+def test_short_cause_opens_no_incident() -> None:
     failing = causes(KEYS[0])
     looks = [(at, failing if at % 60 < 50 else Findings(())) for at in range(0, 600, 10)]
     assert play(looks) == []
 
 
-def test_a_cause_that_is_gone_for_a_moment_is_not_over() -> None:
+def test_short_absence_of_cause_does_not_resolve_incident() -> None:
     failing = causes(KEYS[0])
     looks = [
         (at, failing if at < 100 or at % 60 < 10 else Findings(())) for at in range(0, 900, 10)
@@ -129,7 +129,7 @@ def test_a_cause_that_is_gone_for_a_moment_is_not_over() -> None:
     assert [notice.event for notice in play(looks)] == [Event.OPENED]
 
 
-def test_models_that_fail_while_a_store_is_away_are_one_message() -> None:
+def test_model_failures_during_store_outage_are_one_incident() -> None:
     store = Key(Kind.STORE_AWAY, "objects")
     models = [Key(Kind.LOAD_FAILED, f"org/model-{number}") for number in range(10)]
     looks = []
@@ -142,7 +142,7 @@ def test_models_that_fail_while_a_store_is_away_are_one_message() -> None:
     assert opened.incident.holding == {store, *models}
 
 
-def test_ten_models_of_a_lost_machine_are_one_message() -> None:
+def test_ten_models_of_lost_node_are_one_incident() -> None:
     machine = Key(Kind.NODE_LOST, "gpu-1")
     models = [Key(Kind.NO_REPLICA, f"org/model-{number}") for number in range(10)]
     (opened,) = play([(at * 10.0, causes(machine, *models)) for at in range(10)])
@@ -150,7 +150,7 @@ def test_ten_models_of_a_lost_machine_are_one_message() -> None:
     assert len(opened.incident.members) == 11
 
 
-def test_what_still_fails_when_its_origin_is_over_keeps_the_incident_open() -> None:
+def test_remaining_failure_keeps_incident_open_after_root_cause_ends() -> None:
     store, model = Key(Kind.STORE_AWAY, "objects"), Key(Kind.LOAD_FAILED, "org/a")
     other = Key(Kind.LOAD_FAILED, "org/b")
     looks = [(at, causes(store, model)) for at in range(0, 100, 10)]
@@ -167,7 +167,7 @@ def test_what_still_fails_when_its_origin_is_over_keeps_the_incident_open() -> N
     assert told[1].incident.holding == {model}
 
 
-def test_models_that_fail_one_by_one_are_told_at_most_every_ten_minutes() -> None:
+def test_changes_of_incident_are_reported_at_most_every_ten_minutes() -> None:
     looks = []
     for at in range(0, 3600, 10):
         keys = [Key(Kind.LOAD_FAILED, f"org/model-{number}") for number in range(1 + at // 60)]
@@ -176,12 +176,12 @@ def test_models_that_fail_one_by_one_are_told_at_most_every_ten_minutes() -> Non
     assert events == [Event.OPENED, *[Event.CHANGED] * 5]
 
 
-def test_an_open_incident_is_repeated() -> None:
+def test_open_incident_is_repeated() -> None:
     told = play([(float(at), causes(KEYS[0])) for at in range(0, 8000, 10)])
     assert [notice.event for notice in told] == [Event.OPENED, Event.REPEATED, Event.REPEATED]
 
 
-def test_an_incident_of_a_process_that_is_gone_is_resolved_by_the_next() -> None:
+def test_next_leader_resolves_incident_of_previous_leader() -> None:
     book, (opened,) = Book(), [*play([(at * 10.0, causes(KEYS[0])) for at in range(7)])]
     for at in range(7):
         book, _ = step(book, causes(KEYS[0]), at * 10.0, TIMING)
@@ -196,7 +196,7 @@ def test_an_incident_of_a_process_that_is_gone_is_resolved_by_the_next() -> None
     assert step(book, Findings(()), 560.0 + 24 * 3600, TIMING)[0].over == ()
 
 
-def test_only_origins_gather_what_follows() -> None:
+def test_only_root_causes_group_other_causes() -> None:
     disk, model = Key(Kind.DISK, "results"), Key(Kind.LOAD_FAILED, "org/a")
     told = play([(at * 10.0, causes(disk, model)) for at in range(10)])
     assert [notice.incident.kind for notice in told] == [Kind.DISK, Kind.LOAD_FAILED]

@@ -102,7 +102,7 @@ def of_the_schema(body: dict[str, Any]) -> None:
 @given(
     st.lists(TEXTS, min_size=1, max_size=40), TEXTS, st.sampled_from(Event), st.sampled_from(Kind)
 )
-def test_every_body_is_within_its_limits(
+def test_every_body_is_within_limits_of_its_form(
     sentences: list[str], subject: str, event: Event, kind: Kind
 ) -> None:
     made = message(*sentences, subject=subject, event=event, kind=kind)
@@ -116,7 +116,7 @@ def test_every_body_is_within_its_limits(
     assert not re.search(r"[\r\n]", str(read["Subject"]))
 
 
-def test_an_alert_says_what_for_how_long_and_what_to_do() -> None:
+def test_alert_states_causes_durations_and_advice() -> None:
     made = message("org/a has no files.", "org/a1 has none, too.")
     assert made.headline == "A model could not be loaded: org/a and 1 more"
     assert made.text.splitlines() == [
@@ -130,13 +130,13 @@ def test_an_alert_says_what_for_how_long_and_what_to_do() -> None:
     assert (over.severity, over.advice, over.lines[-1]) == ("info", "", "It took 1m.")
 
 
-def test_many_causes_are_cut_and_counted() -> None:
+def test_long_list_of_causes_is_cut_and_counted() -> None:
     lines = message(*(f"{number} fails." for number in range(30))).lines
     assert len(lines) == 21
     assert lines[-1] == "… and 10 more: `ndif alerts list` shows all."
 
 
-def test_others_text_calls_nobody() -> None:
+def test_mentions_and_markup_in_foreign_text_are_escaped() -> None:
     text = "<!channel> @everyone [here](https://evil.example) \u202e\x00 & so on"
     made = message(text)
     (_, section) = slack(made)["blocks"]
@@ -146,14 +146,14 @@ def test_others_text_calls_nobody() -> None:
     assert not {"\u202e", "\x00"} & {*made.text}
 
 
-def test_a_subject_with_a_line_break_is_one_header() -> None:
+def test_line_break_in_subject_injects_no_header() -> None:
     made = message("x", subject="a\r\nBcc: eve@example.org")
     sent = mail(made, "Subject: [ndif] $headline\n\n$details", "ops@example.org", "n@x.org", NOW)
     assert str(sent["Subject"]).startswith("[ndif] A model could not be loaded: a")
     assert sent["Bcc"] is None
 
 
-def test_a_template_of_the_operators() -> None:
+def test_operator_template_fills_every_placeholder() -> None:
     template = "Subject: $severity $event\n\n" + " | ".join(f"${name}" for name in NAMES)
     made = message("costs $5.")
     sent = mail(made, template, "ops@example.org", "ndif@example.org", NOW)
@@ -174,9 +174,7 @@ def test_a_template_of_the_operators() -> None:
         ("Subject: x\n\ncosts 5 $", "single"),
     ],
 )
-def test_a_template_that_is_wrong_is_refused_at_the_start(
-    template: str, said: str, tmp_path: Path
-) -> None:
+def test_wrong_mail_template_is_rejected_at_start(template: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=said):
         split_template(template)
     file = tmp_path / "mail.txt"
@@ -217,7 +215,7 @@ def test_wrong_settings_have_clear_errors_without_secrets(
     assert "secret" not in sentence
 
 
-def test_a_template_needs_recipients(tmp_path: Path) -> None:
+def test_mail_template_without_recipients_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "mail.txt"
     file.write_text(DEFAULT_TEMPLATE)
     with pytest.raises(ValidationError, match="NDIF_ALERT_EMAIL_TEMPLATE needs NDIF_ALERT_EMAIL"):

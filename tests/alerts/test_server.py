@@ -111,7 +111,7 @@ def broken(folder: Path) -> tuple[Path, bytes]:
     return made, right
 
 
-def test_a_server_tells_of_a_model_that_does_not_load_and_sums_up_its_day(
+def test_server_reports_unloadable_model_and_sends_daily_digest(
     server_environment: dict[str, str], receiver: Receiver, tmp_path: Path
 ) -> None:
     files, right = broken(tmp_path)
@@ -179,7 +179,7 @@ def test_a_server_tells_of_a_model_that_does_not_load_and_sums_up_its_day(
         assert any(each.startswith(subject) for each in subjects), subjects
 
 
-def test_a_server_tells_of_a_broker_that_is_away_and_the_next_leader_of_its_end(
+def test_server_reports_broker_outage_and_next_leader_resolves_incident(
     server_environment: dict[str, str], receiver: Receiver, tmp_path: Path, redis: RedisServer
 ) -> None:
     redis.command("flushall")
@@ -250,7 +250,7 @@ def ready(operator: Operator) -> str:
     return ndif("alerts", "test", environment=variables).stdout
 
 
-def test_a_server_without_these_settings_imports_nothing_and_says_so(
+def test_server_without_alert_settings_does_not_import_alerts(
     server_environment: dict[str, str], tmp_path: Path
 ) -> None:
     environment = {**server_environment, "NDIF_SESSION_ROOT": str(tmp_path / "sessions")}

@@ -96,7 +96,7 @@ def events(receiver: Receiver) -> list[str]:
 
 
 @on_loop
-async def test_a_restart_keeps_what_is_open_and_what_was_not_brought(tmp_path: Path) -> None:
+async def test_restart_keeps_open_incidents_and_undelivered_messages(tmp_path: Path) -> None:
     with receiving() as receiver:
         site = Site(receiver, tmp_path)
         site.is_away = True
@@ -120,7 +120,7 @@ async def test_a_restart_keeps_what_is_open_and_what_was_not_brought(tmp_path: P
 
 
 @on_loop
-async def test_an_incident_that_ends_while_nobody_looks_is_resolved(tmp_path: Path) -> None:
+async def test_incident_that_ends_during_downtime_is_resolved_after_restart(tmp_path: Path) -> None:
     with receiving() as receiver:
         site = Site(receiver, tmp_path)
         site.is_away = True
@@ -136,7 +136,7 @@ async def test_an_incident_that_ends_while_nobody_looks_is_resolved(tmp_path: Pa
 
 
 @on_loop
-async def test_a_digest_is_sent_once_a_day_whoever_leads(tmp_path: Path) -> None:
+async def test_digest_is_sent_once_a_day_across_leaders(tmp_path: Path) -> None:
     with receiving() as receiver:
         past = datetime.now() - timedelta(minutes=1)
         site = Site(receiver, tmp_path, alert_digest_at=f"{past:%H:%M}")
@@ -163,7 +163,7 @@ async def test_a_digest_is_sent_once_a_day_whoever_leads(tmp_path: Path) -> None
 
 
 @on_loop
-async def test_a_file_that_is_broken_and_a_look_that_fails_end_nothing(
+async def test_watch_survives_broken_state_file_and_failed_check(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with receiving() as receiver:
@@ -182,7 +182,7 @@ async def test_a_file_that_is_broken_and_a_look_that_fails_end_nothing(
 
 @pytest.mark.engine
 @on_loop
-async def test_the_next_leader_finds_the_state_in_redis(redis: RedisServer) -> None:
+async def test_next_leader_loads_alert_state_from_redis(redis: RedisServer) -> None:
     redis.command("flushall")
     clients = [connect(redis.url) for _ in range(2)]
     first, second = (
@@ -227,7 +227,7 @@ def job(model: str, status: str, waited_s: float, ended: float, now: float) -> J
     )
 
 
-def test_a_digest_has_jobs_models_waits_incidents_and_the_disk() -> None:
+def test_digest_lists_jobs_models_waits_incidents_and_disk() -> None:
     now = time.time()
     jobs = [
         *(job("org/a", "COMPLETED", 1, 60, now) for _ in range(7)),
@@ -263,7 +263,7 @@ def test_a_digest_has_jobs_models_waits_incidents_and_the_disk() -> None:
         (9, "2026-11-25", False),
     ],
 )
-def test_a_digest_is_due_after_its_hour_of_a_new_day(hour: int, last: str, due: bool) -> None:
+def test_digest_is_due_after_its_hour_on_new_day(hour: int, last: str, due: bool) -> None:
     now = datetime(2026, 11, 25, hour)
     at = datetime(2026, 11, 25, 8).time()
     assert digest.is_due(now, at, last) is due

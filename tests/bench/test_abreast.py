@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.abreast import interval
 
 
-def test_the_interval_of_a_median_narrows_with_the_number_of_rounds() -> None:
+def test_interval_of_median_narrows_with_number_of_rounds() -> None:
     few, many = [0.9, 1.0, 1.1] * 3, [0.9, 1.0, 1.1] * 60
     for values in (few, many):
         low, high = interval(values)

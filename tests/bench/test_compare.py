@@ -23,12 +23,12 @@ def around(median: float, spread: float, seed: int, count: int = 20) -> list[flo
 
 
 @given(SAMPLES)
-def test_nothing_has_changed_from_a_report_to_itself(samples: list[float]) -> None:
+def test_report_compared_with_itself_is_unchanged(samples: list[float]) -> None:
     assert Change(sampled(samples), sampled(samples)).said == "same"
 
 
 @given(SAMPLES, SAMPLES, st.booleans())
-def test_what_is_better_one_way_is_worse_the_other_way(
+def test_verdict_is_reversed_when_reports_are_swapped(
     a: list[float], b: list[float], at_most: bool
 ) -> None:
     there = Change(sampled(a, at_most=at_most), sampled(b, at_most=at_most))
@@ -39,20 +39,20 @@ def test_what_is_better_one_way_is_worse_the_other_way(
 
 
 @given(st.lists(st.floats(1.0, 1.4), min_size=5, max_size=30), st.booleans())
-def test_samples_that_are_all_larger_are_a_change(samples: list[float], at_most: bool) -> None:
+def test_uniformly_larger_samples_are_a_change(samples: list[float], at_most: bool) -> None:
     larger = [value * 1.5 for value in samples]
     change = Change(sampled(samples, at_most=at_most), sampled(larger, at_most=at_most))
     assert change.said == ("worse" if at_most else "better")
     assert Change(change.b, change.a).said == ("better" if at_most else "worse")
 
 
-def test_medians_apart_within_the_samples_spread_are_no_change() -> None:
+def test_median_difference_within_spread_is_no_change() -> None:
     change = Change(sampled(around(1.0, 0.5, 1, 12)), sampled(around(1.0, 0.5, 2, 12)))
     assert abs(change.part) > 0.02
     assert change.said == "same"
 
 
-def test_a_change_that_is_sure_and_small_is_no_change() -> None:
+def test_significant_but_small_difference_is_no_change() -> None:
     change = Change(sampled(around(1.0, 0.001, 1)), sampled(around(1.015, 0.001, 2)))
     assert change.is_tested
     assert change.said == "same"
@@ -74,11 +74,13 @@ def test_a_change_that_is_sure_and_small_is_no_change() -> None:
         (sampled([1.0] * 4), sampled([1.05] * 4), "same"),
     ],
 )
-def test_figures_with_too_few_samples_change_by_a_tenth(a: Figure, b: Figure, said: str) -> None:
+def test_figure_with_few_samples_changes_only_beyond_ten_percent(
+    a: Figure, b: Figure, said: str
+) -> None:
     assert Change(a, b).said == said
 
 
-def test_figures_are_the_same_by_scenario_name_and_unit() -> None:
+def test_figures_are_matched_by_scenario_name_and_unit() -> None:
     other = once(1.0, "renamed")
     elsewhere = Figure("c", 1.0, 10.0, "s", scenario="warm")
     in_ms = Figure("c", 1.0, 10.0, "ms", scenario="jobs")
@@ -104,7 +106,7 @@ def told(
     return code, capsys.readouterr().out
 
 
-def test_the_exit_code_is_1_if_anything_is_worse(
+def test_exit_code_is_1_if_any_figure_is_worse(
     files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow, fast = report(sampled(around(1.5, 0.1, 1))), report(sampled(around(1.0, 0.1, 2)))
@@ -117,7 +119,7 @@ def test_the_exit_code_is_1_if_anything_is_worse(
     assert "better" in said
 
 
-def test_reports_of_other_machines_are_named(
+def test_comparison_warns_of_different_machines(
     files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, said = told(files, report(once(1.0)), report(once(1.0), cpus=16), capsys)
@@ -129,7 +131,7 @@ def test_reports_of_other_machines_are_named(
     assert "loop" not in said
 
 
-def test_figures_of_one_report_alone_are_named(
+def test_comparison_names_figures_of_only_one_report(
     files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, said = told(files, report(once(1.0)), report(once(1.0, "d")), capsys)
@@ -139,7 +141,7 @@ def test_figures_of_one_report_alone_are_named(
     assert "no figure in common" in said
 
 
-def test_a_file_that_is_no_report_is_refused(
+def test_comparison_rejects_file_that_is_not_a_report(
     files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     report().write(Path(files[0]))

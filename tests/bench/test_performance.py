@@ -11,7 +11,7 @@ from bench.performance import BEGIN, END, IMAGES, PAGE, beside, part_of, since, 
 from tests.bench.reports import once, report, sampled
 
 
-def test_the_part_between_the_marks_is_replaced_and_nothing_else() -> None:
+def test_only_part_between_marks_is_replaced() -> None:
     page = f"before\n\n{BEGIN}\nold\n{END}\n\nafter\n"
     once_written = written(page, "new")
     assert once_written == f"before\n\n{BEGIN}\n\nnew\n\n{END}\n\nafter\n"
@@ -21,7 +21,7 @@ def test_the_part_between_the_marks_is_replaced_and_nothing_else() -> None:
             written(broken, "new")
 
 
-def test_a_table_has_a_row_of_each_figure_with_quartiles_limit_and_verdict() -> None:
+def test_table_row_has_quartiles_limit_and_verdict() -> None:
     part = part_of(
         report(sampled([1.0, 2.0, 3.0, 4.0, 5.0], "a | b"), once(1.0)),
         {"jobs": Path("performance-jobs.svg")},
@@ -35,7 +35,7 @@ def test_a_table_has_a_row_of_each_figure_with_quartiles_limit_and_verdict() -> 
     assert "(images/performance-jobs.svg)" in part
 
 
-def test_a_peers_figures_have_a_table_with_their_scenarios() -> None:
+def test_figures_of_peer_have_table_with_scenarios() -> None:
     theirs = sampled([4.0], "a / theirs", at_most=False)
     run = report(sampled([1.0]), theirs, commit="fedcba9876543210")
     lines = [*beside(run, report(sampled([1.5])))]
@@ -44,7 +44,7 @@ def test_a_peers_figures_have_a_table_with_their_scenarios() -> None:
     assert lines[-1] == "| Jobs | a / theirs | 4.00 x (4.00 to 4.00) | ≥ 2 x | holds |  |"
 
 
-def test_what_has_changed_since_an_earlier_report_has_a_table() -> None:
+def test_changes_since_earlier_report_have_table() -> None:
     earlier = report(sampled([8.0] * 9), once(1.0), once(3.0, "gone"), commit="fedcba9876543210")
     lines = [*since(earlier, report(sampled([2.0] * 9), once(1.0)))]
     assert "commit fedcba987654" in lines[1]
@@ -54,7 +54,7 @@ def test_what_has_changed_since_an_earlier_report_has_a_table() -> None:
     ]
 
 
-def test_the_page_has_its_marks_and_the_plots_that_are_there() -> None:
+def test_page_has_marks_and_shows_every_plot() -> None:
     page = PAGE.read_text()
     assert written(page, "x") != page
     shown = set(re.findall(r"\(images/(performance-[\w-]+\.svg)\)", page))

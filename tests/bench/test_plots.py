@@ -21,13 +21,13 @@ FIGURES = (
 )
 
 
-def test_a_report_is_drawn_the_same_each_time(tmp_path: Path) -> None:
+def test_plot_of_report_is_reproducible(tmp_path: Path) -> None:
     drawn = [draw_all(report(*FIGURES), tmp_path / name)["jobs"].read_bytes() for name in "ab"]
     assert drawn[0] == drawn[1]
     assert b"<dc:date>" not in drawn[0]
 
 
-def test_a_plot_names_each_figure_with_its_value_and_limit(tmp_path: Path) -> None:
+def test_plot_names_each_figure_with_value_and_limit(tmp_path: Path) -> None:
     file = draw_all(report(*FIGURES), tmp_path)["jobs"]
     texts = {each.text for each in ElementTree.parse(file).iter() if each.tag.endswith("text")}
     assert {figure.name for figure in FIGURES} <= texts
@@ -35,7 +35,7 @@ def test_a_plot_names_each_figure_with_its_value_and_limit(tmp_path: Path) -> No
     assert "5 x  (≥ 2)" in texts
 
 
-def test_a_scenario_has_a_plot_if_a_figure_of_it_has_a_limit(tmp_path: Path) -> None:
+def test_only_scenarios_with_limited_figures_have_plots(tmp_path: Path) -> None:
     shown = report(
         once(1.0),
         Figure("a peer alone", 1.0, None, "x", scenario="jobs"),
@@ -54,13 +54,15 @@ def test_a_scenario_has_a_plot_if_a_figure_of_it_has_a_limit(tmp_path: Path) -> 
 
 
 @given(st.floats(0.001, 1e6), st.floats(0.001, 1e6), st.booleans())
-def test_what_holds_is_at_most_the_limit(value: float, limit: float, at_most: bool) -> None:
+def test_bar_is_within_limit_only_if_figure_holds(
+    value: float, limit: float, at_most: bool
+) -> None:
     figure = Figure("", value, limit, "", at_most)
     (part,) = parts(figure)
     assert (part <= 1) == figure.holds
 
 
-def test_the_command_draws_a_file_into_a_folder(
+def test_plot_command_draws_report_into_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report(once(1.0)).write(tmp_path / "report.json")

@@ -46,7 +46,7 @@ def process(program: str) -> Iterator[int]:
 
 
 @may_look
-def test_a_server_and_its_processes_are_drawn_by_scenario(tmp_path: Path) -> None:
+def test_flame_graphs_cover_server_and_children_by_scenario(tmp_path: Path) -> None:
     child = SPINS.format(name="work_of_the_child", before="")
     before = f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)"
     before += "\nchild.stdout.readline()"
@@ -73,7 +73,7 @@ def test_a_server_and_its_processes_are_drawn_by_scenario(tmp_path: Path) -> Non
     assert "work_of_the_child" in graph
 
 
-def test_nothing_is_drawn_where_no_profile_is_open(tmp_path: Path) -> None:
+def test_no_flame_graph_is_drawn_without_open_profile(tmp_path: Path) -> None:
     with drawn(os.getpid()):
         pass
     with profiled(tmp_path):
@@ -83,7 +83,7 @@ def test_nothing_is_drawn_where_no_profile_is_open(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_process_that_cannot_be_drawn_is_said(tmp_path: Path) -> None:
+def test_profiler_raises_for_ended_process(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as ended:
         pass
     with (

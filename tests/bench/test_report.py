@@ -14,7 +14,7 @@ from tests.bench.reports import MACHINE, once, report, sampled
 pytestmark = pytest.mark.process
 
 
-def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_report_round_trips_through_file(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     written = report(sampled([1.0, 3.0, 2.0]), once(20.0))
     written.write(file)
@@ -22,7 +22,7 @@ def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [each["holds"] for each in json.loads(file.read_text())["figures"]] == [True, False]
 
 
-def test_runs_of_one_commit_are_one_report(tmp_path: Path) -> None:
+def test_runs_of_one_commit_are_merged_into_one_report(tmp_path: Path) -> None:
     files = [tmp_path / "a.json", tmp_path / "b.json", tmp_path / "other.json"]
     report(sampled([1.0, 3.0]), once(20.0), once(7.0, "gone")).write(files[0])
     report(sampled([8.0]), once(30.0), once(5.0, "new")).write(files[1])
@@ -51,9 +51,7 @@ def test_runs_of_one_commit_are_one_report(tmp_path: Path) -> None:
         (None, "cannot be read: No such file"),
     ],
 )
-def test_another_file_is_refused_with_a_sentence(
-    tmp_path: Path, text: str | None, said: str
-) -> None:
+def test_file_that_is_not_a_report_is_rejected(tmp_path: Path, text: str | None, said: str) -> None:
     file = tmp_path / "report.json"
     if text is not None:
         file.write_text(text)
@@ -62,7 +60,7 @@ def test_another_file_is_refused_with_a_sentence(
     assert str(file) in str(refused.value)
 
 
-def test_the_state_of_this_machine_is_json_with_all_that_a_report_needs() -> None:
+def test_machine_state_is_json_with_every_key_of_reports() -> None:
     state = machine_state()
     assert state.keys() == MACHINE.keys()
     assert json.loads(json.dumps(state))["cpus"] == state["cpus"]

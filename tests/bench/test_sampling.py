@@ -70,7 +70,7 @@ def seen_of(process: psutil.Process) -> float:
     [(SPINS, (), 1.0), (SPINS, (OWN_MARK,), 0.0), (SPINS_IN_A_CHILD, (OWN_MARK,), 0.0)],
     ids=["another program", "a marked one", "a child of a marked one, without the mark"],
 )
-def test_work_of_others_is_what_no_marked_process_has_done(
+def test_only_unmarked_processes_count_as_other_programs(
     program: str, marks: tuple[str, ...], part: float
 ) -> None:
     with spinning(program, *marks) as process:
@@ -79,7 +79,7 @@ def test_work_of_others_is_what_no_marked_process_has_done(
     assert statistics.median(parts) == pytest.approx(part, abs=0.5)
 
 
-def test_rounds_beside_other_programs_are_left_out() -> None:
+def test_rounds_beside_other_programs_are_discarded() -> None:
     with spinning(SPINS) as other:
         other.suspend()
         done = subprocess.run(
@@ -100,7 +100,7 @@ def test_rounds_beside_other_programs_are_left_out() -> None:
     assert "busy" in samples.said or "other programs" in samples.said
 
 
-def test_each_round_has_every_way_once_in_an_order_that_does_not_come_back() -> None:
+def test_each_round_runs_every_variant_once_in_nonperiodic_order() -> None:
     ran: list[str] = []
     ways = {name: lambda name=name: ran.append(name) for name in "ab"}
     in_turn(ways, rounds=40, warm_up=0, pause_s=0.0)
@@ -118,20 +118,20 @@ def test_each_round_has_every_way_once_in_an_order_that_does_not_come_back() -> 
     assert ran[:80] == again[:80]
 
 
-def test_each_way_has_a_pause_before_it() -> None:
+def test_each_variant_runs_after_a_pause() -> None:
     began: list[float] = []
     ways = {name: lambda: began.append(time.perf_counter()) for name in "ab"}
     in_turn(ways, rounds=2, warm_up=0, pause_s=0.05)
     assert all(later - earlier >= 0.05 for earlier, later in itertools.pairwise(began))
 
 
-def test_a_way_says_what_it_measured_or_is_timed() -> None:
+def test_returned_measurement_replaces_elapsed_time() -> None:
     assert timed(lambda: 12.5) == 12.5
     assert timed(lambda: time.sleep(0.02)) >= 0.02
     assert timed(lambda: 0.0) == 0.0
 
 
-def test_samples_are_the_same_after_a_way_through_json() -> None:
+def test_samples_round_trip_through_json() -> None:
     samples = Samples({"a": [3.0, 1.0, 2.0], "b": [1.0, 2.0, 4.0]}, 2, False, {"bytes": 5})
     assert Samples.of_json(json.loads(json.dumps(samples.to_json()))) == samples
     assert samples.median("a") == 2.0
@@ -143,7 +143,7 @@ def test_samples_are_the_same_after_a_way_through_json() -> None:
     st.lists(st.floats(-1e6, 1e6), min_size=1),
     st.floats(0, 1),
 )
-def test_that_part_of_all_is_at_most_a_quantile(values: list[float], part: float) -> None:
+def test_quantile_bounds_its_share_of_values(values: list[float], part: float) -> None:
     found = quantile(values, part)
     assert found in values
     assert sum(value <= found for value in values) >= part * len(values)

@@ -32,23 +32,23 @@ SITE = Site(Path("checkpoint"), {}, (Server("one", URL), Server("two", URL, clie
         ("one=https://user@host", Server("one", "https://user@host")),
     ],
 )
-def test_a_peer_is_named_with_its_key_and_its_nnsight(text: str, server: Server) -> None:
+def test_peer_argument_parses_key_and_nnsight_versions(text: str, server: Server) -> None:
     assert Server.parse(text) == server
 
 
 @pytest.mark.parametrize("text", [URL, "one=ftp://host", f"={URL}", "one="])
-def test_what_is_no_peer_is_said(text: str) -> None:
+def test_malformed_peer_argument_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is not NAME=URL"):
         Server.parse(text)
 
 
-def test_a_peer_is_measured_with_the_clients_that_it_serves() -> None:
+def test_peer_is_measured_only_with_clients_it_serves() -> None:
     assert SITE.clients == (*CLIENTS, "0.6.1")
     assert [peer.name for peer in SITE.peers_of("0.8")] == ["one"]
     assert [peer.name for peer in SITE.peers_of("0.6.1")] == ["two"]
 
 
-def test_a_light_client_runs_what_an_older_nnsight_has_serialized(
+def test_light_client_runs_payload_of_older_nnsight(
     server: LocalServer, runtimes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "_RUNTIMES", runtimes)
