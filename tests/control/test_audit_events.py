@@ -41,7 +41,7 @@ def told(kind: type[Operation | AccountOperation], **fields: Any) -> list[tuple[
 
 
 @pytest.mark.parametrize("kind", [*OPERATIONS, *ACCOUNT_OPERATIONS], ids=lambda kind: kind.name)
-def test_what_changes_something_is_told_and_nothing_else(kind: type[Operation]) -> None:
+def test_only_changing_operations_emit_events(kind: type[Operation]) -> None:
     fields = {"dry_run": False} if kind.name == "gc" else {}
     events = told(kind, **fields)
     assert bool(events) == (kind.name not in READ)
@@ -50,18 +50,18 @@ def test_what_changes_something_is_told_and_nothing_else(kind: type[Operation]) 
         assert "ndif_" not in subject + text  # no key
 
 
-def test_a_dry_run_changes_nothing() -> None:
+def test_dry_run_emits_no_event() -> None:
     (collect,) = (kind for kind in OPERATIONS if kind.name == "gc")
     assert told(collect, dry_run=True) == []
 
 
-def test_models_have_their_names() -> None:
+def test_event_subject_is_model_name() -> None:
     named = {kind.name: kind for kind in OPERATIONS}
     for name in ("deploy", "evict", "scale", "restart"):
         assert told(named[name])[0][1] == "openai-community/gpt2"
 
 
-def test_what_failed_is_not_told_as_if_it_had_worked() -> None:
+def test_event_text_of_failed_operation_reports_failure() -> None:
     outcome = {"repo_id": "a/b", "generation": "0.8", "replicas": [], "evicted": []}
     deploy = parse_operation(Deploy, {"deployments": [{"repo_id": "a/b"}]})
     answer = answer_of(Deploy, {"models": [{**outcome, "problem": "It is broken."}]})
@@ -76,7 +76,7 @@ def test_what_failed_is_not_told_as_if_it_had_worked() -> None:
     assert event.text == "1 replica off the devices."
 
 
-def test_a_model_takes_the_place_of_others_and_not_its_own() -> None:
+def test_scale_event_names_evicted_models() -> None:
     def key(repo_id: str, generation: str) -> str:
         return str(Variant(ModelKey("a.B", repo_id), generation))
 

@@ -23,7 +23,7 @@ from tests.on_loop import on_virtual_loop
 
 
 @on_virtual_loop
-async def test_each_node_is_asked_until_all_that_a_booking_needs_have_the_files(
+async def test_files_are_fetched_ahead_on_every_node_of_booking(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)

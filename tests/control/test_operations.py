@@ -120,7 +120,7 @@ def performed(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
     return performed
 
 
-def test_there_is_a_sample_of_every_operation() -> None:
+def test_every_operation_has_sample_and_unique_names() -> None:
     assert {type(sample) for sample in SAMPLES} == set(OPERATIONS)
     for names in (
         [kind.name for kind in OPERATIONS],
@@ -130,13 +130,13 @@ def test_there_is_a_sample_of_every_operation() -> None:
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
-def test_an_operation_that_went_through_json_is_the_same(sample: Operation) -> None:
+def test_operation_round_trips_through_json(sample: Operation) -> None:
     assert parse_operation(type(sample), sample.model_dump_json().encode()) == sample
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
 @on_loop
-async def test_the_leader_performs_an_operation_of_another_process(
+async def test_leader_performs_operation_of_another_process(
     sample: Operation, performed: list[Operation]
 ) -> None:
     stopped: list[bool] = []
@@ -152,7 +152,7 @@ async def test_the_leader_performs_an_operation_of_another_process(
 
 
 @on_loop
-async def test_the_leader_notes_the_events_of_another_process() -> None:
+async def test_leader_records_events_of_another_process() -> None:
     log = EventLog()
     events = EventStream(cast(ControlPlane, SimpleNamespace(events=log)))
     noted = event("deployed", "org/a", "1 replica.", "login", 1.0)
@@ -161,7 +161,7 @@ async def test_the_leader_notes_the_events_of_another_process() -> None:
 
 
 @on_loop
-async def test_without_a_leader_events_are_in_the_log_alone(
+async def test_events_without_leader_are_only_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Nobody:
@@ -173,14 +173,14 @@ async def test_without_a_leader_events_are_in_the_log_alone(
 
 
 @on_loop
-async def test_an_unknown_event_is_refused() -> None:
+async def test_unknown_event_is_rejected() -> None:
     with pytest.raises(OperationError, match="There is no event 'NONE'") as caught:
         await answer_call(cast(ControlPlane, None), "NONE", {})
     assert caught.value.status == 400
 
 
 @on_loop
-async def test_a_leader_that_does_not_tell_is_not_waited_for_without_end() -> None:
+async def test_call_to_silent_leader_times_out() -> None:
     class Silent:
         async def ask(self, *_: object) -> Any:
             await asyncio.Event().wait()
@@ -191,7 +191,7 @@ async def test_a_leader_that_does_not_tell_is_not_waited_for_without_end() -> No
     assert error.value.status == 504
 
 
-def test_an_outcome_names_models_that_went_before_they_had_a_replica() -> None:
+def test_outcome_includes_evicted_models_without_replica() -> None:
     model = SimpleNamespace(config=CONFIG, problems={})
     request = SimpleNamespace(model=model, generation="0.8", replicas=1, withdrawn=False)
     result = SimpleNamespace(replica_ids=("r1",), evicted=(("org/a@0.8", "r2"),), problem=None)

@@ -40,7 +40,7 @@ def models_of(state: dict[str, Any]) -> dict[str, Any]:
     return {model["repo_id"]: model for model in state["models"]}
 
 
-def test_a_job_is_seen_by_all_and_named_to_its_user(tmp_path: Path) -> None:
+def test_job_is_counted_for_all_and_listed_only_for_its_user(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 60, "a/b": 70}, minimum_s=600) as world:
             first = await next_of(world)
@@ -79,7 +79,7 @@ def test_a_job_is_seen_by_all_and_named_to_its_user(tmp_path: Path) -> None:
     run(main())
 
 
-def test_who_has_seen_it_waits_for_a_change(tmp_path: Path) -> None:
+def test_reader_of_current_state_waits_for_change(tmp_path: Path) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         async with World(tmp_path, {"a/a": 60}) as world:
@@ -104,7 +104,7 @@ def test_who_has_seen_it_waits_for_a_change(tmp_path: Path) -> None:
     run(main())
 
 
-def test_levels_and_what_the_calendar_has_coming(tmp_path: Path) -> None:
+def test_state_shows_level_of_dedicated_and_evicted_model(tmp_path: Path) -> None:
     async def main() -> None:
         dedicated = DeploymentConfig("a/b", "a/b", dedicated=True)
         async with World(tmp_path, {"a/a": 60, "a/b": 70}, configs=(dedicated,)) as world:
@@ -125,7 +125,7 @@ def test_levels_and_what_the_calendar_has_coming(tmp_path: Path) -> None:
     run(main())
 
 
-def test_the_course_of_jobs_is_read_while_somebody_looks(tmp_path: Path) -> None:
+def test_job_history_is_read_only_while_state_is_watched(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {}) as world:
             now = world.now().timestamp()

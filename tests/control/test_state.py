@@ -10,7 +10,7 @@ from ndif.simulation.virtual_time import run
 from tests.queue.test_whole import World
 
 
-def test_a_model_that_does_not_load_is_the_subject_of_a_problem(tmp_path: Path) -> None:
+def test_unloadable_model_is_subject_of_problem(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 60}, broken=frozenset({"a/a"})) as world:
             await world.until_ended(await world.send("a/a"))
@@ -22,7 +22,7 @@ def test_a_model_that_does_not_load_is_the_subject_of_a_problem(tmp_path: Path) 
     run(main())
 
 
-def test_a_calendars_problem_is_the_same_while_its_numbers_change(tmp_path: Path) -> None:
+def test_calendar_problem_keeps_subject_when_numbers_change(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {}) as world:
             subjects = set()

@@ -58,7 +58,7 @@ def server(runtimes: Path, tmp_path: Path) -> Iterator[Gateway]:
         yield found
 
 
-def test_an_operator_logs_in_and_out(browser: Browser, server: Gateway) -> None:
+def test_operator_logs_in_and_out(browser: Browser, server: Gateway) -> None:
     # A wrong password is a 401, and without a database of keys there is a 409: the browser logs both.
     with visiting(browser, server.url, clean=False) as page:
         page.get_by_role("link", name="Operate").click()
@@ -82,7 +82,9 @@ def test_an_operator_logs_in_and_out(browser: Browser, server: Gateway) -> None:
         assert page.request.get(f"{server.url}/admin/status").status == 401
 
 
-def test_who_guesses_is_locked_out_and_told(browser: Browser, server: Gateway) -> None:
+def test_password_guessing_locks_out_address_with_message(
+    browser: Browser, server: Gateway
+) -> None:
     with visiting(browser, f"{server.url}/#/operate", clean=False) as page:
         for _ in range(login.FROM_ADDRESS):
             assert page.request.post(f"{server.url}/login", data={"password": "x"}).status == 401
@@ -111,7 +113,7 @@ const tried = (options) => fetch("{server}/admin/callbacks/retry",
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"], ids=["same site", "other site"])
-def test_a_page_of_another_origin_can_do_nothing(
+def test_page_of_another_origin_cannot_call_admin_routes(
     browser: Browser, server: Gateway, host: str
 ) -> None:
     async def attack(_: Request) -> Response:
@@ -167,7 +169,7 @@ def confirm(page: Page, verb: str) -> None:
     page.get_by_role("dialog").get_by_role("button", name=verb, exact=True).click()
 
 
-def test_whoever_deploys_reads_that_the_server_is_at_it(operated: Page) -> None:
+def test_deploy_form_shows_progress(operated: Page) -> None:
     page, held = operated, []
     page.route("**/admin/deploy", lambda route: held.append(route))
     page.get_by_label("Model", exact=True).fill("org/far-away")
@@ -179,7 +181,7 @@ def test_whoever_deploys_reads_that_the_server_is_at_it(operated: Page) -> None:
     expect(at_it).to_be_hidden()
 
 
-def test_a_model_is_deployed_and_evicted_while_one_looks(operated: Page) -> None:
+def test_operator_deploys_and_evicts_model_on_page(operated: Page) -> None:
     page = operated
     expect(page.get_by_text("No model is deployed.")).to_be_visible()
     page.get_by_label("Model", exact=True).fill(NAME)
@@ -216,7 +218,7 @@ def test_a_model_is_deployed_and_evicted_while_one_looks(operated: Page) -> None
     check_access(page)
 
 
-def test_a_key_is_made_used_and_revoked(operated: Page, url: str) -> None:
+def test_operator_creates_uses_and_revokes_key_on_page(operated: Page, url: str) -> None:
     page = operated
     page.get_by_role("link", name="Keys and tiers").click()
     page.get_by_label("Tier", exact=True).fill("lab")
@@ -251,7 +253,7 @@ def test_a_key_is_made_used_and_revoked(operated: Page, url: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_view_can_be_used_by_everybody(operated: Page, scheme: Any) -> None:
+def test_every_admin_view_is_accessible_and_fits_phone(operated: Page, scheme: Any) -> None:
     page = operated
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size(PHONE)

@@ -26,7 +26,7 @@ def parts_of(events: bytes) -> dict[str, object]:
 
 
 @on_loop
-async def test_one_look_is_for_all_and_a_change_alone_is_sent() -> None:
+async def test_feed_shares_one_look_and_sends_only_changes() -> None:
     laboratory = Laboratory()
     feed = Feed(laboratory.next)
     with feed.subscribe(None) as one, feed.subscribe(None) as other:
@@ -42,7 +42,7 @@ async def test_one_look_is_for_all_and_a_change_alone_is_sent() -> None:
 
 
 @on_loop
-async def test_a_page_that_does_not_read_holds_each_part_once() -> None:
+async def test_slow_page_buffers_each_part_once() -> None:
     laboratory = Laboratory()
     feed = Feed(laboratory.next)
     with feed.subscribe(None) as quick, feed.subscribe(None) as slow:
@@ -57,7 +57,7 @@ async def test_a_page_that_does_not_read_holds_each_part_once() -> None:
 
 
 @on_loop
-async def test_jobs_are_sent_to_their_user_alone() -> None:
+async def test_jobs_are_sent_only_to_their_user() -> None:
     laboratory = Laboratory()
     feed = Feed(laboratory.next)
     with feed.subscribe(None) as anybody:
@@ -78,7 +78,7 @@ async def test_jobs_are_sent_to_their_user_alone() -> None:
 
 
 @on_loop
-async def test_nobody_is_looked_for_without_pages() -> None:
+async def test_feed_without_pages_does_not_read_state() -> None:
     laboratory = Laboratory()
     feed = Feed(laboratory.next)
     with feed.subscribe(None) as page:
@@ -93,7 +93,7 @@ async def test_nobody_is_looked_for_without_pages() -> None:
 
 
 @on_loop
-async def test_a_page_that_opens_later_has_the_whole_state(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_later_page_receives_whole_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "_FRESH_S", 0.0)
     laboratory = Laboratory()
     feed = Feed(laboratory.next)
@@ -108,7 +108,7 @@ async def test_a_page_that_opens_later_has_the_whole_state(monkeypatch: pytest.M
 
 
 @on_loop
-async def test_a_server_without_a_leader_is_told() -> None:
+async def test_feed_reports_missing_leader() -> None:
     async def away(seen: str, users: object) -> dict[str, object]:
         raise OperationError(503, "No process of this server leads now.")
 

@@ -130,7 +130,7 @@ def labels(page: Page) -> list[str]:
     return [item.get_attribute("aria-label") or "" for item in items]
 
 
-def test_the_page_has_the_tree_the_facts_and_a_trace(browser: Browser, url: str) -> None:
+def test_model_page_shows_tree_facts_and_trace(browser: Browser, url: str) -> None:
     with showing(browser, url, GPT2) as page:
         assert page.title() == f"{GPT2} · ndif"
         assert "model.transformer.h[0], GPT2Block" in labels(page)
@@ -148,7 +148,7 @@ def test_the_page_has_the_tree_the_facts_and_a_trace(browser: Browser, url: str)
         assert card.get_attribute("href") == f"https://huggingface.co/{GPT2}"
 
 
-def test_the_figures_fill_a_phone(browser: Browser, url: str) -> None:
+def test_figures_fill_width_of_phone(browser: Browser, url: str) -> None:
     with showing(browser, url, GPT2, viewport=PHONE) as page:
         tiles = page.get_by_label("Figures").locator(".tile").all()
         boxes = [box for tile in tiles if (box := tile.bounding_box())]
@@ -158,7 +158,7 @@ def test_the_figures_fill_a_phone(browser: Browser, url: str) -> None:
         assert max(widths) - min(widths) <= 2
 
 
-def test_a_path_is_copied_also_of_another_block(browser: Browser, url: str) -> None:
+def test_module_path_is_copied_and_follows_block_number(browser: Browser, url: str) -> None:
     with showing(browser, url, GPT2) as page:
         page.get_by_role("button", name="Expand all").click()
         row = page.get_by_role("treeitem", name="model.transformer.h[0].mlp, GPT2MLP")
@@ -176,7 +176,7 @@ def test_a_path_is_copied_also_of_another_block(browser: Browser, url: str) -> N
         assert "model.transformer.h[3].mlp.output" in chosen.inner_text()
 
 
-def test_modules_are_searched(browser: Browser, url: str) -> None:
+def test_search_filters_modules(browser: Browser, url: str) -> None:
     with showing(browser, url, GPT2) as page:
         search = page.get_by_role("searchbox")
         search.fill("layernorm")
@@ -194,7 +194,7 @@ def test_modules_are_searched(browser: Browser, url: str) -> None:
         assert labels(page)[1:] == ["model.transformer, GPT2Model", "model.lm_head, Linear"]
 
 
-def test_the_tree_is_walked_by_keyboard(browser: Browser, url: str) -> None:
+def test_keyboard_navigates_module_tree(browser: Browser, url: str) -> None:
     with showing(browser, url, GPT2) as page:
         page.get_by_role("button", name="Expand all").focus()
         page.keyboard.press("Tab")
@@ -220,7 +220,7 @@ def test_the_tree_is_walked_by_keyboard(browser: Browser, url: str) -> None:
         assert focused() == "Copy the path model"
 
 
-def test_values_that_have_another_name_are_told(browser: Browser, url: str) -> None:
+def test_renamed_module_is_shown_with_its_nnsight_name(browser: Browser, url: str) -> None:
     with showing(browser, url, BERT) as page:
         page.get_by_role("searchbox").fill("BertOutput")
         moved = page.get_by_role(
@@ -233,7 +233,7 @@ def test_values_that_have_another_name_are_told(browser: Browser, url: str) -> N
         assert page.locator("#trace").get_by_text("nnsight 0.7").count() == 0
 
 
-def test_names_of_a_repository_are_text(browser: Browser, url: str) -> None:
+def test_repository_names_are_rendered_as_text(browser: Browser, url: str) -> None:
     with showing(browser, url, EVIL) as page:
         page.get_by_role("button", name="Expand all").click()
         shown = page.get_by_role("tree").inner_text()
@@ -246,7 +246,7 @@ def test_names_of_a_repository_are_text(browser: Browser, url: str) -> None:
         assert page.locator("img").count() == 0
 
 
-def test_what_is_not_known_is_said(browser: Browser, url: str) -> None:
+def test_page_reports_unmeasured_and_unknown_models(browser: Browser, url: str) -> None:
     with visiting(browser, f"{url}/#/model/tests/new") as page:
         expect(page.get_by_text("They are known once the model was measured")).to_be_visible()
     for name in ("no/model", quote(HOSTILE), HOSTILE, "%E0%A4%A"):
@@ -257,7 +257,9 @@ def test_what_is_not_known_is_said(browser: Browser, url: str) -> None:
 
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
-def test_the_page_shuts_nobody_out(browser: Browser, url: str, colours: str) -> None:
+def test_model_page_is_accessible_and_fits_viewport(
+    browser: Browser, url: str, colours: str
+) -> None:
     for viewport in (DESKTOP, PHONE):
         options = {"viewport": viewport, "color_scheme": colours}
         with showing(browser, url, GPT2, **options) as page:

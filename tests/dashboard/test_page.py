@@ -69,7 +69,7 @@ def is_ready(page: Page) -> None:
     expect(page.locator("main section").first).to_be_visible()
 
 
-def test_everybody_sees_the_state_and_nobodys_jobs(browser: Browser, url: str) -> None:
+def test_anonymous_visitor_sees_state_but_no_jobs(browser: Browser, url: str) -> None:
     with visiting(browser, url) as page:
         is_ready(page)
         for heading in ("Models", "Cluster", "Queues", "Throughput", "Latency", "Schedule"):
@@ -89,7 +89,7 @@ def test_everybody_sees_the_state_and_nobodys_jobs(browser: Browser, url: str) -
         assert RUNNING not in page.content()
 
 
-def test_a_change_is_shown_and_nothing_is_asked_for(
+def test_change_is_shown_without_new_requests(
     browser: Browser, laboratory: Laboratory, url: str
 ) -> None:
     asked = []
@@ -104,7 +104,7 @@ def test_a_change_is_shown_and_nothing_is_asked_for(
     assert asked == []
 
 
-def test_names_are_text(browser: Browser, laboratory: Laboratory, url: str) -> None:
+def test_names_are_rendered_as_text(browser: Browser, laboratory: Laboratory, url: str) -> None:
     state = laboratory.state
     state["models"][0].update(repo_id=HOSTILE, task=HOSTILE, revision=HOSTILE, problems=[HOSTILE])
     state["nodes"][0]["name"] = HOSTILE
@@ -122,7 +122,7 @@ def test_names_are_text(browser: Browser, laboratory: Laboratory, url: str) -> N
             assert page.locator("img").count() == 0
 
 
-def test_the_browser_refuses_markup_and_foreign_scripts(browser: Browser, url: str) -> None:
+def test_browser_blocks_markup_and_foreign_styles(browser: Browser, url: str) -> None:
     """Show that the policy is in force, and that the check of what goes wrong would see it."""
     with visiting(browser, url, clean=False) as page:
         is_ready(page)
@@ -131,7 +131,7 @@ def test_the_browser_refuses_markup_and_foreign_scripts(browser: Browser, url: s
             page.evaluate(STYLE)
 
 
-def test_ones_own_jobs_and_how_one_ends(browser: Browser, laboratory: Laboratory, url: str) -> None:
+def test_user_sees_and_cancels_own_jobs(browser: Browser, laboratory: Laboratory, url: str) -> None:
     with visiting(browser, f"{url}/#/jobs") as page:
         page.get_by_label("API key").fill(KEY)
         page.get_by_role("button", name="Use key").click()
@@ -165,7 +165,7 @@ def opened(page: Page, job: str) -> Locator:
     return page.locator(".timeline")
 
 
-def test_a_result_is_downloaded_where_one_is_stored(browser: Browser, url: str) -> None:
+def test_stored_result_can_be_downloaded(browser: Browser, url: str) -> None:
     with visiting(browser, f"{url}/#/jobs", key=KEY) as page:
         expect(page.locator("#jobs tr", has_text=FETCHED[:8])).to_contain_text("completed")
         assert page.get_by_role("button", name="Download").count() == 0
@@ -184,7 +184,7 @@ def test_a_result_is_downloaded_where_one_is_stored(browser: Browser, url: str) 
         expect(opened(page, FETCHED).get_by_role("button")).to_have_count(0)
 
 
-def test_a_result_that_is_not_compressed_has_another_name(
+def test_uncompressed_result_is_downloaded_without_zst_suffix(
     browser: Browser, url: str, tmp_path: Path
 ) -> None:
     (tmp_path / "stored" / result_key(DONE)).write_bytes(RESULT)
@@ -196,7 +196,7 @@ def test_a_result_that_is_not_compressed_has_another_name(
         assert download.value.path().read_bytes() == RESULT
 
 
-def test_a_result_on_s3_is_downloaded_from_there(
+def test_result_on_s3_is_downloaded_from_s3(
     browser: Browser, url: str, tmp_path: Path, s3: SwiftServer
 ) -> None:
     pytest.importorskip("obstore", reason="obstore needs Python 3.11")
@@ -222,7 +222,7 @@ def test_a_result_on_s3_is_downloaded_from_there(
         expect(timeline).to_contain_text("torch.load")
 
 
-def test_a_phone_shows_what_reads_a_result(browser: Browser, url: str) -> None:
+def test_phone_shows_command_that_reads_result(browser: Browser, url: str) -> None:
     options = {"viewport": PHONE, "has_touch": True, "is_mobile": True}
     with visiting(browser, f"{url}/#/jobs", key=KEY, **options) as page:
         timeline = opened(page, DONE)
@@ -232,7 +232,7 @@ def test_a_phone_shows_what_reads_a_result(browser: Browser, url: str) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
 
 
-def test_a_failed_job_says_why(browser: Browser, url: str) -> None:
+def test_failed_job_shows_error_and_traceback(browser: Browser, url: str) -> None:
     with visiting(browser, f"{url}/#/jobs", key=KEY) as page:
         timeline = opened(page, FAILED)
         last = "IndexError: <b>12</b> is not the index of a block"
@@ -245,7 +245,7 @@ def test_a_failed_job_says_why(browser: Browser, url: str) -> None:
         expect(opened(page, DONE).locator(".problem")).to_have_count(0)
 
 
-def test_the_page_says_that_the_store_is_away(
+def test_page_reports_unavailable_store(
     browser: Browser, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(self: FileStore, key: str) -> bytes | None:
@@ -258,14 +258,14 @@ def test_the_page_says_that_the_store_is_away(
         expect(page.locator(".timeline tr", has_text="execute")).to_be_visible()
 
 
-def test_a_wrong_key_is_told_so(browser: Browser, url: str) -> None:
+def test_wrong_key_shows_error(browser: Browser, url: str) -> None:
     with visiting(browser, f"{url}/#/jobs", clean=False) as page:
         page.get_by_label("API key").fill("nobody's")
         page.get_by_role("button", name="Use key").click()
         expect(page.get_by_role("alert")).to_contain_text("API key")
 
 
-def test_who_is_not_logged_in_is_told_how(
+def test_visitor_without_key_sees_login_form(
     browser: Browser, laboratory: Laboratory, tmp_path: Path
 ) -> None:
     with (
@@ -282,7 +282,7 @@ def test_who_is_not_logged_in_is_told_how(
         expect(page.locator("#models")).to_contain_text("Llama-3.1-70B")
 
 
-def test_both_colours(browser: Browser, url: str) -> None:
+def test_page_follows_and_overrides_color_scheme(browser: Browser, url: str) -> None:
     with visiting(browser, url, color_scheme="dark") as page:
         is_ready(page)
         colour = "getComputedStyle(document.body).backgroundColor"
@@ -303,7 +303,7 @@ def test_both_colours(browser: Browser, url: str) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_phone_scrolls_down_alone(browser: Browser, url: str, view: str) -> None:
+def test_phone_view_does_not_scroll_sideways(browser: Browser, url: str, view: str) -> None:
     with visiting(
         browser, f"{url}/#/{view}", key=KEY, viewport=PHONE, has_touch=True, is_mobile=True
     ) as page:
@@ -319,7 +319,7 @@ FOCUSED = f"[...document.querySelectorAll(`{REACHABLE}`)].indexOf(document.activ
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_keyboard_reaches_everything(browser: Browser, url: str, view: str) -> None:
+def test_keyboard_reaches_every_control(browser: Browser, url: str, view: str) -> None:
     with visiting(browser, f"{url}/#/{view}", key=KEY) as page:
         is_ready(page)
         wanted = page.evaluate(
@@ -342,7 +342,7 @@ def test_a_keyboard_reaches_everything(browser: Browser, url: str, view: str) ->
         assert page.evaluate("document.activeElement.id") == "main"
 
 
-def test_the_page_is_small(browser: Browser, url: str) -> None:
+def test_page_is_small_and_loads_only_from_its_server(browser: Browser, url: str) -> None:
     with browser.new_context() as context:
         page = context.new_page()
         loaded: dict[str, int] = {}
@@ -370,7 +370,7 @@ window.setTimeout = (run, delay, ...given) => later(run, delay > 0 && delay < 50
 """A page that is painted long after the state of the server has come."""
 
 
-def test_a_state_that_comes_before_the_page_is_painted_is_shown(browser: Browser, url: str) -> None:
+def test_state_received_before_first_paint_is_shown(browser: Browser, url: str) -> None:
     with browser.new_context() as context:
         context.add_init_script(SLOW_PAINT)
         page = context.new_page()
@@ -380,7 +380,7 @@ def test_a_state_that_comes_before_the_page_is_painted_is_shown(browser: Browser
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("view", VIEWS)
-def test_nothing_shuts_anybody_out(browser: Browser, url: str, view: str, colours: str) -> None:
+def test_every_view_is_accessible(browser: Browser, url: str, view: str, colours: str) -> None:
     with visiting(browser, f"{url}/#/{view}", key=KEY, color_scheme=colours) as page:
         is_ready(page)
         if view == "jobs":

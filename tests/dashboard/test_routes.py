@@ -78,13 +78,13 @@ def first_events(url: str, most: int, **headers: str) -> dict[str, Any]:
         ("127.0.0.1", {"dashboard": "off"}, False, "off"),
     ],
 )
-def test_who_may_see_it_where_nobody_says(
+def test_default_access_mode_follows_host_and_settings(
     host: str, settings: dict[str, Any], places: bool, mode: str
 ) -> None:
     assert mode_of(Settings(**settings), host, places=places) == mode
 
 
-def test_everybody_sees_a_public_state_and_a_wrong_key_nothing(
+def test_public_state_is_readable_without_key_but_not_with_wrong_key(
     laboratory: Laboratory, url: str
 ) -> None:
     state = get(f"{url}/dashboard/state").json()
@@ -95,7 +95,7 @@ def test_everybody_sees_a_public_state_and_a_wrong_key_nothing(
         assert get(url + path, **{"ndif-api-key": "nobody's"}).status_code == 401
 
 
-def test_a_state_for_users_is_for_them_alone(shut: str) -> None:
+def test_login_mode_requires_key(shut: str) -> None:
     for path in ("/dashboard/state", "/dashboard/events"):
         answer = get(shut + path)
         assert answer.status_code == 401
@@ -104,13 +104,13 @@ def test_a_state_for_users_is_for_them_alone(shut: str) -> None:
     assert "Llama" not in get(f"{shut}/").text
 
 
-def test_a_server_without_one(laboratory: Laboratory, tmp_path: Path) -> None:
+def test_disabled_dashboard_answers_404(laboratory: Laboratory, tmp_path: Path) -> None:
     with served(laboratory, tmp_path, "off") as url:
         for path in ("/", "/dashboard/state", "/dashboard/events", "/static/x/style.css"):
             assert get(url + path).status_code == 404
 
 
-def test_a_stream_has_the_state_and_the_viewers_own_jobs(laboratory: Laboratory, url: str) -> None:
+def test_stream_contains_state_and_own_jobs(laboratory: Laboratory, url: str) -> None:
     public = first_events(url, 6)
     assert public.pop("me") == {"known": False}
     assert public.keys() <= laboratory.state.keys()
@@ -121,7 +121,7 @@ def test_a_stream_has_the_state_and_the_viewers_own_jobs(laboratory: Laboratory,
     assert RUNNING in json.dumps(mine["jobs"])
 
 
-def test_a_stream_ends_with_the_key(
+def test_stream_ends_when_key_is_removed(
     laboratory: Laboratory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "_BEAT_S", 0.1)
@@ -139,7 +139,7 @@ def test_a_stream_ends_with_the_key(
         assert [*lines][-1] == ""
 
 
-def test_a_file_is_kept_for_ever_and_a_page_is_asked_for_again(url: str) -> None:
+def test_static_files_are_immutable_and_page_is_revalidated(url: str) -> None:
     page = get(f"{url}/", **{"Accept-Encoding": "identity"})
     assert page.headers["Cache-Control"] == "no-cache"
     policy = page.headers["Content-Security-Policy"]
@@ -174,7 +174,7 @@ def test_a_file_is_kept_for_ever_and_a_page_is_asked_for_again(url: str) -> None
         assert get(url + missing).status_code == 404
 
 
-def test_the_page_names_every_module_before_it_is_asked_for() -> None:
+def test_page_preloads_every_module() -> None:
     """A module that is found by another one's import alone costs a round trip."""
     page = (STATIC / "index.html").read_text()
     modules = {file.name for file in STATIC.glob("*.js")} | {"vendor/preact.js"}
@@ -183,7 +183,7 @@ def test_the_page_names_every_module_before_it_is_asked_for() -> None:
 
 
 @pytest.mark.process
-def test_a_real_servers_state_names_no_user(runtimes: Path, tmp_path: Path) -> None:
+def test_page_of_real_server_contains_no_token(runtimes: Path, tmp_path: Path) -> None:
     with gateway(tmp_path, runtimes, whose=Operator("opens-it")) as server:
         server.submit()
         answer = get(f"{server.url}/")

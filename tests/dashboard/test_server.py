@@ -67,7 +67,7 @@ def started(
         server.stop()
 
 
-def test_a_job_is_seen_as_it_runs_and_is_ended_on_the_page(
+def test_running_job_is_shown_and_cancelled_on_page(
     browser: Browser, started: StartedServer, tiny_gpt2: Path, tmp_path: Path
 ) -> None:
     environment = {**client_environment(started, tmp_path, None), "NDIF_API_KEY": KEYS["ada"]}
@@ -118,7 +118,7 @@ def test_a_job_is_seen_as_it_runs_and_is_ended_on_the_page(
     assert not any("Traceback" in line for line in started.output), [*started.output]
 
 
-def test_an_open_page_does_not_hold_up_the_end(started: StartedServer) -> None:
+def test_open_stream_does_not_delay_shutdown(started: StartedServer) -> None:
     headers = {"ndif-api-key": KEYS["ada"]}
     url = f"{started.url}/dashboard/events"
     with httpx.stream("GET", url, headers=headers, verify=False) as answer:
@@ -130,7 +130,7 @@ def test_an_open_page_does_not_hold_up_the_end(started: StartedServer) -> None:
     assert not any("timeout" in line for line in started.output), [*started.output]
 
 
-def test_a_local_server_shows_itself_to_its_owner(browser: Browser, server: LocalServer) -> None:
+def test_local_server_shows_dashboard_to_owner(browser: Browser, server: LocalServer) -> None:
     with visiting(browser, server.url) as page:
         expect(page.locator("#models tr", has_text=NAME)).to_contain_text("serving")
         page.get_by_role("link", name="My jobs").click()

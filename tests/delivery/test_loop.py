@@ -92,7 +92,7 @@ async def until_done(made: Letters) -> None:
         await end([running])
 
 
-def test_the_pauses_between_attempts_grow_and_end() -> None:
+def test_pauses_between_attempts_grow_and_end() -> None:
     age_s, pauses = 0.0, []
     for attempts in range(1, 20):
         pause_s = POLICY.pause_s(attempts, age_s, 0.5)
@@ -104,18 +104,18 @@ def test_the_pauses_between_attempts_grow_and_end() -> None:
     assert age_s < POLICY.max_age_s
 
 
-def test_the_pauses_have_a_jitter() -> None:
+def test_pauses_have_jitter() -> None:
     pauses = [POLICY.pause_s(1, 100.0, chance) for chance in (0.0, 0.5, 1.0)]
     assert pauses == [3.75, 5.0, 6.25]
 
 
-def test_one_that_would_be_too_old_is_given_up() -> None:
+def test_message_that_would_be_too_old_is_dropped() -> None:
     policy = Policy(max_age_s=60.0)
     assert policy.pause_s(1, 50.0, 0.5) == 5.0
     assert policy.pause_s(1, 56.0, 0.5) is None
 
 
-def test_a_receiver_may_ask_for_a_longer_pause_within_limits() -> None:
+def test_receiver_may_request_longer_pause_within_limit() -> None:
     policy = Policy(max_attempts=inf, max_age_s=inf, longest_s=600.0, jitter=0.0)
     assert [policy.pause_s(2, 0.0, 0.5, wait_s) for wait_s in (1, 60, 9e9)] == [15, 60, 600]
     # Without a limit of attempts the pauses stay the longest.
@@ -123,7 +123,7 @@ def test_a_receiver_may_ask_for_a_longer_pause_within_limits() -> None:
 
 
 @on_loop
-async def test_what_fails_is_repeated_given_up_or_final() -> None:
+async def test_failed_message_is_retried_until_limit_or_final_error() -> None:
     busy = [DeliveryError("busy", wait_s=0.7), DeliveryError("busy")]
     made = letters(
         *(Letter("again", "1"), Letter("often", "2"), Letter("gone", "3"), Letter("well", "4")),
@@ -140,7 +140,7 @@ async def test_what_fails_is_repeated_given_up_or_final() -> None:
 
 @pytest.mark.parametrize(("most", "tried"), [(3, 3), (inf, 1)])
 @on_loop
-async def test_a_defect_costs_an_attempt_or_the_message(most: float, tried: int) -> None:
+async def test_internal_error_costs_attempt_or_message(most: float, tried: int) -> None:
     policy = Policy(max_attempts=most, first_s=0.01)
     made = letters(Letter("a"), a=[ZeroDivisionError() for _ in range(9)], policy=policy)
     await until_done(made)
@@ -149,7 +149,7 @@ async def test_a_defect_costs_an_attempt_or_the_message(most: float, tried: int)
 
 
 @on_loop
-async def test_one_receiver_gets_few_at_once_and_delays_no_other() -> None:
+async def test_concurrency_per_receiver_is_limited_without_delaying_others() -> None:
     made = letters(*(Letter(f"{n}") for n in range(9)), Letter("other", "elsewhere"))
     running = asyncio.create_task(made.run())
     await eventually(lambda: "other" in made.tried)
@@ -161,7 +161,7 @@ async def test_one_receiver_gets_few_at_once_and_delays_no_other() -> None:
 
 
 @on_loop
-async def test_the_whole_delivery_has_a_limit_of_its_own() -> None:
+async def test_total_concurrency_is_limited() -> None:
     made = letters(*(Letter(f"{n}", f"host {n}") for n in range(9)), policy=Policy(at_once=4))
     running = asyncio.create_task(made.run())
     await eventually(lambda: made.at_once == 4)
@@ -172,7 +172,7 @@ async def test_the_whole_delivery_has_a_limit_of_its_own() -> None:
 
 
 @on_loop
-async def test_with_one_at_once_a_receiver_gets_its_messages_in_order() -> None:
+async def test_receiver_limited_to_one_gets_messages_in_order() -> None:
     policy = Policy(first_s=0.0, to_one_host=1)
     made = letters(*(Letter(each) for each in "abcde"), a=[DeliveryError("busy")], policy=policy)
     await until_done(made)
@@ -180,7 +180,7 @@ async def test_with_one_at_once_a_receiver_gets_its_messages_in_order() -> None:
 
 
 @on_loop
-async def test_an_attempt_under_way_is_made_again_by_the_next_loop() -> None:
+async def test_next_loop_repeats_interrupted_attempt() -> None:
     made = letters(Letter("a"))
     running = asyncio.create_task(made.run())
     await eventually(lambda: made.at_once)
@@ -191,7 +191,7 @@ async def test_an_attempt_under_way_is_made_again_by_the_next_loop() -> None:
 
 
 @on_loop
-async def test_a_store_that_is_unavailable_costs_no_attempt(
+async def test_unavailable_store_costs_no_attempt(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("ndif.delivery.loop._RETRY_S", 0.01)
@@ -215,7 +215,7 @@ class SlowLetters(Letters):
 
 
 @on_loop
-async def test_a_message_that_arrives_while_the_store_reads_is_not_sent_again() -> None:
+async def test_message_delivered_during_store_read_is_not_sent_again() -> None:
     made = SlowLetters([Letter(f"{n}", f"host {n % 5}") for n in range(30)], POLICY, {})
     await until_done(made)
     assert sorted(made.tried, key=int) == [f"{n}" for n in range(30)]

@@ -130,7 +130,7 @@ def server_side(tls: Path) -> ssl.SSLContext:
 
 
 @on_loop
-async def test_a_message_reaches_its_mailbox() -> None:
+async def test_smtp_delivers_message() -> None:
     post = Post()
     with mail_server(post) as port:
         await send(mailer(f"smtp://127.0.0.1:{port}"))
@@ -143,7 +143,7 @@ async def test_a_message_reaches_its_mailbox() -> None:
 
 
 @on_loop
-async def test_starttls_and_a_password(tls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_smtp_uses_starttls_and_password(tls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(tls / "certificate.pem"))
     post, users = Post(), Users()
     options = {
@@ -160,7 +160,9 @@ async def test_starttls_and_a_password(tls: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @on_loop
-async def test_tls_from_the_first_byte(tls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_smtps_requires_trusted_certificate(
+    tls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     post = Post()
     with mail_server(post, ssl_context=server_side(tls), server_hostname="127.0.0.1") as port:
         url = f"smtps://127.0.0.1:{port}"
@@ -171,7 +173,7 @@ async def test_tls_from_the_first_byte(tls: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @on_loop
-async def test_no_password_travels_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_password_is_not_sent_unencrypted(monkeypatch: pytest.MonkeyPatch) -> None:
     post, users = Post(), Users()
     options = {"authenticator": users, "auth_require_tls": False}
     with mail_server(post, **options) as port:
@@ -188,7 +190,7 @@ async def test_no_password_travels_in_the_clear(monkeypatch: pytest.MonkeyPatch)
     ("answer", "final"), [("550 No such user", True), ("450 Try again later", False)]
 )
 @on_loop
-async def test_an_address_that_the_mail_server_refuses(answer: str, final: bool) -> None:
+async def test_refused_address_is_final_only_if_permanent(answer: str, final: bool) -> None:
     post = Post()
     post.refused["nobody@example.org"] = answer
     with mail_server(post) as port:
@@ -198,7 +200,7 @@ async def test_an_address_that_the_mail_server_refuses(answer: str, final: bool)
 
 @pytest.mark.parametrize(("answer", "final"), [("554 Spam", True), ("451 Busy", False)])
 @on_loop
-async def test_a_message_that_the_mail_server_refuses(answer: str, final: bool) -> None:
+async def test_refused_message_is_final_only_if_permanent(answer: str, final: bool) -> None:
     post = Post()
     post.answer = answer
     with mail_server(post) as port:
@@ -207,7 +209,7 @@ async def test_a_message_that_the_mail_server_refuses(answer: str, final: bool) 
 
 
 @on_loop
-async def test_a_mail_server_that_is_away_or_says_nothing() -> None:
+async def test_silent_or_unreachable_mail_server_is_reported() -> None:
     silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
     hasty = mailer(f"smtp://127.0.0.1:{port}", callback_timeout_s=0.2)
@@ -234,7 +236,7 @@ def mailgun(url: str, **settings: Any) -> Mailer:
 
 
 @on_loop
-async def test_a_message_in_the_form_of_mailguns_api() -> None:
+async def test_mailgun_receives_message_as_form() -> None:
     async with receiving() as receiver:
         receiver.status = 200
         await send(mailgun(receiver.url))
@@ -258,7 +260,7 @@ async def test_a_message_in_the_form_of_mailguns_api() -> None:
     ("status", "final"), [(400, True), (401, False), (429, False), (500, False)]
 )
 @on_loop
-async def test_what_mailgun_refuses(status: int, final: bool) -> None:
+async def test_only_bad_request_of_mailgun_is_final(status: int, final: bool) -> None:
     async with receiving() as receiver:
         receiver.status = status
         error = await problem(mailgun(receiver.url))
@@ -266,7 +268,7 @@ async def test_what_mailgun_refuses(status: int, final: bool) -> None:
 
 
 @on_loop
-async def test_mailgun_is_away() -> None:
+async def test_unreachable_mailgun_is_reported() -> None:
     async with receiving() as receiver:
         made = mailgun(receiver.url)
     assert str(await problem(made)) == "Mailgun cannot be reached"
@@ -275,7 +277,7 @@ async def test_mailgun_is_away() -> None:
 # Settings
 
 
-def test_without_settings_no_mail_is_sent() -> None:
+def test_no_mailer_is_opened_without_settings() -> None:
     assert open_mailer(Settings()) is None
     assert not Settings().sends_mail
     assert Settings(smtp_url="smtp://mail", mail_from="a@b.example").sends_mail
@@ -301,13 +303,15 @@ def test_without_settings_no_mail_is_sent() -> None:
         ({"callback_secret": "short"}, "at least 16 characters"),
     ],
 )
-def test_settings_that_are_not_valid(settings: dict[str, str], sentence: str) -> None:
+def test_invalid_mail_settings_are_rejected_without_secrets(
+    settings: dict[str, str], sentence: str
+) -> None:
     with pytest.raises(ValidationError, match=sentence) as refused:
         Settings(**settings)
     assert "sec/ret" not in problems(refused.value)[0].sentence
 
 
-def test_the_networks_that_an_operator_allows() -> None:
+def test_allowed_callback_networks_are_parsed() -> None:
     networks = Settings(callback_networks="10.20.0.0/16, fd12::/32").allowed_callback_networks
     assert [*map(str, networks)] == ["10.20.0.0/16", "fd12::/32"]
     assert Settings().allowed_callback_networks == ()
