@@ -67,7 +67,7 @@ def error(result: Result, code: int) -> str:
     return result.stderr
 
 
-def test_a_key_is_made_shown_and_revoked(ndif: Ndif, database: TestDatabase) -> None:
+def test_key_is_created_shown_and_revoked(ndif: Ndif, database: TestDatabase) -> None:
     assert ndif("tiers", "create", "fast", "--hotswapping", "--weight", "2").stdout == (
         "Tier fast is made.\n"
     )
@@ -92,7 +92,7 @@ def test_a_key_is_made_shown_and_revoked(ndif: Ndif, database: TestDatabase) -> 
     assert printed(ndif("keys", "list", "--user", "bob", "--json")) == {"keys": []}
 
 
-def test_a_key_has_an_end(ndif: Ndif) -> None:
+def test_key_has_expiry(ndif: Ndif) -> None:
     row = printed(ndif("keys", "create", "--expires", "30d", "--json"))
     assert row["expires"] - row["created"] == pytest.approx(30 * 86400, abs=5)
     assert row["user"] is None
@@ -100,7 +100,7 @@ def test_a_key_has_an_end(ndif: Ndif) -> None:
     assert "must be more than" in error(ndif("keys", "create", "--expires", "0s"), 2)
 
 
-def test_tiers_are_changed_and_given(ndif: Ndif) -> None:
+def test_tiers_are_changed_and_assigned(ndif: Ndif) -> None:
     key = printed(ndif("keys", "create", "--user", "ada", "--json"))["id"]
     other = printed(ndif("keys", "create", "--user", "ada", "--json"))["id"]
     for tier in ("a", "b"):
@@ -131,7 +131,7 @@ def test_tiers_are_changed_and_given(ndif: Ndif) -> None:
     assert [tier["name"] for tier in printed(ndif("tiers", "list", "--json"))["tiers"]] == ["a"]
 
 
-def test_users_are_those_who_have_keys(ndif: Ndif) -> None:
+def test_users_command_lists_key_owners(ndif: Ndif) -> None:
     for user in ("ada", "bob", "ada"):
         assert ndif("keys", "create", "--user", user).exit_code == 0
     users = printed(ndif("users", "list", "--json"))["users"]
@@ -141,7 +141,7 @@ def test_users_are_those_who_have_keys(ndif: Ndif) -> None:
     assert "ada" in ndif("users", "show", "ada").stdout
 
 
-def test_a_file_of_keys_is_imported(ndif: Ndif, here: Path) -> None:
+def test_keys_import_reads_key_file_once(ndif: Ndif, here: Path) -> None:
     file = here / "keys.yaml"
     file.write_text(
         "keys:\n- {key: the-key-of-ada, user: ada, tags: [priority, hotswapping], weight: 2}\n"
@@ -156,9 +156,7 @@ def test_a_file_of_keys_is_imported(ndif: Ndif, here: Path) -> None:
     assert "No such file" in error(ndif("keys", "import", here / "none.yaml"), 1)
 
 
-def test_another_server_s_keys_are_copied_when_it_is_said(
-    ndif: Ndif, database: TestDatabase
-) -> None:
+def test_keys_migrate_copies_keys_of_foreign_database(ndif: Ndif, database: TestDatabase) -> None:
     database.sql(FOREIGN)
     assert "`ndif keys migrate` copies" in error(ndif("keys", "create"), 5)
     assert ndif("keys", "migrate").stdout == "3 keys are imported.\n"
@@ -166,7 +164,7 @@ def test_another_server_s_keys_are_copied_when_it_is_said(
     assert len(printed(ndif("keys", "list", "--json"))["keys"]) == 4
 
 
-def test_what_is_not_there_is_said(ndif: Ndif) -> None:
+def test_commands_name_missing_or_invalid_argument(ndif: Ndif) -> None:
     for arguments in (
         ("keys", "show", "ff"),
         ("keys", "revoke", "ff"),
@@ -195,7 +193,7 @@ def test_what_is_not_there_is_said(ndif: Ndif) -> None:
     ],
     ids=" ".join,
 )
-def test_what_adds_nothing_makes_no_database(here: Path, command: tuple[str, ...]) -> None:
+def test_commands_that_add_nothing_create_no_database(here: Path, command: tuple[str, ...]) -> None:
     root = here / "sessions"
     said = error(invoke(*command), 4)
     assert f"There is no database of API keys at {root / 'accounts.sqlite'}" in said
@@ -203,14 +201,12 @@ def test_what_adds_nothing_makes_no_database(here: Path, command: tuple[str, ...
     assert not root.exists()
 
 
-def test_a_key_that_is_made_makes_its_database(here: Path) -> None:
+def test_first_key_creates_database(here: Path) -> None:
     assert invoke("keys", "create", "--user", "ada").exit_code == 0
     assert len(printed(invoke("keys", "list", "--json"))["keys"]) == 1
 
 
-def test_without_a_database_it_is_said_what_to_do(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_list_fails_without_database(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NDIF_DEV_MODE", "true")
     assert "has no database of API keys" in error(invoke("keys", "list"), 5)
     with serving(application(Table())) as url:
@@ -218,14 +214,16 @@ def test_without_a_database_it_is_said_what_to_do(
         assert "has no database of API keys" in said
 
 
-def test_a_database_that_is_away_is_said(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_database_is_reported_without_password(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NDIF_DATABASE_URL", "postgresql://u:secret@127.0.0.1:1/d")
     said = error(invoke("keys", "list"), 1)
     assert "does not answer" in said
     assert "secret" not in said
 
 
-def test_the_routes_need_the_token_and_say_what_is_wrong(tmp_path: Path) -> None:
+def test_account_routes_need_token_and_reject_bad_bodies(tmp_path: Path) -> None:
     accounts = SqlAccounts(Database(sqlite_database(tmp_path / "a.sqlite").url), 5)
     with serving(application(Table(), accounts=accounts)) as url, httpx.Client() as client:
         assert client.get(f"{url}/admin/keys").status_code == 401

@@ -15,7 +15,7 @@ from ndif.config.settings import Settings
 NAME = "NDIF_ADMIN_PASSWORD_HASH"
 
 
-def test_a_password_becomes_a_variable_that_the_server_takes(
+def test_admin_password_prints_hash_variable_that_server_accepts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done = CliRunner().invoke(cli, ["admin", "password"], input="three words nobody knows\n")
@@ -35,16 +35,14 @@ def test_a_password_becomes_a_variable_that_the_server_takes(
 
 
 @pytest.mark.parametrize("given", ["", "short\n", "x" * 1025 + "\n"])
-def test_a_password_that_is_too_short_or_too_long_is_refused(given: str) -> None:
+def test_too_short_or_too_long_password_is_rejected(given: str) -> None:
     done = CliRunner().invoke(cli, ["admin", "password"], input=given)
     assert done.exit_code == 1
     assert "12 to 1024 characters" in done.output
 
 
 @pytest.mark.parametrize("value", ["three words nobody knows", "$2b$12$abc", "=19=65536"])
-def test_a_variable_that_is_no_hash_is_refused_and_not_shown(
-    value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_password_hash_is_rejected(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NAME, value)
     with pytest.raises(ValidationError, match="single quotes"):
         Settings()

@@ -26,7 +26,7 @@ def get(url: str, token: str = "", **headers: str) -> httpx.Response:
 
 
 @pytest.mark.parametrize("gateways", [0, 2], ids=["one process", "two gateways"])
-def test_the_operators_routes_are_on_their_port_alone(place: Place, gateways: int) -> None:
+def test_admin_routes_are_served_only_on_admin_port(place: Place, gateways: int) -> None:
     variables = {"NDIF_ADMIN_PORT": free_port()}
     if gateways:
         need("redis-server", "redis-server")
@@ -81,7 +81,7 @@ def test_the_operators_routes_are_on_their_port_alone(place: Place, gateways: in
     assert place.ndif("stop").code == 0
 
 
-def test_a_port_that_cannot_be_had_is_said(place: Place) -> None:
+def test_unavailable_admin_port_is_reported(place: Place) -> None:
     same = place.environment["NDIF_API_PORT"]
     done = place.ndif("start", NDIF_ADMIN_PORT=same)
     assert done.code == 1

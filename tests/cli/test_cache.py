@@ -71,7 +71,7 @@ def server(here: Here) -> Iterator[StartedServer]:
         started.stop()
 
 
-def test_what_is_deployed_or_booked_stays(here: Here, server: StartedServer) -> None:
+def test_deployed_and_booked_models_stay_in_cache(here: Here, server: StartedServer) -> None:
     until(lambda: b'"RUNNING"' in server.get("/status")[1])
     until(lambda: here.states() == {NAME: "deployed", WIDE: None, ADAPTER: "booked"})
     shown = here.ndif("cache", "list")
@@ -96,7 +96,7 @@ def test_what_is_deployed_or_booked_stays(here: Here, server: StartedServer) -> 
     assert here.ndif("cache", "rm", NAME).returncode == 4
 
 
-def test_a_load_makes_room_or_is_refused(here: Here) -> None:
+def test_load_frees_cache_or_is_rejected(here: Here) -> None:
     sizes = {each["name"]: each["size_bytes"] for each in here.listed()["repositories"]}
     assert here.ndif("cache", "rm", WIDE).returncode == 0
     # The newest of those that may go, so that the adapter goes first.
@@ -117,7 +117,7 @@ def test_a_load_makes_room_or_is_refused(here: Here) -> None:
         server.stop()
 
 
-def test_without_a_server_the_cache_is_the_operators(here: Here) -> None:
+def test_cache_commands_work_without_server(here: Here) -> None:
     assert here.states() == {NAME: None, WIDE: None, ADAPTER: None}
     answer = here.listed(NDIF_CACHE_BYTES="50%")
     assert answer["limit_bytes"] > 0

@@ -81,7 +81,7 @@ def error(result: Result, code: int) -> str:
 # deploy
 
 
-def test_models_are_deployed_and_said_to_be_ready(ndif: Ndif, table: Table) -> None:
+def test_deploy_reports_ready_models(ndif: Ndif, table: Table) -> None:
     result = ndif("deploy", "org/a", "org/b", "--replicas", "1", "--dedicated")
     assert result.exit_code == 0
     assert result.stdout == "org/a is ready: 1 replica.\norg/b is ready: 1 replica.\n"
@@ -89,7 +89,7 @@ def test_models_are_deployed_and_said_to_be_ready(ndif: Ndif, table: Table) -> N
     assert all(each.config.dedicated for each in table.deployed.values())
 
 
-def test_settings_that_are_not_given_stay_and_changes_are_listed(ndif: Ndif, table: Table) -> None:
+def test_deploy_keeps_omitted_settings_and_lists_changes(ndif: Ndif, table: Table) -> None:
     ndif("deploy", "org/a", "--replicas", "2", "--dedicated")
     again = ndif("deploy", "org/a")
     assert again.stdout == "org/a is ready: 2 replicas.\n"
@@ -101,7 +101,7 @@ def test_settings_that_are_not_given_stay_and_changes_are_listed(ndif: Ndif, tab
     assert not table.deployed["org/a"].config.dedicated
 
 
-def test_every_setting_of_a_file_is_an_option(ndif: Ndif, table: Table) -> None:
+def test_every_deployment_setting_has_an_option(ndif: Ndif, table: Table) -> None:
     options = {name.partition("/")[0].removeprefix("--").replace("-", "_") for name, _ in SETTINGS}
     # A checkpoint is the argument, and `--generation` chooses among generations.
     assert options == SETTING_NAMES.keys() - {"checkpoint", "runtime", "generations"}
@@ -127,7 +127,7 @@ def test_every_setting_of_a_file_is_an_option(ndif: Ndif, table: Table) -> None:
     assert "threads must be" in error(ndif("deploy", "org/a", "--threads", "-1"), 5)
 
 
-def test_a_default_in_a_file_is_given(ndif: Ndif, table: Table, here: Path) -> None:
+def test_default_value_in_file_counts_as_given(ndif: Ndif, table: Table, here: Path) -> None:
     ndif("deploy", "org/a", "--replicas", "2")
     file = here / "models.yaml"
     file.write_text("org/a: {replicas: 1}")
@@ -142,7 +142,7 @@ def test_a_default_in_a_file_is_given(ndif: Ndif, table: Table, here: Path) -> N
         (["--no-wait"], None, "none serves until it is loaded."),
     ],
 )
-def test_a_pause_for_lack_of_room_is_told(
+def test_deploy_reports_downtime_for_lack_of_memory(
     ndif: Ndif, table: Table, arguments: list[str], down_s: float | None, told: str
 ) -> None:
     table.down_s = down_s
@@ -153,16 +153,14 @@ def test_a_pause_for_lack_of_room_is_told(
     assert told in said
 
 
-def test_nobody_waits_with_no_wait(ndif: Ndif, table: Table) -> None:
+def test_no_wait_option_returns_before_model_is_loaded(ndif: Ndif, table: Table) -> None:
     result = ndif("deploy", "org/a", "--no-wait", "--generation", "0.7")
     assert result.stdout == "org/a is loading: 1 replica.\n"
     assert table.waited_for == [False]
     assert table.deployed["org/a"].generation == "0.7"
 
 
-def test_a_file_of_deployments_reaches_the_server_whole(
-    ndif: Ndif, table: Table, here: Path
-) -> None:
+def test_deployment_file_reaches_server_complete(ndif: Ndif, table: Table, here: Path) -> None:
     text = """
         - repo_id: org/a
           checkpoint: /models/a
@@ -178,13 +176,13 @@ def test_a_file_of_deployments_reaches_the_server_whole(
     assert tuple(each.config for each in table.deployed.values()) == read(text, "")
 
 
-def test_a_checkpoint_elsewhere_has_a_whole_path(ndif: Ndif, table: Table) -> None:
+def test_checkpoint_argument_needs_absolute_path(ndif: Ndif, table: Table) -> None:
     assert ndif("deploy", "org/a=/models/a").exit_code == 0
     assert table.deployed["org/a"].config.checkpoint == "/models/a"
     assert "whole path" in error(ndif("deploy", "org/a=models/a"), 1)
 
 
-def test_sync_evicts_what_is_not_in_the_file(ndif: Ndif, table: Table, here: Path) -> None:
+def test_sync_evicts_models_missing_from_file(ndif: Ndif, table: Table, here: Path) -> None:
     ndif("deploy", "org/a", "org/b")
     file = here / "models.json"
     file.write_text('["org/b"]')
@@ -193,7 +191,7 @@ def test_sync_evicts_what_is_not_in_the_file(ndif: Ndif, table: Table, here: Pat
     assert [*table.deployed] == ["org/b"]
 
 
-def test_a_model_that_finds_no_room_is_exit_code_1(ndif: Ndif) -> None:
+def test_deploy_exits_with_1_if_model_does_not_fit(ndif: Ndif) -> None:
     result = ndif("deploy", "org/a", "--replicas", "5")
     assert result.exit_code == 1
     assert result.stdout == "org/a is ready: 3 replicas.\n"
@@ -212,11 +210,11 @@ def test_a_model_that_finds_no_room_is_exit_code_1(ndif: Ndif) -> None:
     ],
     ids=" ".join,
 )
-def test_a_deployment_of_nothing_shows_how_it_goes(ndif: Ndif, arguments: list[str]) -> None:
+def test_invalid_deploy_arguments_show_usage(ndif: Ndif, arguments: list[str]) -> None:
     assert "Usage: cli deploy" in error(ndif(*arguments), 2)
 
 
-def test_a_file_that_cannot_be_read_is_told_line_by_line(ndif: Ndif, here: Path) -> None:
+def test_errors_of_deployment_file_name_their_lines(ndif: Ndif, here: Path) -> None:
     file = here / "models.yaml"
     file.write_text("org/a:\n  replicas: 0\norg/b:\n  dedicate: true\n")
     said = error(ndif("deploy", "--deployment-config", file), 1)
@@ -225,7 +223,7 @@ def test_a_file_that_cannot_be_read_is_told_line_by_line(ndif: Ndif, here: Path)
     assert "cannot be read" in error(ndif("deploy", "--deployment-config", here / "none"), 1)
 
 
-def test_what_the_server_refuses_is_exit_code_5(ndif: Ndif) -> None:
+def test_rejection_by_server_exits_with_5(ndif: Ndif) -> None:
     said = error(ndif("deploy", "org/a", "--generation", "9.9"), 5)
     assert said == "Error: nnsight 9.9 is not installed here: run `ndif runtime add 9.9`.\n"
     assert "--token" in error(ndif("deploy", "org/a", token="wrong"), 5)
@@ -234,7 +232,7 @@ def test_what_the_server_refuses_is_exit_code_5(ndif: Ndif) -> None:
 # The others
 
 
-def test_a_model_is_scaled_and_evicted(ndif: Ndif, table: Table) -> None:
+def test_model_is_scaled_and_evicted(ndif: Ndif, table: Table) -> None:
     ndif("deploy", "org/a")
     assert ndif("scale", "org/a", "2").stdout == "org/a is to have: 2 replicas.\n"
     assert printed(ndif("scale", "org/a", "1", "--json"))["models"][0]["replicas"] == ["r1"]
@@ -245,7 +243,7 @@ def test_a_model_is_scaled_and_evicted(ndif: Ndif, table: Table) -> None:
     assert table.deployed["org/a"].level == "WARM"
 
 
-def test_every_model_is_evicted(ndif: Ndif, table: Table) -> None:
+def test_evict_all_evicts_every_model(ndif: Ndif, table: Table) -> None:
     ndif("deploy", "org/a", "org/b")
     said = ndif("evict", "--all").stdout
     assert said.count("is evicted.") == 2
@@ -256,7 +254,7 @@ def test_every_model_is_evicted(ndif: Ndif, table: Table) -> None:
         assert "Give either MODEL" in error(ndif("evict", *arguments), 2)
 
 
-def test_a_models_replicas_are_restarted(ndif: Ndif) -> None:
+def test_restart_restarts_replicas_of_model(ndif: Ndif) -> None:
     ndif("deploy", "org/a")
     assert ndif("restart", "org/a").stdout.endswith("replica r1 restarts.\n")
     assert ndif("restart", "org/a", "--generation", "0.8").exit_code == 0
@@ -268,7 +266,7 @@ def test_a_models_replicas_are_restarted(ndif: Ndif) -> None:
     assert printed(ndif("restart", "org/a", "--json"))["restarted"][0]["replica_id"] == "r1"
 
 
-def test_a_server_whose_models_no_file_could_name_is_not_ended_for_a_restart(
+def test_restart_keeps_server_whose_models_cannot_be_exported(
     ndif: Ndif, table: Table, here: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = RunFolders(here / "sessions").create()
@@ -286,7 +284,7 @@ def test_a_server_whose_models_no_file_could_name_is_not_ended_for_a_restart(
         session.end()
 
 
-def test_a_server_elsewhere_is_not_restarted_from_here(ndif: Ndif, table: Table) -> None:
+def test_remote_server_cannot_be_restarted(ndif: Ndif, table: Table) -> None:
     assert "on its own machine" in error(ndif("restart"), 5)
     assert not table.stopped
 
@@ -302,13 +300,13 @@ def test_a_server_elsewhere_is_not_restarted_from_here(ndif: Ndif, table: Table)
     ],
     ids=" ".join,
 )
-def test_what_is_not_there_is_exit_code_4(ndif: Ndif, arguments: list[str]) -> None:
+def test_missing_target_exits_with_4(ndif: Ndif, arguments: list[str]) -> None:
     said = error(ndif(*arguments), 4)
     assert arguments[-1 if arguments[0] == "callbacks" else 1] in said
     assert said.endswith(".\n")
 
 
-def test_a_request_is_killed(ndif: Ndif, table: Table) -> None:
+def test_kill_ends_request(ndif: Ndif, table: Table) -> None:
     assert ndif("kill", "request-1").stdout == "Request request-1 is ended.\n"
     assert table.running == []
     assert printed(ndif("kill", "request-2", "--json")) == {
@@ -317,7 +315,7 @@ def test_a_request_is_killed(ndif: Ndif, table: Table) -> None:
     }
 
 
-def test_call_backs_are_listed_and_made_again(ndif: Ndif, table: Table) -> None:
+def test_callbacks_are_listed_and_retried(ndif: Ndif, table: Table) -> None:
     said = ndif("callbacks", "list").stdout
     for text in ("0 waiting, 2 given up", "request-4", "https://example.org/…", "it answered 500"):
         assert text in said
@@ -347,7 +345,7 @@ def test_alerts_are_listed_and_tested(ndif: Ndif, table: Table) -> None:
     )
 
 
-def test_events_name_what_was_done_and_who_asked(ndif: Ndif) -> None:
+def test_events_name_operation_and_caller(ndif: Ndif) -> None:
     assert printed(ndif("events", "--json")) == {"events": []}
     assert ndif("deploy", "org/a", "--no-wait").exit_code == 0
     assert ndif("scale", "org/a", "2").exit_code == 0
@@ -364,13 +362,11 @@ def test_events_name_what_was_done_and_who_asked(ndif: Ndif) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["request-4", "--all"]], ids=" ".join)
-def test_call_backs_that_are_made_again_are_named_in_one_way(
-    ndif: Ndif, arguments: list[str]
-) -> None:
+def test_callbacks_retry_takes_either_id_or_all(ndif: Ndif, arguments: list[str]) -> None:
     assert "either a request's id or --all" in error(ndif("callbacks", "retry", *arguments), 2)
 
 
-def test_status_shows_machines_models_replicas_and_problems(ndif: Ndif, table: Table) -> None:
+def test_status_shows_nodes_models_replicas_and_problems(ndif: Ndif, table: Table) -> None:
     assert "No model is deployed." in ndif("status").stdout
     ndif("deploy", "org/a", "org/slow", "--dedicated", "--no-wait")
     said = ndif("status").stdout
@@ -386,7 +382,7 @@ def test_status_shows_machines_models_replicas_and_problems(ndif: Ndif, table: T
     assert printed(ndif("status", "--json")) == asyncio.run(table.status())
 
 
-def test_status_shows_what_the_calendar_has_now_and_next(ndif: Ndif, table: Table) -> None:
+def test_status_shows_current_and_next_bookings(ndif: Ndif, table: Table) -> None:
     hour, now = timedelta(hours=1), datetime.now(timezone.utc)
     table.windows = [
         {"model": model, "start": start.isoformat(), "end": (start + 2 * hour).isoformat()}
@@ -400,7 +396,7 @@ def test_status_shows_what_the_calendar_has_now_and_next(ndif: Ndif, table: Tabl
     assert "Schedule: plan.ics, read every 30s; next change: none." in lines
 
 
-def test_status_says_when_a_booked_model_comes(ndif: Ndif, table: Table) -> None:
+def test_status_shows_booking_of_undeployed_model(ndif: Ndif, table: Table) -> None:
     ndif("deploy", "org/a", "org/b", "org/c")
     for entry in table.deployed.values():
         entry.replicas = []
@@ -422,7 +418,7 @@ def test_status_says_when_a_booked_model_comes(ndif: Ndif, table: Table) -> None
     assert "booked" not in of_c
 
 
-def test_the_queue_is_shown_request_by_request(ndif: Ndif, table: Table) -> None:
+def test_queue_lists_each_request(ndif: Ndif, table: Table) -> None:
     said = ndif("queue").stdout
     for text in ("request-1", "ann", "running", "request-3", "bob", "1m 15s"):
         assert text in said, text
@@ -432,14 +428,14 @@ def test_the_queue_is_shown_request_by_request(ndif: Ndif, table: Table) -> None
     assert ndif("queue").stdout == "No request is running or waiting.\n"
 
 
-def test_jobs_that_wait_and_that_have_ended_are_listed(ndif: Ndif) -> None:
+def test_jobs_list_shows_waiting_and_ended_jobs(ndif: Ndif) -> None:
     said = ndif("jobs", "list").stdout
     for text in ("0d9", "7c0", "ada@example.org", "QUEUED, number 2", "COMPLETED", "4KiB"):
         assert text in said, said
     assert len(printed(ndif("jobs", "list", "--json"))["jobs"]) == 2
 
 
-def test_an_export_is_a_file_that_can_be_deployed(ndif: Ndif, table: Table, here: Path) -> None:
+def test_exported_file_can_be_deployed(ndif: Ndif, table: Table, here: Path) -> None:
     ndif("deploy", "org/a", "org/b=/models/b", "--dedicated")
     before = [each.config for each in table.deployed.values()]
     file = here / "models.yaml"
@@ -450,7 +446,7 @@ def test_an_export_is_a_file_that_can_be_deployed(ndif: Ndif, table: Table, here
     assert [each.config for each in table.deployed.values()] == before
 
 
-def test_the_environment_of_the_server_is_shown(ndif: Ndif) -> None:
+def test_env_shows_packages_of_server(ndif: Ndif) -> None:
     assert "transformers" in ndif("env").stdout
     assert "transformers" in printed(ndif("env", "--json", "--generation", "0.8"))["packages"]
     # What the server alone needs is not what blocks are run with.
@@ -458,7 +454,7 @@ def test_the_environment_of_the_server_is_shown(ndif: Ndif) -> None:
     assert "nnsight 0.5 is not installed here" in error(ndif("env", "--generation", "0.5"), 4)
 
 
-def test_the_configuration_is_the_servers(ndif: Ndif, url: str) -> None:
+def test_info_shows_configuration_of_server(ndif: Ndif, url: str) -> None:
     result = ndif("info", "--config")
     assert f"Configuration of the server at {url}" in result.stdout
     assert "NDIF_RUNNER_POOL" in result.stdout
@@ -466,7 +462,7 @@ def test_the_configuration_is_the_servers(ndif: Ndif, url: str) -> None:
     assert names[0] == "NDIF_SESSION_ROOT"
 
 
-def test_a_server_elsewhere_is_stopped_once_it_no_longer_answers(here: Path) -> None:
+def test_stop_fails_while_remote_server_still_answers(here: Path) -> None:
     table = Table()
     with serving(application(table)) as url:
         # It is told, and stays: this one only notes it.
@@ -475,7 +471,7 @@ def test_a_server_elsewhere_is_stopped_once_it_no_longer_answers(here: Path) -> 
     assert table.stopped
 
 
-def test_a_token_is_read_from_a_file(ndif: Ndif, here: Path) -> None:
+def test_token_is_read_from_file(ndif: Ndif, here: Path) -> None:
     file = here / "token"
     file.write_text(f"{TOKEN}\n")
     assert ndif("queue", token=f"@{file}").exit_code == 0
@@ -505,14 +501,14 @@ ASKING = [
 
 
 @pytest.mark.parametrize("arguments", ASKING, ids=" ".join)
-def test_nothing_that_runs_here_is_exit_code_3(here: Path, arguments: list[str]) -> None:
+def test_commands_without_local_server_exit_with_3(here: Path, arguments: list[str]) -> None:
     said = error(invoke(*arguments), 3)
     assert said.startswith("Error: No server is running here")
     assert "`ndif start`" in said
     assert not (here / "sessions").exists()
 
 
-def test_an_address_where_nothing_answers_is_exit_code_3(here: Path) -> None:
+def test_unreachable_address_exits_with_3(here: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -521,11 +517,11 @@ def test_an_address_where_nothing_answers_is_exit_code_3(here: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://", "ftp://127.0.0.1", "http://[", "http://127.0.0.1:x"])
-def test_an_address_that_is_none_is_exit_code_3(here: Path, url: str) -> None:
+def test_invalid_address_exits_with_3(here: Path, url: str) -> None:
     assert "does not answer" in error(invoke("status", "--url", url, "--token", "x"), 3)
 
 
-def test_another_kind_of_server_is_said_to_be_one(here: Path) -> None:
+def test_foreign_server_is_reported_as_not_ndif(here: Path) -> None:
     async def page(_: Any) -> PlainTextResponse:
         return PlainTextResponse("<html>", 404)
 
@@ -534,11 +530,11 @@ def test_another_kind_of_server_is_said_to_be_one(here: Path) -> None:
     assert "is no ndif server (HTTP 404)" in said
 
 
-def test_logs_of_a_server_that_never_was(here: Path) -> None:
+def test_logs_without_session_fail(here: Path) -> None:
     assert "no session yet" in error(invoke("logs"), 1)
 
 
-def test_a_variable_that_is_not_valid_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_variable_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NDIF_API_PORT", "many")
     assert "NDIF_API_PORT is not valid" in error(invoke("status"), 1)
 
@@ -553,7 +549,7 @@ def completed(ndif_arguments: list[str], incomplete: str) -> list[str]:
     return [item.value for item in complete.get_completions(ndif_arguments, incomplete)]
 
 
-def test_the_shell_completes_commands_and_models(ndif: Ndif, url: str) -> None:
+def test_shell_completes_commands_and_models(ndif: Ndif, url: str) -> None:
     ndif("deploy", "org/apple", "org/pear", "--no-wait")
     assert "evict" in completed([], "ev")
     options = ["--url", url, "--token", TOKEN]
@@ -575,5 +571,5 @@ def test_the_shell_completes_commands_and_models(ndif: Ndif, url: str) -> None:
         ("nan", "must be a duration, like"),
     ],
 )
-def test_a_duration_on_the_command_line_is_one(ndif: Ndif, given: str, says: str) -> None:
+def test_invalid_duration_option_is_rejected(ndif: Ndif, given: str, says: str) -> None:
     assert says in error(ndif("status", "--watch", given), 2)

@@ -20,7 +20,7 @@ def ndif(*arguments: str | Path, **variables: str) -> subprocess.CompletedProces
     return subprocess.run([NDIF, *arguments], env=environment, capture_output=True, text=True)
 
 
-def test_variables_of_a_file_are_those_of_the_environment(tmp_path: Path) -> None:
+def test_env_file_sets_variables_below_environment(tmp_path: Path) -> None:
     file = tmp_path / "ndif.env"
     file.write_text(
         "# a comment\n"
@@ -36,7 +36,7 @@ def test_variables_of_a_file_are_those_of_the_environment(tmp_path: Path) -> Non
     assert found["NDIF_PUBLIC_URL"]["source"] == "default"
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_env_file_is_named(tmp_path: Path) -> None:
     done = ndif("--env-file", tmp_path / "none.env", "version")
     assert done.returncode == 2
     assert "none.env" in done.stderr

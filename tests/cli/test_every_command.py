@@ -27,7 +27,7 @@ def leaves(group: click.Group, name: str = "") -> Iterator[tuple[str, click.Comm
 EVERY = dict(leaves(cli))
 
 
-def test_every_command_prints_for_programs_too() -> None:
+def test_every_command_has_json_option() -> None:
     for_people_alone = {
         name
         for name, command in EVERY.items()
@@ -36,5 +36,5 @@ def test_every_command_prints_for_programs_too() -> None:
     assert for_people_alone <= SERVES_IN_A_TERMINAL
 
 
-def test_every_command_says_what_it_does() -> None:
+def test_every_command_has_help() -> None:
     assert not [name for name, command in EVERY.items() if not command.help]

@@ -49,7 +49,7 @@ def whoami(url: str, key: str) -> Any:
     return httpx.get(f"{url}/whoami", headers={"ndif-api-key": key}, verify=False).json()
 
 
-def test_the_first_start_makes_a_key_that_later_ones_keep(place: Place) -> None:
+def test_first_start_creates_key_that_later_starts_keep(place: Place) -> None:
     said = place.start("--port", free_port(), **NOTHING)
     file = place.root / "client.env"
     assert said["client_file"] == str(file)
@@ -71,7 +71,7 @@ def test_the_first_start_makes_a_key_that_later_ones_keep(place: Place) -> None:
     assert (place.root / "accounts.sqlite").stat().st_mode & 0o777 == 0o600
 
 
-def test_the_key_is_shown_on_a_terminal_and_in_no_file(place: Place) -> None:
+def test_first_key_is_shown_only_on_terminal(place: Place) -> None:
     ours, theirs = pty.openpty()
     done = subprocess.run(
         [NDIF, "start", "--detach", "--port", free_port()],
@@ -94,7 +94,7 @@ def test_the_key_is_shown_on_a_terminal_and_in_no_file(place: Place) -> None:
     assert key not in again.output + again.error
 
 
-def test_a_start_that_fails_keeps_the_key_for_the_next(place: Place) -> None:
+def test_failed_start_keeps_key_for_next_start(place: Place) -> None:
     environment = {**os.environ, **place.environment, **NOTHING}
     failed = subprocess.run([sys.executable, "-c", FAILS], env=environment, capture_output=True)
     assert failed.returncode == 1
@@ -106,7 +106,7 @@ def test_a_start_that_fails_keeps_the_key_for_the_next(place: Place) -> None:
     assert whoami(said["url"], key)["tags"] == ["hotswapping", "gated"]
 
 
-def test_a_database_that_is_named_gets_no_key_by_itself(place: Place, tmp_path: Path) -> None:
+def test_named_database_gets_no_first_key(place: Place, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/named.sqlite"
     said = place.start("--port", free_port(), NDIF_DATABASE_URL=url)
     assert said["client_file"] is None
@@ -116,7 +116,7 @@ def test_a_database_that_is_named_gets_no_key_by_itself(place: Place, tmp_path: 
     assert place.ndif("keys", "revoke", made["id"][:6]).code == 0
 
 
-def test_open_access_is_for_this_machine_alone_unless_it_is_said(place: Place) -> None:
+def test_open_access_beyond_loopback_needs_insecure_option(place: Place) -> None:
     refused = place.ndif("start", "--host", "0.0.0.0", "--port", free_port())
     assert refused.code == 1
     assert "lets everybody in who reaches 0.0.0.0" in refused.error

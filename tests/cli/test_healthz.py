@@ -20,7 +20,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     yield from a_place({}, tmp_path / "sessions")
 
 
-def test_a_service_is_healthy_while_it_runs(place: Place) -> None:
+def test_service_is_healthy_while_it_runs(place: Place) -> None:
     need("redis-server", "redis-server")
     broker = {"NDIF_BROKER_URL": f"redis://:secret@127.0.0.1:{free_port()}/0"}
     before = place.ndif("healthz")

@@ -45,7 +45,7 @@ def download(url: str, tmp_path: Path, file: Path) -> Download:
     return run
 
 
-def test_a_result_is_written_as_torch_reads_it(download: Download, file: Path) -> None:
+def test_result_file_is_readable_by_torch(download: Download, file: Path) -> None:
     result = download(COMPRESSED, DONE[:6])
     assert result.exit_code == 0, result.output
     assert result.stdout == f"{file} has the result of job {DONE} (2.9MiB).\n"
@@ -59,14 +59,14 @@ def test_a_result_is_written_as_torch_reads_it(download: Download, file: Path) -
 
 
 @pytest.mark.parametrize("content", [RESULT, RESULT[:4096], b"PK"], ids=len)
-def test_what_is_not_compressed_is_written_as_it_came(
+def test_uncompressed_result_is_written_unchanged(
     download: Download, file: Path, content: bytes
 ) -> None:
     assert download(content).exit_code == 0
     assert file.read_bytes() == content
 
 
-def test_every_frame_is_written(download: Download, file: Path) -> None:
+def test_every_zstd_frame_is_written(download: Download, file: Path) -> None:
     pieces = [RESULT[:1], b"", RESULT[1:70_000], RESULT[70_000:]]
     frames = b"".join(zstandard.ZstdCompressor().compress(piece) for piece in pieces)
     assert download(frames).exit_code == 0
@@ -75,7 +75,7 @@ def test_every_frame_is_written(download: Download, file: Path) -> None:
 
 @pytest.mark.parametrize("size", [3, 4, 5, len(COMPRESSED) // 2, len(COMPRESSED) - 1])
 @pytest.mark.parametrize("before", [b"", COMPRESSED], ids=["first", "second"])
-def test_a_frame_that_is_cut_off_is_not_written(
+def test_truncated_result_is_not_written(
     download: Download, file: Path, before: bytes, size: int
 ) -> None:
     file.write_text("an earlier download")
@@ -85,7 +85,7 @@ def test_a_frame_that_is_cut_off_is_not_written(
     assert [*file.parent.iterdir()] == [file]
 
 
-def test_an_empty_result_is_not_written(download: Download, file: Path) -> None:
+def test_empty_result_is_not_written(download: Download, file: Path) -> None:
     """Show it for a file that a loss of power left empty."""
     assert "The result is cut off" in error(download(b""), 1)
     assert [*file.parent.iterdir()] == []
@@ -100,14 +100,12 @@ def test_an_empty_result_is_not_written(download: Download, file: Path) -> None:
     ],
     ids=["trailing", "checksum", "header"],
 )
-def test_a_frame_that_is_damaged_is_not_written(
-    download: Download, file: Path, content: bytes
-) -> None:
+def test_damaged_result_is_not_written(download: Download, file: Path, content: bytes) -> None:
     assert "The result is damaged" in error(download(content), 1)
     assert [*file.parent.iterdir()] == []
 
 
-def test_a_result_that_has_expired_is_not_written(
+def test_expired_result_is_not_written(
     download: Download, tmp_path: Path, file: Path, url: str
 ) -> None:
     download(COMPRESSED)
@@ -118,13 +116,13 @@ def test_a_result_that_has_expired_is_not_written(
     assert [*file.parent.iterdir()] == []
 
 
-def test_jobs_without_a_stored_result(download: Download, file: Path) -> None:
+def test_job_without_stored_result_reports_reason(download: Download, file: Path) -> None:
     assert "IndexError" in error(download(COMPRESSED, FAILED), 1)
     assert "blocking=False" in error(download(COMPRESSED, FETCHED), 1)
     assert [*file.parent.iterdir()] == []
 
 
-def test_an_operator_has_the_results_of_nobody(tmp_path: Path, file: Path) -> None:
+def test_operator_token_cannot_read_results_of_users(tmp_path: Path, file: Path) -> None:
     with served(Laboratory(), tmp_path, operators=OPERATORS) as url:
         ran = invoke("jobs", "result", DONE[:6], "-o", file, "--url", url, "--token", TOKEN)
     said = error(ran, 5)
@@ -134,7 +132,7 @@ def test_an_operator_has_the_results_of_nobody(tmp_path: Path, file: Path) -> No
 
 
 @pytest.mark.process
-def test_a_large_result_takes_little_memory(
+def test_large_result_is_written_with_little_memory(
     download: Download, url: str, tmp_path: Path, file: Path
 ) -> None:
     """Show it with zeros, of which zstd makes 30,000 bytes out of one."""

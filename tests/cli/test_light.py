@@ -21,7 +21,7 @@ pytestmark = pytest.mark.process
 COMMANDS = sorted(cli.list_commands(None))  # type: ignore[attr-defined]
 
 
-def test_the_help_of_a_command_imports_nothing_it_does_not_need(tmp_path: Path) -> None:
+def test_help_imports_no_unneeded_modules(tmp_path: Path) -> None:
     found = modules_of_commands(tmp_path, [(command, "--help") for command in COMMANDS])
     for (command, _), _, printed in found:
         assert f"Usage: python -m ndif {command}" in printed
@@ -29,7 +29,7 @@ def test_the_help_of_a_command_imports_nothing_it_does_not_need(tmp_path: Path) 
     assert surplus([(line[0], imported) for line, imported, _ in found], unneeded) == []
 
 
-def test_what_starts_a_server_imports_no_model_plane() -> None:
+def test_launch_modules_import_no_model_plane() -> None:
     found = modules_imported_in_turn(
         "ndif.launch.start", "ndif.launch.preflight", "ndif.launch.run_folder"
     )
@@ -38,7 +38,7 @@ def test_what_starts_a_server_imports_no_model_plane() -> None:
     assert surplus(found, {*HEAVY} - {"redis"}) == []
 
 
-def test_the_help_names_every_command(tmp_path: Path) -> None:
+def test_help_names_every_command(tmp_path: Path) -> None:
     _, printed = modules_of(tmp_path, "-m", "ndif", "--help")
     for command in COMMANDS:
         assert f"\n  {command} " in printed

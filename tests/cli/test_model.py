@@ -49,7 +49,7 @@ def ndif(
         yield lambda *arguments: invoke("model", *arguments, "--url", url)
 
 
-def test_the_tree_has_a_line_for_each_structure(ndif: Ndif) -> None:
+def test_model_tree_has_one_line_per_structure(ndif: Ndif) -> None:
     result = ndif(GPT2)
     assert result.exit_code == 0, result.output
     lines = [line.strip(" │├└─") for line in result.stdout.splitlines()]
@@ -64,13 +64,13 @@ def test_the_tree_has_a_line_for_each_structure(ndif: Ndif) -> None:
     assert norm == "model.transformer.ln_f  LayerNorm  128  weight 64, bias 64"
 
 
-def test_values_with_another_name_are_told(ndif: Ndif) -> None:
+def test_model_tree_shows_renamed_module(ndif: Ndif) -> None:
     moved = ndif(BERT).stdout
     assert "model.bert.encoder.layer[0].E_output  BertOutput" in moved
     assert "nns_output" not in moved
 
 
-def test_a_trace_is_printed_alone(ndif: Ndif) -> None:
+def test_trace_option_prints_only_trace(ndif: Ndif) -> None:
     for arguments in ([], ["--generation", "0.7"]):
         result = ndif(GPT2, "--trace", *arguments)
         assert result.exit_code == 0, result.output
@@ -81,17 +81,17 @@ def test_a_trace_is_printed_alone(ndif: Ndif) -> None:
     assert "There is no trace of org/new." in error(ndif("org/new", "--trace"), 1)
 
 
-def test_programs_read_it_whole(ndif: Ndif) -> None:
+def test_json_output_contains_module_tree(ndif: Ndif) -> None:
     told: dict[str, Any] = printed(ndif(GPT2, "--json"))
     assert told["tree"]["class"] == "GPT2LMHeadModel"
 
 
-def test_a_model_without_a_tree_has_a_sentence(ndif: Ndif) -> None:
+def test_unmeasured_and_unknown_models_have_message(ndif: Ndif) -> None:
     assert "known once the model was measured or loaded" in ndif("org/new").stdout
     assert "does not know 'org/none'" in error(ndif("org/none"), 4)
 
 
-def test_names_move_no_cursor_and_are_no_markup(ndif: Ndif) -> None:
+def test_hostile_names_are_printed_without_control_characters(ndif: Ndif) -> None:
     shown = ndif("org/evil").stdout
     assert "[red]" in shown
     assert "<img src=x onerror=alert(1)>" in shown

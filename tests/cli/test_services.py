@@ -123,9 +123,7 @@ def refused(place: Place, *arguments: str, **variables: str) -> str:
     return done.error
 
 
-def test_a_broker_of_ours_comes_and_goes_with_the_server(
-    place: Place, broker: dict[str, str]
-) -> None:
+def test_own_broker_starts_and_stops_with_server(place: Place, broker: dict[str, str]) -> None:
     said = place.start(**broker)
     assert accepts(port_of(broker))
     (found,) = place.read("info")["services"].items()
@@ -166,9 +164,7 @@ def test_a_broker_of_ours_comes_and_goes_with_the_server(
     assert not (Path(said["session"]) / "data").exists()
 
 
-def test_of_a_server_that_is_killed_no_service_is_left(
-    place: Place, unlocked: dict[str, str]
-) -> None:
+def test_killed_server_leaves_no_service(place: Place, unlocked: dict[str, str]) -> None:
     """The broker asks for a password while it runs, although nobody chose one."""
     said, broker = place.start(**unlocked), unlocked
     with pytest.raises(AuthenticationError):
@@ -195,7 +191,7 @@ def test_of_a_server_that_is_killed_no_service_is_left(
     assert place.read("queue") == {"models": []}
 
 
-def test_one_that_answers_is_used_and_stays(
+def test_running_broker_is_shared_and_keeps_running(
     place: Place, server_environment: dict[str, str], tmp_path: Path
 ) -> None:
     """Two hosts use it, which share a secret; one without, or with another, does not start."""
@@ -242,7 +238,7 @@ def response(url: str, job: str) -> dict[str, Any]:
     return answer
 
 
-def test_one_that_neighbours_reach_needs_a_password(tmp_path: Path) -> None:
+def test_broker_reachable_from_other_machines_needs_password(tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 1))  # sends nothing
@@ -269,7 +265,7 @@ def test_one_that_neighbours_reach_needs_a_password(tmp_path: Path) -> None:
         assert find_broker(Settings(broker_url=with_password), may_start=True) is None
 
 
-def test_one_that_does_not_come_up_ends_those_before_it(
+def test_failed_service_stops_services_started_before_it(
     place: Place, broker: dict[str, str], store: dict[str, str]
 ) -> None:
     store["NDIF_OBJECT_STORE_ACCESS_KEY"] = "broken"
@@ -280,7 +276,7 @@ def test_one_that_does_not_come_up_ends_those_before_it(
         assert not accepts(port_of(broker))
 
 
-def test_services_alone_are_used_by_a_server_and_outlive_it(
+def test_standalone_services_outlive_server(
     place: Place, broker: dict[str, str], store: dict[str, str]
 ) -> None:
     said = place.ndif("start", "api", "--detach", **broker, **store)
@@ -309,7 +305,7 @@ def test_services_alone_are_used_by_a_server_and_outlive_it(
     assert place.ndif("stop", "--services").code == 3
 
 
-def test_a_broker_alone_keeps_its_queue_when_the_server_is_stopped(
+def test_standalone_broker_keeps_queue_after_server_stops(
     place: Place, unlocked: dict[str, str]
 ) -> None:
     broker = unlocked
@@ -328,7 +324,7 @@ def test_a_broker_alone_keeps_its_queue_when_the_server_is_stopped(
     assert not accepts(port_of(broker))
 
 
-def test_a_head_and_a_worker_that_joins_it(
+def test_worker_with_cluster_secret_joins_ray_head(
     place: Place,
     unlocked: dict[str, str],
     store: dict[str, str],
@@ -368,7 +364,7 @@ def test_a_head_and_a_worker_that_joins_it(
 # What is in the way
 
 
-def test_variables_that_need_others_say_so(place: Place) -> None:
+def test_variables_name_missing_required_variables(place: Place) -> None:
     said = refused(place, NDIF_API_WORKERS="2", NDIF_RAY_ADDRESS="auto")
     assert "NDIF_API_WORKERS=2 needs NDIF_BROKER_URL" in said
     assert "need NDIF_BROKER_URL and NDIF_OBJECT_STORE_URL" in said
@@ -378,7 +374,7 @@ def test_variables_that_need_others_say_so(place: Place) -> None:
     assert "NDIF_BROKER_URL gives its address" in refused(place, "broker")
 
 
-def test_programs_that_are_missing_are_named_with_what_installs_them(
+def test_missing_programs_are_named_with_install_command(
     place: Place, broker: dict[str, str], store: dict[str, str], ray: dict[str, str]
 ) -> None:
     nothing = {**broker, **store, **ray, "PATH": "/nowhere"}
@@ -390,13 +386,13 @@ def test_programs_that_are_missing_are_named_with_what_installs_them(
     assert "bytes too long: a socket of Ray" in said
 
 
-def test_a_broker_that_forgets_is_refused(place: Place, tmp_path: Path) -> None:
+def test_broker_with_eviction_policy_is_rejected(place: Place, tmp_path: Path) -> None:
     with RedisServer(tmp_path, "--maxmemory-policy", "allkeys-lru") as redis:
         said = refused(place, NDIF_BROKER_URL=redis.url)
         assert "maxmemory-policy allkeys-lru" in said
         assert "config set maxmemory-policy noeviction" in said
 
 
-def test_one_elsewhere_that_does_not_answer_is_not_ours_to_start(place: Place) -> None:
+def test_unreachable_remote_broker_is_not_started(place: Place) -> None:
     said = refused(place, NDIF_BROKER_URL="redis://broker.invalid:6379/0")
     assert "Nothing answers at redis://broker.invalid:6379/0 (NDIF_BROKER_URL)" in said

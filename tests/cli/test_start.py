@@ -160,7 +160,7 @@ def states(place: Place, name: str = NAME) -> list[str]:
 # A server that serves
 
 
-def test_it_says_where_it_is_and_keeps_its_files(served: Place) -> None:
+def test_server_reports_address_and_protects_session_files(served: Place) -> None:
     info = served.read("info")
     port = int(served.environment["NDIF_API_PORT"])
     assert info["url"] == f"http://127.0.0.1:{port}"
@@ -178,14 +178,14 @@ def test_it_says_where_it_is_and_keeps_its_files(served: Place) -> None:
     assert served.ndif("info").output.count(info["url"]) == 1
 
 
-def test_models_named_at_the_start_are_dedicated(served: Place) -> None:
+def test_models_named_at_start_are_dedicated(served: Place) -> None:
     assert models(served)[NAME]["dedicated"] is True
     said = served.ndif("status").output
     assert f"{NAME}, dedicated" in said
     assert "IDLE" in said
 
 
-def test_a_second_server_is_refused_with_a_sentence(served: Place) -> None:
+def test_second_server_is_rejected(served: Place) -> None:
     before = served.sessions()
     for arguments in ([], ["--detach"], ["--port", free_port()]):
         done = served.ndif("start", *arguments)
@@ -197,7 +197,7 @@ def test_a_second_server_is_refused_with_a_sentence(served: Place) -> None:
     assert states(served) == ["RUNNING"]
 
 
-def test_a_model_is_deployed_scaled_exported_and_evicted(served: Place, tiny_gpt2: Path) -> None:
+def test_model_is_deployed_scaled_exported_and_evicted(served: Place, tiny_gpt2: Path) -> None:
     done = served.ndif("deploy", f"{SECOND}={tiny_gpt2}", "--replicas", "2")
     assert (done.code, done.output) == (0, f"{SECOND} is ready: 2 replicas.\n"), done
     assert states(served, SECOND) == ["RUNNING", "RUNNING"]
@@ -215,14 +215,14 @@ def test_a_model_is_deployed_scaled_exported_and_evicted(served: Place, tiny_gpt
     assert states(served) == ["RUNNING"]
 
 
-def test_a_model_that_is_not_to_be_had_is_said_not_to_be(served: Place) -> None:
+def test_deploy_of_missing_model_fails(served: Place) -> None:
     done = served.ndif("deploy", "test-org/none")
     assert done.code == 1
     assert re.match("Error: .*test-org/none", done.error), done
     assert states(served) == ["RUNNING"]
 
 
-def test_a_request_leaves_one_line_in_the_log(served: Place) -> None:
+def test_request_leaves_one_log_line(served: Place) -> None:
     url = served.read("info")["url"]
     job = send(url, NAME, b"no request of any client")
     answer = f"{url}/response/{job}"
@@ -240,7 +240,7 @@ def test_a_request_leaves_one_line_in_the_log(served: Place) -> None:
     assert re.search(r" waited=\d+\.\d{3}s ran=\d+\.\d{3}s$", line)
 
 
-def test_the_beginning_of_an_id_is_enough(served: Place) -> None:
+def test_unique_prefix_selects_replica(served: Place) -> None:
     (replica,) = models(served)[NAME]["replicas"]
     said = served.ndif("status").output
     assert f" {replica['replica_id'][:6]} " in said
@@ -255,12 +255,12 @@ def test_the_beginning_of_an_id_is_enough(served: Place) -> None:
     assert served.ndif("deploy", NAME, "--dedicated").code == 0
 
 
-def test_what_is_not_there_is_exit_code_4(served: Place) -> None:
+def test_missing_target_exits_with_4(served: Place) -> None:
     for arguments in (["evict", "no/model"], ["restart", "no/model"], ["kill", "no-request"]):
         assert served.ndif(*arguments).code == 4
 
 
-def test_replicas_are_restarted(served: Place) -> None:
+def test_restart_replaces_replica(served: Place) -> None:
     (before,) = models(served)[NAME]["replicas"]
     (told,) = served.read("restart", NAME)["restarted"]
     assert told["replica_id"] == before["replica_id"]
@@ -269,9 +269,7 @@ def test_replicas_are_restarted(served: Place) -> None:
     assert after["replica_id"] != before["replica_id"]
 
 
-def test_it_is_operated_from_elsewhere_with_its_address_and_its_token(
-    served: Place, tmp_path: Path
-) -> None:
+def test_remote_commands_need_address_and_token(served: Place, tmp_path: Path) -> None:
     info = served.read("info")
     elsewhere = {"NDIF_SESSION_ROOT": str(tmp_path)}
     asked = ["queue", "--json", "--url", info["url"], "--token"]
@@ -282,7 +280,7 @@ def test_it_is_operated_from_elsewhere_with_its_address_and_its_token(
     assert served.ndif("queue", **elsewhere).code == 3
 
 
-def test_its_configuration_is_the_servers_not_that_of_who_asks(served: Place) -> None:
+def test_info_shows_configuration_of_server_not_of_caller(served: Place) -> None:
     done = served.ndif("info", "--config", "--json", NDIF_RUNNER_POOL="9")
     values = {each["name"]: each for each in json.loads(done.output)["settings"]}
     assert values["NDIF_RUNNER_POOL"]["source"] == "default"
@@ -292,7 +290,7 @@ def test_its_configuration_is_the_servers_not_that_of_who_asks(served: Place) ->
 # How it ends
 
 
-def test_it_is_stopped_and_leaves_its_log(place: Place) -> None:
+def test_stopped_server_leaves_log(place: Place) -> None:
     said = place.start()
     following = subprocess.Popen(
         [NDIF, "logs", "-f"],
@@ -313,7 +311,7 @@ def test_it_is_stopped_and_leaves_its_log(place: Place) -> None:
     assert not (Path(said["session"]) / "token").exists()
 
 
-def test_one_that_does_not_know_its_token_is_told_by_a_signal(place: Place) -> None:
+def test_stop_falls_back_to_signal_with_wrong_token(place: Place) -> None:
     said = place.start()
     (Path(said["session"]) / "token").write_text("another")
     assert place.ndif("status").code == 5
@@ -321,7 +319,7 @@ def test_one_that_does_not_know_its_token_is_told_by_a_signal(place: Place) -> N
     assert started_at(said["pid"]) is None
 
 
-def test_a_killed_servers_place_is_taken_over_with_a_word(place: Place) -> None:
+def test_next_server_takes_over_from_killed_server(place: Place) -> None:
     said = place.start()
     job = send(said["url"], NAME, b"opaque")
     os.kill(said["pid"], signal.SIGKILL)
@@ -364,9 +362,7 @@ def send(url: str, model: str, payload: bytes) -> str:
     return job
 
 
-def test_the_server_is_restarted_with_its_models_and_its_environment(
-    place: Place, tiny_gpt2: Path
-) -> None:
+def test_restart_keeps_models_and_environment(place: Place, tiny_gpt2: Path) -> None:
     said = place.start("api", NDIF_RUNNER_POOL="3")
     assert place.ndif("deploy", f"{SECOND}={tiny_gpt2}", "--dedicated", "--no-wait").code == 0
     # Loading takes so little time that any other job might have ended before the server does.
@@ -393,9 +389,7 @@ def test_the_server_is_restarted_with_its_models_and_its_environment(
     until(lambda: httpx.get(poll).json()["status"] == "ERROR")
 
 
-def test_a_booked_model_is_on_the_disk_before_its_booking_begins(
-    place: Place, tmp_path: Path
-) -> None:
+def test_booked_model_is_downloaded_before_booking_begins(place: Place, tmp_path: Path) -> None:
     begins = datetime.now(timezone.utc) + timedelta(minutes=50)
     calendar, hub = tmp_path / "calendar.ics", tmp_path / "hf"
     calendar.write_text(
@@ -413,7 +407,7 @@ def test_a_booked_model_is_on_the_disk_before_its_booking_begins(
     assert place.ndif("stop").code == 0
 
 
-def test_one_that_listens_to_others_is_reached_from_its_own_machine(place: Place) -> None:
+def test_server_on_all_interfaces_is_reachable_by_hostname(place: Place) -> None:
     address = "--host", "0.0.0.0", "--insecure"
     done = place.ndif("start", "--detach", *address, NDIF_SANDBOX="best-effort")
     assert "untrusted code runs without full confinement" in done.error
@@ -448,7 +442,7 @@ class Foreground:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_in_a_terminal_it_says_what_to_do_and_ends_with_it(
+def test_foreground_server_prints_instructions_and_stops_on_signal(
     place: Place, number: signal.Signals
 ) -> None:
     server = Foreground(place)
@@ -465,7 +459,7 @@ def test_in_a_terminal_it_says_what_to_do_and_ends_with_it(
     assert place.ndif("info").code == 3
 
 
-def test_one_in_a_terminal_is_stopped_from_another(place: Place) -> None:
+def test_foreground_server_is_stopped_from_another_terminal(place: Place) -> None:
     server = Foreground(place)
     server.until("Ctrl-C stops it")
     assert place.ndif("stop").code == 0
@@ -485,7 +479,7 @@ def refused(place: Place, *arguments: str | Path, kernel: str = "", **variables:
     return done.error
 
 
-def test_all_that_is_in_its_way_is_told_at_once(place: Place, tmp_path: Path) -> None:
+def test_start_reports_all_problems_at_once(place: Place, tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     file.write_text("org/a:\n  replicas: 0\norg/b:\n  runtime: '0.5'\n")
     keys = tmp_path / "keys.yaml"
@@ -511,7 +505,7 @@ def test_all_that_is_in_its_way_is_told_at_once(place: Place, tmp_path: Path) ->
         assert problem in said, said
 
 
-def test_a_single_thing_in_its_way_is_a_sentence(place: Place, tmp_path: Path) -> None:
+def test_start_reports_single_problem_as_sentence(place: Place, tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     assert refused(place, "--deployment-config", file) == (
         f"Error: {file} cannot be read: No such file or directory.\n"
@@ -523,16 +517,16 @@ def test_a_single_thing_in_its_way_is_a_sentence(place: Place, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("root", ["/proc/sessions", "/dev/null/sessions"])
-def test_sessions_must_have_a_place(place: Place, root: str) -> None:
+def test_unwritable_session_root_is_rejected(place: Place, root: str) -> None:
     said = refused(place, NDIF_SESSION_ROOT=root)
     assert re.search(rf"{root}.*NDIF_SESSION_ROOT", said), said
 
 
-def test_a_variable_that_is_not_valid_is_named(place: Place) -> None:
+def test_invalid_variable_is_named(place: Place) -> None:
     assert "The variable NDIF_RUNNER_POOL is not valid" in refused(place, NDIF_RUNNER_POOL="none")
 
 
-def test_json_is_for_a_server_behind_the_terminal(place: Place) -> None:
+def test_json_option_needs_detach(place: Place) -> None:
     done = place.ndif("start", "--json")
     assert done.code == 2
     assert "Usage: ndif start" in done.error
@@ -550,7 +544,7 @@ cli(["start", *sys.argv[1:]])
 
 
 @pytest.mark.parametrize("detach", [True, False])
-def test_one_that_does_not_come_up_is_rolled_back(place: Place, detach: bool) -> None:
+def test_failed_start_is_rolled_back(place: Place, detach: bool) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FAILS, *(["--detach"] if detach else [])],
         env={**os.environ, **without_keys(place.environment)},
