@@ -98,7 +98,7 @@ def keyed(
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
-def test_every_limit_is_tripped_and_said(
+def test_clients_hit_every_limit_and_read_its_message(
     keyed: Keyed, runtimes: Path, tiny_gpt2: Path, tmp_path: Path, generation: str
 ) -> None:
     overlay = None if generation == "0.8" else runtimes / generation

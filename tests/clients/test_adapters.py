@@ -25,11 +25,11 @@ def reaching(
     client.close()
 
 
-def test_an_adapter_of_a_hub(reaching: Client) -> None:
+def test_adapter_is_loaded_from_hub_and_from_cache(reaching: Client) -> None:
     reaching.run("adapted_from_a_hub")
     # A second time from the cache.
     reaching.run("adapted_from_a_hub")
 
 
-def test_what_an_untrusted_user_may_not_name(untrusted: Clients) -> None:
+def test_untrusted_user_cannot_name_forbidden_adapters(untrusted: Clients) -> None:
     untrusted["0.8"].run("adapters_that_untrusted_users_may_not_name")

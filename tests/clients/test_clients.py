@@ -37,12 +37,14 @@ HELPED = [
 
 
 @pytest.mark.parametrize(("generation", "scenario"), [*EVERY, *HELPED])
-def test_trusted(clients: Clients, generation: str, scenario: str) -> None:
+def test_trusted_scenario_matches_local_result(
+    clients: Clients, generation: str, scenario: str
+) -> None:
     clients[generation].run(scenario)
 
 
 @pytest.mark.parametrize("generation", ["0.8", "0.7", "0.6"])
-def test_weights_that_a_trusted_block_writes(clients: Clients, generation: str) -> None:
+def test_weights_written_by_trusted_block_stay_private(clients: Clients, generation: str) -> None:
     """The Protector gives others a copy of each weight (docs/security.md)."""
     clients[generation].run("weights_that_a_block_writes_are_its_own")
 
@@ -52,7 +54,9 @@ CONFINED = [*chosen(SANDBOXED, "0.8", "0.7"), *chosen(PER_USER, "0.6"), *MODULES
 
 
 @pytest.mark.parametrize(("generation", "scenario"), CONFINED)
-def test_sandboxed(untrusted: Clients, generation: str, scenario: str) -> None:
+def test_sandboxed_scenario_matches_local_result_or_is_rejected(
+    untrusted: Clients, generation: str, scenario: str
+) -> None:
     refusal = REFUSED.get(scenario)
     if refusal is None:
         untrusted[generation].run(scenario)
@@ -89,11 +93,11 @@ def nnterp(
 
 
 @pytest.mark.parametrize("scenario", scenarios("scenarios_nnterp"))
-def test_nnterp_sandboxed(nnterp: Client, scenario: str) -> None:
+def test_nnterp_scenario_runs_sandboxed(nnterp: Client, scenario: str) -> None:
     nnterp.run(scenario)
 
 
-def test_the_table_names_scenarios_that_are_there() -> None:
+def test_scenario_table_names_only_existing_scenarios() -> None:
     there = {name for _, name in EVERY}
     for reasons in (SANDBOXED, PER_USER, STACK, SHARED_PASSES):
         named = {f"scenario_{name}" for names in reasons.values() for name in names}

@@ -75,5 +75,5 @@ def test_plain_traces_share_passes(joining: LocalServer, users: list[Client]) ->
 
 
 @pytest.mark.parametrize("scenario", [name for _, name in chosen(SHARED_PASSES, "0.8")])
-def test_whatever_several_users_do_at_once(users: list[Client], scenario: str) -> None:
+def test_concurrent_users_find_their_own_results(users: list[Client], scenario: str) -> None:
     at_once(users, scenario)

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
     ],
     ids=["bert", "t5"],
 )
-def test_an_encoder(
+def test_encoder_is_served(
     make: Callable[[Path], Path],
     task: str,
     scenario: str,

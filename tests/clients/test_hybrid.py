@@ -56,7 +56,7 @@ def peak_memory(server: LocalServer) -> int:
 
 
 @pytest.mark.parametrize("scenario", scenarios("scenarios_hybrid"))
-def test_what_an_untrusted_user_may_try(
+def test_hybrid_job_of_untrusted_user_stays_within_memory_limit(
     client: Client, limited: LocalServer, scenario: str
 ) -> None:
     before = peak_memory(limited)

@@ -215,7 +215,7 @@ class Running:
             raise self._failure
 
 
-def test_models_are_loaded_when_somebody_asks_for_them(generation: str, many: Many) -> None:
+def test_models_are_loaded_on_first_request(generation: str, many: Many) -> None:
     server = many.server()
     names = ["tests/gpt2", "tests/llama"]
     if generation == "0.8":  # earlier ones know no encoders
@@ -226,7 +226,7 @@ def test_models_are_loaded_when_somebody_asks_for_them(generation: str, many: Ma
         assert levels(server, name, generation) == ["HOT"]
 
 
-def test_two_models_that_do_not_fit_together_take_turns(many: Many) -> None:
+def test_two_models_that_do_not_fit_together_alternate_on_gpu(many: Many) -> None:
     server = many.server(NDIF_NODE_GPUS=ONE_FITS)
     gpt2, llama = many.client(server, "tests/gpt2"), many.client(server, "tests/llama")
     gpt2.run("scenario_a_trace")
@@ -246,14 +246,14 @@ def test_two_models_that_do_not_fit_together_take_turns(many: Many) -> None:
     assert [r["replica_id"] for r in replicas(server, "tests/gpt2")] == [first["replica_id"]]
 
 
-def test_both_models_serve_their_users_while_they_displace_each_other(many: Many) -> None:
+def test_models_that_evict_each_other_serve_all_their_users(many: Many) -> None:
     server = many.server(NDIF_NODE_GPUS=ONE_FITS)
     users = [many.client(server, name) for name in ("tests/gpt2", "tests/llama")]
     for each in [Running(user, "scenario_one_at_a_time") for user in users]:
         each.ends_well()
 
 
-def test_a_model_that_is_protected_is_not_displaced_and_why_is_told(many: Many) -> None:
+def test_protected_model_is_not_evicted_and_reason_is_reported(many: Many) -> None:
     server = many.server(
         NDIF_NODE_GPUS=ONE_FITS,
         NDIF_MINIMUM_DEPLOYMENT_TIME_SECONDS="600",
@@ -267,7 +267,7 @@ def test_a_model_that_is_protected_is_not_displaced_and_why_is_told(many: Many) 
     assert re.search(r"Try again in \d+m", said)
 
 
-def test_three_replicas_under_load_and_one_is_killed(
+def test_jobs_survive_kill_of_one_of_three_replicas(
     server: StartedServer, user: Client, generation: str
 ) -> None:
     before = server.processes()
@@ -281,7 +281,7 @@ def test_three_replicas_under_load_and_one_is_killed(
     assert any("it is tried again" in said for said in server.output), list(server.output)
 
 
-def test_replicas_come_and_go_while_jobs_run(
+def test_replicas_are_scaled_while_jobs_run(
     server: StartedServer, user: Client, generation: str
 ) -> None:
     running = Running(user, "scenario_four_long_jobs")
@@ -304,7 +304,7 @@ def test_replicas_come_and_go_while_jobs_run(
     user.run("scenario_three_replicas_share_the_load")
 
 
-def test_a_model_is_evicted_while_jobs_run(
+def test_model_is_evicted_while_jobs_run(
     server: StartedServer, user: Client, generation: str
 ) -> None:
     running = Running(user, "scenario_evicted")
@@ -316,7 +316,7 @@ def test_a_model_is_evicted_while_jobs_run(
     assert levels(server, "tests/gpt2", generation) == ["HOT"]
 
 
-def test_jobs_are_killed_wherever_they_are(
+def test_waiting_and_running_jobs_are_killed(
     server: StartedServer, user: Client, generation: str
 ) -> None:
     running = Running(user, "scenario_killed")
@@ -328,7 +328,7 @@ def test_jobs_are_killed_wherever_they_are(
     user.run("scenario_a_trace")
 
 
-def test_keys_say_who_may_do_what(many: Many, tmp_path: Path) -> None:
+def test_key_tags_decide_permissions(many: Many, tmp_path: Path) -> None:
     keys = tmp_path / "keys.yaml"
     keys.write_text(
         "keys:\n"
@@ -356,7 +356,7 @@ def test_keys_say_who_may_do_what(many: Many, tmp_path: Path) -> None:
     trusted.run("scenario_one_process_runs_all")
 
 
-def test_clients_read_the_states_that_models_can_have(
+def test_clients_read_every_model_state(
     many: Many, models: dict[str, Path], tmp_path: Path
 ) -> None:
     # One that can be measured, and not loaded.
@@ -376,7 +376,7 @@ def test_clients_read_the_states_that_models_can_have(
         ndif(server, "evict", "tests/none")  # it is forgotten
 
 
-def test_who_waits_is_told_that_the_server_stops(many: Many) -> None:
+def test_waiting_clients_are_notified_of_server_stop(many: Many) -> None:
     server = many.server()
     generations = ("0.8", "0.7")
     waiting = [

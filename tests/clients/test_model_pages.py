@@ -103,7 +103,7 @@ def page(server: StartedServer, name: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("generation", SERVED)
-def test_a_client_finds_it_so(
+def test_client_confirms_paths_and_traces_of_model_page(
     server: StartedServer,
     models: dict[str, Path],
     runtimes: Path,
@@ -127,7 +127,7 @@ def test_a_client_finds_it_so(
         client.close()
 
 
-def test_facts_are_those_of_the_repository(server: StartedServer, hub: str) -> None:
+def test_model_page_shows_facts_of_repository(server: StartedServer, hub: str) -> None:
     llama, gpt2 = page(server, "tests/llama"), page(server, "tests/gpt2")
     assert (llama["license"], llama["card"]) == ("mit", None)
     assert (gpt2["license"], gpt2["card"]) == (None, f"{hub}/tests/gpt2")
@@ -137,16 +137,14 @@ def test_facts_are_those_of_the_repository(server: StartedServer, hub: str) -> N
     assert gpt2["context_length"] == 256
 
 
-def test_no_tree_is_in_what_is_published_all_the_time(
-    server: StartedServer, redis: RedisServer
-) -> None:
+def test_published_state_contains_no_module_tree(server: StartedServer, redis: RedisServer) -> None:
     for name in ("status", "models", "files"):
         published = redis.command("--no-raw", "get", name)
         assert "GPT2Block" not in str(published)
         assert "gpt2" in str(published)
 
 
-def test_a_model_that_is_evicted_keeps_its_page(server: StartedServer) -> None:
+def test_evicted_model_keeps_its_page(server: StartedServer) -> None:
     token = Path(server.environment["NDIF_SESSION_ROOT"], "current", "token").read_text().strip()
     evicted = httpx.post(
         f"{server.url}/admin/evict",
@@ -160,7 +158,7 @@ def test_a_model_that_is_evicted_keeps_its_page(server: StartedServer) -> None:
     assert page(server, "tests/t5")["tree"] is not None
 
 
-def test_a_model_that_nobody_knows_is_refused_in_a_sentence(server: StartedServer) -> None:
+def test_page_of_unknown_model_answers_404(server: StartedServer) -> None:
     answer = httpx.get(f"{server.url}/models/no/model", verify=False, trust_env=False)
     assert answer.status_code == 404
     assert "This server does not know 'no/model'" in answer.json()["detail"]

@@ -51,7 +51,7 @@ def server(
 
 
 @pytest.mark.parametrize("generation", KEYS)
-def test_a_user_of_each_wire(
+def test_user_of_each_wire_ends_own_jobs_and_reads_usage(
     server: StartedServer, runtimes: Path, tiny_gpt2: Path, tmp_path: Path, generation: str
 ) -> None:
     overlay = None if generation == "0.8" else runtimes / generation
@@ -77,7 +77,9 @@ def ndif(server: StartedServer, *arguments: str) -> str:
     return done.stdout
 
 
-def test_the_commands_of_a_user_and_of_the_operator(server: StartedServer, tmp_path: Path) -> None:
+def test_user_sees_own_jobs_and_operator_sees_all_jobs(
+    server: StartedServer, tmp_path: Path
+) -> None:
     ada = ("--key", KEYS["0.8"])
     jobs = json.loads(ndif(server, "jobs", "list", *ada, "--json"))["jobs"]
     assert {job["status"] for job in jobs} == {"CANCELLED", "COMPLETED"}
@@ -101,7 +103,7 @@ def test_the_commands_of_a_user_and_of_the_operator(server: StartedServer, tmp_p
     assert sum(day["errors"] for day in own["usage"]) == 0  # two were cancelled
 
 
-def test_what_a_wrong_question_is_told(server: StartedServer) -> None:
+def test_invalid_job_queries_are_rejected(server: StartedServer) -> None:
     ada = {"ndif-api-key": KEYS["0.8"]}
     for path, status, text in (
         ("/requests", 401, "wants an API key"),

@@ -76,7 +76,7 @@ def waiting(server: StartedServer) -> set[int]:
 
 
 @pytest.mark.parametrize("generation", MODULES)
-def test_plain_traces_share_a_process(
+def test_plain_traces_share_process(
     server: StartedServer, users: dict[str, Client], generation: str
 ) -> None:
     before = waiting(server)
@@ -92,7 +92,7 @@ def test_plain_traces_share_a_process(
 
 
 @pytest.mark.parametrize(("generation", "scenario"), chosen(PER_USER, *MODULES))
-def test_what_a_process_of_several_requests_answers(
+def test_shared_process_gives_same_results_as_local_run(
     users: dict[str, Client], generation: str, scenario: str
 ) -> None:
     """The same as the client computes by itself, whatever the requests before it did."""

@@ -102,7 +102,7 @@ def in_flight(site: Site) -> int:
     return total
 
 
-def test_two_clients_behind_nginx_are_counted_as_two(site: Site) -> None:
+def test_server_counts_two_clients_behind_nginx_separately(site: Site) -> None:
     proxy = site.proxy("nginx")
     proxy.start()
     with contextlib.ExitStack() as stack:
@@ -139,7 +139,7 @@ def test_two_clients_behind_nginx_are_counted_as_two(site: Site) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Caddy", "nginx", "nginx with its own Host"])
-def test_clients_of_both_wires_work_through_a_proxy(site: Site, kind: str) -> None:
+def test_clients_of_both_wires_work_through_proxy(site: Site, kind: str) -> None:
     proxy = site.proxy(kind)
     proxy.start()
     try:

@@ -53,16 +53,14 @@ def running_jobs(server: LocalServer) -> int:
     return [job["status"] for job in jobs].count("RUNNING")
 
 
-def test_two_replicas_serve_one_line(server: LocalServer, client: Client) -> None:
+def test_two_replicas_serve_one_queue(server: LocalServer, client: Client) -> None:
     assert replicas(server) == 2
     assert len(model_processes(server.process.pid)) == 2
     client.run("scenario_two_run_side_by_side")
     client.run("scenario_five_go_where_there_is_room")
 
 
-def test_a_model_process_that_is_killed_costs_nobody_a_job(
-    server: LocalServer, client: Client
-) -> None:
+def test_killed_model_process_loses_no_job(server: LocalServer, client: Client) -> None:
     running = threading.Thread(
         target=client.run, args=("scenario_jobs_while_a_model_process_is_killed",)
     )

@@ -142,11 +142,11 @@ def stack(
 
 @pytest.mark.parametrize("generation", ["0.8", "0.7"])
 @pytest.mark.parametrize("host", [0, 1])
-def test_either_host_serves_what_runs_on_a_node(stack: Stack, host: int, generation: str) -> None:
+def test_either_host_serves_model_on_node(stack: Stack, host: int, generation: str) -> None:
     stack.client(host, generation).run("scenario_a_trace")
 
 
-def test_a_broker_that_is_restarted_loses_no_job(stack: Stack) -> None:
+def test_broker_restart_loses_no_job(stack: Stack) -> None:
     stack.client().run("scenario_fifty_jobs_are_sent")
     stack.redis.stop()
     time_passes(1)
@@ -154,7 +154,7 @@ def test_a_broker_that_is_restarted_loses_no_job(stack: Stack) -> None:
     stack.client().run("scenario_all_that_was_sent_is_answered")
 
 
-def test_a_gateway_that_dies_is_missed_by_nobody(stack: Stack) -> None:
+def test_dead_gateway_is_replaced_without_failed_requests(stack: Stack) -> None:
     for _ in range(2):
         dying = parts(stack.hosts[0], "ndif.server.gateway_process")[0]
         dying.kill()
@@ -163,7 +163,7 @@ def test_a_gateway_that_dies_is_missed_by_nobody(stack: Stack) -> None:
     until(lambda: len(parts(stack.hosts[0], "ndif.server.gateway_process")) == 2)
 
 
-def test_another_leads_when_the_leader_dies(stack: Stack) -> None:
+def test_standby_takes_over_when_leader_dies(stack: Stack) -> None:
     stack.client().run("scenario_fifty_jobs_are_sent")
     before = stack.leader
     before.kill()
@@ -176,7 +176,7 @@ def test_another_leads_when_the_leader_dies(stack: Stack) -> None:
     stack.client(1).run("scenario_a_trace")
 
 
-def test_a_job_whose_node_dies_runs_on_another(stack: Stack) -> None:
+def test_job_of_dead_node_runs_on_another_node(stack: Stack) -> None:
     stack.client().run("scenario_a_long_job_is_sent")
     busy = next(node for node in stack.ray.nodes if node.runs("ndif.runtime"))
     until(lambda: running(stack.hosts[0]))
@@ -184,7 +184,7 @@ def test_a_job_whose_node_dies_runs_on_another(stack: Stack) -> None:
     stack.client().run("scenario_all_that_was_sent_is_answered")
 
 
-def test_a_head_that_restarts_finds_its_replicas_again(stack: Stack) -> None:
+def test_restarted_ray_head_finds_its_replicas(stack: Stack) -> None:
     def processes() -> set[int]:
         return {p.pid for p in stack.ray.workers("NodeActor")}
 
@@ -204,14 +204,14 @@ def test_a_head_that_restarts_finds_its_replicas_again(stack: Stack) -> None:
     stack.client().run("scenario_a_trace")
 
 
-def test_results_wait_for_an_object_store_that_is_away(stack: Stack) -> None:
+def test_results_wait_for_unavailable_object_store(stack: Stack) -> None:
     stack.client().run("scenario_a_long_job_is_sent")
     with stack.s3.away():
         time_passes(10)  # longer than the job runs, and than what is hurried waits
     stack.client().run("scenario_all_that_was_sent_is_answered")
 
 
-def test_a_broker_that_does_not_answer_is_said_and_hangs_nobody(stack: Stack) -> None:
+def test_request_during_broker_outage_is_answered_with_503(stack: Stack) -> None:
     stack.redis.pause()
     try:
         refused = send(stack.hosts[0])
@@ -224,7 +224,7 @@ def test_a_broker_that_does_not_answer_is_said_and_hangs_nobody(stack: Stack) ->
     stack.client().run("scenario_a_trace")
 
 
-def test_whoever_hears_by_a_gateway_that_is_stopped_is_told(stack: Stack) -> None:
+def test_clients_of_stopped_gateway_are_notified(stack: Stack) -> None:
     generations = ("0.8", "0.7")
     waiting = [
         Running(stack.client(1, each), "scenario_the_server_stops_meanwhile")
@@ -242,7 +242,7 @@ def test_whoever_hears_by_a_gateway_that_is_stopped_is_told(stack: Stack) -> Non
     stack.client(1).run("scenario_a_trace")
 
 
-def test_all_of_it_ends_and_leaves_nothing(stack: Stack) -> None:
+def test_stopped_hosts_leave_no_processes(stack: Stack) -> None:
     for host in stack.hosts:
         family = psutil.Process(host.process.pid).children(recursive=True)
         assert host.stop(signal.SIGTERM) == 0

@@ -60,13 +60,13 @@ def clients(
 
 
 @pytest.mark.parametrize(("generation", "scenario"), STORED)
-def test_a_stored_result_is_what_a_local_block_gives(
+def test_stored_result_matches_local_result(
     clients: Clients, generation: str, scenario: str
 ) -> None:
     clients[generation].run(scenario)
 
 
-def test_a_live_client_waits_while_the_store_is_away(clients: Clients, s3: SwiftServer) -> None:
+def test_live_client_waits_while_store_is_unavailable(clients: Clients, s3: SwiftServer) -> None:
     client, failed = clients["0.8"], []
 
     def run() -> None:
@@ -84,7 +84,7 @@ def test_a_live_client_waits_while_the_store_is_away(clients: Clients, s3: Swift
     assert not failed, failed[0]
 
 
-def test_a_poll_is_told_to_come_again_while_the_store_is_away(
+def test_poll_is_asked_to_retry_while_store_is_unavailable(
     server: LocalServer, s3: SwiftServer
 ) -> None:
     url = f"{server.url}/response/01234567-89ab-cdef-0123-456789abcdef"
@@ -98,7 +98,7 @@ def test_a_poll_is_told_to_come_again_while_the_store_is_away(
     )
 
 
-def test_the_steps_of_a_job_are_told_while_the_store_is_silent(
+def test_job_steps_are_readable_while_store_is_silent(
     server: LocalServer, clients: Clients, s3: SwiftServer
 ) -> None:
     clients["0.8"].run("scenario_non_blocking")
@@ -120,5 +120,5 @@ def test_the_steps_of_a_job_are_told_while_the_store_is_silent(
     assert until(lambda: httpx.get(url).json() == trace)
 
 
-def test_the_server_has_no_results_of_its_own(server: LocalServer) -> None:
+def test_server_serves_no_results_itself(server: LocalServer) -> None:
     assert server.get("/results/01234567-89ab-cdef-0123-456789abcdef")[0] == 404

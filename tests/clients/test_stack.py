@@ -90,7 +90,7 @@ def users(
 
 
 @pytest.mark.parametrize(("generation", "scenario"), chosen(STACK, "0.8", "0.7"))
-def test_each_channel_and_request_may_meet_another_process(
+def test_scenario_works_across_gateway_processes(
     users: Clients, generation: str, scenario: str
 ) -> None:
     refusal = REFUSED.get(scenario)
@@ -110,7 +110,7 @@ def logs_of(stack: Stack) -> dict[str, list[str]]:
     }
 
 
-def test_no_log_has_what_a_user_wrote(stack: Stack, users: Clients) -> None:
+def test_logs_contain_no_user_output_or_code(stack: Stack, users: Clients) -> None:
     users["0.8"].run("scenario_statuses_in_order")  # prints "from the block"
     users["0.8"].run("scenario_an_error_names_the_users_line")
     for lines in logs_of(stack).values():
@@ -118,7 +118,7 @@ def test_no_log_has_what_a_user_wrote(stack: Stack, users: Clients) -> None:
         assert not [line for line in lines if "from the block" in line or "torch.ones" in line]
 
 
-def test_the_log_and_the_trace_of_one_request(stack: Stack, users: Clients) -> None:
+def test_trace_of_request_matches_its_log_lines(stack: Stack, users: Clients) -> None:
     """One line a step, of the gateway, the dispatcher, and a replica on a node, by the job's id."""
     users["0.8"].run("scenario_in_place_edit")
     job = json.loads(output(stack.host, "jobs", "list", "--limit", "1", "--json"))["jobs"][0]["id"]
@@ -194,13 +194,13 @@ def running(host: StartedServer, name: str) -> int:
     return sum(replica["state"] == "RUNNING" for replica in replicas(host, name))
 
 
-def test_each_node_runs_a_job_at_the_same_time(stack: Stack, of_the_wide: Client) -> None:
+def test_each_node_runs_job_at_same_time(stack: Stack, of_the_wide: Client) -> None:
     assert len({replica["node_id"] for replica in replicas(stack.host, WIDE)}) == 3
     assert all(node.runs("ndif.runtime") for node in stack.ray.nodes)
     of_the_wide.run("scenario_three_untrusted_jobs_run_side_by_side")
 
 
-def test_two_nodes_go_on_where_there_were_three(stack: Stack, of_the_wide: Client) -> None:
+def test_two_nodes_continue_after_third_is_lost(stack: Stack, of_the_wide: Client) -> None:
     """The third is lost with the job that it runs."""
     scenario = "scenario_untrusted_jobs_while_a_node_is_lost"
     with ThreadPoolExecutor() as threads:

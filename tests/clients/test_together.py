@@ -37,7 +37,7 @@ with model.trace("Hello", remote=True):
 """
 
 
-def test_three_clients_at_the_same_time(
+def test_server_serves_three_generations_at_same_time(
     server: LocalServer, client_08: Client, client_07: Client, client_06: Client
 ) -> None:
     clients = [client_08, client_07, client_06]
@@ -87,7 +87,7 @@ def asleep(
 
 
 @pytest.mark.parametrize("generation", ["0.8", "0.7", "0.6"])
-def test_a_client_that_is_killed_holds_up_nobody(
+def test_killed_client_blocks_no_other_client(
     server: LocalServer,
     runtimes: Path,
     tmp_path: Path,

@@ -27,5 +27,5 @@ def untrusted_client(
 
 
 @pytest.mark.parametrize("scenario", scenarios("scenarios_untrusted"))
-def test_what_an_untrusted_user_does(untrusted_client: Client, scenario: str) -> None:
+def test_untrusted_scenario_behaves_as_documented(untrusted_client: Client, scenario: str) -> None:
     untrusted_client.run(scenario)

@@ -73,7 +73,7 @@ def set_as_printed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return given
 
 
-def test_the_variables_of_ndif_as_printed_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_ndif_reference_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     given = set_as_printed(monkeypatch)
     options = read()
     assert options.object_store_access_key == "minioadmin"
@@ -96,7 +96,7 @@ def test_the_variables_of_ndif_as_printed_are_valid(monkeypatch: pytest.MonkeyPa
         {"NDIF_OBJECT_STORE_ACCESS_KEY": "one-of-two"},
     ],
 )
-def test_an_object_store_elsewhere_or_with_one_key_needs_its_keys(
+def test_object_store_url_needs_both_keys(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, str]
 ) -> None:
     set_as_printed(monkeypatch)
@@ -107,7 +107,7 @@ def test_an_object_store_elsewhere_or_with_one_key_needs_its_keys(
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_a_variable_by_its_name_in_ndif_is_read_and_its_name_here_is_told(
+def test_variable_with_ndif_name_is_read_and_local_name_is_reported(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     value, field = VALUES.get(name, "7"), FIELDS[name]
@@ -125,7 +125,7 @@ def test_a_variable_by_its_name_in_ndif_is_read_and_its_name_here_is_told(
     assert f"The variable {name} is called {here} here, and is read as that." in unread(os.environ)
 
 
-def test_a_variable_by_its_name_here_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_variable_name_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NDIF_REDIS_URL", "redis://theirs:6379/")
     monkeypatch.setenv("NDIF_BROKER_URL", "redis://ours:6379/")
     assert Settings().broker_url == "redis://ours:6379/"
@@ -135,7 +135,9 @@ def test_a_variable_by_its_name_here_comes_first(monkeypatch: pytest.MonkeyPatch
     )
 
 
-def test_a_command_says_the_name_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_command_warns_of_foreign_variable_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("NDIF_HOME", str(tmp_path))
     said = CliRunner().invoke(cli, ["info", "--config", "--json"])
     assert "Warning: The variable NDIF_HOME is called NDIF_SESSION_ROOT here" in said.stderr

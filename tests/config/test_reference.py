@@ -23,11 +23,11 @@ def found(options: Settings) -> dict[str, variables.Variable]:
     return {each.name: each for each in variables.variables(options)}
 
 
-def test_the_example_is_up_to_date() -> None:
+def test_env_example_is_up_to_date() -> None:
     assert EXAMPLE.read_text() == example(), "run `ndif info --env-example > .env.example`"
 
 
-def test_the_example_has_every_variable_once_with_its_default() -> None:
+def test_env_example_has_every_variable_once_with_default() -> None:
     lines = re.findall(r"^# ([A-Z_]+)=(.*)$", example(), re.MULTILINE)
     assert len(lines) == len(Settings.model_fields)
     values = dict(lines)
@@ -41,7 +41,7 @@ def test_the_example_has_every_variable_once_with_its_default() -> None:
     assert values["NDIF_RUNTIMES_DIR"] == ""
 
 
-def test_the_example_does_nothing_as_it_is_and_is_what_it_says_uncommented(
+def test_env_example_changes_nothing_even_uncommented(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert not [line for line in example().splitlines() if line and not line.startswith("#")]
@@ -50,7 +50,7 @@ def test_the_example_does_nothing_as_it_is_and_is_what_it_says_uncommented(
     assert changed(Settings()) == {}
 
 
-def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, _ in re.findall(r"^# ([A-Z_]+)=(.*)$", example(), re.MULTILINE):
         monkeypatch.setenv(name, "")
     options = read()
@@ -58,12 +58,12 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {each.source for each in variables.variables(options)} == {"default"}
 
 
-def test_every_variable_says_what_it_means() -> None:
+def test_every_variable_has_description() -> None:
     for each in found(Settings()).values():
         assert each.meaning.endswith("."), each.name
 
 
-def test_a_value_says_where_it_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_reports_source_of_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NDIF_RUNNER_POOL", "7")
     monkeypatch.setenv("COORDINATOR_PROCESSOR_REPLY_FREQ_S", "1.5")
     monkeypatch.delenv("NDIF_MAX_ATTEMPTS", raising=False)
@@ -78,7 +78,7 @@ def test_a_value_says_where_it_came_from(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "NDIF_MAX_ATTEMPTS" not in names
 
 
-def test_sizes_and_durations_are_written_as_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_accept_sizes_and_durations_with_units(monkeypatch: pytest.MonkeyPatch) -> None:
     for size in ("2GiB", "2 GiB", str(2 * 1024**3)):
         monkeypatch.setenv("NDIF_MAX_REQUEST_BYTES", size)
         assert Settings().max_request_bytes == 2 * 1024**3
@@ -92,7 +92,7 @@ def test_sizes_and_durations_are_written_as_everywhere(monkeypatch: pytest.Monke
     assert re.search(r"NDIF_MAX_REQUEST_BYTES +. 2GiB +. environment . 1GiB", shown), shown
 
 
-def test_secrets_are_neither_shown_nor_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_hidden_in_shown_and_saved_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     class More(Settings):
         password: SecretStr = Field(default=SecretStr(""), description="A secret.")
         broker_url: str = Field(default="", description="An address.")
@@ -131,7 +131,7 @@ def test_secrets_are_neither_shown_nor_written_down(monkeypatch: pytest.MonkeyPa
         ("NDIF_AUTOSCALE_COOLDOWN_S", "1e6", "contradict each other: NDIF_AUTOSCALE_COOLDOWN_S"),
     ],
 )
-def test_a_variable_that_cannot_be_is_named(
+def test_invalid_variable_is_named(
     monkeypatch: pytest.MonkeyPatch, name: str, value: Any, says: str
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -139,7 +139,7 @@ def test_a_variable_that_cannot_be_is_named(
         read()
 
 
-def test_every_variable_that_cannot_be_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_invalid_variables_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NDIF_RUNNER_POOL", "many")
     monkeypatch.setenv("NDIF_CLUSTER_SECRET", "sh0rt-secret")
     monkeypatch.setenv("MIN_NNSIGHT_VERSION", "newest")
@@ -166,17 +166,17 @@ def test_every_variable_that_cannot_be_is_named(monkeypatch: pytest.MonkeyPatch)
         ("NDIF_WALLPAPER", "is not read: `ndif info --config` lists the variables that are."),
     ],
 )
-def test_a_variable_that_nothing_reads_is_told(name: str, says: str) -> None:
+def test_unknown_variable_is_reported(name: str, says: str) -> None:
     (found,) = unread({name: "1"})
     assert found.endswith(says)
 
 
-def test_nothing_is_said_of_what_this_server_or_a_client_reads() -> None:
+def test_known_variables_are_not_reported() -> None:
     names = [*found(Settings()), "NDIF_HOST", "NDIF_API_KEY", "ndif_sandbox", "_NDIF_COMPLETE"]
     assert unread(dict.fromkeys(names, "1")) == []
 
 
-def test_commands_that_read_variables_say_so(
+def test_commands_warn_of_unknown_variables(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("NDIF_SANBOX", "off")
@@ -191,7 +191,7 @@ def test_commands_that_read_variables_say_so(
         assert "NDIF_SANBOX" not in said.stdout
 
 
-def test_a_secret_is_read_from_its_file_unless_a_variable_has_it(
+def test_secret_file_is_read_unless_variable_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NDIF_SECRETS_DIR", str(tmp_path))
@@ -204,7 +204,7 @@ def test_a_secret_is_read_from_its_file_unless_a_variable_has_it(
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", None])
-def test_a_folder_of_secrets_that_cannot_be_read_is_a_sentence(
+def test_unreadable_secrets_folder_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
 ) -> None:
     folder = tmp_path / "secrets"
@@ -216,7 +216,7 @@ def test_a_folder_of_secrets_that_cannot_be_read_is_a_sentence(
         read()
 
 
-def test_an_invalid_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NDIF_CLUSTER_SECRET", "sh0rt-secret")
     with pytest.raises(VariableError, match=r"must have at least 16 characters\.$") as caught:
         read()

@@ -17,11 +17,11 @@ from ndif.config.short_ids import matching_ids, unique_length
         (["r1", "r1234567"], 6),
     ],
 )
-def test_as_many_characters_as_tell_them_apart(ids: list[str], length: int) -> None:
+def test_unique_length_distinguishes_ids(ids: list[str], length: int) -> None:
     assert unique_length(ids) == length
 
 
-def test_an_id_is_found_by_its_beginning() -> None:
+def test_prefix_matches_ids() -> None:
     ids = ["abc", "abcd", "xyz", "xyz"]
     assert matching_ids("x", ids) == ["xyz"]
     assert matching_ids("ab", ids) == ["abc", "abcd"]

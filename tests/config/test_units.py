@@ -27,14 +27,14 @@ from ndif.sizes import format_size
         (0, 0),
     ],
 )
-def test_sizes(text: str | int, number: int) -> None:
+def test_sizes_are_parsed(text: str | int, number: int) -> None:
     assert parse_size(text) == number
 
 
 @pytest.mark.parametrize(
     "text", ["", "12", "12G", "GiB", "-1GiB", "1e3MB", "1 2GiB", -1, True, 1.5, None]
 )
-def test_what_is_no_size(text: object) -> None:
+def test_invalid_size_is_rejected(text: object) -> None:
     with pytest.raises(
         ValueError, match=r'must be a size, like "12GiB", "500MB" or a whole number'
     ):
@@ -55,18 +55,18 @@ def test_what_is_no_size(text: object) -> None:
         (0.5, 0.5),
     ],
 )
-def test_durations(text: str | float, seconds: float) -> None:
+def test_durations_are_parsed(text: str | float, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["", "90", "s", "-1s", "1 month", "15M", "m15", True, None, []])
-def test_what_is_no_duration(text: object) -> None:
+def test_invalid_duration_is_rejected(text: object) -> None:
     with pytest.raises(ValueError, match=r'must be a duration, like "90s", "15m"'):
         parse_duration(text)  # type: ignore[arg-type]
 
 
 @given(st.text(alphabet="0123456789. kKMGTiBbsmhd-", max_size=12))
-def test_the_patterns_say_what_is_read(text: str) -> None:
+def test_patterns_match_exactly_parsable_text(text: str) -> None:
     for pattern, read in ((SIZE_PATTERN, parse_size), (DURATION_PATTERN, parse_duration)):
         try:
             read(text)
@@ -91,7 +91,7 @@ def test_the_patterns_say_what_is_read(text: str) -> None:
         (3 * 1000**6, "3EB"),
     ],
 )
-def test_sizes_are_shown_as_they_are_written(count: int | None, shown: str) -> None:
+def test_sizes_are_formatted_with_units(count: int | None, shown: str) -> None:
     assert format_size(count) == shown
 
 
@@ -107,19 +107,19 @@ def test_sizes_are_shown_as_they_are_written(count: int | None, shown: str) -> N
         (200_000, "2d 7h"),
     ],
 )
-def test_durations_are_shown_as_they_are_written(seconds: float | None, shown: str) -> None:
+def test_durations_are_formatted_with_units(seconds: float | None, shown: str) -> None:
     assert units.format_duration(seconds) == shown
     if seconds is not None:
         assert parse_duration(shown) == pytest.approx(seconds, rel=0.03)
 
 
 @given(st.integers(0, 2**63))
-def test_a_size_that_is_shown_is_read(count: int) -> None:
+def test_formatted_size_can_be_parsed(count: int) -> None:
     assert parse_size(format_size(count)) == pytest.approx(count, rel=0.05)
 
 
 @given(st.floats(0, 10**11))
-def test_a_duration_that_is_shown_is_read(seconds: float) -> None:
+def test_formatted_duration_can_be_parsed(seconds: float) -> None:
     assert parse_duration(units.format_duration(seconds)) == pytest.approx(
         seconds, rel=0.021, abs=0.0501
     )
@@ -128,22 +128,22 @@ def test_a_duration_that_is_shown_is_read(seconds: float) -> None:
 @pytest.mark.parametrize(
     "endless", [float("inf"), float("-inf"), float("nan"), "inf", "nan", "1e999"]
 )
-def test_no_duration_is_endless(endless: float | str) -> None:
+def test_infinite_duration_is_rejected(endless: float | str) -> None:
     with pytest.raises(ValueError, match='must be a duration, like "90s"'):
         units.read_duration(endless)
 
 
 @given(st.integers(0, 10**15))
-def test_no_byte_is_lost_where_that_matters(count: int) -> None:
+def test_exact_size_round_trips(count: int) -> None:
     assert parse_size(units.format_exactly(count, Unit.BYTES)) == count
 
 
 @given(st.floats(0, 10**9).filter(lambda seconds: seconds == 0 or seconds > 1e-3))
-def test_no_second_is_lost_where_that_matters(seconds: float) -> None:
+def test_exact_duration_round_trips(seconds: float) -> None:
     assert parse_duration(units.format_exactly(seconds, Unit.SECONDS)) == seconds
 
 
-def test_what_is_exact_is_short() -> None:
+def test_exact_format_uses_short_units() -> None:
     sized = {1024**3: "1GiB", 100_000_000: "100MB", 1025: "1025B"}
     assert {count: units.format_exactly(count, Unit.BYTES) for count in sized} == sized
     timed = {5400: "90m", 3600: "1h", 0.25: "250ms", 90: "90s", 3.3: "3.3s"}
