@@ -95,7 +95,7 @@ def orphan(
     return OrphanReplica(deployment, config, actor or Quiet(), is_loaded)
 
 
-def test_it_is_in_the_books_as_it_was() -> None:
+def test_adopted_replica_keeps_its_placement() -> None:
     models = Models([MINE])
     found = [
         orphan(THEIRS, level=WARM),
@@ -112,12 +112,12 @@ def test_it_is_in_the_books_as_it_was() -> None:
     assert (resources.free_gpu_bytes, resources.free_cpu_bytes) == ((100, 40), 80)
 
 
-def test_a_whole_gpu_is_no_share_of_one() -> None:
+def test_adopted_replica_on_whole_gpu_has_no_memory_fraction() -> None:
     adoption = adopt(Cluster.of(node()), Models(), [orphan()])
     assert next(adoption.cluster.replicas()).gpu_memory_fraction is None
 
 
-def test_a_model_that_nobody_knew_is_one_that_a_user_asked_for() -> None:
+def test_unknown_adopted_model_counts_as_on_demand() -> None:
     models = Models()
     config = replace(THEIRS, dedicated=True)
     adopt(Cluster.of(node()), models, [orphan(config)])
@@ -126,7 +126,7 @@ def test_a_model_that_nobody_knew_is_one_that_a_user_asked_for() -> None:
     assert models.admit(THEIRS.key, "0.8", hotswapping=True) is model
 
 
-def test_what_has_no_place() -> None:
+def test_orphans_without_place_are_dropped() -> None:
     models = Models([MINE, replace(THEIRS, dtype="float16")])
     without = orphan(DeploymentConfig("a/b", "a/b"), "without", node_id="gone")
     other_gpus = orphan(DeploymentConfig("a/c", "a/c"), "gpus", gpu_mem_bytes_by_id={5: 1})
@@ -144,14 +144,14 @@ def test_what_has_no_place() -> None:
     assert len(list(models)) == 2
 
 
-def test_those_that_serve_come_first() -> None:
+def test_serving_orphans_are_adopted_first() -> None:
     cached = orphan(MINE, "warm", WARM, size_bytes=150)
     serving = orphan(THEIRS, "hot", on_cpu=True, gpu_mem_bytes_by_id={}, size_bytes=100)
     adoption = adopt(Cluster.of(node()), Models([MINE]), [cached, serving])
     assert adoption.dropped == (cached,)
 
 
-def test_a_model_that_is_gated_stays_so() -> None:
+def test_adopted_gated_model_stays_gated() -> None:
     async def play() -> None:
         gated = Quiet()
         gated.model = replace(MODEL, repo_id="A/Theirs", gated=True)
@@ -199,7 +199,7 @@ async def controlling(fleet: Fleet, *configs: DeploymentConfig) -> AsyncIterator
 
 
 @on_loop
-async def test_they_serve_at_once_and_are_watched() -> None:
+async def test_adopted_replicas_serve_at_once_and_are_watched() -> None:
     async with controlling(Fleet()) as controller:
         actor, other = Quiet(), Quiet()
         found = [
@@ -223,7 +223,7 @@ async def test_they_serve_at_once_and_are_watched() -> None:
 
 
 @on_loop
-async def test_one_that_is_being_loaded_goes_on() -> None:
+async def test_adopted_loading_replica_continues_loading() -> None:
     async with controlling(Fleet()) as controller:
         actor, broken = Quiet(), Quiet(starts=False)
         loading, failing = controller.adopt(
@@ -240,7 +240,7 @@ async def test_one_that_is_being_loaded_goes_on() -> None:
 
 
 @on_loop
-async def test_who_leaves_lets_them_live() -> None:
+async def test_leaving_controller_keeps_replicas_alive() -> None:
     async with controlling(Fleet()) as controller:
         actor = Quiet()
         controller.adopt([orphan(actor=actor)])
@@ -250,7 +250,7 @@ async def test_who_leaves_lets_them_live() -> None:
 
 
 @on_loop
-async def test_a_model_does_not_answer_for_a_node_that_is_gone() -> None:
+async def test_lost_node_is_not_recorded_as_problem_of_model() -> None:
     fleet = Fleet()
     fleet.broken_on = {"n"}
     fleet.nodes = [node("n"), node("m", gpus=(), cpu=10)]  # there is room on one alone

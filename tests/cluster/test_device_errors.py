@@ -44,7 +44,7 @@ def after(*times: float, of: str = "GPU-1") -> DeviceErrors:
 # How many are too many
 
 
-def test_three_within_ten_minutes_are() -> None:
+def test_three_errors_within_ten_minutes_withdraw_gpu() -> None:
     assert after(0, 300).withdrawn(301) == {}
     assert after(0, 300, WITHIN_S).withdrawn(WITHIN_S) == {
         "GPU-1": Withdrawal(WITHIN_S + REST_S, ECC)
@@ -52,7 +52,7 @@ def test_three_within_ten_minutes_are() -> None:
     assert after(0, 300, WITHIN_S + 1).withdrawn(WITHIN_S + 1) == {}
 
 
-def test_after_its_rest_it_is_tried_again_and_one_more_error_is_no_third() -> None:
+def test_withdrawn_gpu_returns_after_rest_with_cleared_count() -> None:
     errors = after(0, 1, 2)
     assert errors.withdrawn(2 + REST_S - 1)
     assert errors.withdrawn(2 + REST_S) == {}
@@ -60,13 +60,15 @@ def test_after_its_rest_it_is_tried_again_and_one_more_error_is_no_third() -> No
     assert again.withdrawn(2 + REST_S) == {}
 
 
-def test_each_gpu_has_its_own() -> None:
+def test_errors_are_counted_per_gpu() -> None:
     errors = after(0, 1).noted(["GPU-1", "GPU-2"], "CUDA error: unknown error", 2)
     assert errors.withdrawn(3) == {"GPU-1": Withdrawal(2 + REST_S, "CUDA error: unknown error")}
 
 
 @given(st.lists(st.floats(0, 2 * (WITHIN_S + REST_S)), max_size=12), st.floats(0, 10 * REST_S))
-def test_it_is_so_at_every_moment(times: list[float], later: float) -> None:
+def test_gpu_is_withdrawn_exactly_during_rest_after_third_error(
+    times: list[float], later: float
+) -> None:
     times.sort()
     now = max(times, default=0.0) + later
     thirds = [
@@ -85,7 +87,7 @@ def named(gpus: str, *uuids: str) -> Node:
     return replace(node, resources=replace(node.resources, gpu_uuids=uuids))
 
 
-def test_what_is_on_it_stays_and_nobody_comes() -> None:
+def test_withdrawn_gpu_keeps_replicas_and_gets_no_new_ones() -> None:
     node = with_hot(named("2x24GiB", "GPU-1", "GPU-2"), "old", 4, [0], share=True)
     cluster = Cluster.of(node).with_withdrawn({"GPU-1", "GPU-elsewhere"})
     assert cluster.nodes["n1"].resources.withdrawn == {0}
@@ -99,7 +101,7 @@ def test_what_is_on_it_stays_and_nobody_comes() -> None:
     assert back.with_withdrawn(frozenset()) is back
 
 
-def test_the_machine_is_still_the_same() -> None:
+def test_withdrawn_gpu_stays_withdrawn_after_rediscovery() -> None:
     node = with_hot(named("2x24GiB", "GPU-1", "GPU-2"), "old", 4, [0], share=True)
     cluster = Cluster.of(node).with_withdrawn({"GPU-1"})
     found = cluster.with_nodes([named("2x24GiB", "GPU-1", "GPU-2")])
@@ -109,7 +111,7 @@ def test_the_machine_is_still_the_same() -> None:
     assert exchanged.removed == ("n1",)
 
 
-def test_gpus_without_names_are_told_apart_by_place() -> None:
+def test_gpus_without_uuid_are_identified_by_node_and_index() -> None:
     one, two = a_node("2x24GiB", node_id="n1"), a_node("2x24GiB", node_id="n2")
     cluster = Cluster.of(one, two).with_withdrawn({"GPU 1 of n2"})
     withdrawn = {node.id: node.resources.withdrawn for node in cluster.nodes.values()}
@@ -187,7 +189,7 @@ class World:
 
 
 @on_loop
-async def test_replicas_go_elsewhere_once_a_gpu_has_failed_three() -> None:
+async def test_replicas_avoid_gpu_after_three_failures() -> None:
     world = World(bad=frozenset([0]))
     await world.controller.discover()
     for _ in range(4):
@@ -202,7 +204,7 @@ async def test_replicas_go_elsewhere_once_a_gpu_has_failed_three() -> None:
 
 
 @on_loop
-async def test_it_comes_back_after_its_rest() -> None:
+async def test_withdrawn_gpu_returns_to_placement_after_rest() -> None:
     world = World(bad=frozenset([0]))
     await world.controller.discover()
     for _ in range(3):
@@ -216,7 +218,7 @@ async def test_it_comes_back_after_its_rest() -> None:
 
 
 @on_loop
-async def test_replicas_that_are_lost_while_they_serve_count() -> None:
+async def test_loss_of_serving_replica_counts_as_gpu_error() -> None:
     world = World()
     await world.controller.discover()
     for failure in (DeviceFailure(ECC), None, DeviceFailure(ECC), DeviceFailure(ECC)):
@@ -230,7 +232,7 @@ async def test_replicas_that_are_lost_while_they_serve_count() -> None:
 
 
 @on_loop
-async def test_of_several_gpus_the_one_that_is_named_is_to_blame() -> None:
+async def test_only_gpu_named_in_failure_is_blamed() -> None:
     world = World(size=40)
     await world.controller.discover()
     for gpu in (1, 1, 1):
@@ -247,7 +249,7 @@ async def test_of_several_gpus_the_one_that_is_named_is_to_blame() -> None:
 # For an operator
 
 
-def test_the_status_names_gpus_and_shows_which_are_withdrawn() -> None:
+def test_status_names_gpus_and_marks_withdrawn_ones() -> None:
     node = named("2x24GiB", "GPU-b42dd28e-ffdd-8720", "GPU-7c3cadbd-17e5-0913")
     cluster = Cluster.of(node).with_withdrawn({"GPU-7c3cadbd-17e5-0913"})
     schedule = {"source": None, "next_change": None, "read_every_s": 30.0}

@@ -40,7 +40,7 @@ def uuids(found: Sequence[Gpu]) -> list[str]:
 
 
 @on_loop
-async def test_the_books_count_what_can_be_taken(machine: Machine) -> None:
+async def test_node_counts_usable_gpu_memory(machine: Machine) -> None:
     found = await inspected(machine, H100)
     resources = found.node.resources
     assert resources.gpu_bytes == ((81559 - 454) * MIB,) * 8
@@ -49,7 +49,7 @@ async def test_the_books_count_what_can_be_taken(machine: Machine) -> None:
 
 
 @on_loop
-async def test_books_and_processes_count_alike(
+async def test_node_and_processes_number_gpus_alike(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
@@ -67,7 +67,7 @@ async def test_books_and_processes_count_alike(
     }
 
 
-def test_a_process_that_is_told_nothing_keeps_its_own_list(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_without_gpu_list_keeps_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     (runtime, *_) = Runtimes(Path("/nowhere")).installed().values()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
@@ -78,7 +78,7 @@ def test_a_process_that_is_told_nothing_keeps_its_own_list(monkeypatch: pytest.M
 
 
 @on_loop
-async def test_an_instance_of_a_card_is_all_there_is(
+async def test_only_one_mig_instance_is_used(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -90,7 +90,7 @@ async def test_an_instance_of_a_card_is_all_there_is(
 
 
 @on_loop
-async def test_memory_that_is_the_cpus_is_not_counted_unless_declared(
+async def test_gpu_memory_shared_with_cpu_counts_only_if_declared(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -105,7 +105,7 @@ async def test_memory_that_is_the_cpus_is_not_counted_unless_declared(
 
 
 @on_loop
-async def test_a_declaration_goes_before_what_is_found(
+async def test_declared_gpus_override_detected_gpus(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -121,7 +121,7 @@ async def test_a_declaration_goes_before_what_is_found(
     assert "2 GPUs are declared (NDIF_NODE_GPUS) and 1 are present" in caplog.text
 
 
-def test_a_node_whose_gpus_changed_takes_no_replica() -> None:
+def test_node_with_changed_gpus_rejects_replica() -> None:
     counted = [card.gpu.uuid for card in H100[:2]]
     _see_gpus(counted, tuple(counted))
     for here in (counted[:1], counted[::-1], []):
@@ -133,9 +133,7 @@ def test_a_node_whose_gpus_changed_takes_no_replica() -> None:
 
 
 @on_loop
-async def test_all_who_look_at_the_same_time_see_one_machine(
-    machine: Machine, tmp_path: Path
-) -> None:
+async def test_concurrent_discoveries_share_one_node(machine: Machine, tmp_path: Path) -> None:
     machine.becomes(H100)
     fleet = ThisMachine(
         Settings(),

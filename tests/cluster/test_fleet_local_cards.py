@@ -25,28 +25,26 @@ CONTEXT = 3 * Settings().gpu_context_bytes
 """Of the owner and the two runners that a trusted user has."""
 
 
-def test_one_that_holds_it_and_of_those_the_one_with_the_least_room() -> None:
+def test_fitting_gpu_with_least_free_memory_is_chosen() -> None:
     assert choose([80, 24, 48], [80, 24, 48], 20, 1) == {1: 23}
     assert choose([80, 24, 48], [80, 20, 48], 20, 1) == {2: 47}
     assert choose([80, 80], [70, 30], 29, 1) == {1: 79}
 
 
-def test_the_fewest_that_hold_it_together() -> None:
+def test_fewest_gpus_that_fit_model_are_chosen() -> None:
     assert choose([24] * 4, [24, 24, 20, 24], 40, 2) == {1: 22, 2: 18}
     assert choose([24] * 4, [24, 24, 20, 24], 41, 2) == {0: 22, 1: 22}
     assert choose([24] * 4, [24, 10, 20, 10], 40, 2) == {0: 22, 2: 18}
     assert choose([24, 80, 24], [24, 80, 24], 90, 1) == {0: 23, 1: 79}
 
 
-def test_none_where_all_do_not_hold_it() -> None:
+def test_no_gpu_is_chosen_if_all_together_are_too_small() -> None:
     assert choose([24, 24], [24, 24], 48, 1) is None
     assert choose([24, 24], [1, 0], 1, 1) is None
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=5), st.integers(1, 150), st.integers(0, 9))
-def test_what_is_chosen_holds_the_model_and_fewer_do_not(
-    free: list[int], size: int, context: int
-) -> None:
+def test_chosen_gpus_fit_model_and_fewer_do_not(free: list[int], size: int, context: int) -> None:
     room = sorted((max(0, each - context) for each in free), reverse=True)
     chosen = choose([60] * len(free), free, size, context)
     if chosen is None:
@@ -85,7 +83,7 @@ def cards_of(driver: Driver, knows: Knows, *, all_of: object = H100) -> LocalCar
 
 
 @on_loop
-async def test_a_small_model_takes_one_card_and_the_next_replica_another(machine: Machine) -> None:
+async def test_each_replica_of_small_model_takes_its_own_gpu(machine: Machine) -> None:
     machine.becomes(H100)
     driver = Driver()
     cards = cards_of(driver, Knows(60 << 30))
@@ -101,7 +99,7 @@ async def test_a_small_model_takes_one_card_and_the_next_replica_another(machine
 
 
 @on_loop
-async def test_the_smallest_card_that_holds_it(machine: Machine) -> None:
+async def test_smallest_fitting_gpu_is_chosen(machine: Machine) -> None:
     machine.becomes(MIXED)
     driver = Driver()
     for size, index in ((1 << 30, 0), (7 << 30, 1)):
@@ -112,7 +110,7 @@ async def test_the_smallest_card_that_holds_it(machine: Machine) -> None:
 
 @pytest.mark.parametrize("device", ["auto", "cuda:1", "cpu"])
 @on_loop
-async def test_a_word_of_the_users_decides(device: str, machine: Machine) -> None:
+async def test_device_setting_of_user_overrides_choice(device: str, machine: Machine) -> None:
     machine.becomes(H100)
     driver = Driver()
     config = DeploymentConfig("a/b", "a/b", device=device)
@@ -122,7 +120,7 @@ async def test_a_word_of_the_users_decides(device: str, machine: Machine) -> Non
 
 
 @on_loop
-async def test_where_it_cannot_be_told_the_process_decides(
+async def test_unknown_size_or_gpus_leave_choice_to_process(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine.becomes(H100)

@@ -88,7 +88,7 @@ async def until_served(url: str) -> httpx.Response:
 
 
 @on_loop
-async def test_a_model_is_served_to_clients_before_any_replica_is_up(
+async def test_model_files_are_served_before_any_replica_is_up(
     redis: RedisServer, tmp_path: Path, tiny_gpt2: Path
 ) -> None:
     config = DeploymentConfig(NAME, str(tiny_gpt2), dedicated=True)
@@ -115,7 +115,7 @@ async def test_a_model_is_served_to_clients_before_any_replica_is_up(
 
 
 @on_loop
-async def test_a_gateway_that_has_not_read_them_yet_reads_them_when_a_client_asks(
+async def test_gateway_reads_published_files_when_client_asks(
     redis: RedisServer, tmp_path: Path, tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hf_mirror, "_INTERVAL_S", 3600.0)
@@ -128,7 +128,7 @@ async def test_a_gateway_that_has_not_read_them_yet_reads_them_when_a_client_ask
         assert (await until_served(f"{url}/api/models/{NAME}")).json()["id"] == NAME
 
 
-def test_files_that_a_replica_has_loaded_are_those_that_clients_have(tmp_path: Path) -> None:
+def test_clients_get_files_that_replica_loaded(tmp_path: Path) -> None:
     config = DeploymentConfig(NAME, "org/name", dedicated=True)
     models = Models([config])
     storing = ModelFilesStorage(models, FileStore(tmp_path, 3600))
@@ -161,9 +161,7 @@ for model in models:
 """
 
 
-def test_the_shared_files_of_a_model_that_is_not_here_come_from_the_hub(
-    tmp_path: Path, tiny_gpt2: Path
-) -> None:
+def test_shared_files_of_remote_model_come_from_hub(tmp_path: Path, tiny_gpt2: Path) -> None:
     hub = HfMirror(share_weights=True)
     hub.serve(MirroredModel("org/name", tiny_gpt2, None, "text-generation"))
     with serving(Starlette(routes=[Mount("/hub", routes=hub.routes())])) as url:
@@ -198,7 +196,7 @@ def test_the_shared_files_of_a_model_that_is_not_here_come_from_the_hub(
 
 
 @on_loop
-async def test_a_store_that_is_away_is_asked_again(
+async def test_upload_to_unavailable_store_is_retried(
     redis: RedisServer, tmp_path: Path, tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_files, "_LOOK_AGAIN_S", 0.1)

@@ -20,7 +20,7 @@ def key(repo_id: str, revision: str | None = None, task: str | None = None) -> M
     return ModelKey(CLASS, repo_id, revision, task)
 
 
-def test_one_model_under_the_names_of_every_generation() -> None:
+def test_names_of_every_generation_find_same_model() -> None:
     config = DeploymentConfig("Org/Name", "/folder", task="text-generation", dedicated=True)
     models = Models([config])
     (model,) = models
@@ -33,7 +33,7 @@ def test_one_model_under_the_names_of_every_generation() -> None:
         assert models.admit(named, "0.8", hotswapping=True) is model
 
 
-def test_another_task_or_revision_is_another_model_for_who_may_have_it_loaded() -> None:
+def test_other_task_or_revision_is_another_model_with_hotswapping() -> None:
     models = Models([DeploymentConfig("a/a", "a/a", task="fill-mask", dedicated=True)])
     for named in (key("a/a", task="feature-extraction"), key("a/a", "v2")):
         with pytest.raises(NotServedError, match="This server serves 'a/a'"):
@@ -42,7 +42,7 @@ def test_another_task_or_revision_is_another_model_for_who_may_have_it_loaded() 
     assert len(list(models)) == 3
 
 
-def test_the_refusal_names_what_is_dedicated() -> None:
+def test_rejection_names_dedicated_models() -> None:
     with pytest.raises(NotServedError, match="no model is deployed on this server"):
         Models().admit(key("a/b"), "0.8", hotswapping=False)
     configs = [DeploymentConfig(f"a/m{i}", "x", dedicated=i != 1) for i in range(3)]
@@ -56,7 +56,7 @@ def test_the_refusal_names_what_is_dedicated() -> None:
         many.admit(key("a/b"), "0.8", hotswapping=False)
 
 
-def test_who_lacks_a_right_is_told_which_unless_nobody_could_have_it() -> None:
+def test_rejection_names_missing_right_unless_models_are_fixed() -> None:
     only = [DeploymentConfig("a/one", "x", dedicated=True)]
     reason = "takes the right `hotswapping`, which you do not have: ask the server's operator"
     for configs in (only, []):
@@ -83,14 +83,14 @@ def test_who_lacks_a_right_is_told_which_unless_nobody_could_have_it() -> None:
         "ä/b",
     ],
 )
-def test_no_user_has_the_server_load_a_path(name: str) -> None:
+def test_user_cannot_load_path(name: str) -> None:
     models = Models()
     with pytest.raises(NotServedError, match="names no repository"):
         models.admit(key(name), "0.8", hotswapping=True)
     assert list(models) == []
 
 
-def test_nor_a_folder_that_is_called_as_a_repository_may_be(
+def test_user_cannot_load_folder_named_like_repository(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "org" / "name").mkdir(parents=True)
@@ -107,7 +107,7 @@ def test_nor_a_folder_that_is_called_as_a_repository_may_be(
         (("meta/*",), ("*/*-405b",), ["meta/x-8b"], ["meta/x-405B", "a/x-405b"]),
     ],
 )
-def test_an_operator_says_which_repositories_are_loaded_on_demand(
+def test_operator_limits_repositories_loaded_on_demand(
     allowed: tuple[str, ...], denied: tuple[str, ...], may: list[str], may_not: list[str]
 ) -> None:
     deployed = [DeploymentConfig(name, "x", dedicated=True) for name in may_not[:1]]
@@ -124,13 +124,13 @@ def test_an_operator_says_which_repositories_are_loaded_on_demand(
         models.admit(key(may_not[0], "v2"), "0.8", hotswapping=True)
 
 
-def test_what_a_user_asks_for_brings_no_code_of_its_own() -> None:
+def test_on_demand_model_runs_no_remote_code() -> None:
     model = Models().admit(key("a/a"), "0.8", hotswapping=True)
     assert not model.config.trust_remote_code
     assert not model.dedicated
 
 
-def test_a_model_keeps_its_key_when_its_name_is_learnt() -> None:
+def test_model_keeps_key_when_canonical_name_is_learned() -> None:
     models = Models()
     model = models.admit(key("gpt2"), "0.8", hotswapping=True)
     models.learn(model, "openai-community/gpt2", "text-generation")
@@ -140,7 +140,7 @@ def test_a_model_keeps_its_key_when_its_name_is_learnt() -> None:
         assert models.find(named) is model
 
 
-def test_an_operator_may_say_a_model_by_its_repo_id_or_its_key() -> None:
+def test_operator_selects_model_by_repo_id_or_key() -> None:
     models = Models([DeploymentConfig("Org/Name", "x"), DeploymentConfig("Org/Name", "x", "v2")])
     both, one = models.called("org/name"), models.called(str(key("Org/Name", "v2")))
     assert len(both) == 2
@@ -150,7 +150,7 @@ def test_an_operator_may_say_a_model_by_its_repo_id_or_its_key() -> None:
         models.called("{")
 
 
-def test_what_an_operator_says_replaces_what_was_there() -> None:
+def test_operator_config_replaces_on_demand_model() -> None:
     models = Models()
     model = models.admit(key("a/a"), "0.8", hotswapping=True)
     config = DeploymentConfig("a/a", "/folder", dedicated=True)
@@ -160,7 +160,7 @@ def test_what_an_operator_says_replaces_what_was_there() -> None:
     assert list(models) == [model]
 
 
-def test_what_only_a_user_asked_for_is_forgotten_unless_it_is_being_deployed() -> None:
+def test_on_demand_model_is_forgotten_unless_deploying() -> None:
     models = Models()
     model = models.admit(key("a/a"), "0.8", hotswapping=True)
     model.deploying += 1
@@ -171,7 +171,7 @@ def test_what_only_a_user_asked_for_is_forgotten_unless_it_is_being_deployed() -
     assert list(models) == []
 
 
-def test_booking_begins_and_ends() -> None:
+def test_bookings_begin_and_end() -> None:
     mine = DeploymentConfig("a/a", "x", replicas=2)
     models = Models([mine])
     booked = [
@@ -191,7 +191,7 @@ def test_booking_begins_and_ends() -> None:
     assert models.find(mine.key).deployment == mine  # type: ignore[union-attr]
 
 
-def test_what_a_user_asked_for_stands_before_nobodys_dedicated_model() -> None:
+def test_dedicated_model_takes_precedence_over_on_demand_model() -> None:
     models = Models()
     models.admit(key("a/a", task="fill-mask"), "0.8", hotswapping=True)
     dedicated = Models.put(
@@ -200,13 +200,13 @@ def test_what_a_user_asked_for_stands_before_nobodys_dedicated_model() -> None:
     assert models.admit(key("a/a"), "0.8", hotswapping=False) is dedicated
 
 
-def test_what_is_only_looked_at_is_not_known() -> None:
+def test_admission_without_keep_adds_no_model() -> None:
     models = Models()
     models.admit(key("a/a"), "0.8", hotswapping=True, keep=False)
     assert list(models) == []
 
 
-def test_users_cannot_name_models_without_end() -> None:
+def test_number_of_on_demand_models_is_limited() -> None:
     models = Models()
     for number in range(1000):
         models.admit(key(f"a/m{number}"), "0.8", hotswapping=True)

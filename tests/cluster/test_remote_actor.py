@@ -102,7 +102,7 @@ def running(replica: StandIn, request: Request) -> asyncio.Task[JobAnswer]:
 
 
 @on_loop
-async def test_it_delivers_and_answers_in_a_few_words() -> None:
+async def test_replica_delivers_result_and_answers_with_summary() -> None:
     async with a_replica() as replica:
         request = a_request(env=BRIEFLY)
         assert briefly(await running(replica, request)) == DELIVERED
@@ -110,7 +110,7 @@ async def test_it_delivers_and_answers_in_a_few_words() -> None:
 
 
 @on_loop
-async def test_one_after_the_other() -> None:
+async def test_jobs_run_one_at_a_time_in_order() -> None:
     async with a_replica() as replica:
         requests = [a_request(env=BRIEFLY) for _ in range(5)]
         await asyncio.gather(*(running(replica, request) for request in requests))
@@ -118,7 +118,7 @@ async def test_one_after_the_other() -> None:
 
 
 @on_loop
-async def test_who_asks_again_waits_for_the_same_run() -> None:
+async def test_repeated_run_call_waits_for_same_run() -> None:
     async with a_replica() as replica:
         request = a_request(env={"for_s": 0.1})
         first = running(replica, request)
@@ -132,7 +132,7 @@ async def test_who_asks_again_waits_for_the_same_run() -> None:
 
 
 @on_loop
-async def test_what_has_run_is_not_run_again() -> None:
+async def test_completed_job_is_not_run_again() -> None:
     async with a_replica() as replica:
         live, polled = a_request(env=BRIEFLY), a_request(None, env=BRIEFLY)
         for request in (live, polled):
@@ -152,7 +152,7 @@ async def test_what_has_run_is_not_run_again() -> None:
 
 @pytest.mark.parametrize("outcome", ["evicted", "lost"])
 @on_loop
-async def test_what_did_not_run_to_its_end_may_run_again(outcome: str) -> None:
+async def test_evicted_or_lost_job_may_run_again(outcome: str) -> None:
     async with a_replica() as replica:
         request = a_request()
         for _ in range(2):
@@ -168,7 +168,7 @@ async def test_what_did_not_run_to_its_end_may_run_again(outcome: str) -> None:
 
 
 @on_loop
-async def test_what_came_by_the_quick_way_and_did_not_run_to_its_end_is_given_back() -> None:
+async def test_evicted_job_from_redis_is_given_back() -> None:
     async with a_replica() as replica:
         done, evicted = a_request(env=BRIEFLY), a_request()
         for request in (done, evicted):
@@ -183,7 +183,7 @@ async def test_what_came_by_the_quick_way_and_did_not_run_to_its_end_is_given_ba
 
 
 @on_loop
-async def test_one_that_runs_and_one_that_waits_are_cancelled() -> None:
+async def test_running_and_waiting_jobs_are_cancelled() -> None:
     async with a_replica() as replica:
         first, second, third = a_request(), a_request(), a_request(env=BRIEFLY)
         runs = [running(replica, request) for request in (first, second, third)]
@@ -197,7 +197,7 @@ async def test_one_that_runs_and_one_that_waits_are_cancelled() -> None:
 
 
 @on_loop
-async def test_one_is_cancelled_that_is_still_on_its_way() -> None:
+async def test_job_is_cancelled_before_it_arrives() -> None:
     async with a_replica() as replica:
         request = a_request()
         await replica.cancel(request.id, "Never mind.")
@@ -206,7 +206,7 @@ async def test_one_is_cancelled_that_is_still_on_its_way() -> None:
 
 
 @on_loop
-async def test_one_that_is_spared_runs_when_it_comes() -> None:
+async def test_revoked_cancel_lets_later_job_run() -> None:
     async with a_replica() as replica:
         request = a_request(env=BRIEFLY)
         await replica.cancel(request.id, "The client left.")
@@ -215,7 +215,7 @@ async def test_one_that_is_spared_runs_when_it_comes() -> None:
 
 
 @on_loop
-async def test_one_that_waits_here_is_not_spared() -> None:
+async def test_revoked_cancel_does_not_restore_waiting_job() -> None:
     async with a_replica() as replica:
         first, second = a_request(), a_request()
         runs = [running(replica, request) for request in (first, second)]
@@ -228,7 +228,7 @@ async def test_one_that_waits_here_is_not_spared() -> None:
 
 
 @on_loop
-async def test_what_comes_by_the_quick_way_runs_once() -> None:
+async def test_job_sent_by_redis_and_ray_runs_once() -> None:
     async with a_replica() as replica:
         first, second = a_request(env=BRIEFLY), a_request(env=BRIEFLY)
         for request in (first, first, second):
@@ -240,7 +240,7 @@ async def test_what_comes_by_the_quick_way_runs_once() -> None:
 
 
 @on_loop
-async def test_a_job_whose_client_left_holds_up_nobody() -> None:
+async def test_job_of_absent_client_does_not_block_others() -> None:
     """Whoever would have ended it led before."""
     async with a_replica() as replica:
         abandoned, kept = a_request("absent"), a_request(env=BRIEFLY)
@@ -252,7 +252,7 @@ async def test_a_job_whose_client_left_holds_up_nobody() -> None:
 
 
 @on_loop
-async def test_a_result_that_cannot_be_delivered_is_said() -> None:
+async def test_undeliverable_result_is_reported() -> None:
     async with a_replica() as replica:
         replica.cannot_tell = True
         answer = await running(replica, a_request(env=BRIEFLY))
@@ -262,7 +262,7 @@ async def test_a_result_that_cannot_be_delivered_is_said() -> None:
 
 
 @on_loop
-async def test_what_could_not_be_delivered_is_not_run_again() -> None:
+async def test_job_with_undeliverable_result_is_not_run_again() -> None:
     async with a_replica() as replica:
         replica.cannot_tell = True
         for request in (a_request(env=BRIEFLY), a_request(None, env=BRIEFLY)):
@@ -272,7 +272,7 @@ async def test_what_could_not_be_delivered_is_not_run_again() -> None:
 
 
 @on_loop
-async def test_warm_and_back_are_done_once() -> None:
+async def test_repeated_moves_to_and_from_cache_happen_once() -> None:
     async with a_replica() as replica:
         begun = (await described(replica)).order.place
         assert begun is not None
@@ -292,7 +292,7 @@ async def test_warm_and_back_are_done_once() -> None:
 
 
 @on_loop
-async def test_what_cannot_be_loaded_has_ended() -> None:
+async def test_replica_that_fails_to_load_has_ended() -> None:
     replica = StandIn(ORDER)
     replica.actor = Waiting(fails=True)
     reported = asyncio.create_task(replica.progress((0, 0)))
@@ -306,7 +306,7 @@ async def test_what_cannot_be_loaded_has_ended() -> None:
 
 
 @on_loop
-async def test_it_has_ended_when_its_processes_have() -> None:
+async def test_replica_ends_with_its_processes() -> None:
     async with a_replica() as replica:
         ending = asyncio.create_task(replica.until_ended())
         replica.actor.die()
@@ -314,7 +314,7 @@ async def test_it_has_ended_when_its_processes_have() -> None:
 
 
 @on_loop
-async def test_before_it_is_started() -> None:
+async def test_calls_before_start_are_answered() -> None:
     replica = StandIn(ORDER)
     said = await described(replica)
     assert (said.level, said.ended, said.model) == (None, False, None)
@@ -335,7 +335,7 @@ async def test_before_it_is_started() -> None:
         ({"NDIF_OBJECT_STORE_URL": "http://10.0.0.1:1"}, "settings are not valid"),
     ],
 )
-def test_a_node_that_was_started_without_what_it_needs(
+def test_node_without_required_settings_reports_reason(
     variables: dict[str, str], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("NDIF_BROKER_URL", "NDIF_OBJECT_STORE_URL"):
@@ -347,7 +347,7 @@ def test_a_node_that_was_started_without_what_it_needs(
     assert why in answer.error
 
 
-def test_a_leader_of_another_version_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leader_of_another_version_cannot_start_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NDIF_BROKER_URL", "redis://127.0.0.1:1")
     monkeypatch.setenv("NDIF_OBJECT_STORE_URL", "http://127.0.0.1:1")
     monkeypatch.setattr(logging.root, "level", logging.root.level)

@@ -31,7 +31,7 @@ def all_fit(nodes: list[int], sizes: list[int]) -> bool:
 
 @settings(max_examples=examples(2))
 @given(st.integers(0, 2**64).map(random.Random))
-def test_all_are_placed_where_all_can_be(rng: random.Random) -> None:
+def test_models_are_all_placed_whenever_possible(rng: random.Random) -> None:
     rooms = [rng.randint(1, 12) for _ in range(rng.choice([1, 2, 2, 3]))]
     sizes = [rng.randint(1, 8) for _ in range(rng.choice([1, 2, 3, 4]))]
     nodes = (Node(str(i), str(i), Resources.of([], room, 1.0)) for i, room in enumerate(rooms))
@@ -42,7 +42,7 @@ def test_all_are_placed_where_all_can_be(rng: random.Random) -> None:
     assert (not decision.refused) == possible
 
 
-def test_a_small_model_leaves_the_only_large_gpu_to_a_large_one() -> None:
+def test_small_model_leaves_only_large_gpu_to_large_model() -> None:
     cluster = Cluster.of(
         Node("a", "a", Resources.of([80], 0, 1.0)), Node("b", "b", Resources.of([30, 30], 0, 1.0))
     )
@@ -55,7 +55,7 @@ def test_a_small_model_leaves_the_only_large_gpu_to_a_large_one() -> None:
         assert {p.replica.node_id for p in decision.placed if p.replica.size_bytes == 30} == {"b"}
 
 
-def test_every_way_to_decide_is_gone_once() -> None:
+def test_tie_enumerator_visits_every_choice_once() -> None:
     ways = TieEnumerator(random.Random(0))
     seen = []
     while True:

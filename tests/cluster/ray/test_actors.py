@@ -123,7 +123,7 @@ async def a_node_with_files(server: RayServer) -> AsyncIterator[tuple[RayCluster
 
 
 @as_a_leader
-async def test_a_model_is_downloaded_to_a_node_before_it_is_placed_there(
+async def test_model_is_downloaded_to_node_before_placement(
     server: RayServer, environment: dict[str, str]
 ) -> None:
     async with a_node_with_files(server) as (cluster, node):
@@ -139,7 +139,7 @@ async def test_a_model_is_downloaded_to_a_node_before_it_is_placed_there(
 
 
 @as_a_leader
-async def test_a_node_deletes_what_its_leader_does_not_keep(
+async def test_node_deletes_files_that_leader_does_not_protect(
     server: RayServer, environment: dict[str, str]
 ) -> None:
     async with a_node_with_files(server) as (cluster, node):
@@ -155,7 +155,7 @@ async def test_a_node_deletes_what_its_leader_does_not_keep(
 
 
 @as_a_leader
-async def test_traces_run_on_a_node(
+async def test_traces_run_on_node(
     server: RayServer,
     redis: RedisServer,
     store: FileStore,
@@ -217,7 +217,7 @@ def deafen_others(redis: RedisServer) -> None:
 
 
 @as_a_leader
-async def test_what_is_lost_on_the_quick_way_is_asked_for_by_a_call(
+async def test_message_lost_in_redis_is_recovered_by_ray_call(
     server: RayServer,
     redis: RedisServer,
     store: FileStore,
@@ -278,7 +278,7 @@ async def test_what_is_lost_on_the_quick_way_is_asked_for_by_a_call(
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 @as_a_leader
-async def test_its_process_is_killed_or_freezes_in_the_middle_of_a_job(
+async def test_killed_or_frozen_worker_loses_replica_during_job(
     sent: signal.Signals,
     server: RayServer,
     redis: RedisServer,
@@ -310,7 +310,7 @@ async def test_its_process_is_killed_or_freezes_in_the_middle_of_a_job(
 
 
 @as_a_leader
-async def test_its_model_process_is_killed(
+async def test_killed_model_process_loses_replica(
     server: RayServer,
     redis: RedisServer,
     store: FileStore,
@@ -336,7 +336,7 @@ async def test_its_model_process_is_killed(
 
 
 @as_a_leader
-async def test_what_cannot_be_loaded(server: RayServer, tmp_path: Path) -> None:
+async def test_unloadable_checkpoint_leaves_no_orphan(server: RayServer, tmp_path: Path) -> None:
     async with driving(server) as cluster:
         with pytest.raises(ActorError, match="nothing-is-here"):
             async with a_replica(cluster, tmp_path / "nothing-is-here"):
@@ -345,7 +345,7 @@ async def test_what_cannot_be_loaded(server: RayServer, tmp_path: Path) -> None:
 
 
 @as_a_leader
-async def test_another_leader_takes_over_what_lives_and_what_runs(
+async def test_next_leader_adopts_replica_and_its_running_job(
     server: RayServer,
     redis: RedisServer,
     store: FileStore,
@@ -386,7 +386,7 @@ async def test_another_leader_takes_over_what_lives_and_what_runs(
 
 
 @as_a_leader
-async def test_a_job_that_had_ended_where_another_leader_sent_it_is_not_run_again(
+async def test_job_ended_under_previous_leader_is_not_run_again(
     server: RayServer,
     redis: RedisServer,
     store: FileStore,
@@ -438,7 +438,7 @@ async def unmeasured(config: DeploymentConfig, generation: str) -> Measured:
 
 
 @as_a_leader
-async def test_a_node_that_is_not_there(server: RayServer, tiny_gpt2: Path) -> None:
+async def test_replica_on_missing_node_fails_to_start(server: RayServer, tiny_gpt2: Path) -> None:
     async with driving(server, StandIn) as cluster:
         config = config_of(tiny_gpt2)
         actor = cluster.make_actor(config, "0.8", place_on("ab" * 28, config, "nowhere"))
@@ -449,7 +449,7 @@ async def test_a_node_that_is_not_there(server: RayServer, tiny_gpt2: Path) -> N
 
 
 @as_a_leader
-async def test_one_that_freezes_before_its_first_answer_is_ended(
+async def test_actor_frozen_before_first_answer_is_killed(
     server: RayServer, tiny_gpt2: Path
 ) -> None:
     async with driving(server, Frozen) as cluster:
@@ -464,7 +464,9 @@ async def test_one_that_freezes_before_its_first_answer_is_ended(
 
 
 @as_a_leader
-async def test_one_that_is_ended_before_it_is_there(server: RayServer, tiny_gpt2: Path) -> None:
+async def test_actor_stopped_before_creation_leaves_no_orphan(
+    server: RayServer, tiny_gpt2: Path
+) -> None:
     async with driving(server, StandIn) as cluster:
         actor = await an_actor(cluster, config_of(tiny_gpt2), "one", "brief")
         starting = asyncio.create_task(actor.start(lambda done, total: None))
@@ -480,7 +482,9 @@ async def test_one_that_is_ended_before_it_is_there(server: RayServer, tiny_gpt2
 
 
 @as_a_leader
-async def test_one_that_was_being_loaded_goes_on(server: RayServer, tmp_path: Path) -> None:
+async def test_replica_loading_under_previous_leader_continues_loading(
+    server: RayServer, tmp_path: Path
+) -> None:
     config = config_of(tmp_path)
     loading = tmp_path / IS_LOADING
     loading.touch()
@@ -502,9 +506,7 @@ async def test_one_that_was_being_loaded_goes_on(server: RayServer, tmp_path: Pa
 
 
 @as_a_leader
-async def test_a_node_that_dies_is_forgotten_and_so_is_what_was_on_it(
-    server: RayServer, tiny_gpt2: Path
-) -> None:
+async def test_dead_node_and_its_replicas_are_forgotten(server: RayServer, tiny_gpt2: Path) -> None:
     third = await asyncio.to_thread(server.add, "three", {"ndif_cpu_memory": 64 * GIB})
     async with driving(server, StandIn) as cluster:
         config = config_of(tiny_gpt2)
@@ -535,7 +537,7 @@ async def too_large(config: DeploymentConfig, generation: str) -> Measured:
 
 
 @as_a_leader
-async def test_replicas_that_cannot_be_used_are_ended(server: RayServer, tiny_gpt2: Path) -> None:
+async def test_unusable_orphans_are_ended(server: RayServer, tiny_gpt2: Path) -> None:
     config = config_of(tiny_gpt2)
     async with driving(server, StandIn) as cluster:
         actor = await an_actor(cluster, config, "one", "dead")

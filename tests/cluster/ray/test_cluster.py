@@ -45,7 +45,7 @@ def entry(name: str, resources: dict[str, float], *, alive: bool = True) -> dict
     st.lists(st.integers(1, 1 << 40), max_size=16),
     st.integers(0, 1 << 44),
 )
-def test_what_is_declared_is_what_is_read(gpus: list[int], cpu: int) -> None:
+def test_declared_resources_round_trip(gpus: list[int], cpu: int) -> None:
     resources = Resources.of(gpus, cpu, 1.0)
     # Ray keeps numbers as floats, and no nothings.
     kept = {name: float(size) for name, size in declaration(resources).items() if size}
@@ -53,25 +53,25 @@ def test_what_is_declared_is_what_is_read(gpus: list[int], cpu: int) -> None:
     assert read == (resources if gpus or cpu else None)
 
 
-def test_a_part_of_the_memory_is_left_to_the_machine_by_the_machine() -> None:
+def test_node_declares_only_its_share_of_cpu_memory() -> None:
     declared = declaration(Resources.of([80 * GIB], 100 * GIB, 0.5))
     assert declared == {"ndif_cpu_memory": 50 * GIB, "ndif_gpu_0": 80 * GIB}
 
 
-def test_a_leader_that_has_left_its_cluster_starts_none() -> None:
+def test_ray_call_after_leaving_cluster_starts_no_cluster() -> None:
     assert not ray.is_initialized()
     with pytest.raises(RaySystemError, match="has not been started"):
         ray.nodes()
 
 
-def test_gpus_are_told_apart_by_name() -> None:
+def test_gpu_uuids_are_declared() -> None:
     offered = Resources.of([80 * GIB, 24 * GIB], 0, 1.0, ["GPU-7c3cadbd-17e5", None])
     declared = declaration(offered)
     assert declared["ndif_gpu_0_is_GPU-7c3cadbd-17e5"] == 1
     assert resources_of({name: float(size) for name, size in declared.items() if size}) == offered
 
 
-def test_nodes_that_live_and_offer_something() -> None:
+def test_only_live_nodes_with_resources_are_listed() -> None:
     offered = declaration(Resources.of([GIB, 2 * GIB], 3 * GIB, 1.0))
     table = [
         entry("head", dict(HEAD)),
@@ -87,7 +87,7 @@ def test_nodes_that_live_and_offer_something() -> None:
     assert (nameless.name, nameless.resources.gpu_bytes) == ("10.0.0.1", (7,))
 
 
-def test_nodes_of_one_host_name_are_told_apart() -> None:
+def test_nodes_with_same_hostname_get_distinct_names() -> None:
     offered = declaration(Resources.of([GIB], GIB, 1.0))
     table = [
         {**entry("box", offered), "NodeID": node_id}
@@ -99,7 +99,7 @@ def test_nodes_of_one_host_name_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("declared", [{}, {"CPU": 4.0}, {"head": 1.0}, {"ndif_gpu_1": 5.0}])
-def test_a_node_of_others(declared: dict[str, float]) -> None:
+def test_foreign_node_offers_no_resources(declared: dict[str, float]) -> None:
     assert resources_of(declared) is None
 
 
@@ -118,7 +118,7 @@ class Unavailable:
 
 
 @on_loop
-async def test_a_replica_ends_with_its_node_whatever_ray_says_of_it(
+async def test_replica_ends_with_dead_node_even_if_ray_reports_unavailable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nodes = [entry("head", {"ndif_cpu_memory": GIB}), entry("other", {"ndif_cpu_memory": GIB})]
@@ -146,7 +146,7 @@ async def test_a_replica_ends_with_its_node_whatever_ray_says_of_it(
 
 
 @on_loop
-async def test_a_replica_that_is_ended_is_asked_no_more_whatever_ray_says_of_it(
+async def test_stopped_replica_is_not_called_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(actors_module, "_STOP_S", 0.1)

@@ -44,7 +44,7 @@ async def asks_no_more(actor: RayModelActor) -> bool:
 
 
 @as_a_leader
-async def test_what_ran_on_a_head_that_died_is_lost_and_asked_for_no_more(
+async def test_replica_on_dead_head_is_lost_and_not_called_again(
     redis: RedisServer, tmp_path: Path, tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Else a head that takes ten seconds to come back is lost, and the process that leads ends.
