@@ -9,7 +9,7 @@ from tests.costs import Summary
 pytestmark = pytest.mark.unit
 
 
-def test_a_test_process_that_crashed_costs_nothing() -> None:
+def test_crash_report_of_test_process_adds_no_cost() -> None:
     summary = Summary()
     for phase in ("call", "???"):  # as xdist reports a crash
         summary.pytest_runtest_logreport(

@@ -10,7 +10,7 @@ from ndif import distribution
 from ndif.distribution import install_command
 
 
-def test_what_is_missing_is_installed_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_install_command_targets_running_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     pip = f"{sys.executable} -m pip install"
     assert install_command("redis", "nnsight") == f"{pip} 'redis>=7' 'nnsight<0.9,>=0.8'"
     assert install_command("unknown") == f"{pip} unknown"

@@ -70,14 +70,14 @@ def run(folder: Path, *arguments: str, **environment: str) -> tuple[dict[str, li
     return dict(found), int(told[1])
 
 
-def test_this_run_has_a_seed_and_its_number_of_examples(pytestconfig: pytest.Config) -> None:
+def test_current_run_has_seed_and_example_profile(pytestconfig: pytest.Config) -> None:
     assert pytestconfig.getoption("hypothesis_seed") == str(seed())
     assert settings.get_current_profile_name() in ("suite", "fuzz")
     assert settings().deadline is None
 
 
 @pytest.mark.parametrize("where", [{}, {"CI": "true"}], ids=["here", "CI"])
-def test_a_run_names_its_seed_which_repeats_it(where: dict[str, str], tmp_path: Path) -> None:
+def test_run_is_repeated_by_its_printed_seed(where: dict[str, str], tmp_path: Path) -> None:
     first, drawn = run(tmp_path, "--numprocesses", "2", **where)
     again, same = run(tmp_path, TEST_SEED=str(drawn), **where)
     assert (again, same) == (first, drawn)
@@ -87,13 +87,13 @@ def test_a_run_names_its_seed_which_repeats_it(where: dict[str, str], tmp_path: 
     assert all(other[test] != first[test] for test in first)
 
 
-def test_the_seed_of_hypothesis_is_that_of_the_run(tmp_path: Path) -> None:
+def test_hypothesis_seed_option_sets_seed_of_run(tmp_path: Path) -> None:
     found, told = run(tmp_path, "--hypothesis-seed", "7")
     assert told == 7
     assert found == run(tmp_path, TEST_SEED="7")[0]
 
 
-def test_fuzzing_makes_up_as_much_as_is_asked_for(tmp_path: Path) -> None:
+def test_fuzz_profile_runs_requested_number_of_examples(tmp_path: Path) -> None:
     found, _ = run(
         tmp_path, "--hypothesis-profile", "fuzz", "-m", "hypothesis", TEST_EXAMPLES="300"
     )

@@ -175,12 +175,12 @@ def surplus(found: Iterable[tuple[str, set[str]]], unneeded: Iterable[str]) -> l
 # In a process of its own
 
 
-def test_the_names_looked_for_are_those_of_real_modules() -> None:
+def test_checked_module_names_are_importable() -> None:
     for name in ("torch", "transformers", "nnsight", *SERVING):
         assert importlib.util.find_spec(name) is not None, name
 
 
-def test_the_command_line_answers() -> None:
+def test_help_lists_commands() -> None:
     done = subprocess.run([NDIF, "--help"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     for command in ("local", "runtime", "version"):
@@ -197,7 +197,7 @@ COMMAND_LINES = (
 )
 
 
-def test_the_command_line_imports_nothing_it_does_not_need(tmp_path: Path) -> None:
+def test_command_line_imports_no_unneeded_modules(tmp_path: Path) -> None:
     for arguments in (["-c", "import ndif.cli.main"], ["-m", "ndif", "--help"]):
         imported, _ = modules_of(tmp_path, *arguments)
         assert "ndif" in imported
@@ -210,7 +210,7 @@ def test_the_command_line_imports_nothing_it_does_not_need(tmp_path: Path) -> No
     assert surplus(found, (*HEAVY, *SERVING, "pynvml")) == []
 
 
-def test_a_forked_process_tells_what_its_own_command_imports(tmp_path: Path) -> None:
+def test_forked_process_reports_imports_of_its_command(tmp_path: Path) -> None:
     """`modules_of_commands` and `modules_of` agree."""
     line = ("runtime", "list")
     ((_, imported, printed),) = modules_of_commands(tmp_path, [line])
@@ -224,7 +224,7 @@ def test_a_forked_process_tells_what_its_own_command_imports(tmp_path: Path) -> 
 SERVERS = ("ndif.server.embedded", "ndif.server.local")
 
 
-def test_the_control_plane_imports_no_model_plane() -> None:
+def test_control_plane_imports_no_model_plane() -> None:
     found = modules_imported_in_turn(*SERVERS, "ndif.host.model_actor")
     assert {"ndif", "pydantic"} <= found[0][1]
     # socketio takes redis with it wherever that is installed.
@@ -232,7 +232,7 @@ def test_the_control_plane_imports_no_model_plane() -> None:
     assert surplus(found, {*HEAVY, "pynvml"} - {"redis"}) == []
 
 
-def test_a_server_of_one_process_needs_no_engine() -> None:
+def test_single_process_server_needs_no_engine() -> None:
     """An installation without extras leaves the clients of Redis, S3 and Ray out."""
     code = f"import sys; sys.modules.update(dict.fromkeys({ENGINE_PACKAGES!r}));" + "".join(
         f"import {module};" for module in SERVERS
@@ -323,14 +323,14 @@ def test_every_room_has_its_floor() -> None:
     assert rooms == set(ROOMS) - PLANNED
 
 
-def test_the_map_has_every_room_on_its_floor() -> None:
+def test_contributing_map_lists_every_room_in_order() -> None:
     text = (SOURCE.parents[1] / "CONTRIBUTING.md").read_text()
     table = text.partition("## The map")[2].partition("\n## ")[0]
     assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == ROOMS
     assert {path.stem for path in SOURCE.glob("*.py")} - {"__main__"} == GROUND
 
 
-def test_imports_are_found_in_every_form() -> None:
+def test_checker_finds_imports_in_every_form() -> None:
     text = (
         "import a.b as c\nfrom d import e\ndef f():\n    from . import g\n    from ..h.i import j\n"
     )
@@ -354,7 +354,7 @@ def lies_deeper(imported: str, module: str) -> bool:
     )
 
 
-def test_the_floors_are_told_apart() -> None:
+def test_checker_orders_rooms_by_floor() -> None:
     assert lies_deeper("ndif.host.frames", "ndif.queue.job")
     assert lies_deeper("ndif.queue.turns", "ndif.queue.job")
     assert lies_deeper("ndif.sizes", "ndif.net")
@@ -362,7 +362,7 @@ def test_the_floors_are_told_apart() -> None:
     assert not lies_deeper("ndif.config.settings", "ndif.net")
 
 
-def test_a_file_imports_only_what_lies_deeper() -> None:
+def test_files_import_only_deeper_rooms() -> None:
     upwards = [
         f"{place_of_import(module, imported)}: {imported} does not lie deeper"
         for module in sorted(set(MODULES) - {"ndif", "ndif.__main__"})
@@ -372,14 +372,14 @@ def test_a_file_imports_only_what_lies_deeper() -> None:
     assert not upwards, "\n".join(upwards)
 
 
-def test_no_files_import_each_other_in_a_circle() -> None:
+def test_imports_have_no_cycles() -> None:
     remaining = {module: modules_imported_by(module) for module in MODULES}
     while leaves := {module for module, imported in remaining.items() if not imported}:
         remaining = {m: imported - leaves for m, imported in remaining.items() if m not in leaves}
     assert not remaining, "each of these imports another of them, or one that does"
 
 
-def test_the_order_is_not_empty() -> None:
+def test_checker_finds_imports_between_rooms() -> None:
     """Imports between rooms are found at all."""
     used = {
         room: {
@@ -398,7 +398,7 @@ def test_the_order_is_not_empty() -> None:
 @pytest.mark.parametrize(
     ("room", "known"), [("runtime", {"runtime", "sandbox", "sizes"}), ("sandbox", {"sandbox"})]
 )
-def test_the_model_plane_imports_nothing_of_ndif_but_itself(room: str, known: set[str]) -> None:
+def test_model_plane_imports_only_its_own_rooms_of_ndif(room: str, known: set[str]) -> None:
     strangers = [
         f"{file.relative_to(SOURCE)}:{line}: {name}"
         for file in files_of(room)
@@ -422,12 +422,12 @@ def loads_in(tree: ast.Module) -> Iterator[int]:
             yield node.lineno
 
 
-def test_loads_are_found_in_every_form() -> None:
+def test_checker_finds_unpickling_in_every_form() -> None:
     text = "import pickle\npickle.loads(b'')\nfrom dill import load as l\ntorch.load\njson.load\n"
     assert [*loads_in(ast.parse(text))] == [3, 4, 2]
 
 
-def test_the_control_plane_unpickles_nothing() -> None:
+def test_control_plane_unpickles_nothing() -> None:
     """No `pickle.loads` or its like, and no heavy import hidden in a function."""
     checked = 0
     found = []
@@ -456,7 +456,7 @@ def test_the_control_plane_unpickles_nothing() -> None:
     assert checked > 30
 
 
-def test_nothing_imports_the_programs_of_clients() -> None:
+def test_no_module_imports_client_programs() -> None:
     names = {name_of(SOURCE / client) for client in CLIENTS}
     assert names <= MODULES.keys()
     importers = [
@@ -467,7 +467,7 @@ def test_nothing_imports_the_programs_of_clients() -> None:
     assert not importers, "\n".join(importers)
 
 
-def test_only_the_configuration_reads_the_environment_for_settings() -> None:
+def test_only_config_reads_settings_from_environment() -> None:
     """`os.environ` is passed on to child processes; a variable of ours is read in one place."""
     found = []
     for file in MODULES.values():

@@ -28,7 +28,7 @@ def run(folder: Path, source: str, *options: str) -> str:
     return done.stdout
 
 
-def test_a_unit_test_that_starts_a_process_fails(tmp_path: Path) -> None:
+def test_unit_test_that_starts_process_fails(tmp_path: Path) -> None:
     said = run(
         tmp_path,
         "import subprocess, pytest\n"
@@ -42,7 +42,7 @@ def test_a_unit_test_that_starts_a_process_fails(tmp_path: Path) -> None:
     assert "a unit test started a process (subprocess.Popen ('true', ['true'])" in said
 
 
-def test_a_run_ends_with_what_took_long(tmp_path: Path) -> None:
+def test_run_ends_with_cost_summary(tmp_path: Path) -> None:
     said = run(
         tmp_path,
         "import time, pytest\n"
@@ -62,7 +62,7 @@ def test_a_run_ends_with_what_took_long(tmp_path: Path) -> None:
     assert "load of the last 1, 5 and 15 minutes" in said
 
 
-def test_what_is_tried_again_is_told(tmp_path: Path) -> None:
+def test_run_reports_retries(tmp_path: Path) -> None:
     said = run(
         tmp_path,
         "from tests.failures import retry\ndef test_it(): retry('an attack', 'it was late')\n",
@@ -71,7 +71,7 @@ def test_what_is_tried_again_is_told(tmp_path: Path) -> None:
     assert "tried a second time: 1\n  an attack: it was late\n" in said
 
 
-def test_a_test_that_hangs_shows_the_stacks_of_its_processes(tmp_path: Path) -> None:
+def test_hanging_test_shows_stacks_of_its_processes(tmp_path: Path) -> None:
     said = run(
         tmp_path,
         "import subprocess, sys, pytest\n"
@@ -87,7 +87,7 @@ def test_a_test_that_hangs_shows_the_stacks_of_its_processes(tmp_path: Path) -> 
     assert "here (<string>:1)" in said
 
 
-def test_a_module_that_leaves_its_process_changed_fails(tmp_path: Path) -> None:
+def test_module_that_leaves_changed_process_state_fails(tmp_path: Path) -> None:
     said = run(
         tmp_path,
         "import torch\n"

@@ -62,7 +62,7 @@ def methods_of(file: Path) -> Iterator[tuple[ast.ClassDef, Method]]:
                     yield kind, each
 
 
-def test_every_public_method_is_described_or_overrides_one_that_is() -> None:
+def test_every_public_method_has_or_inherits_docstring() -> None:
     methods = [(file, *pair) for file in FILES for pair in methods_of(file)]
     described = {each.name for _, _, each in methods if ast.get_docstring(each)}
     assert {"claim", "run"} <= described
@@ -82,7 +82,7 @@ def test_every_public_method_is_described_or_overrides_one_that_is() -> None:
     assert not riddles, "\n".join(riddles)
 
 
-def test_docstrings_below_attributes_are_found(tmp_path: Path) -> None:
+def test_checker_finds_docstrings_below_attributes(tmp_path: Path) -> None:
     file = tmp_path / "module.py"
     file.write_text(
         '"""Module."""\nclass A:\n    """Class."""\n    b: int = 1\n    """What b is."""\n'
@@ -109,7 +109,7 @@ def files_missing_from(text: str, places: Sequence[Path]) -> Iterator[tuple[int,
             yield text.count("\n", 0, found.start()) + 1, name
 
 
-def test_files_that_a_document_names_are_there() -> None:
+def test_files_named_in_documents_exist() -> None:
     missing = [
         f"{document.relative_to(ROOT)}:{line}: {name} is not there"
         for document in DOCUMENTS
@@ -118,14 +118,14 @@ def test_files_that_a_document_names_are_there() -> None:
     assert not missing, "\n".join(missing)
 
 
-def test_a_file_that_is_not_there_is_found(tmp_path: Path) -> None:
+def test_checker_finds_missing_file(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "here.md").touch()
     text = "`docs/here.md`\n`docs/gone.md` `docs/NAME.md` `build/page.md`\n"
     assert [*files_missing_from(text, [tmp_path])] == [(2, "docs/gone.md")]
 
 
-def test_every_term_of_the_glossary_that_is_code_is_in_the_source() -> None:
+def test_class_names_in_glossary_exist_in_source() -> None:
     glossary = (ROOT / "docs" / "glossary.md").read_text()
     source = "\n".join(file.read_text() for file in FILES)
     terms = set(re.findall(r"`([A-Z]\w+)`", glossary))
@@ -141,7 +141,7 @@ def stations() -> list[tuple[str, str]]:
     return [(files, functions) for _, files, functions in rows]
 
 
-def test_the_walk_of_a_request_has_at_most_14_stations_all_of_which_are_there() -> None:
+def test_documented_walk_has_at_most_14_existing_stations() -> None:
     assert 10 <= len(stations()) <= 14
     for files, functions in stations():
         first, *others = (SOURCE / name for name in re.findall(r"`([^`]+)`", files))

@@ -47,7 +47,7 @@ def reaches(node: ast.AST, inside: frozenset[str], ours: set[str]) -> Iterator[a
         yield from reaches(child, names, ours)
 
 
-def test_no_line_reaches_into_another_objects_underscore() -> None:
+def test_no_line_uses_private_name_of_another_object() -> None:
     trees = {path: ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
     classes = [n for tree in trees.values() for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
     ours = set[str]().union(*map(own_names, classes))
@@ -60,7 +60,7 @@ def test_no_line_reaches_into_another_objects_underscore() -> None:
     assert not found, "\n".join(found)
 
 
-def test_a_reach_is_found() -> None:
+def test_checker_finds_use_of_private_name() -> None:
     tree = ast.parse("class A:\n def _b(self): other._b()\n\nclass C:\n def d(self, a): a._b()\n")
     (found,) = reaches(tree, frozenset(), {"_b"})
     assert (found.lineno, ast.unparse(found)) == (5, "a._b")

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.process
 
 
 @on_loop
-async def test_a_cancellation_at_the_moment_of_an_answer_arrives() -> None:
+async def test_cancellation_at_moment_of_answer_is_not_lost() -> None:
     """`asyncio.wait_for` of Python 3.11 returns the answer then, as if nobody had cancelled."""
     answer = asyncio.get_running_loop().create_future()
 
@@ -37,7 +37,7 @@ async def test_a_cancellation_at_the_moment_of_an_answer_arrives() -> None:
 
 
 @on_loop
-async def test_a_library_that_is_cancelled_has_ended_before_its_caller() -> None:
+async def test_cancelled_library_call_ends_before_its_caller() -> None:
     ended = asyncio.Event()
 
     async def library() -> None:
@@ -56,7 +56,7 @@ async def test_a_library_that_is_cancelled_has_ended_before_its_caller() -> None
 
 
 @on_loop
-async def test_a_result_and_an_error_are_the_librarys() -> None:
+async def test_apart_passes_on_result_and_error() -> None:
     async def library(fails: bool) -> int:
         if fails:
             raise ConnectionResetError("gone")
@@ -67,7 +67,7 @@ async def test_a_result_and_an_error_are_the_librarys() -> None:
         await apart(library(True))
 
 
-def test_a_thread_that_is_left_behind_does_not_delay_the_end_of_its_process() -> None:
+def test_abandoned_thread_does_not_delay_process_exit() -> None:
     code = (
         "import asyncio, threading; from ndif.tasks import aside, end\n"
         "async def main():\n"

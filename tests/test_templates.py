@@ -74,7 +74,7 @@ async def template_of(question: str) -> int:
 
 
 @on_loop
-async def test_servers_of_one_template_differ_as_their_variables_do(
+async def test_fork_servers_of_one_template_have_their_own_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = []
@@ -99,7 +99,7 @@ async def test_servers_of_one_template_differ_as_their_variables_do(
 
 
 @on_loop
-async def test_a_server_and_its_children_end_with_its_stand_in() -> None:
+async def test_fork_server_and_its_children_end_with_stand_in() -> None:
     servers = ForkServers()
     async with a_child(servers, "ends") as (process, said):
         (running,) = servers._servers.values()
@@ -113,7 +113,7 @@ async def test_a_server_and_its_children_end_with_its_stand_in() -> None:
 
 
 @on_loop
-async def test_a_stand_in_ends_with_its_server() -> None:
+async def test_stand_in_ends_with_fork_server() -> None:
     servers = ForkServers()
     async with a_child(servers, "ends") as (process, said):
         (running,) = servers._servers.values()
@@ -124,7 +124,7 @@ async def test_a_stand_in_ends_with_its_server() -> None:
 
 
 @on_loop
-async def test_a_template_outlives_a_stand_in_that_is_killed_while_it_asks() -> None:
+async def test_template_survives_stand_in_killed_during_fork() -> None:
     template = await template_of("before")
     servers = ForkServers()
     servers.prepare(HERE, untrusted=False)
@@ -143,7 +143,7 @@ async def test_a_template_outlives_a_stand_in_that_is_killed_while_it_asks() -> 
 
 
 @pytest.mark.parametrize("is_fork", [True, False])
-def test_a_probe_says_the_same_where_it_is_a_fork(
+def test_forked_probe_behaves_like_started_probe(
     is_fork: bool, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     if not is_fork:

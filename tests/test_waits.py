@@ -67,7 +67,7 @@ def waiting_files() -> list[Path]:
     return sorted({*TESTS.rglob("*.py")} - programs - {TESTS / name for name in WAITING})
 
 
-def test_no_test_sleeps_in_place_of_waiting() -> None:
+def test_no_test_sleeps_instead_of_waiting() -> None:
     found = [
         f"{file.relative_to(TESTS)}:{line}"
         for file in waiting_files()
@@ -77,7 +77,7 @@ def test_no_test_sleeps_in_place_of_waiting() -> None:
     assert not found, "wait for an event by tests/waiting.py:\n" + "\n".join(found)
 
 
-def test_waits_have_one_bound() -> None:
+def test_no_test_sets_its_own_deadline() -> None:
     found = [
         f"{file.relative_to(TESTS)}:{line}"
         for file in waiting_files()
@@ -87,7 +87,7 @@ def test_waits_have_one_bound() -> None:
     assert not found, "wait by tests/waiting.py, whose bound is for all:\n" + "\n".join(found)
 
 
-def test_sleeps_and_deadlines_are_found_in_each_form() -> None:
+def test_checker_finds_sleeps_and_deadlines_in_every_form() -> None:
     text = (
         "from time import sleep\n"
         "time.sleep(0.05)\n"

@@ -170,7 +170,7 @@ class WheelServer(LocalServer):
         return self._installed.popen(self._installed.bin / "ndif", *arguments)
 
 
-def test_both_sizes_serve_without_root(
+def test_local_and_full_server_of_wheel_run_without_root(
     installed: Installed, tiny_gpt2: Path, tmp_path: Path
 ) -> None:
     model = installed.folder / "model"

@@ -47,18 +47,18 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
+def test_hadolint_accepts_dockerfile() -> None:
     done = subprocess.run([BIN / "hadolint", DOCKERFILE], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_compose_file_follows_the_specification_of_compose() -> None:
+def test_compose_file_follows_compose_specification() -> None:
     checker = [BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec"]
     done = subprocess.run([*checker, COMPOSE], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_image_runs_without_root_and_says_how_it_is() -> None:
+def test_image_runs_without_root_and_has_healthcheck() -> None:
     *_, last = stages()
     user = only(last, "USER")[-1].value
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user), "Kubernetes compares numbers"
@@ -66,7 +66,7 @@ def test_the_image_runs_without_root_and_says_how_it_is() -> None:
     assert only(last, "CMD")[0].value == '["start", "--host", "0.0.0.0"]'
 
 
-def test_every_image_is_named_by_its_digest() -> None:
+def test_every_image_is_pinned_by_digest() -> None:
     base = re.search(r"^ARG PYTHON_IMAGE=(\S+)$", DOCKERFILE.read_text(), re.MULTILINE)
     assert base is not None
     assert PINNED.fullmatch(base[1])
@@ -77,7 +77,7 @@ def test_every_image_is_named_by_its_digest() -> None:
             assert PINNED.fullmatch(service["image"]), name
 
 
-def test_the_builder_is_sent_what_the_image_is_built_from_and_nothing_else() -> None:
+def test_build_context_contains_only_copied_files() -> None:
     lines = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
     rules = [line for line in lines if line and not line.startswith("#")]
     assert rules[0] == "*"
@@ -91,7 +91,7 @@ def test_the_builder_is_sent_what_the_image_is_built_from_and_nothing_else() -> 
     assert all((ROOT / name).exists() for name in sent)
 
 
-def test_compose_has_the_services_of_the_specification_and_a_database() -> None:
+def test_compose_has_specified_services_and_database() -> None:
     assert SERVICES.keys() == SPECIFIED | {"ray_gpu", "postgres"}
     assert {"cpu", "gpu"} == {
         profile for service in SERVICES.values() for profile in service.get("profiles", [])
@@ -102,7 +102,7 @@ def test_compose_has_the_services_of_the_specification_and_a_database() -> None:
     assert gpu["networks"]["internal"]["aliases"] == ["ray"]
 
 
-def test_a_service_is_confined_and_tells_how_it_is(subtests: pytest.Subtests) -> None:
+def test_every_service_is_confined_and_has_healthcheck(subtests: pytest.Subtests) -> None:
     for name, service in SERVICES.items():
         with subtests.test(name):
             assert service["read_only"] is True
@@ -121,7 +121,7 @@ def test_a_service_is_confined_and_tells_how_it_is(subtests: pytest.Subtests) ->
                 assert component in COMPONENTS
 
 
-def test_every_file_and_volume_that_is_mounted_is_there() -> None:
+def test_mounted_files_and_volumes_exist() -> None:
     volumes = compose()["volumes"]
     for service in SERVICES.values():
         for mount in service.get("volumes", []):
@@ -129,14 +129,14 @@ def test_every_file_and_volume_that_is_mounted_is_there() -> None:
             assert (DOCKER / source).exists() if source.startswith(".") else source in volumes
 
 
-def test_the_variables_are_those_that_the_server_reads() -> None:
+def test_server_reads_every_variable_of_compose() -> None:
     for name in OURS:
         assert unread(SERVICES[name]["environment"]) == []
         known = {*(each.upper() for each in SERVICES[name]["secrets"])}
         assert unread(dict.fromkeys(known, "1")) == []
 
 
-def test_no_secret_has_a_default_or_is_in_an_environment(secrets: Path) -> None:
+def test_secrets_have_no_default_and_are_not_in_environment(secrets: Path) -> None:
     assert stat.S_IMODE(secrets.stat().st_mode) == 0o700
     made = {file.name: file.read_text() for file in secrets.iterdir()}
     declared = compose()["secrets"]
@@ -153,7 +153,7 @@ def test_no_secret_has_a_default_or_is_in_an_environment(secrets: Path) -> None:
                 assert str(value).startswith("/run/secrets"), variable
 
 
-def test_secrets_are_made_once(secrets: Path) -> None:
+def test_secrets_are_created_once(secrets: Path) -> None:
     before = {file.name: file.read_text() for file in secrets.iterdir()}
     (secrets / "grafana_admin_password").unlink()
     subprocess.run(["sh", SECRETS_SCRIPT, secrets], check=True)
@@ -167,9 +167,7 @@ def test_secrets_are_made_once(secrets: Path) -> None:
     assert ignored.returncode == 0, "a secret must never be committed"
 
 
-def test_the_server_reads_its_secrets_from_their_files(
-    secrets: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_reads_secrets_from_files(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NDIF_SECRETS_DIR", str(secrets))
     for name in ("URL", "ACCESS_KEY"):
         monkeypatch.setenv(f"NDIF_OBJECT_STORE_{name}", "http://minio:7070")
@@ -191,9 +189,7 @@ def inside(text: str, secrets: Path, data: Path) -> str:
     return found.replace("--dir /data", f"--dir {data}")
 
 
-def test_the_broker_starts_with_its_password_and_is_found_healthy(
-    secrets: Path, tmp_path: Path
-) -> None:
+def test_broker_starts_with_password_and_is_healthy(secrets: Path, tmp_path: Path) -> None:
     need("redis-server", "redis-server")
     service, port = SERVICES["message_broker"], free_port()
     script = inside(service["command"][0], secrets, tmp_path)
@@ -223,7 +219,7 @@ def test_the_broker_starts_with_its_password_and_is_found_healthy(
     assert not is_healthy()
 
 
-def test_prometheus_and_grafana_are_those_of_the_documents_at_other_addresses() -> None:
+def test_compose_monitoring_matches_documented_files_except_addresses() -> None:
     def without_addresses(value: Any) -> Any:
         if isinstance(value, dict):
             return {
@@ -245,7 +241,7 @@ def test_prometheus_and_grafana_are_those_of_the_documents_at_other_addresses() 
     assert here == there
 
 
-def test_make_builds_starts_and_stops_it() -> None:
+def test_make_builds_starts_and_stops_compose() -> None:
     environment = {"PATH": os.environ["PATH"]}
     done = subprocess.run(
         ["make", "--dry-run", "ta", "PROFILE=gpu"],

@@ -284,7 +284,7 @@ def running(
             running.process.wait()
 
 
-def test_a_client_of_each_generation_traces_against_the_image(
+def test_client_of_each_generation_traces_against_image(
     image: Image, running: Running, tiny_gpt2: Path, tmp_path: Path
 ) -> None:
     def trace(generation: str) -> None:
@@ -309,7 +309,7 @@ def test_a_client_of_each_generation_traces_against_the_image(
         list(pool.map(trace, SUPPORTED))
 
 
-def test_nothing_of_it_runs_as_root_or_could(running: Running, image: Image) -> None:
+def test_container_processes_cannot_run_as_root(running: Running, image: Image) -> None:
     for pid in running.processes():
         with contextlib.suppress(OSError):  # it has ended
             status = dict(
@@ -323,7 +323,7 @@ def test_nothing_of_it_runs_as_root_or_could(running: Running, image: Image) -> 
             assert int(status["Seccomp_filters"]) >= len(image.filters)
 
 
-def test_its_file_system_is_read_only_but_for_what_is_mounted(running: Running) -> None:
+def test_container_file_system_is_read_only_except_mounts(running: Running) -> None:
     for place in ("/opt/ndif", "/etc", "/var/lib", "/usr", "/models"):
         done = running.execute("touch", f"{place}/new")
         assert done.returncode == 1
@@ -332,13 +332,13 @@ def test_its_file_system_is_read_only_but_for_what_is_mounted(running: Running) 
         assert running.execute("touch", f"{place}/new").returncode == 0
 
 
-def test_its_doctor_finds_the_sandbox_whole(running: Running) -> None:
+def test_doctor_finds_full_sandbox_in_container(running: Running) -> None:
     found = running.execute("ndif", "doctor").stdout
     assert re.search(r"Landlock: files .*ABI", found), found
     assert re.search(r"seccomp: system calls .*an allow-list", found), found
 
 
-def test_a_stop_of_the_container_is_a_stop_in_good_order(running: Running, image: Image) -> None:
+def test_container_stops_gracefully(running: Running, image: Image) -> None:
     """The last test of this container."""
     assert running.execute(*image.health).returncode == 0
     os.kill(running.first, signal.SIGTERM)
@@ -346,14 +346,14 @@ def test_a_stop_of_the_container_is_a_stop_in_good_order(running: Running, image
     assert "Stopped." in running.said()
 
 
-def test_no_secret_and_no_source_is_in_the_image(image: Image) -> None:
+def test_image_contains_no_secret_and_no_source(image: Image) -> None:
     assert not image.root.path("/src").exists()
     assert not any("secret" in name.lower() for name in image.root.environment if "DIR" not in name)
     text = shlex.join([*image.entry, *image.command]) + (DOCKER / "Dockerfile").read_text()
     assert "PASSWORD" not in text
 
 
-def test_the_head_of_a_cluster_runs_in_it_as_compose_has_it(image: Image, tmp_path: Path) -> None:
+def test_ray_head_of_compose_runs_in_image(image: Image, tmp_path: Path) -> None:
     folders = {tmp_path / name: target for name, target in WRITABLE.items()}
     number = int(image.user.partition(":")[0])
     for folder in folders:

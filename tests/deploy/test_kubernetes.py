@@ -44,7 +44,7 @@ def templates() -> Iterator[tuple[str, dict[str, Any]]]:
 PODS = dict(templates())
 
 
-def test_a_manifest_is_what_kubernetes_takes(subtests: pytest.Subtests) -> None:
+def test_manifests_validate_against_kubernetes_schema(subtests: pytest.Subtests) -> None:
     for manifest in OBJECTS:
         if manifest["kind"] == "RayCluster":  # which is not Kubernetes' own
             continue
@@ -53,7 +53,7 @@ def test_a_manifest_is_what_kubernetes_takes(subtests: pytest.Subtests) -> None:
             assert manifest["metadata"].get("namespace", "ndif") == "ndif"
 
 
-def test_a_pod_of_ray_is_what_kubernetes_takes(subtests: pytest.Subtests) -> None:
+def test_pod_templates_validate_against_kubernetes_schema(subtests: pytest.Subtests) -> None:
     [deployment] = of_kind("Deployment")
     for name, template in PODS.items():
         with subtests.test(name):
@@ -62,7 +62,7 @@ def test_a_pod_of_ray_is_what_kubernetes_takes(subtests: pytest.Subtests) -> Non
             kubernetes_validate.validate(around, VERSION, strict=True)
 
 
-def test_ray_understands_its_cluster() -> None:
+def test_ray_parses_cluster_manifest() -> None:
     [cluster] = of_kind("RayCluster")
     assert cluster["apiVersion"] == "ray.io/v1"
     read = _derive_autoscaling_config_from_ray_cr(cluster)
@@ -74,7 +74,7 @@ def test_ray_understands_its_cluster() -> None:
     assert cluster["spec"]["rayVersion"] == ray.__version__
 
 
-def test_a_pod_meets_the_restricted_profile(subtests: pytest.Subtests) -> None:
+def test_pods_meet_restricted_profile(subtests: pytest.Subtests) -> None:
     for name, template in PODS.items():
         with subtests.test(name):
             pod = template["spec"]
@@ -97,9 +97,7 @@ def test_a_pod_meets_the_restricted_profile(subtests: pytest.Subtests) -> None:
 
 
 @pytest.mark.process
-def test_a_pod_has_the_secrets_that_it_needs_by_reference_alone(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
+def test_pods_get_secrets_only_by_reference(tmp_path: Path, subtests: pytest.Subtests) -> None:
     subprocess.run(["sh", DOCKER / "make-secrets.sh", tmp_path], check=True)
     made = {file.name for file in tmp_path.iterdir()}
     for name, template in PODS.items():
@@ -127,14 +125,14 @@ def test_a_pod_has_the_secrets_that_it_needs_by_reference_alone(
                 assert not mounted & {"ndif_cluster_secret", "postgres_password"}
 
 
-def test_the_stores_are_those_of_compose() -> None:
+def test_store_images_match_compose() -> None:
     images = {SERVICES[each]["image"] for each in SERVICES.keys() - OURS}
     for each in of_kind("StatefulSet"):
         [container] = each["spec"]["template"]["spec"]["containers"]
         assert container["image"] in images
 
 
-def test_every_policy_selects_pods_that_there_are() -> None:
+def test_network_policies_select_existing_pods() -> None:
     labels = {pod["metadata"]["labels"]["app.kubernetes.io/name"] for pod in PODS.values()}
     ports = {
         port["name"]

@@ -29,13 +29,13 @@ def jobs() -> dict[str, Any]:
     return found
 
 
-def test_the_workflow_is_what_github_takes() -> None:
+def test_workflow_validates_against_github_schema() -> None:
     checker = [BIN / "check-jsonschema", "--builtin-schema", "vendor.github-workflows"]
     done = subprocess.run([*checker, WORKFLOW], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_action_is_named_by_its_commit_and_version() -> None:
+def test_every_action_is_pinned_by_commit_and_version() -> None:
     used = re.findall(r"uses: (.*)", WORKFLOW.read_text())
     assert used
     for line in used:
@@ -44,7 +44,7 @@ def test_every_action_is_named_by_its_commit_and_version() -> None:
         assert re.fullmatch(r"v\d+\.\d+\.\d+", version), line
 
 
-def test_a_job_may_do_no_more_than_its_own_part() -> None:
+def test_jobs_have_minimal_permissions() -> None:
     assert yaml.safe_load(WORKFLOW.read_text())["permissions"] == {}
     rights = {name: job["permissions"] for name, job in jobs().items()}
     assert rights == {
@@ -57,7 +57,7 @@ def test_a_job_may_do_no_more_than_its_own_part() -> None:
         assert not any("${{" in step.get("run", "") for step in job["steps"])
 
 
-def test_the_image_is_built_with_arguments_that_it_has() -> None:
+def test_image_build_arguments_exist_in_dockerfile() -> None:
     [build] = [step for step in jobs()["image"]["steps"] if "build-push" in step.get("uses", "")]
     assert ROOT / build["with"]["file"] == DOCKERFILE
     named = {line.partition("=")[0] for line in build["with"]["build-args"].splitlines()}
@@ -65,7 +65,7 @@ def test_the_image_is_built_with_arguments_that_it_has() -> None:
     assert named <= set(re.findall(r"^ARG (\w+)", DOCKERFILE.read_text(), re.MULTILINE))
 
 
-def test_the_wheel_is_built_checked_and_installed_as_the_workflow_does(tmp_path: Path) -> None:
+def test_workflow_steps_build_check_and_install_wheel(tmp_path: Path) -> None:
     steps = {step["name"]: step["run"] for step in jobs()["wheel"]["steps"] if "run" in step}
     environment = {
         **os.environ,
@@ -107,7 +107,7 @@ def test_the_wheel_is_built_checked_and_installed_as_the_workflow_does(tmp_path:
 
 
 @pytest.mark.parametrize("name", ["wheel", "image"])
-def test_a_checkout_leaves_no_credentials(name: str) -> None:
+def test_checkout_persists_no_credentials(name: str) -> None:
     [checkout] = [
         step for step in jobs()[name]["steps"] if "actions/checkout" in step.get("uses", "")
     ]

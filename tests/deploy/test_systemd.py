@@ -40,14 +40,14 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_systemd_reads_the_unit_without_a_word(machine: Path, name: str) -> None:
+def test_systemd_verifies_unit_without_warning(machine: Path, name: str) -> None:
     verify = ["systemd-analyze", "verify", f"--root={machine}", name]
     done = subprocess.run(verify, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_systemd_finds_little_exposed(machine: Path, name: str) -> None:
+def test_systemd_rates_unit_exposure_low(machine: Path, name: str) -> None:
     rate = ["systemd-analyze", "--no-pager", "security", "--offline=true", f"--root={machine}"]
     done = subprocess.run(
         [*rate, f"--threshold={MOST_EXPOSED}", name], capture_output=True, text=True
@@ -56,14 +56,14 @@ def test_systemd_finds_little_exposed(machine: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_sandbox_may_make_its_calls_and_nothing_may_make_a_namespace(name: str) -> None:
+def test_unit_allows_sandbox_calls_and_forbids_namespaces(name: str) -> None:
     allowed = unit_calls(name)
     assert {*seccomp._ALLOWED, *seccomp._FORKING.split()} - allowed <= YOUNGER
     assert allowed & FORBIDDEN == set()
     assert "\nRestrictNamespaces=yes\n" in (UNITS / name).read_text()
 
 
-def test_both_units_are_hardened_alike() -> None:
+def test_both_units_have_same_hardening() -> None:
     def hardening(name: str) -> list[str]:
         lines = (UNITS / name).read_text().partition("NoNewPrivileges")[2].splitlines()
         return [line for line in lines if line and not line.startswith("#")]

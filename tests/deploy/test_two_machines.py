@@ -100,7 +100,7 @@ def head(stores: dict[str, str], network: Network, tmp_path: Path) -> Iterator[P
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_server_leads_a_cluster_whose_head_is_elsewhere(
+def test_server_leads_cluster_with_head_on_another_machine(
     head: Place, network: Network, tmp_path: Path
 ) -> None:
     assert head.ndif("start", "ray", "--detach").code == 0

@@ -145,7 +145,7 @@ def test_python_blocks_run(served: LocalServer, tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout
 
 
-def test_marks_name_a_reason_and_stand_before_a_block() -> None:
+def test_not_run_marks_precede_block_and_name_reason() -> None:
     texts = (document.read_text() for document in DOCUMENTS)
     marks = sum(len(re.findall("^<!-- not run:", text, re.MULTILINE)) for text in texts)
     marked = [block for block in BLOCKS if block.why_not_run]
@@ -153,7 +153,7 @@ def test_marks_name_a_reason_and_stand_before_a_block() -> None:
     assert all(len(block.why_not_run.split()) > 1 for block in marked)
 
 
-def test_what_a_block_names_of_the_repository_is_there() -> None:
+def test_files_and_make_targets_named_in_blocks_exist() -> None:
     targets = {*re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)}
     missing = []
     for block in BLOCKS:

@@ -67,7 +67,7 @@ def problem(words: Sequence[str]) -> str | None:
     return None
 
 
-def test_command_lines_in_blocks_can_be_run() -> None:
+def test_command_lines_in_blocks_are_valid() -> None:
     problems = []
     for block in (block for document in DOCUMENTS for block in blocks_of(document)):
         if block.language in SHELL:
@@ -107,12 +107,12 @@ def problems_in_sentences(document: Path) -> Iterator[str]:
                 yield f"{place}: no {', '.join(sorted(lacking))}"
 
 
-def test_commands_in_sentences_are_there() -> None:
+def test_commands_named_in_sentences_exist() -> None:
     problems = [problem for document in DOCUMENTS for problem in problems_in_sentences(document)]
     assert not problems, "\n".join(problems)
 
 
-def test_a_command_that_is_not_there_is_found_in_a_sentence(
+def test_checker_finds_missing_command_in_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(documents, "ROOT", tmp_path)
@@ -141,7 +141,7 @@ def own_text(document: Path) -> str:
     return text
 
 
-def test_variables_that_a_document_names_are_read() -> None:
+def test_server_reads_every_variable_named_in_documents() -> None:
     unread = [
         f"{name_of(document)}:{line_of(document, name)}: nothing reads {name}"
         for document in DOCUMENTS
@@ -152,7 +152,7 @@ def test_variables_that_a_document_names_are_read() -> None:
     assert not unread, "\n".join(unread)
 
 
-def test_the_limits_of_the_users_page_are_the_defaults() -> None:
+def test_limits_page_shows_default_values() -> None:
     from ndif.config.reference import as_text, variables
 
     (page,) = (each for each in DOCUMENTS if name_of(each) == "docs/users/limits.md")
@@ -171,7 +171,7 @@ def test_the_limits_of_the_users_page_are_the_defaults() -> None:
     assert checked > 12
 
 
-def test_lines_are_read_as_a_shell_reads_them() -> None:
+def test_command_lines_are_parsed_like_shell() -> None:
     script = "A=b ndif start --detach && ndif status > file  # why\nexport C='d\ne'\nx \\\n  y | z"
     assert [*commands_of(script)] == [
         ["ndif", "start", "--detach"],

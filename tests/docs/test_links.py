@@ -45,7 +45,7 @@ def broken_links(document: Path) -> Iterator[str]:
             yield target
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_every_link_target_exists() -> None:
     broken = [
         f"{name_of(document)}:{line_of(document, f'({target})')}: {target} leads nowhere"
         for document in DOCUMENTS
@@ -54,7 +54,7 @@ def test_every_link_leads_somewhere() -> None:
     assert not broken, "\n".join(broken)
 
 
-def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
+def test_checker_finds_broken_link(tmp_path: Path) -> None:
     (tmp_path / "other.md").write_text("# A heading\n")
     document = tmp_path / "page.md"
     document.write_text(
@@ -64,13 +64,13 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     assert [line_of(document, f"({target})") for target in broken_links(document)] == [2, 3]
 
 
-def test_every_decision_is_in_their_list() -> None:
+def test_decision_index_lists_every_decision() -> None:
     folder = ROOT / "docs" / "decisions"
     listed = [*targets((folder / "README.md").read_text())]
     assert listed == sorted(file.name for file in folder.glob("[0-9]*.md"))
 
 
-def test_links_to_other_hosts_are_encrypted() -> None:
+def test_external_links_use_https() -> None:
     outside = {
         target
         for document in DOCUMENTS
@@ -101,7 +101,5 @@ def test_links_to_other_hosts_are_encrypted() -> None:
         ("docs/gpu.md", "gpu.md", "<!-- not run: b -->\n```sh\nc\n```\n", "```sh\nc\n```\n"),
     ],
 )
-def test_a_link_leads_to_the_same_on_the_site(
-    document: str, page: str, link: str, becomes: str
-) -> None:
+def test_links_are_rewritten_for_site(document: str, page: str, link: str, becomes: str) -> None:
     assert moved_to_the_site(link, document, page) == becomes

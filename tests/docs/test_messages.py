@@ -47,7 +47,7 @@ def is_said(text: str) -> bool:
     return re.search("[^\n]*".join(parts), sentences()) is not None
 
 
-def test_every_quoted_sentence_is_one_of_the_code() -> None:
+def test_every_quoted_message_exists_in_source() -> None:
     pages = {name_of(document): document for document in DOCUMENTS}
     quoted = {page: quoted_in(pages[page]) for page in PAGES}
     assert min(map(len, quoted.values())) > 20

@@ -73,7 +73,7 @@ def local(notebook: Any) -> Any:
     return here
 
 
-def test_a_reader_changes_one_cell(notebook: Any) -> None:
+def test_notebook_has_one_parameter_cell(notebook: Any) -> None:
     tagged = [each for each in notebook.cells if "parameters" in each.metadata.get("tags", [])]
     assert len(tagged) == 1
     names = [line.partition(" = ")[0] for line in tagged[0].source.splitlines()]
@@ -82,7 +82,7 @@ def test_a_reader_changes_one_cell(notebook: Any) -> None:
     assert "127.0.0.1" not in others
 
 
-def test_the_saved_outputs_are_of_a_run_from_the_beginning(notebook: Any) -> None:
+def test_saved_outputs_come_from_one_full_run(notebook: Any) -> None:
     code = [each for each in notebook.cells if each.cell_type == "code"]
     assert [each.execution_count for each in code] == [*range(1, len(code) + 1)]
     outputs = [output for each in code for output in each.outputs]
@@ -90,7 +90,7 @@ def test_the_saved_outputs_are_of_a_run_from_the_beginning(notebook: Any) -> Non
     assert sum("image/png" in output.get("data", {}) for output in outputs) == PLOTS
 
 
-def test_remote_values_are_those_of_the_model_in_ones_own_process(
+def test_remote_values_equal_local_values(
     notebook: Any, served: LocalServer, smollm2: Path, tmp_path: Path
 ) -> None:
     remotely = {"HOST": served.url, "API_KEY": "", "MODEL": MODEL}

@@ -17,13 +17,13 @@ from tests.docs.documents import ROOT
 MONITORING = (ROOT / "docs" / "monitoring.md").read_text()
 
 
-def test_every_variable_is_there_with_its_default() -> None:
+def test_reference_lists_every_variable_with_default() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \| .+ \|$", variables.page(), re.MULTILINE)
     assert [name for name, _ in rows] == [variable_of(field) for field in Settings.model_fields]
     assert dict(rows)["NDIF_MAX_REQUEST_BYTES"] == "`1GiB`"
 
 
-def test_every_command_is_there_with_its_options() -> None:
+def test_reference_lists_every_command_with_options() -> None:
     page = commands.page()
     for name, command in EVERY.items():
         (section,) = re.findall(
@@ -44,7 +44,7 @@ def http() -> str:
     return routes.page()
 
 
-def test_every_route_is_there_with_its_parameters_examples_and_answers(http: str) -> None:
+def test_reference_lists_every_route_with_parameters_and_answers(http: str) -> None:
     described = routes.document()
     for path, methods in described["paths"].items():
         for method, operation in methods.items():
@@ -63,7 +63,7 @@ def test_every_route_is_there_with_its_parameters_examples_and_answers(http: str
         assert f"\n### {name}\n" in http
 
 
-def test_every_metric_is_there_and_the_monitoring_page_agrees() -> None:
+def test_reference_and_monitoring_page_list_every_metric() -> None:
     described = {each.name: set(each.labels) for each in metrics.described()}
     counted = re.findall(r"^# TYPE (ndif_\w+) ", generate_latest().decode(), re.MULTILINE)
     assert set(counted) <= described.keys()

@@ -71,7 +71,7 @@ def pages(site: Path) -> dict[str, Page]:
     }
 
 
-def test_every_document_is_a_page(pages: dict[str, Page]) -> None:
+def test_every_document_is_a_page_of_site(pages: dict[str, Page]) -> None:
     for document in DOCUMENTS:
         name = name_of(document)
         place = PLACES.get(name, name.removeprefix("docs/"))
@@ -81,7 +81,7 @@ def test_every_document_is_a_page(pages: dict[str, Page]) -> None:
         assert f"reference/{name}.html" in pages
 
 
-def test_a_page_loads_nothing_from_another_host(pages: dict[str, Page]) -> None:
+def test_pages_load_nothing_from_other_hosts(pages: dict[str, Page]) -> None:
     outside = {
         (name, loaded)
         for name, page in pages.items()
@@ -91,7 +91,7 @@ def test_a_page_loads_nothing_from_another_host(pages: dict[str, Page]) -> None:
     assert not outside
 
 
-def test_links_and_anchors_of_every_page_lead_somewhere(pages: dict[str, Page], site: Path) -> None:
+def test_links_and_anchors_of_every_page_exist(pages: dict[str, Page], site: Path) -> None:
     broken = []
     for name, page in pages.items():
         if name == "404.html":  # whose links begin at the root of a host
@@ -111,18 +111,18 @@ def test_links_and_anchors_of_every_page_lead_somewhere(pages: dict[str, Page], 
     assert not broken
 
 
-def test_marks_for_tests_are_not_shown(pages: dict[str, Page]) -> None:
+def test_pages_contain_no_test_marks(pages: dict[str, Page]) -> None:
     assert not [name for name, page in pages.items() if "not run" in "".join(page.comments)]
 
 
-def test_the_notebook_has_its_plots(pages: dict[str, Page], site: Path) -> None:
+def test_notebook_page_shows_plots(pages: dict[str, Page], site: Path) -> None:
     plots = [each for each in pages["users/notebook.html"].loads if each.endswith(".png")]
     assert len(plots) >= 5
     for plot in plots:
         assert (site / "users" / plot).read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_anchor_that_is_not_there_fails_the_build(tmp_path: Path) -> None:
+def test_missing_anchor_fails_build(tmp_path: Path) -> None:
     """The settings of `mkdocs.yml` on a page whose link is broken."""
     documents = tmp_path / "docs"
     documents.mkdir()

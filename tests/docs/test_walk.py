@@ -28,7 +28,7 @@ def documented() -> set[str]:
     return found
 
 
-def test_the_walk_names_every_file_with_a_call_and_no_other() -> None:
+def test_documented_walk_names_exactly_the_called_files() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bench.walk"], cwd=ROOT, capture_output=True, text=True
     )

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_the_demo_says_paris(runtimes: Path, smollm2: Path) -> None:
+def test_demo_predicts_paris(runtimes: Path, smollm2: Path) -> None:
     assert (runtimes / "0.7").is_dir()
     assert (smollm2 / "config.json").is_file()
     run = subprocess.run(
