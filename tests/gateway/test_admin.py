@@ -84,7 +84,7 @@ def locked() -> Iterator[tuple[str, Table]]:
 @pytest.mark.parametrize(
     ("method", "path"), [*(("GET", g) for g in GETS), *(("POST", p) for p in POSTS)]
 )
-def test_every_route_needs_the_token(
+def test_every_admin_route_needs_token(
     locked: tuple[str, Table], method: str, path: str, authorization: str | bytes | None
 ) -> None:
     url, table = locked
@@ -97,15 +97,13 @@ def test_every_route_needs_the_token(
     assert not table.stopped
 
 
-def test_a_foreign_web_page_is_refused_even_with_the_token(
-    http: httpx.Client, table: Table
-) -> None:
+def test_foreign_web_page_is_rejected_even_with_token(http: httpx.Client, table: Table) -> None:
     answer = http.post("/admin/stop", headers={"Origin": "https://elsewhere.org"})
     assert answer.status_code == 403
     assert not table.stopped
 
 
-def test_the_case_of_the_scheme_does_not_matter(url: str) -> None:
+def test_authorization_scheme_is_case_insensitive(url: str) -> None:
     for scheme in ("Bearer", "bearer", "BEARER"):
         answer = httpx.get(
             f"{url}/admin/queue", headers={"Authorization": f"{scheme} {TOKEN}"}, trust_env=False
@@ -113,7 +111,7 @@ def test_the_case_of_the_scheme_does_not_matter(url: str) -> None:
         assert answer.status_code == 200
 
 
-def test_an_empty_token_is_refused() -> None:
+def test_empty_token_or_secret_is_rejected() -> None:
     with pytest.raises(ValueError, match="token"):
         Operators("", Sessions(("secret",), "", 60))
     with pytest.raises(ValueError, match="secret"):
@@ -121,7 +119,7 @@ def test_an_empty_token_is_refused() -> None:
 
 
 @pytest.mark.parametrize("path", POSTS)
-def test_an_operation_that_changes_something_refuses_get(http: httpx.Client, path: str) -> None:
+def test_changing_operation_rejects_get(http: httpx.Client, path: str) -> None:
     assert refused(http.get(f"/admin/{path}"), 405) == f"GET is not possible at /admin/{path}."
 
 
@@ -152,7 +150,7 @@ def test_an_operation_that_changes_something_refuses_get(http: httpx.Client, pat
         ("kill", {"request_id": None}, "request_id"),
     ],
 )
-def test_an_invalid_body_is_answered_with_its_problem(
+def test_invalid_body_is_rejected_with_reason(
     http: httpx.Client, table: Table, path: str, body: dict[str, Any], says: str
 ) -> None:
     assert says in refused(http.post(f"/admin/{path}", json=body), 400)
@@ -160,18 +158,18 @@ def test_an_invalid_body_is_answered_with_its_problem(
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"7", b"[" * 10_000])
-def test_a_body_that_is_not_an_object_is_refused(http: httpx.Client, content: bytes) -> None:
+def test_body_that_is_not_an_object_is_rejected(http: httpx.Client, content: bytes) -> None:
     assert "not valid" in refused(http.post("/admin/evict", content=content), 400)
 
 
-def test_every_problem_of_a_deployment_is_reported_at_once(http: httpx.Client) -> None:
+def test_all_problems_of_deployment_are_reported_at_once(http: httpx.Client) -> None:
     body = {"deployments": [{"repo_id": "a/b", "replicas": 0}, {"repo_id": "c/d", "dtipe": "x"}]}
     detail = refused(http.post("/admin/deploy", json=body), 400)
     assert "'a/b': replicas must be at least 1" in detail
     assert "'c/d': 'dtipe' is not a setting; did you mean 'dtype'?" in detail
 
 
-def test_a_body_over_the_limit_is_refused(http: httpx.Client) -> None:
+def test_body_over_limit_is_rejected(http: httpx.Client) -> None:
     answer = http.post("/admin/deploy", content=b" " * (5 * 1024**2))
     assert "larger than 4 MiB" in refused(answer, 413)
 
@@ -179,7 +177,7 @@ def test_a_body_over_the_limit_is_refused(http: httpx.Client) -> None:
 # Answers
 
 
-def test_deploy_deploys_the_models_with_their_settings(http: httpx.Client, table: Table) -> None:
+def test_deploy_applies_settings_of_each_model(http: httpx.Client, table: Table) -> None:
     body = {
         "deployments": ["org/a", {"repo_id": "org/b", "replicas": 2, "padding_bytes": "1GiB"}],
         "wait": True,
@@ -210,7 +208,7 @@ def test_deploy_deploys_the_models_with_their_settings(http: httpx.Client, table
     assert table.deployed["org/b"].config.padding_bytes == 1024**3
 
 
-def test_sync_evicts_models_that_are_not_named(http: httpx.Client, table: Table) -> None:
+def test_sync_evicts_unnamed_models(http: httpx.Client, table: Table) -> None:
     http.post("/admin/deploy", json={"deployments": {"org/a": None, "org/b": None}})
     answer = http.post("/admin/deploy", json={"deployments": ["org/b"], "sync": True}).json()
     assert answer["models"][0]["evicted"] == [{"model": "org/a", "replica_id": "r1"}]
@@ -218,7 +216,7 @@ def test_sync_evicts_models_that_are_not_named(http: httpx.Client, table: Table)
     assert table.waited_for == [False, False]
 
 
-def test_a_refused_operation_says_why(http: httpx.Client) -> None:
+def test_rejected_operation_reports_reason(http: httpx.Client) -> None:
     assert "org/c is not deployed" in refused(
         http.post("/admin/evict", json={"model": "org/c"}), 404
     )
@@ -256,7 +254,7 @@ def test_every_other_operation_is_performed(http: httpx.Client, table: Table) ->
     assert table.stopped
 
 
-def test_the_settings_have_the_source_of_each_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_answer_has_source_of_each_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NDIF_RUNNER_POOL", "5")
     monkeypatch.setenv("COORDINATOR_PROCESSOR_REPLY_FREQ_S", "3")
     monkeypatch.delenv("NDIF_RESULT_TTL_S", raising=False)

@@ -307,7 +307,7 @@ def peak_memory(server: LocalServer) -> int:
     ],
     ids=lambda value: ascii(value)[-40:],
 )
-def test_a_wrong_model_key_is_refused(server: LocalServer, wrong: str, said: str) -> None:
+def test_wrong_model_key_is_rejected(server: LocalServer, wrong: str, said: str) -> None:
     assert said in refused(send(server, envelope(model_key=wrong)))
 
 
@@ -325,7 +325,7 @@ def test_a_wrong_model_key_is_refused(server: LocalServer, wrong: str, said: str
     ],
     ids=lambda value: ascii(value)[-40:],
 )
-def test_an_older_clients_wrong_model_key_is_refused(
+def test_wrong_model_key_of_older_client_is_rejected(
     server: LocalServer, wrong: str | bytes, said: str
 ) -> None:
     assert said in refused(send_old(server, nnsight_model_key=wrong))
@@ -351,7 +351,7 @@ def test_an_older_clients_wrong_model_key_is_refused(
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_a_wrong_route_or_method_is_refused(
+def test_wrong_route_or_method_is_rejected(
     server: LocalServer, method: str, path: str, status: int, said: str
 ) -> None:
     text = refused(httpx.request(method, server.url + path), status)
@@ -359,7 +359,7 @@ def test_a_wrong_route_or_method_is_refused(
     assert len(text) < 1000
 
 
-def test_a_post_in_neither_form_is_refused(server: LocalServer) -> None:
+def test_post_in_unknown_form_is_rejected(server: LocalServer) -> None:
     for content_type in ("application/json", "application/x-www-form-urlencoded", "", "garbage"):
         answer = httpx.post(
             f"{server.url}/request", content=b"{}", headers={"Content-Type": content_type}
@@ -367,7 +367,7 @@ def test_a_post_in_neither_form_is_refused(server: LocalServer) -> None:
         assert "neither a request of nnsight 0.8" in refused(answer)
 
 
-def test_bytes_that_are_not_http_affect_nobody_else(server: LocalServer) -> None:
+def test_bytes_that_are_not_http_do_not_affect_other_clients(server: LocalServer) -> None:
     for sent in (
         b"GARBAGE\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + os.urandom(200),
@@ -388,7 +388,7 @@ def test_bytes_that_are_not_http_affect_nobody_else(server: LocalServer) -> None
 
 @pytest.mark.parametrize("wrong", ["0.5", "0.5.3", "0.9.0", "1.2.3", "0.10.0"])
 @pytest.mark.parametrize("post", [send, send_old])
-def test_an_unsupported_version_is_refused_with_what_to_install(
+def test_unsupported_version_is_rejected_with_install_command(
     server: LocalServer, post: Callable[..., httpx.Response], wrong: str
 ) -> None:
     answer = (
@@ -404,7 +404,7 @@ def test_an_unsupported_version_is_refused_with_what_to_install(
 
 
 @pytest.mark.parametrize("wrong", ["garbage", "0", "0.x", "../0.7", "0." + "9" * 5000, "0.8;rm"])
-def test_text_that_is_not_a_version_is_refused(server: LocalServer, wrong: str) -> None:
+def test_text_that_is_not_a_version_is_rejected(server: LocalServer, wrong: str) -> None:
     for answer in (send(server, nnsight=wrong), send_old(server, nnsight_version=wrong)):
         text = refused(answer)
         assert "is not a version" in text
@@ -412,38 +412,36 @@ def test_text_that_is_not_a_version_is_refused(server: LocalServer, wrong: str) 
         assert len(text) < 1000
 
 
-def test_a_version_of_bytes_is_refused(server: LocalServer) -> None:
+def test_non_ascii_version_is_rejected(server: LocalServer) -> None:
     assert "is not a version" in refused(send_old(server, nnsight_version=b"\xff\xfe"))
 
 
-def test_an_older_client_must_send_its_version(server: LocalServer) -> None:
+def test_older_client_without_version_is_rejected(server: LocalServer) -> None:
     for missing in (None, ""):
         text = refused(send_old(server, nnsight_version=missing))
         assert "nnsight-version" in text
         assert VERSION in text
 
 
-def test_a_newer_client_may_omit_its_version(server: LocalServer, payload: bytes) -> None:
+def test_newer_client_may_omit_version(server: LocalServer, payload: bytes) -> None:
     for missing in (None, ""):
         assert ended(server, send(server, blob=payload, nnsight=missing))["status"] == "COMPLETED"
 
 
-def test_a_version_on_the_wrong_wire_is_refused(server: LocalServer) -> None:
+def test_version_on_wrong_wire_is_rejected(server: LocalServer) -> None:
     for answer in (send(server, nnsight="0.7.0"), send_old(server, nnsight_version=VERSION)):
         assert "does not send requests of this form" in refused(answer)
 
 
 @pytest.mark.parametrize("generation", ["0.7", "0.6"])
-def test_a_version_that_is_not_installed_is_refused_with_both_remedies(
-    bare: str, generation: str
-) -> None:
+def test_uninstalled_version_is_rejected_with_both_remedies(bare: str, generation: str) -> None:
     text = refused(send_old(bare, nnsight_version=f"{generation}.3"))
     assert f"serves nnsight {VERSION}; yours is {generation}.3" in text
     assert "`pip install 'nnsight>=0.8,<0.9'`" in text
     assert f"`ndif runtime add {generation}`" in text
 
 
-def test_only_installed_versions_are_named(strict: LocalServer) -> None:
+def test_rejection_names_only_installed_versions(strict: LocalServer) -> None:
     text = refused(send_old(strict, nnsight_version="0.6.3"))
     assert re.search(r"serves nnsight 0\.7\.\d, 0\.8\.\d; yours is 0\.6\.3\.", text)
     assert "`ndif runtime add 0.6`" in text
@@ -472,7 +470,7 @@ def post_multipart(
     return httpx.post(f"{server.url}/request", content=body, headers=headers, timeout=PATIENCE_S)
 
 
-def test_the_undamaged_multipart_body_is_accepted(server: LocalServer) -> None:
+def test_undamaged_multipart_body_is_accepted(server: LocalServer) -> None:
     assert "trace" in failed(server, post_multipart(server, WHOLE))
 
 
@@ -496,7 +494,7 @@ def test_the_undamaged_multipart_body_is_accepted(server: LocalServer) -> None:
     ],
     ids=lambda value: ascii(value)[:30],
 )
-def test_a_damaged_multipart_body_is_refused(server: LocalServer, body: bytes, said: str) -> None:
+def test_damaged_multipart_body_is_rejected(server: LocalServer, body: bytes, said: str) -> None:
     text = refused(post_multipart(server, body))
     assert said in text
     assert len(text) < 1000
@@ -515,13 +513,13 @@ def test_a_damaged_multipart_body_is_refused(server: LocalServer, body: bytes, s
     ],
     ids=lambda value: value[19:50],
 )
-def test_a_multipart_body_without_a_usable_boundary_is_refused(
+def test_multipart_body_without_usable_boundary_is_rejected(
     server: LocalServer, content_type: str
 ) -> None:
     assert "multipart body cannot be read" in refused(post_multipart(server, WHOLE, content_type))
 
 
-def test_a_body_may_arrive_byte_by_byte(server: LocalServer) -> None:
+def test_body_may_arrive_byte_by_byte(server: LocalServer) -> None:
     def pieces() -> Iterator[bytes]:
         for at in range(len(WHOLE)):
             yield WHOLE[at : at + 1]
@@ -529,7 +527,7 @@ def test_a_body_may_arrive_byte_by_byte(server: LocalServer) -> None:
     assert "trace" in failed(server, post_multipart(server, pieces()))
 
 
-def test_a_client_that_leaves_during_its_body_affects_nobody_else(server: LocalServer) -> None:
+def test_client_that_leaves_during_body_does_not_affect_others(server: LocalServer) -> None:
     head = (
         "POST /request HTTP/1.1\r\nHost: 127.0.0.1\r\nnnsight-version: "
         f"{VERSION}\r\nContent-Length: {len(WHOLE) * 2}\r\n"
@@ -566,13 +564,13 @@ def test_a_client_that_leaves_during_its_body_affects_nobody_else(server: LocalS
     ],
     ids=lambda value: ascii(value)[-40:],
 )
-def test_a_wrong_envelope_is_refused(server: LocalServer, data: str | bytes, where: str) -> None:
+def test_wrong_envelope_is_rejected(server: LocalServer, data: str | bytes, where: str) -> None:
     text = refused(send(server, data))
     assert f"envelope is not valid: {where}: " in text
     assert len(text) < 1000
 
 
-def test_an_env_that_cannot_be_applied_is_an_error(server: LocalServer, payload: bytes) -> None:
+def test_env_that_cannot_be_applied_fails_job(server: LocalServer, payload: bytes) -> None:
     for env in ({"peft": 7}, {"peft": ["a"]}, {"peft": "no-such-org/adapter"}):
         response = ended(server, send(server, envelope(env=env), payload))
         assert response["status"] == "ERROR", env
@@ -589,18 +587,18 @@ def test_an_env_that_cannot_be_applied_is_an_error(server: LocalServer, payload:
 
 
 @pytest.mark.parametrize("session", ["nobody", UNKNOWN, "0" * 32, "\0", "x" * 5000, "é"])
-def test_a_subscription_that_is_not_open_is_refused(server: LocalServer, session: str) -> None:
+def test_closed_subscription_is_rejected(server: LocalServer, session: str) -> None:
     assert "blocking=False" in refused(send(server, envelope(session_id=session)), 409)
 
 
 @pytest.mark.parametrize("session", ["nobody", UNKNOWN, b"\xff\xfe"])
-def test_an_older_clients_unknown_subscription_is_refused(
+def test_unknown_subscription_of_older_client_is_rejected(
     server: LocalServer, session: str | bytes
 ) -> None:
     assert "is not open" in refused(send_old(server, ndif_session_id=session), 409)
 
 
-def test_a_subscription_ends_with_its_websocket(server: LocalServer) -> None:
+def test_subscription_ends_with_its_websocket(server: LocalServer) -> None:
     channel = websocket.create_connection(f"ws{server.url[4:]}/subscribe", timeout=PATIENCE_S)
     session = json.loads(channel.recv())["session_id"]
     assert send(server, envelope(session_id=session)).status_code == 200
@@ -624,7 +622,7 @@ def test_unexpected_websocket_messages_are_ignored(server: LocalServer) -> None:
     channel.close()
 
 
-def test_a_message_that_is_too_long_closes_its_own_websocket_only(server: LocalServer) -> None:
+def test_too_long_message_closes_only_its_own_websocket(server: LocalServer) -> None:
     url = f"ws{server.url[4:]}/subscribe"
     loud, quiet = (websocket.create_connection(url, timeout=PATIENCE_S) for _ in range(2))
     sessions = [json.loads(channel.recv())["session_id"] for channel in (loud, quiet)]
@@ -674,46 +672,46 @@ def test_unexpected_socket_io_events_are_ignored(server: LocalServer) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "true", "1", "yes", "False ,True", b"\xff"])
-def test_a_wrong_compress_flag_is_refused(server: LocalServer, wrong: str | bytes) -> None:
+def test_wrong_compress_flag_is_rejected(server: LocalServer, wrong: str | bytes) -> None:
     assert "must be True or False" in refused(send_old(server, nnsight_compress=wrong))
 
 
 @pytest.mark.parametrize(
     "wrong", ["garbage", "ftp://host/", "file:///etc/passwd", "javascript:alert(1)"]
 )
-def test_a_callback_that_is_not_a_web_address_is_refused(server: LocalServer, wrong: str) -> None:
+def test_callback_that_is_not_http_url_is_rejected(server: LocalServer, wrong: str) -> None:
     assert "must be an http or https URL" in refused(send_old(server, ndif_callback=wrong))
 
 
-def test_a_callback_that_is_not_ascii_is_refused(server: LocalServer) -> None:
+def test_non_ascii_callback_is_rejected(server: LocalServer) -> None:
     assert "beyond ASCII" in refused(send_old(server, ndif_callback=b"\xff\xfe"))
 
 
 @pytest.mark.parametrize("wrong", ["http://", "http://[", "https://no such host/", "http://\\"])
-def test_a_callback_that_is_no_url_is_refused(server: LocalServer, wrong: str) -> None:
+def test_malformed_callback_url_is_rejected(server: LocalServer, wrong: str) -> None:
     assert "is not a URL like" in refused(send_old(server, ndif_callback=wrong))
 
 
-def test_mail_is_refused_where_the_server_sends_none(server: LocalServer) -> None:
+def test_mail_callback_is_rejected_without_mail_settings(server: LocalServer) -> None:
     assert "This server sends no mail" in refused(send_old(server, ndif_callback="ada@example.org"))
 
 
 @pytest.mark.parametrize("wrong", ["http://127.0.0.1:1/", "https://nobody.invalid/"])
-def test_a_callback_that_fails_does_not_affect_the_job(server: LocalServer, wrong: str) -> None:
+def test_failing_callback_does_not_affect_job(server: LocalServer, wrong: str) -> None:
     assert "nnsight 0.7 trace" in failed(server, send_old(server, ndif_callback=wrong))
 
 
 # The payload
 
 
-def test_an_empty_payload_is_refused(server: LocalServer) -> None:
+def test_empty_payload_is_rejected(server: LocalServer) -> None:
     body = part("data", envelope().encode()) + part("blob", b"") + END
     assert "no payload" in refused(post_multipart(server, body))
     assert "no payload" in refused(send_old(server, b""))
 
 
 @pytest.mark.parametrize("content", [b"\x28", b"garbage", b"\x80\x04N.", b"\x1f\x8b\x08\x00gzip"])
-def test_a_payload_that_is_not_compressed_as_declared_is_refused(
+def test_payload_not_compressed_as_declared_is_rejected(
     server: LocalServer, content: bytes
 ) -> None:
     assert "not zstd data" in refused(send(server, blob=content))
@@ -733,7 +731,7 @@ def zeros(count: int) -> bytes:
     return (block[0] + b"\0") * (count - 1) + block[1] + b"\0"
 
 
-def test_the_frames_by_hand_are_zstd() -> None:
+def test_handmade_frames_are_valid_zstd() -> None:
     decompressor = zstandard.ZstdDecompressor()
     assert decompressor.decompress(frame(zeros(8), says=MIB)) == bytes(MIB)
     assert decompressor.decompressobj().decompress(frame(zeros(8), says=None)) == bytes(MIB)
@@ -757,12 +755,14 @@ def test_the_frames_by_hand_are_zstd() -> None:
     ],
     ids=lambda value: ascii(value)[:30],
 )
-def test_garbage_is_an_error_in_a_sentence(server: LocalServer, content: bytes, said: str) -> None:
+def test_garbage_payload_fails_job_with_sentence(
+    server: LocalServer, content: bytes, said: str
+) -> None:
     assert said in failed(server, send(server, blob=zstd(content)))
     assert said in failed(server, send_old(server, zstd(content)))
 
 
-def test_a_whole_payload_runs(server: LocalServer, payload: bytes) -> None:
+def test_whole_payload_runs(server: LocalServer, payload: bytes) -> None:
     response = ended(server, send(server, blob=payload))
     assert response["status"] == "COMPLETED"
     content = zstandard.ZstdDecompressor().decompress(httpx.get(response["data"]).content)
@@ -770,7 +770,7 @@ def test_a_whole_payload_runs(server: LocalServer, payload: bytes) -> None:
     assert torch.equal(values["large"], torch.arange(100_000.0))
 
 
-def test_garbage_declared_uncompressed_is_an_error(server: LocalServer) -> None:
+def test_uncompressed_garbage_payload_fails_job(server: LocalServer) -> None:
     data = envelope(compress=False)
     assert "could not be read" in failed(server, send(server, data, b"garbage"))
     assert "could not be read" in failed(
@@ -778,13 +778,13 @@ def test_garbage_declared_uncompressed_is_an_error(server: LocalServer) -> None:
     )
 
 
-def test_a_truncated_payload_is_an_error(server: LocalServer, payload: bytes) -> None:
+def test_truncated_payload_fails_job(server: LocalServer, payload: bytes) -> None:
     for size in (5, 20, len(payload) // 2, len(payload) - 1):
         text = failed(server, send(server, blob=payload[:size]))
         assert "truncated or damaged" in text
 
 
-def test_a_pickle_cut_anywhere_is_an_error(server: LocalServer, payload: bytes) -> None:
+def test_truncated_pickle_fails_job(server: LocalServer, payload: bytes) -> None:
     whole = zstandard.ZstdDecompressor().decompress(payload)
     for size in range(1, len(whole), len(whole) // 8):
         text = failed(server, send(server, blob=zstd(whole[:size])))
@@ -802,7 +802,7 @@ def test_a_pickle_cut_anywhere_is_an_error(server: LocalServer, payload: bytes) 
     ],
     ids=["says 50 GiB", "says 8 EiB", "is 3 GiB", "is 3 GiB, says 100 B", "is 3 GiB, says nothing"],
 )
-def test_a_small_payload_that_unpacks_to_a_large_one_is_an_error(
+def test_decompression_bomb_fails_job(
     server: LocalServer, payload: bytes, bomb: bytes, said: str
 ) -> None:
     assert len(bomb) < 100_000
@@ -839,7 +839,7 @@ def chunked(head: bytes = b"") -> Iterator[bytes]:
     ],
     ids=["0.8", "0.7", "0.7 chunked", "0.8 chunked"],
 )
-def test_a_request_over_the_limit_is_refused_while_it_arrives(
+def test_request_over_limit_is_rejected_while_it_arrives(
     strict: LocalServer, post: Callable[[LocalServer], httpx.Response]
 ) -> None:
     before = peak_memory(strict)
@@ -851,7 +851,7 @@ def test_a_request_over_the_limit_is_refused_while_it_arrives(
     assert strict.get("/ping") == (200, b'"pong"')
 
 
-def test_a_declared_length_over_the_limit_is_refused_at_once(strict: LocalServer) -> None:
+def test_declared_length_over_limit_is_rejected_at_once(strict: LocalServer) -> None:
     head = (
         "POST /request HTTP/1.1\r\nHost: 127.0.0.1\r\nnnsight-version: 0.8.1\r\n"
         f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\nContent-Length: {1 << 60}\r\n\r\n"
@@ -859,7 +859,7 @@ def test_a_declared_length_over_the_limit_is_refused_at_once(strict: LocalServer
     assert raw(strict, head.encode()).startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_large_body_refused_for_another_reason_is_not_kept(strict: LocalServer) -> None:
+def test_rejected_large_body_is_not_kept_in_memory(strict: LocalServer) -> None:
     before = peak_memory(strict)
     for _ in range(3):
         garbage = post_multipart(strict, chunked(b"garbage"))
@@ -869,7 +869,7 @@ def test_a_large_body_refused_for_another_reason_is_not_kept(strict: LocalServer
     assert peak_memory(strict) - before < BODY // 4
 
 
-def test_a_request_at_the_limit_is_accepted(strict: LocalServer) -> None:
+def test_request_at_limit_is_accepted(strict: LocalServer) -> None:
     for size, status in ((1_000_000, 200), (1_000_001, 413)):
         assert send_old(strict, bytes(size), nnsight_compress="False").status_code == status
         head = part("data", envelope(compress=False).encode())
@@ -878,7 +878,9 @@ def test_a_request_at_the_limit_is_accepted(strict: LocalServer) -> None:
 
 
 @pytest.mark.parametrize("scenario", scenarios("scenarios_limits"))
-def test_a_real_client_of_a_strict_server(limited_client: Client, scenario: str) -> None:
+def test_real_client_respects_limits_of_strict_server(
+    limited_client: Client, scenario: str
+) -> None:
     limited_client.run(scenario)
 
 
@@ -910,7 +912,7 @@ PATHS = [
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path[:30])
 @pytest.mark.parametrize("route", ["results", "response"])
-def test_no_path_leads_out_of_the_store(server: LocalServer, route: str, path: str) -> None:
+def test_no_path_leads_out_of_object_store(server: LocalServer, route: str, path: str) -> None:
     for query in ("", "?expires=9999999999&signature=0"):
         status, body = get_raw(server, f"/{route}/{path}{query}")
         if status == 200:  # a client of 0.8 would ask again and again after 404
@@ -922,7 +924,7 @@ def test_no_path_leads_out_of_the_store(server: LocalServer, route: str, path: s
         assert len(sentence(body["detail"])) < 1000
 
 
-def test_an_unknown_job_has_failed(server: LocalServer) -> None:
+def test_unknown_job_is_answered_as_error(server: LocalServer) -> None:
     answer = httpx.get(f"{server.url}/response/{UNKNOWN}")
     assert (answer.status_code, answer.json()["status"]) == (200, "ERROR")
     text = sentence(answer.json()["description"])
@@ -948,12 +950,12 @@ def test_an_unknown_job_has_failed(server: LocalServer) -> None:
     ],
     ids=lambda query: query[:40],
 )
-def test_an_unsigned_address_is_refused(server: LocalServer, query: str) -> None:
+def test_unsigned_result_url_is_rejected(server: LocalServer, query: str) -> None:
     text = refused(httpx.get(f"{server.url}/results/{UNKNOWN}{query}"), 403)
     assert "not signed by this server" in text
 
 
-def test_an_address_is_valid_for_its_own_result_until_it_expires(
+def test_result_url_is_valid_only_for_its_result_until_expiry(
     strict: LocalServer, payload: bytes
 ) -> None:
     answers = [ended(strict, send(strict, blob=payload)) for _ in range(2)]
@@ -977,7 +979,7 @@ def test_an_address_is_valid_for_its_own_result_until_it_expires(
     until(lambda: "is known here" in httpx.get(poll).json()["description"])
 
 
-def test_a_result_is_answered_in_ranges(server: LocalServer, payload: bytes) -> None:
+def test_result_supports_range_requests(server: LocalServer, payload: bytes) -> None:
     url = ended(server, send(server, blob=payload))["data"]
     whole = httpx.get(url).content
     part_of_it = httpx.get(url, headers={"Range": "bytes=5-9"})
@@ -999,7 +1001,7 @@ def test_concurrent_requests_are_each_answered(server: LocalServer) -> None:
         assert list(threads.map(trouble, range(40))) == [400, 200] * 20
 
 
-def test_a_normal_trace_still_works(server: LocalServer, client_08: Client) -> None:
+def test_normal_trace_still_works(server: LocalServer, client_08: Client) -> None:
     client_08.run("scenario_reads_of_layers_and_logits")
     assert server.get("/connected") == (200, b"true")
 
@@ -1010,10 +1012,10 @@ def test_every_model_process_still_runs(server: LocalServer) -> None:
     assert deployment["runtimes"]["0.7"] == "RUNNING"
 
 
-def test_the_strict_server_still_works(strict: LocalServer, payload: bytes) -> None:
+def test_strict_server_still_works(strict: LocalServer, payload: bytes) -> None:
     assert ended(strict, send(strict, blob=payload))["status"] == "COMPLETED"
     assert not any("Traceback" in line for line in strict.output), "\n".join(strict.output)
 
 
-def test_neither_server_logged_a_traceback(server: LocalServer) -> None:
+def test_server_logged_no_traceback(server: LocalServer) -> None:
     assert not any("Traceback" in line for line in server.output), "\n".join(server.output)

@@ -132,7 +132,7 @@ BLOCKED = "TypeError"
 """The browser kept the answer from the page."""
 
 
-def test_a_page_of_another_site_can_do_nothing(
+def test_page_of_another_site_is_blocked(
     browser: Browser, notebook: Notebook, runtimes: Path, tmp_path: Path
 ) -> None:
     with gateway(tmp_path, runtimes, whose=Operator("opens-it")) as server:
@@ -141,7 +141,7 @@ def test_a_page_of_another_site_can_do_nothing(
     assert len(found) == 6
 
 
-def test_of_a_public_server_it_can_read_that_it_is_there(
+def test_page_of_another_site_can_ping_public_server(
     browser: Browser, notebook: Notebook, runtimes: Path, tmp_path: Path
 ) -> None:
     public = "http://ndif.example.org"
@@ -153,7 +153,7 @@ def test_of_a_public_server_it_can_read_that_it_is_there(
     assert found == {**dict.fromkeys(found, BLOCKED), "live": "refused"}
 
 
-def test_a_page_that_the_operator_names_can_use_it_and_not_operate_it(
+def test_page_named_by_operator_can_use_but_not_operate_server(
     browser: Browser, notebook: Notebook, runtimes: Path, tmp_path: Path
 ) -> None:
     with gateway(
@@ -168,7 +168,7 @@ def test_a_page_that_the_operator_names_can_use_it_and_not_operate_it(
     assert found["live"] == ["session_id"]
 
 
-def test_the_description_is_shown_as_it_is_meant(
+def test_docs_page_is_shown_without_policy_violation(
     browser: Browser, runtimes: Path, tmp_path: Path
 ) -> None:
     with gateway(tmp_path, runtimes, whose=Operator("opens-it")) as server:
@@ -181,7 +181,7 @@ def test_the_description_is_shown_as_it_is_meant(
     assert "Refused" not in log, log
 
 
-def test_the_policy_would_be_said_to_refuse_something(browser: Browser) -> None:
+def test_browser_logs_policy_violation(browser: Browser) -> None:
     """Show that the test above can fail."""
 
     async def page(_: Request) -> Response:

@@ -12,7 +12,7 @@ from ndif.distribution import NAME
 from ndif.gateway.environment import environment
 
 
-def test_packages_that_only_the_server_needs_are_left_out(
+def test_packages_needed_only_by_server_are_omitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As in an environment that was made for this distribution, with nothing of an earlier name in it.
@@ -26,7 +26,7 @@ def test_packages_that_only_the_server_needs_are_left_out(
     assert not {"redis", "uvicorn", "ndif"} & packages.keys()
 
 
-def test_a_name_that_several_packages_share_has_no_version(
+def test_import_name_shared_by_packages_has_no_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, imported in (("one", "shared"), ("another", "shared"), ("third", "alone")):

@@ -154,16 +154,14 @@ def check(status: int, headers: Any, body: bytes) -> str:
 # The id
 
 
-def test_an_answer_has_the_clients_id_and_so_has_its_line(
-    server: Gateway, log: io.StringIO
-) -> None:
+def test_answer_and_log_line_have_request_id_of_client(server: Gateway, log: io.StringIO) -> None:
     answer = get(f"{server.url}/ping", headers={"X-Request-Id": "mine-1"})
     assert answer.headers.get_list("X-Request-Id") == ["mine-1"]
     (line,) = wait_for_lines(log, "mine-1")
     assert re.search(r"INFO ndif\.http \[mine-1\]: 127\.0\.0\.1 GET /ping 200 0\.\d{3}s$", line)
 
 
-def test_an_id_that_could_forge_a_line_is_replaced(server: Gateway) -> None:
+def test_unsafe_request_id_is_replaced(server: Gateway) -> None:
     for forged in ("a]b", "x" * 65, "a b", ""):
         answer = get(f"{server.url}/ping", headers={"X-Request-Id": forged})
         made = answer.headers["X-Request-Id"]
@@ -172,7 +170,7 @@ def test_an_id_that_could_forge_a_line_is_replaced(server: Gateway) -> None:
     assert MADE.fullmatch(twice.headers["X-Request-Id"])
 
 
-def test_the_id_of_a_request_is_not_that_of_its_job(server: Gateway, log: io.StringIO) -> None:
+def test_request_id_differs_from_job_id(server: Gateway, log: io.StringIO) -> None:
     answer = server.submit(**{"X-Request-Id": "submits"})
     assert answer.status_code == 200
     job, request = answer.json()["id"], answer.headers["X-Request-Id"]
@@ -182,9 +180,7 @@ def test_the_id_of_a_request_is_not_that_of_its_job(server: Gateway, log: io.Str
     assert "POST /request 200" in http
 
 
-def test_a_line_has_no_query_and_no_more_than_a_part_of_the_path(
-    server: Gateway, log: io.StringIO
-) -> None:
+def test_log_line_omits_query_and_truncates_path(server: Gateway, log: io.StringIO) -> None:
     path = f"/results/{UNKNOWN}?expires=1&signature=hidden"
     get(server.url + path, headers={"X-Request-Id": "result"})
     get(f"{server.url}/{'y' * 5000}", headers={"X-Request-Id": "long"})
@@ -197,9 +193,7 @@ def test_a_line_has_no_query_and_no_more_than_a_part_of_the_path(
     assert r"GET /a\nINFO forged\x1b[2J 404" in forged
 
 
-def test_a_live_channel_has_an_id_and_one_line_when_it_ends(
-    server: Gateway, log: io.StringIO
-) -> None:
+def test_live_channel_has_id_and_one_log_line_at_its_end(server: Gateway, log: io.StringIO) -> None:
     for name, path in (
         ("live-08", "/subscribe"),
         ("live-07", "/ws/socket.io/?EIO=4&transport=websocket"),
@@ -216,7 +210,7 @@ def test_a_live_channel_has_an_id_and_one_line_when_it_ends(
         assert f"127.0.0.1 WebSocket {path.partition('?')[0]} 101" in line
 
 
-def test_a_handshake_that_is_refused_has_one_line(server: Gateway, log: io.StringIO) -> None:
+def test_rejected_handshake_has_one_log_line(server: Gateway, log: io.StringIO) -> None:
     url = f"{server.url.replace('http', 'ws')}/no/channel"
     with pytest.raises(websocket.WebSocketBadStatusException, match="404"):
         websocket.create_connection(url, header={"X-Request-Id": "shaken"}, timeout=PATIENCE_S)
@@ -225,7 +219,7 @@ def test_a_handshake_that_is_refused_has_one_line(server: Gateway, log: io.Strin
     assert "WebSocket /no/channel 404" in line
 
 
-def test_an_address_of_the_server_may_end_with_a_slash(server: Gateway) -> None:
+def test_server_url_may_end_with_slash(server: Gateway) -> None:
     assert get(f"{server.url}//ping").json() == get(f"{server.url}/ping").json()
     url = f"{server.url.replace('http', 'ws')}//subscribe"
     with contextlib.closing(websocket.create_connection(url, timeout=PATIENCE_S)) as channel:
@@ -253,13 +247,15 @@ def wait_for_lines(log: io.StringIO, name: str, count: int = 1) -> list[str]:
         ("GET", "/models/", 404),
     ],
 )
-def test_a_refusal_of_a_route(server: Gateway, method: str, path: str, status: int) -> None:
+def test_rejection_by_route_has_usual_form(
+    server: Gateway, method: str, path: str, status: int
+) -> None:
     answer = httpx.request(method, server.url + path)
     check(answer.status_code, answer.headers, answer.content)
     assert answer.status_code == status
 
 
-def test_an_answer_with_a_users_data_is_not_kept(server: Gateway) -> None:
+def test_answers_with_user_data_are_not_cached(server: Gateway) -> None:
     with_token = {"Authorization": f"Bearer {TOKEN}"}
     job = server.submit().json()["id"]
     for path in ("/whoami", f"/response/{job}", "/admin/config", "/status", "/ping"):
@@ -275,9 +271,7 @@ def test_an_answer_with_a_users_data_is_not_kept(server: Gateway) -> None:
     assert hub.headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_browsers_are_told_to_stay_with_tls_where_there_is_tls(
-    runtimes: Path, tmp_path: Path
-) -> None:
+def test_hsts_header_is_sent_only_with_https_url(runtimes: Path, tmp_path: Path) -> None:
     for public, told in (
         ("https://ndif.example.org", "max-age=31536000"),
         ("http://ndif.example.org", None),
@@ -291,9 +285,7 @@ def test_browsers_are_told_to_stay_with_tls_where_there_is_tls(
 # Failures of the server
 
 
-def test_a_failure_is_a_sentence_for_the_client_and_a_traceback_for_the_log(
-    failing: str, log: io.StringIO
-) -> None:
+def test_failure_sends_sentence_and_logs_traceback(failing: str, log: io.StringIO) -> None:
     answer = get(f"{failing}/fails", headers={"X-Request-Id": "fails"})
     assert answer.status_code == 500
     assert answer.headers["X-Request-Id"] == "fails"
@@ -305,12 +297,12 @@ def test_a_failure_is_a_sentence_for_the_client_and_a_traceback_for_the_log(
     assert "ValueError: a secret of the server" in log.getvalue()
 
 
-def test_a_failure_in_the_middle_of_an_answer_ends_the_connection(failing: str) -> None:
+def test_failure_during_answer_closes_connection(failing: str) -> None:
     with pytest.raises(httpx.RemoteProtocolError):
         get(f"{failing}/fails/late")
 
 
-def test_a_failure_before_a_websocket_is_open_shows_nothing(failing: str, log: io.StringIO) -> None:
+def test_failure_before_websocket_opens_shows_no_details(failing: str, log: io.StringIO) -> None:
     with pytest.raises(websocket.WebSocketBadStatusException) as caught:
         websocket.create_connection(
             f"{failing.replace('http', 'ws')}/fails/live",
@@ -326,7 +318,7 @@ def test_a_failure_before_a_websocket_is_open_shows_nothing(failing: str, log: i
     assert "Exception in ASGI application" in uvicorns
 
 
-def test_a_request_that_a_stop_cuts_short_is_answered(log: io.StringIO) -> None:
+def test_request_interrupted_by_stop_is_answered(log: io.StringIO) -> None:
     begun = threading.Event()
 
     async def hang(_: Request) -> Response:
@@ -391,7 +383,7 @@ UPGRADE = (
     ],
     ids=lambda value: ascii(value)[-30:] if isinstance(value, bytes) else str(value),
 )
-def test_what_reaches_no_route_is_refused_in_the_same_form(
+def test_requests_that_reach_no_route_are_rejected_in_usual_form(
     server: Gateway, sent: bytes, status: int, says: str
 ) -> None:
     found, headers, body = raw(server.url, sent)
@@ -401,13 +393,13 @@ def test_what_reaches_no_route_is_refused_in_the_same_form(
     assert get(f"{server.url}/ping").json() == "pong"
 
 
-def test_a_request_with_as_many_headers_as_there_may_be_is_answered(server: Gateway) -> None:
+def test_request_with_maximum_number_of_headers_is_answered(server: Gateway) -> None:
     status, headers, _ = raw(server.url, HEAD + b"a: b\r\n" * 254 + b"Connection: close\r\n\r\n")
     assert status == 200
     assert MADE.fullmatch(headers["x-request-id"])
 
 
-def test_a_trailer_is_no_header(server: Gateway) -> None:
+def test_trailer_does_not_count_as_header(server: Gateway) -> None:
     sent = (
         b"GET /admin/config HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n"
         b"Connection: close\r\nTrailer: Authorization\r\n\r\n0\r\nAuthorization: Bearer "
@@ -417,7 +409,7 @@ def test_a_trailer_is_no_header(server: Gateway) -> None:
     assert raw(server.url, sent)[0] == 401
 
 
-def test_a_refused_handshake_answers_with_the_clients_id(server: Gateway, log: io.StringIO) -> None:
+def test_rejected_handshake_returns_request_id_of_client(server: Gateway, log: io.StringIO) -> None:
     sent = UPGRADE.replace(b"Version: 13", b"Version: 7") + b"X-Request-Id: shakes\r\n\r\n"
     assert raw(server.url, sent)[1]["x-request-id"] == "shakes"
 
@@ -481,7 +473,7 @@ def hasty(runtimes: Path, tmp_path_factory: pytest.TempPathFactory, log: Any) ->
 
 @settings(suppress_health_check=list(HealthCheck))
 @given(heads())
-def test_any_head_has_an_answer_in_the_usual_form(hasty: Gateway, head: bytes) -> None:
+def test_any_request_head_has_answer_in_usual_form(hasty: Gateway, head: bytes) -> None:
     with socket.create_connection(("127.0.0.1", hasty.port), timeout=PATIENCE_S) as connection:
         connection.sendall(head)
         answer = http.client.HTTPResponse(connection, method="HEAD" if head[:4] == b"HEAD" else "")
@@ -501,7 +493,7 @@ def test_any_head_has_an_answer_in_the_usual_form(hasty: Gateway, head: bytes) -
         assert not any(each in body for each in (b"Traceback", b"site-packages", b".py"))
 
 
-def test_the_server_has_failed_at_none_of_them(hasty: Gateway, log: io.StringIO) -> None:
+def test_random_request_heads_caused_no_failure(hasty: Gateway, log: io.StringIO) -> None:
     meant = log.getvalue().count("\nValueError: a secret of the server")
     assert log.getvalue().count("Traceback") == meant > 0
     assert get(f"{hasty.url}/ping").json() == "pong"

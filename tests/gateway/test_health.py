@@ -59,7 +59,7 @@ async def listed(
     ids=["empty", "COLD", "WARM"],
 )
 @on_loop
-async def test_an_idle_server_that_loads_on_request_is_no_server_that_is_down(
+async def test_idle_server_that_loads_on_request_is_reported_as_ready(
     deployments: dict[str, Any], tmp_path: Path
 ) -> None:
     found = await listed(OpenAccounts(hotswapping=True), tmp_path, deployments)
@@ -73,7 +73,7 @@ async def test_an_idle_server_that_loads_on_request_is_no_server_that_is_down(
 
 
 @on_loop
-async def test_a_server_with_keys_loads_on_request(tmp_path: Path) -> None:
+async def test_server_with_keys_is_reported_as_loading_on_request(tmp_path: Path) -> None:
     keys = tmp_path / "keys.yaml"
     keys.write_text("keys:\n- {key: the-key-of-ada, user: ada}\n")
     keys.chmod(0o600)
@@ -81,7 +81,7 @@ async def test_a_server_with_keys_loads_on_request(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_a_server_that_has_a_model_or_loads_none_lists_no_more(tmp_path: Path) -> None:
+async def test_ready_entry_is_absent_with_model_or_without_loading(tmp_path: Path) -> None:
     accounts = OpenAccounts(hotswapping=True)
     for state in ("RUNNING", "DEPLOYING", "NOT DEPLOYED", "UNHEALTHY"):
         there = {KEY: entry("HOT", state)}

@@ -163,7 +163,7 @@ def commit_of(folder: Path, *, share_weights: bool = False) -> str:
 # What the Hub's own client reads
 
 
-def test_model_info(tiny: Served) -> None:
+def test_model_info_is_served(tiny: Served) -> None:
     info = tiny.api.model_info(TINY)
     assert (info.id, info.pipeline_tag, info.library_name) == (
         TINY,
@@ -178,18 +178,18 @@ def test_model_info(tiny: Served) -> None:
         assert tiny.api.model_info(TINY, revision=revision).sha == info.sha
 
 
-def test_a_name_in_another_case_is_answered_with_the_right_one(tiny: Served) -> None:
+def test_name_in_another_case_is_answered_with_canonical_name(tiny: Served) -> None:
     assert tiny.api.model_info("Test-Org/TINY").id == TINY
 
 
-def test_files_are_listed_without_weights(tiny: Served) -> None:
+def test_file_list_omits_weights(tiny: Served) -> None:
     assert set(tiny.api.list_repo_files(TINY)) == SHARED
     entries = tiny.api.list_repo_tree(TINY)
     sizes = {each.path: each.size for each in entries if isinstance(each, RepoFile)}
     assert sizes["config.json"] > 0
 
 
-def test_a_tree_has_folders(folder: Path) -> None:
+def test_tree_lists_folders(folder: Path) -> None:
     templates = folder / "additional_chat_templates"
     templates.mkdir()
     (templates / "tools.jinja").write_text("{{ tools }}")
@@ -207,20 +207,20 @@ def test_a_tree_has_folders(folder: Path) -> None:
     assert [each.path for each in below] == ["additional_chat_templates/tools.jinja"]
 
 
-def test_download(tiny: Served, gpt2: Path, tmp_path: Path) -> None:
+def test_file_is_downloaded(tiny: Served, gpt2: Path, tmp_path: Path) -> None:
     path = hf_hub_download(TINY, "config.json", endpoint=tiny.endpoint, cache_dir=tmp_path)
     assert Path(path).read_bytes() == (gpt2 / "config.json").read_bytes()
     assert Path(path).parent.name == tiny.api.model_info(TINY).sha
 
 
-def test_snapshot(tiny: Served, gpt2: Path, tmp_path: Path) -> None:
+def test_snapshot_is_downloaded(tiny: Served, gpt2: Path, tmp_path: Path) -> None:
     snapshot = Path(snapshot_download(TINY, endpoint=tiny.endpoint, cache_dir=tmp_path))
     assert {path.name for path in snapshot.iterdir()} == SHARED
     for path in snapshot.iterdir():
         assert path.read_bytes() == (gpt2 / path.name).read_bytes()
 
 
-def test_what_is_not_served(tiny: Served) -> None:
+def test_unserved_names_are_not_found(tiny: Served) -> None:
     with pytest.raises(RepositoryNotFoundError, match=f"serves {TINY}, not 'test-org/other'"):
         tiny.api.model_info("test-org/other")
     with pytest.raises(RevisionNotFoundError, match="at revision main alone"):
@@ -241,7 +241,7 @@ def test_what_is_not_served(tiny: Served) -> None:
         (TINY, "model.safetensors", "main", EntryNotFoundError),
     ],
 )
-def test_download_of_what_is_not_served(
+def test_download_of_unserved_name_fails(
     tiny: Served, tmp_path: Path, repo_id: str, file: str, revision: str, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
@@ -250,7 +250,7 @@ def test_download_of_what_is_not_served(
         )
 
 
-def test_a_model_is_served_when_it_is_loaded(gpt2: Path) -> None:
+def test_model_is_served_once_it_is_loaded(gpt2: Path) -> None:
     with hub_of() as served:
         with pytest.raises(RepositoryNotFoundError, match="not on this server yet"):
             served.api.model_info(TINY)
@@ -258,7 +258,7 @@ def test_a_model_is_served_when_it_is_loaded(gpt2: Path) -> None:
         assert served.api.model_info(TINY).id == TINY
 
 
-def test_a_name_without_an_organization(gpt2: Path, tmp_path: Path) -> None:
+def test_name_without_organization_is_served(gpt2: Path, tmp_path: Path) -> None:
     with hub_of(MirroredModel("gpt2", gpt2, None, "text-generation")) as served:
         assert served.api.model_info("gpt2", revision="main").id == "gpt2"
         assert set(served.api.list_repo_files("gpt2")) == SHARED
@@ -267,7 +267,7 @@ def test_a_name_without_an_organization(gpt2: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("revision", ["v1.0", "feature/branch", "refs/pr/7", "a" * 40])
-def test_the_configured_revision(gpt2: Path, tmp_path: Path, revision: str) -> None:
+def test_configured_revision_is_served(gpt2: Path, tmp_path: Path, revision: str) -> None:
     with hub_of(MirroredModel(TINY, gpt2, revision, None)) as served:
         assert served.api.model_info(TINY, revision=revision).sha == (
             served.api.model_info(TINY).sha
@@ -282,7 +282,7 @@ def test_the_configured_revision(gpt2: Path, tmp_path: Path, revision: str) -> N
 # Weights
 
 
-def test_only_what_a_model_without_weights_needs_is_shared(folder: Path) -> None:
+def test_only_files_needed_without_weights_are_shared(folder: Path) -> None:
     for name in WITHHELD:
         path = folder / name
         path.parent.mkdir(exist_ok=True)
@@ -299,7 +299,7 @@ def test_only_what_a_model_without_weights_needs_is_shared(folder: Path) -> None
                 assert b"secret" not in response.content
 
 
-def test_what_is_withheld_is_not_remembered_as_absent(tiny: Served, tmp_path: Path) -> None:
+def test_withheld_file_is_not_cached_as_absent(tiny: Served, tmp_path: Path) -> None:
     for name in ("model.safetensors", "vocab.json"):
         with pytest.raises(EntryNotFoundError):
             hf_hub_download(TINY, name, endpoint=tiny.endpoint, cache_dir=tmp_path)
@@ -317,7 +317,7 @@ def test_hidden_files_are_never_shared(folder: Path) -> None:
         assert not served.api.file_exists(TINY, ".env")
 
 
-def test_ranges(whole: Served, gpt2: Path) -> None:
+def test_range_requests_are_answered(whole: Served, gpt2: Path) -> None:
     url = f"{whole.endpoint}/{TINY}/resolve/main/model.safetensors"
     content = (gpt2 / "model.safetensors").read_bytes()
     head = httpx.head(url)
@@ -332,7 +332,7 @@ def test_ranges(whole: Served, gpt2: Path) -> None:
 # The commit
 
 
-def test_the_commit_is_of_the_content(folder: Path, tmp_path: Path) -> None:
+def test_commit_follows_from_content(folder: Path, tmp_path: Path) -> None:
     commit = commit_of(folder)
     copy = Path(shutil.copytree(folder, tmp_path / "copy", copy_function=shutil.copyfile))
     assert commit_of(copy) == commit
@@ -350,7 +350,7 @@ def test_the_commit_is_of_the_content(folder: Path, tmp_path: Path) -> None:
     assert commit_of(copy) != commit
 
 
-def test_the_commit_is_another_when_weights_are_shared(folder: Path) -> None:
+def test_commit_differs_when_weights_are_shared(folder: Path) -> None:
     commit = commit_of(folder, share_weights=True)
     assert commit != commit_of(folder)
     large = folder / "large.bin"
@@ -363,7 +363,7 @@ def test_the_commit_is_another_when_weights_are_shared(folder: Path) -> None:
     assert commit_of(folder, share_weights=True) != with_large
 
 
-def test_a_snapshot_keeps_its_commit(whole: Served, gpt2: Path, tmp_path: Path) -> None:
+def test_snapshot_keeps_its_commit(whole: Served, gpt2: Path, tmp_path: Path) -> None:
     """A server and a client that share a cache do not lose the weights in it."""
     snapshot = Path(snapshot_download(TINY, endpoint=whole.endpoint, cache_dir=tmp_path))
     assert (snapshot / "model.safetensors").is_symlink()
@@ -417,7 +417,7 @@ ASTRAY = (
 
 
 @pytest.mark.parametrize("share_weights", [False, True])
-def test_no_path_leads_out(folder: Path, share_weights: bool) -> None:
+def test_no_path_leads_out_of_checkpoint(folder: Path, share_weights: bool) -> None:
     outside = folder.parent / "outside"
     outside.mkdir()
     for secret in (folder.parent / "secret.json", outside / "secret_config.json"):
@@ -447,7 +447,7 @@ def test_no_path_leads_out(folder: Path, share_weights: bool) -> None:
 
 
 @pytest.mark.process
-def test_nnsight_builds_its_model_from_the_server_alone(gpt2: Path, tmp_path: Path) -> None:
+def test_nnsight_builds_its_model_from_server_alone(gpt2: Path, tmp_path: Path) -> None:
     script = f"""
 import json
 import nnsight
@@ -475,7 +475,7 @@ print(json.dumps({{
 
 
 @pytest.mark.process
-def test_a_model_with_code_of_its_own(tmp_path: Path) -> None:
+def test_model_with_custom_code_is_served(tmp_path: Path) -> None:
     folder = tmp_path / "custom"
     folder.mkdir()
     (folder / "config.json").write_text(
@@ -498,7 +498,7 @@ print(AutoConfig.from_pretrained({TINY!r}, trust_remote_code=True).width)
 
 
 @pytest.mark.process
-def test_a_whole_model_is_loaded_where_weights_are_shared(
+def test_whole_model_is_loaded_with_shared_weights(
     whole: Served, gpt2: Path, llama: Path, tmp_path: Path
 ) -> None:
     script = f"""

@@ -175,7 +175,7 @@ def unfinished(limit: int, *addresses: str) -> list[Unfinished]:
     return [incoming.message(each) for each in addresses]
 
 
-def test_an_address_has_half_of_the_budget() -> None:
+def test_address_may_use_half_of_budget() -> None:
     mine, also_mine, yours, theirs = unfinished(100, "a", "a", "b", "c")
     mine.hold(30, 0)
     also_mine.hold(20, 0)
@@ -190,7 +190,7 @@ def test_an_address_has_half_of_the_budget() -> None:
     theirs.hold(30, 0)
 
 
-def test_what_comes_alone_may_be_larger_than_the_budget() -> None:
+def test_single_request_may_exceed_budget() -> None:
     mine, yours = unfinished(100, "a", "b")
     mine.hold(1000, 1000)
     with pytest.raises(IncomingFullError):
@@ -200,7 +200,7 @@ def test_what_comes_alone_may_be_larger_than_the_budget() -> None:
 
 
 @on_loop
-async def test_two_addresses_behind_a_proxy_are_counted_as_two(tmp_path: Path) -> None:
+async def test_addresses_behind_proxy_are_counted_separately(tmp_path: Path) -> None:
     async with gateway(tmp_path, max_incoming_bytes=8 * MIB) as server:
         kept = [await server.post(3 * MIB, as_="10.0.0.1", ends=False)]
         await eventually(lambda: server.held >= 3 * MIB)
@@ -221,7 +221,7 @@ async def test_two_addresses_behind_a_proxy_are_counted_as_two(tmp_path: Path) -
 
 
 @on_loop
-async def test_a_body_that_stops_arriving_is_refused_in_time(tmp_path: Path) -> None:
+async def test_stalled_body_times_out(tmp_path: Path) -> None:
     async with gateway(tmp_path, incoming_idle_s=0.3) as server:
         status, said = await answer(*await server.post(2 * MIB, ends=False))
         assert status == 408
@@ -231,7 +231,7 @@ async def test_a_body_that_stops_arriving_is_refused_in_time(tmp_path: Path) -> 
 
 
 @on_loop
-async def test_a_body_that_never_ends_is_refused_in_time(tmp_path: Path) -> None:
+async def test_endless_body_times_out(tmp_path: Path) -> None:
     limits = {"incoming_idle_s": 2 * PATIENCE_S, "incoming_timeout_s": 0.5}
     async with gateway(tmp_path, **limits) as server:
         status, _ = await answer(*await server.post(10, ends=False))
@@ -239,7 +239,7 @@ async def test_a_body_that_never_ends_is_refused_in_time(tmp_path: Path) -> None
 
 
 @on_loop
-async def test_a_head_that_never_ends_is_closed(tmp_path: Path) -> None:
+async def test_connection_with_endless_head_is_closed(tmp_path: Path) -> None:
     async with gateway(tmp_path, incoming_idle_s=0.3) as server:
         for said in (b"", b"GET / HTTP/1.1\r\nHost:"):
             reader, writer = await asyncio.open_connection(*server.address)
@@ -255,7 +255,7 @@ async def test_a_head_that_never_ends_is_closed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rest", [b"a" * 490, b"a" * 5, b"a" * 490 + b"\r\n"])
 @on_loop
-async def test_a_connection_that_is_answered_before_its_requests_end_is_closed_in_time(
+async def test_connection_answered_before_end_of_request_is_closed_in_time(
     rest: bytes, tmp_path: Path
 ) -> None:
     async with gateway(tmp_path, keep_alive_s=0.3, incoming_idle_s=0.3) as server:
@@ -272,7 +272,7 @@ async def test_a_connection_that_is_answered_before_its_requests_end_is_closed_i
 
 
 @on_loop
-async def test_a_connection_serves_on_after_an_early_answer(tmp_path: Path) -> None:
+async def test_connection_stays_usable_after_early_answer(tmp_path: Path) -> None:
     idle_s = 0.5
     async with gateway(tmp_path, incoming_idle_s=idle_s) as server:
         reader, writer = await asyncio.open_connection(*server.address)
@@ -293,7 +293,7 @@ async def test_a_connection_serves_on_after_an_early_answer(tmp_path: Path) -> N
 
 
 @on_loop
-async def test_a_small_payload_stays_in_memory_and_a_large_one_does_not(tmp_path: Path) -> None:
+async def test_only_small_payload_stays_in_memory(tmp_path: Path) -> None:
     async with gateway(tmp_path) as server:
         for size, kind in ((MIB, bytearray), (MIB + 1, PayloadFile), (5 * MIB, PayloadFile)):
             await server.broker.subscribe(subscription_of("mine", ME))
@@ -316,7 +316,7 @@ async def test_a_small_payload_stays_in_memory_and_a_large_one_does_not(tmp_path
 
 
 @on_loop
-async def test_a_message_that_stops_arriving_ends_its_websocket(
+async def test_stalled_message_closes_its_websocket(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with gateway(tmp_path, incoming_idle_s=0.3) as server:
@@ -339,7 +339,7 @@ def a_request(subscription_id: str, wire: Wire) -> Request:
 
 
 @on_loop
-async def test_only_a_client_whose_job_runs_sends_a_large_message(tmp_path: Path) -> None:
+async def test_large_message_needs_submitted_job(tmp_path: Path) -> None:
     content = bytes(3 * MIB)
     async with gateway(tmp_path) as server:
         for has_job in (False, True):
@@ -369,7 +369,7 @@ def open_channel(server: Gateway) -> tuple[websocket.WebSocket, str]:
 
 
 @on_loop
-async def test_a_live_channel_outlasts_an_upload_and_a_pause(tmp_path: Path) -> None:
+async def test_live_channel_survives_unanswered_pings(tmp_path: Path) -> None:
     async with gateway(tmp_path, ping_s=0.1) as server:
         channel, session = await asyncio.to_thread(open_channel, server)
         await time_passes_async(0.5)  # several pings, for each of which there would be 0.1 s
@@ -419,7 +419,7 @@ async def read_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 @on_loop
-async def test_an_update_over_a_slow_connection_is_sent_once(
+async def test_update_over_slow_connection_is_sent_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket_io_channel, "_PATIENCE_S", 0.2)
@@ -447,7 +447,7 @@ async def test_an_update_over_a_slow_connection_is_sent_once(
 
 @pytest.mark.parametrize("wire", Wire)
 @on_loop
-async def test_a_client_that_never_reads_is_disconnected(
+async def test_client_over_unread_limit_is_disconnected(
     wire: Wire, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with gateway(tmp_path, max_unread_bytes=4 * MIB) as server:
@@ -467,9 +467,7 @@ async def test_a_client_that_never_reads_is_disconnected(
 
 @pytest.mark.parametrize("wire", Wire)
 @on_loop
-async def test_what_a_job_prints_waits_for_a_client_that_reads_slowly(
-    wire: Wire, tmp_path: Path
-) -> None:
+async def test_job_output_waits_for_slow_client(wire: Wire, tmp_path: Path) -> None:
     line = "l" * MIB
     async with gateway(tmp_path, max_unread_bytes=4 * MIB) as server:
         session = await open_and_stop_reading(server, wire)
@@ -492,7 +490,7 @@ async def test_what_a_job_prints_waits_for_a_client_that_reads_slowly(
 
 
 @on_loop
-async def test_a_client_that_reads_nothing_more_is_disconnected_in_time(
+async def test_client_that_stops_reading_is_disconnected_in_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with gateway(tmp_path, incoming_idle_s=0.3, max_unread_bytes=100 * MIB) as server:

@@ -55,7 +55,7 @@ def left(url: str, job: str) -> tuple[str | None, bool | None]:
     return trace["error"], trace["stored"]
 
 
-def test_what_jobs_left(url: str, laboratory: Laboratory) -> None:
+def test_trace_reports_error_and_stored_result_of_job(url: str, laboratory: Laboratory) -> None:
     jobs = (RUNNING, WAITING, DONE, FETCHED, FAILED)
     assert [left(url, job) for job in jobs] == [
         NOTHING,
@@ -69,13 +69,13 @@ def test_what_jobs_left(url: str, laboratory: Laboratory) -> None:
     assert left(url, DONE) == NOTHING
 
 
-def test_an_error_is_told_of_a_job_whose_process_was_gone(url: str, laboratory: Laboratory) -> None:
+def test_trace_reports_error_of_job_with_lost_process(url: str, laboratory: Laboratory) -> None:
     failed = next(job for job in laboratory.jobs if job["id"] == FAILED)
     failed["status"] = "ENDED"
     assert left(url, FAILED) == (ERROR, False)
 
 
-def test_an_update_is_no_end(url: str, tmp_path: Path) -> None:
+def test_stored_update_is_not_reported_as_end(url: str, tmp_path: Path) -> None:
     stored = tmp_path / "stored"
     (stored / end_key(DONE)).unlink()
     path = stored / update_key(DONE)
@@ -86,7 +86,7 @@ def test_an_update_is_no_end(url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("user", ["bob@example.org", ""])
-def test_what_is_stored_for_others_is_not_believed(url: str, tmp_path: Path, user: str) -> None:
+def test_stored_end_of_another_user_is_ignored(url: str, tmp_path: Path, user: str) -> None:
     for job in (DONE, FAILED):
         path = tmp_path / "stored" / end_key(job)
         kept = StoredResponse.decode(path.read_bytes())
@@ -94,7 +94,7 @@ def test_what_is_stored_for_others_is_not_believed(url: str, tmp_path: Path, use
         assert left(url, job) == NOTHING
 
 
-def test_another_users_job_is_not_found(url: str, laboratory: Laboratory) -> None:
+def test_job_of_another_user_is_not_found(url: str, laboratory: Laboratory) -> None:
     for job in laboratory.jobs:
         job["user"] = "bob@example.org"
     for job in (RUNNING, DONE, FAILED):
@@ -111,7 +111,7 @@ async def is_silent(self: FileStore, key: str) -> bytes | None:
 
 
 @pytest.mark.parametrize("get_", [is_away, is_silent])
-def test_steps_are_told_without_the_store(
+def test_trace_shows_steps_without_object_store(
     url: str, monkeypatch: pytest.MonkeyPatch, get_: Any
 ) -> None:
     monkeypatch.setattr(jobs_module, "_PATIENCE_S", 0.2)

@@ -76,7 +76,7 @@ def operator_events(server: Gateway) -> list[tuple[str, str, str, int]]:
 
 
 @pytest.mark.parametrize("proof", [PASSWORD, TOKEN], ids=["password", "token"])
-def test_a_login_opens_the_operators_routes(http: httpx.Client, proof: str) -> None:
+def test_login_opens_admin_routes(http: httpx.Client, proof: str) -> None:
     assert http.get("/admin/status").status_code == 401
     entered = enter(http, proof)
     assert entered.status_code == 200, entered.text
@@ -92,11 +92,11 @@ def test_a_login_opens_the_operators_routes(http: httpx.Client, proof: str) -> N
     assert entered.json()["operator"] is True
 
 
-def test_a_form_logs_in_as_json_does(http: httpx.Client) -> None:
+def test_form_login_is_accepted(http: httpx.Client) -> None:
     assert http.post("/login", data={"password": PASSWORD}).json()["operator"] is True
 
 
-def test_a_bcrypt_hash_of_another_server_is_a_password_too(tmp_path: Path, runtimes: Path) -> None:
+def test_bcrypt_password_hash_is_accepted(tmp_path: Path, runtimes: Path) -> None:
     # bcrypt itself refuses more than 72 bytes.
     for number, password in enumerate((PASSWORD, "long words " * 10)):
         hashed = bcrypt.hashpw(password.encode()[:72], bcrypt.gensalt(4)).decode()
@@ -109,7 +109,7 @@ def test_a_bcrypt_hash_of_another_server_is_a_password_too(tmp_path: Path, runti
             refused(enter(http, "guessed"), 401)
 
 
-def test_nobody_is_logged_in_without_a_proof(http: httpx.Client) -> None:
+def test_login_without_valid_password_is_rejected(http: httpx.Client) -> None:
     nobody = {"operator": False, "until": None, "csrf": None, "has_password": True}
     assert http.get("/session").json() == nobody
     assert "password" in refused(enter(http, "guessed"), 401)
@@ -117,7 +117,7 @@ def test_nobody_is_logged_in_without_a_proof(http: httpx.Client) -> None:
     assert http.get("/session").json() == nobody
 
 
-def test_a_server_without_a_password_says_how_to_get_in(runtimes: Path, tmp_path: Path) -> None:
+def test_server_without_password_explains_login(runtimes: Path, tmp_path: Path) -> None:
     with a_gateway(tmp_path, runtimes, admin_password_hash="") as server, a_browser(server) as http:
         said = refused(enter(http, "guessed"), 401)
         assert "`ndif admin password`" in said
@@ -141,14 +141,14 @@ def test_a_server_without_a_password_says_how_to_get_in(runtimes: Path, tmp_path
         (b"hidden" * 2000, "text/plain", 413),
     ],
 )
-def test_a_login_that_is_not_valid_is_not_repeated(
+def test_invalid_login_body_is_not_echoed(
     http: httpx.Client, content: bytes, kind: str, status: int
 ) -> None:
     answer = http.post("/login", content=content, headers={"Content-Type": kind})
     assert "hidden" not in refused(answer, status)
 
 
-def test_no_proof_is_in_the_log(server: Gateway, http: httpx.Client) -> None:
+def test_log_contains_no_credentials(server: Gateway, http: httpx.Client) -> None:
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     handler.addFilter(lambda record: not record.name.startswith("http"))  # the client's own
@@ -172,7 +172,7 @@ def test_no_proof_is_in_the_log(server: Gateway, http: httpx.Client) -> None:
         assert secret not in text
 
 
-def test_the_hash_is_hidden_where_settings_are_shown(http: httpx.Client) -> None:
+def test_config_answer_hides_password_hash(http: httpx.Client) -> None:
     enter(http)
     assert HASH not in http.get("/admin/config").text
 
@@ -180,9 +180,7 @@ def test_the_hash_is_hidden_where_settings_are_shown(http: httpx.Client) -> None
 # Forged requests
 
 
-def test_a_change_needs_the_own_page_and_the_sessions_token(
-    server: Gateway, http: httpx.Client
-) -> None:
+def test_change_needs_own_page_and_csrf_token(server: Gateway, http: httpx.Client) -> None:
     csrf = enter(http).json()["csrf"]
     with a_browser(server) as other:
         others = enter(other).json()["csrf"]
@@ -218,7 +216,7 @@ def test_a_change_needs_the_own_page_and_the_sessions_token(
     assert "Access-Control-Allow-Origin" not in answer.headers
 
 
-def test_a_site_that_may_use_the_server_may_not_operate_it(runtimes: Path, tmp_path: Path) -> None:
+def test_cors_site_cannot_operate_server(runtimes: Path, tmp_path: Path) -> None:
     named = "https://notebook.example.org"
     with a_gateway(tmp_path, runtimes, cors_origins=named) as server, a_browser(server) as http:
         csrf = enter(http).json()["csrf"]
@@ -233,7 +231,7 @@ def test_a_site_that_may_use_the_server_may_not_operate_it(runtimes: Path, tmp_p
             refused(http.request(method, path, headers=headers, json={}), 403)
 
 
-def test_a_page_cannot_log_its_visitor_in(http: httpx.Client) -> None:
+def test_foreign_page_cannot_log_visitor_in(http: httpx.Client) -> None:
     for headers in (
         {"Origin": "https://evil.example"},
         {"Sec-Fetch-Site": "cross-site"},
@@ -243,14 +241,14 @@ def test_a_page_cannot_log_its_visitor_in(http: httpx.Client) -> None:
     assert not http.cookies
 
 
-def test_a_cookie_does_not_help_a_wrong_token(http: httpx.Client) -> None:
+def test_cookie_does_not_override_wrong_token(http: httpx.Client) -> None:
     enter(http)
     answer = http.get("/admin/status", headers={"Authorization": "Bearer wrong"})
     assert "token" in refused(answer, 401)
 
 
 @pytest.mark.parametrize("value", ["", "x", "a.b.c", "é", '"', "x" * 5000, "W10.aaaaaa.bbbbbb"])
-def test_a_cookie_of_nobody_opens_nothing(http: httpx.Client, value: str) -> None:
+def test_invalid_cookie_is_rejected(http: httpx.Client, value: str) -> None:
     enter(http)
     (name,) = (each.name for each in http.cookies.jar)
     http.cookies.clear()
@@ -259,7 +257,7 @@ def test_a_cookie_of_nobody_opens_nothing(http: httpx.Client, value: str) -> Non
     assert http.get("/session", headers=[(b"Cookie", header)]).json()["operator"] is False
 
 
-def test_a_cookie_that_is_changed_opens_nothing(http: httpx.Client) -> None:
+def test_changed_cookie_is_rejected(http: httpx.Client) -> None:
     enter(http)
     (cookie,) = http.cookies.jar
     whole = str(cookie.value)
@@ -271,7 +269,7 @@ def test_a_cookie_that_is_changed_opens_nothing(http: httpx.Client) -> None:
         assert place == len(whole) - 1 or http.get("/admin/queue").status_code == 401
 
 
-def test_behind_tls_the_cookie_stays_there(runtimes: Path, tmp_path: Path) -> None:
+def test_cookie_behind_tls_is_secure(runtimes: Path, tmp_path: Path) -> None:
     public = "https://ndif.example.org"
     with a_gateway(tmp_path, runtimes, public_url=public) as server, a_browser(server) as http:
         entered = enter(http, **{"X-Forwarded-Proto": "https", "Origin": public})
@@ -284,7 +282,7 @@ def test_behind_tls_the_cookie_stays_there(runtimes: Path, tmp_path: Path) -> No
 # The lock-out
 
 
-def test_guesses_are_slowed_and_the_token_is_not(server: Gateway, http: httpx.Client) -> None:
+def test_password_guesses_lock_address_but_not_token(server: Gateway, http: httpx.Client) -> None:
     said = {refused(enter(http, f"guess {n}"), 401) for n in range(login.FROM_ADDRESS)}
     assert len(said) == 1
     locked = enter(http)
@@ -298,7 +296,7 @@ def test_guesses_are_slowed_and_the_token_is_not(server: Gateway, http: httpx.Cl
     ]
 
 
-def test_guesses_from_many_addresses_are_slowed_together(
+def test_password_guesses_from_many_addresses_are_limited_together(
     runtimes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(login, "IN_ALL", 12)
@@ -313,7 +311,9 @@ def test_guesses_from_many_addresses_are_slowed_together(
         assert len(operator_events(server)) == 13
 
 
-def test_nobody_guesses_while_nothing_counts(runtimes: Path, tmp_path: Path) -> None:
+def test_password_login_is_closed_while_broker_is_unavailable(
+    runtimes: Path, tmp_path: Path
+) -> None:
     away = "redis://127.0.0.1:1"
     with a_gateway(tmp_path, runtimes, broker_url=away) as server, a_browser(server) as http:
         locked = enter(http)
@@ -325,7 +325,7 @@ def test_nobody_guesses_while_nothing_counts(runtimes: Path, tmp_path: Path) -> 
 # The end
 
 
-def test_a_logout_takes_the_cookie_away(server: Gateway, http: httpx.Client) -> None:
+def test_logout_removes_cookie(server: Gateway, http: httpx.Client) -> None:
     csrf = enter(http).json()["csrf"]
     for headers in ({}, OWN_PAGE, {"X-CSRF-Token": csrf}):
         refused(http.post("/logout", headers=headers), 403)
@@ -337,7 +337,7 @@ def test_a_logout_takes_the_cookie_away(server: Gateway, http: httpx.Client) -> 
     assert [kind for kind, *_ in operator_events(server)] == ["login", "logout"]
 
 
-def test_operations_are_noted_with_who_asked(server: Gateway, http: httpx.Client) -> None:
+def test_events_record_caller_of_operations(server: Gateway, http: httpx.Client) -> None:
     csrf = enter(http).json()["csrf"]
     body: dict[str, Any] = {"all": True}
     page = {**OWN_PAGE, "X-CSRF-Token": csrf}
@@ -363,7 +363,7 @@ def request_with(cookie: str) -> Request:
     return Request({"type": "http", "method": "GET", "headers": headers, "server": ("a", 80)})
 
 
-def test_a_session_ends_with_its_time_its_password_and_its_secret(
+def test_session_ends_with_expiry_password_or_secret(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sessions = Sessions(("one-secret",), HASH, 3600)

@@ -73,7 +73,7 @@ async def answer(
 
 
 @on_loop
-async def test_who_may_read_metrics() -> None:
+async def test_metrics_need_allowed_network_or_token() -> None:
     leader = Leader()
     right, wrong = f"Bearer {TOKEN}", "Bearer another"
     for address, networks, headers, status in (
@@ -94,7 +94,7 @@ async def test_who_may_read_metrics() -> None:
 
 
 @on_loop
-async def test_a_server_without_a_leader_says_so() -> None:
+async def test_metrics_report_missing_leader() -> None:
     leader = Leader()
     leader.leads = False
     found = await answer(leader, "10.20.0.7", ["10.0.0.0/8"])
@@ -107,7 +107,7 @@ async def test_a_server_without_a_leader_says_so() -> None:
     "problem", [ObjectStoreError("it is away"), asyncio.TimeoutError(), AccountsAwayError("gone")]
 )
 @on_loop
-async def test_a_store_that_does_not_answer_is_told(problem: Exception) -> None:
+async def test_metrics_report_unavailable_store(problem: Exception) -> None:
     leader = Leader()
     found = await answer(leader, "10.20.0.7", ["10.0.0.0/8"])
     assert '\nndif_store_up{store="objects"} 1.0\n' in found.text
@@ -119,7 +119,7 @@ async def test_a_store_that_does_not_answer_is_told(problem: Exception) -> None:
 
 
 @on_loop
-async def test_a_gateway_tells_that_its_broker_is_away(
+async def test_metrics_report_unavailable_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics, "_STATE_S", 0.0)  # each look is a new one
@@ -152,7 +152,7 @@ async def test_a_gateway_tells_that_its_broker_is_away(
 
 
 @on_loop
-async def test_the_leader_is_asked_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_leader_state_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "_STATE_S", PATIENCE_S)
     leader = Leader()
     app = Starlette(routes=leader.route(["10.0.0.0/8"], None).routes())
@@ -163,7 +163,7 @@ async def test_the_leader_is_asked_once_in_a_while(monkeypatch: pytest.MonkeyPat
     assert leader.asked == 1
 
 
-def test_refusals_and_requests_are_counted(runtimes: Path, tmp_path: Path) -> None:
+def test_rejections_and_requests_are_counted(runtimes: Path, tmp_path: Path) -> None:
     with gateway(tmp_path / "results", runtimes, dev_mode=True) as found:
 
         def count(name: str, **labels: Any) -> float:
@@ -196,7 +196,7 @@ def test_refusals_and_requests_are_counted(runtimes: Path, tmp_path: Path) -> No
         ("ndif_cpu_memory_bytes", 1),
     ],
 )
-def test_a_real_prometheus_reads_them(
+def test_real_prometheus_reads_metrics(
     server: LocalServer, prometheus: PrometheusServer, query: str, least: float
 ) -> None:
     (found, *_) = prometheus.until(query)

@@ -114,7 +114,7 @@ def modules(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @on_loop
-async def test_a_model_is_told_of_for_every_generation(
+async def test_model_page_describes_every_generation(
     structures: dict[str, ModelStructure], runtimes: Path
 ) -> None:
     models = Models([DeploymentConfig(GPT2, GPT2, task="text-generation", dedicated=True)])
@@ -138,7 +138,7 @@ async def test_a_model_is_told_of_for_every_generation(
 
 
 @on_loop
-async def test_an_encoder_is_told_of_for_the_generations_that_serve_it(
+async def test_page_of_encoder_describes_only_generations_that_serve_it(
     structures: dict[str, ModelStructure], runtimes: Path
 ) -> None:
     models = Models([DeploymentConfig(BERT, "/a/folder", task="fill-mask")])
@@ -154,7 +154,7 @@ async def test_an_encoder_is_told_of_for_the_generations_that_serve_it(
 
 
 @on_loop
-async def test_generations_that_load_different_models_have_trees_of_their_own(
+async def test_generations_that_load_different_models_have_separate_trees(
     structures: dict[str, ModelStructure], runtimes: Path
 ) -> None:
     models = Models([DeploymentConfig(GPT2, GPT2)])
@@ -171,7 +171,7 @@ async def test_generations_that_load_different_models_have_trees_of_their_own(
 
 
 @on_loop
-async def test_a_revision_is_a_model_of_its_own(
+async def test_each_revision_has_its_own_page(
     structures: dict[str, ModelStructure], runtimes: Path
 ) -> None:
     models = Models([DeploymentConfig(GPT2, GPT2, "v2"), DeploymentConfig(GPT2, GPT2)])
@@ -188,7 +188,7 @@ async def test_a_revision_is_a_model_of_its_own(
 
 
 @on_loop
-async def test_a_model_without_a_tree_is_told_of_all_the_same(runtimes: Path) -> None:
+async def test_model_without_tree_has_page(runtimes: Path) -> None:
     told = await ask(
         application(Models([DeploymentConfig(GPT2, GPT2)]), runtimes), f"/models/{GPT2}"
     )
@@ -197,7 +197,7 @@ async def test_a_model_without_a_tree_is_told_of_all_the_same(runtimes: Path) ->
 
 
 @on_loop
-async def test_a_model_of_the_calendar_alone_is_told_of(runtimes: Path) -> None:
+async def test_model_only_in_calendar_has_page(runtimes: Path) -> None:
     to_come = Model(ModelKey("A", GPT2), DeploymentConfig(GPT2, GPT2))
     app = application(Models(), runtimes, {"a": entry_of(to_come)})
     assert (await ask(app, f"/models/{GPT2}"))["repo_id"] == GPT2
@@ -205,7 +205,7 @@ async def test_a_model_of_the_calendar_alone_is_told_of(runtimes: Path) -> None:
 
 
 @on_loop
-async def test_a_model_that_a_user_alone_asked_for_is_told_of_if_it_is_everybodys(
+async def test_on_demand_model_has_page_unless_gated_or_unmeasured(
     structures: dict[str, ModelStructure], runtimes: Path
 ) -> None:
     models = Models()
@@ -226,7 +226,7 @@ async def test_a_model_that_a_user_alone_asked_for_is_told_of_if_it_is_everybody
 
 
 @on_loop
-async def test_many_who_look_at_once_ask_the_leader_once(
+async def test_concurrent_page_requests_ask_leader_once(
     structures: dict[str, ModelStructure], runtimes: Path
 ) -> None:
     models = Models([DeploymentConfig(GPT2, GPT2)])
@@ -241,7 +241,7 @@ async def test_many_who_look_at_once_ask_the_leader_once(
 
 
 @on_loop
-async def test_a_model_that_has_come_up_shows_its_tree_at_once(
+async def test_page_shows_tree_as_soon_as_model_is_loaded(
     structures: dict[str, ModelStructure], runtimes: Path
 ) -> None:
     models = Models([DeploymentConfig(GPT2, GPT2)])
@@ -256,7 +256,7 @@ async def test_a_model_that_has_come_up_shows_its_tree_at_once(
 
 
 @on_loop
-async def test_any_name_has_an_answer(runtimes: Path) -> None:
+async def test_any_model_name_is_answered(runtimes: Path) -> None:
     app = application(Models([DeploymentConfig(GPT2, GPT2)]), runtimes)
     for name in ("", "a", "a/b/c", "%00", "..%2f..%2fetc", "%3Cimg%20src=x%3E", "x" * 5000, "%ff"):
         detail = (await ask(app, f"/models/{name}", 404))["detail"]
@@ -264,12 +264,12 @@ async def test_any_name_has_an_answer(runtimes: Path) -> None:
     await ask(app, f"/models/{GPT2}?generation=%00&revision=", 200)
 
 
-def test_the_details_of_a_model_that_is_gone_are_empty() -> None:
+def test_details_of_removed_model_are_empty() -> None:
     nothing = ModelDetails(structures={}, load_s={})
     assert describe_details(Models(), ModelKey("A", GPT2)) == nothing
 
 
-def test_a_hubs_address_is_shown_without_its_password() -> None:
+def test_hub_address_is_shown_without_password() -> None:
     assert (
         _shown_address("https://user:secret@hub.example:8443/hf/") == "https://hub.example:8443/hf"
     )

@@ -29,7 +29,7 @@ def paths(generation: str, *children: ModuleNode) -> list[str]:
     return [each.path for each in root.children()]
 
 
-def test_the_names_that_the_newest_client_moves_are_those_it_serves() -> None:
+def test_moved_module_names_match_envoy_properties() -> None:
     served = {
         name
         for name in dir(Envoy)
@@ -39,7 +39,7 @@ def test_the_names_that_the_newest_client_moves_are_those_it_serves() -> None:
     assert set(VALUES) < MOVED_MODULES
 
 
-def test_a_module_named_as_a_value_or_the_value_is_moved() -> None:
+def test_module_named_like_value_is_renamed() -> None:
     layer = node("layer", node("output"), node("dense"))
     assert paths("0.8", *layer.children) == ["model.E_output", "model.dense"]
     assert paths("0.7", *layer.children) == ["model.output", "model.dense"]
@@ -50,7 +50,7 @@ def test_a_module_named_as_a_value_or_the_value_is_moved() -> None:
 
 
 @pytest.mark.parametrize("generation", ["0.8", "0.7", "0.6"])
-def test_modules_are_counted_where_they_are_numbered(generation: str) -> None:
+def test_numbered_modules_are_indexed(generation: str) -> None:
     first, others = node("0", index=(0, 0)), node("1", index=(1, 7))
     assert paths(generation, first, others) == ["model[0]", "model[1]"]
     # Older clients count children, whatever their names are.
@@ -62,7 +62,7 @@ def test_modules_are_counted_where_they_are_numbered(generation: str) -> None:
     "name",
     ["lambda", "a b", 'quo"te', "it's", "\u202egnirts", "\n", "<img src=x onerror=alert(1)>"],
 )
-def test_a_name_that_no_attribute_can_have_is_a_literal(name: str) -> None:
+def test_name_that_is_not_an_identifier_becomes_literal(name: str) -> None:
     (path,) = paths("0.8", node(name))
     call = ast.parse(path, mode="eval").body
     assert isinstance(call, ast.Call)
@@ -70,6 +70,6 @@ def test_a_name_that_no_attribute_can_have_is_a_literal(name: str) -> None:
     assert literal(name).isprintable()
 
 
-def test_other_modules_of_one_node_have_its_path_with_their_index() -> None:
+def test_module_path_follows_index_within_node() -> None:
     (place,) = Place("model.a[3]", node("", node("0", index=(0, 7))), "0.8").children()
     assert place.at(5).path == "model.a[3][5]"

@@ -93,9 +93,7 @@ def routes_of(routes: list[BaseRoute], prefix: str = "") -> Iterator[tuple[str, 
 # The document
 
 
-def test_every_route_is_described_and_nothing_else_is(
-    app: Starlette, described: dict[str, Any]
-) -> None:
+def test_document_describes_exactly_the_routes(app: Starlette, described: dict[str, Any]) -> None:
     there = set(routes_of(app.routes))
     of_operations = {(method.upper(), path) for path, method, _ in operations(described)}
     channels = [tag["name"] for tag in described["tags"] if "description" in tag]
@@ -114,7 +112,7 @@ def test_every_route_is_described_and_nothing_else_is(
     assert len(there) > 25
 
 
-def test_the_document_is_openapi(described: dict[str, Any]) -> None:
+def test_document_is_valid_openapi(described: dict[str, Any]) -> None:
     schemathesis = pytest.importorskip("schemathesis", reason="schemathesis needs Python 3.11")
     schema = schemathesis.openapi.from_dict(described)
     schema.validate()
@@ -129,7 +127,7 @@ def test_the_document_is_openapi(described: dict[str, Any]) -> None:
         assert named == set(re.findall(r"{(\w+)}", path))
 
 
-def test_examples_are_valid(described: dict[str, Any]) -> None:
+def test_examples_match_their_schemas(described: dict[str, Any]) -> None:
     checked = 0
     for path, method, operation in operations(described):
         contents = [
@@ -158,7 +156,7 @@ def test_examples_are_valid(described: dict[str, Any]) -> None:
     assert checked > 100
 
 
-def test_the_examples_of_operations_are_taken(described: dict[str, Any]) -> None:
+def test_server_accepts_examples_of_operations(described: dict[str, Any]) -> None:
     table = Table()
     headers = {"Authorization": f"Bearer {TOKEN}"}
     with (
@@ -221,7 +219,7 @@ def polled(server: LocalServer, tiny_gpt2: Path, tmp_path_factory: pytest.TempPa
     return (recorded / "ends").read_bytes()
 
 
-def test_the_answers_of_a_server_are_as_they_are_described(
+def test_answers_of_server_match_document(
     server: LocalServer, described: dict[str, Any], polled: bytes
 ) -> None:
     with httpx.Client(base_url=server.url, trust_env=False) as http:
@@ -305,7 +303,7 @@ def test_the_answers_of_a_server_are_as_they_are_described(
             holds(described, path, answer)
 
 
-def test_an_older_clients_answers_are_as_they_are_described(
+def test_answers_to_older_client_match_document(
     server: LocalServer, described: dict[str, Any]
 ) -> None:
     key = json.dumps({"repo_id": NAME, "revision": None})
@@ -321,7 +319,7 @@ def test_an_older_clients_answers_are_as_they_are_described(
         holds(described, "/response/{id}", http.get(f"/response/{received['id']}"))
 
 
-def test_the_mirrors_answers_are_as_they_are_described(
+def test_answers_of_hub_mirror_match_document(
     server: LocalServer, described: dict[str, Any]
 ) -> None:
     api, repository = "/hub/api/models/{organization}/{name}", "/hub/{organization}/{name}"
@@ -348,9 +346,7 @@ def place(server_environment: dict[str, str], tmp_path: Path) -> Iterator[Place]
     yield from a_place(server_environment, tmp_path / "sessions")
 
 
-def test_an_operators_answers_are_as_they_are_described(
-    place: Place, described: dict[str, Any]
-) -> None:
+def test_answers_of_admin_routes_match_document(place: Place, described: dict[str, Any]) -> None:
     url = place.start()["url"]
     token = (place.root / "current" / "token").read_text().strip()
     headers = {"Authorization": f"Bearer {token}"}
@@ -399,7 +395,7 @@ def test_an_operators_answers_are_as_they_are_described(
         does("stop", {})
 
 
-def test_the_answers_on_keys_are_as_they_are_described(
+def test_answers_of_account_routes_match_document(
     described: dict[str, Any], tmp_path: Path
 ) -> None:
     accounts = SqlAccounts(Database(f"sqlite:///{tmp_path / 'accounts.sqlite'}"), 5)
@@ -485,7 +481,7 @@ class Tags(HTMLParser):
         self.text += data
 
 
-def test_the_page_has_every_route_and_loads_nothing(
+def test_docs_page_has_every_route_and_loads_nothing(
     server: LocalServer, described: dict[str, Any]
 ) -> None:
     answer = httpx.get(f"{server.url}/docs")

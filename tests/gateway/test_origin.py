@@ -32,13 +32,13 @@ def ask(server: LocalServer, headers: dict[str, str]) -> httpx.Response:
     return httpx.post(f"{server.url}/request", headers=headers, content=b"x")
 
 
-def test_a_foreign_page_cannot_submit(server: LocalServer) -> None:
+def test_foreign_page_cannot_submit(server: LocalServer) -> None:
     answer = ask(server, {"Origin": "https://evil.example"})
     assert answer.status_code == 403
     assert "web page of another site, 'https://evil.example'" in answer.json()["detail"]
 
 
-def test_a_site_whose_name_resolves_to_loopback_is_refused(server: LocalServer) -> None:
+def test_site_whose_name_resolves_to_loopback_is_rejected(server: LocalServer) -> None:
     port = httpx.URL(server.url).port
     host = f"evil.example:{port}"
     refused = ask(server, {"Host": host})
@@ -54,14 +54,14 @@ def test_programs_on_this_machine_are_allowed(server: LocalServer) -> None:
         assert ask(server, headers).status_code == 400
 
 
-def test_a_foreign_page_cannot_open_a_websocket(server: LocalServer) -> None:
+def test_foreign_page_cannot_open_websocket(server: LocalServer) -> None:
     address = server.url.replace("http", "ws") + "/subscribe"
     websocket.create_connection(address, timeout=PATIENCE_S).close()
     with pytest.raises(websocket.WebSocketBadStatusException, match=r"403.*another site"):
         websocket.create_connection(address, origin="https://evil.example", timeout=PATIENCE_S)
 
 
-def test_a_foreign_page_cannot_open_socket_io(server: LocalServer) -> None:
+def test_foreign_page_cannot_open_socket_io(server: LocalServer) -> None:
     url = server.url.replace("http", "ws")
     address = f"{url}/ws/socket.io/?EIO=4&transport=websocket"
     websocket.create_connection(address, timeout=PATIENCE_S).close()
@@ -98,7 +98,7 @@ async def status(
 
 
 @on_loop
-async def test_which_names_are_answered() -> None:
+async def test_server_answers_only_to_its_own_host_names() -> None:
     machine = socket.gethostname()
     for host in (
         *("localhost:8001", "127.0.0.1:8001", "[::1]:8001", "sub.localhost", "LOCALHOST.", None),
@@ -123,7 +123,7 @@ async def test_which_names_are_answered() -> None:
 
 
 @on_loop
-async def test_an_operator_names_further_hosts() -> None:
+async def test_operator_allows_further_host_names() -> None:
     named = {"allowed_hosts": "ndif.example.org, *.lab.example"}
     for host, code in (
         *(("NDIF.example.org:8001", 200), ("a.lab.example", 200), ("a.b.lab.example", 200)),
@@ -140,7 +140,7 @@ async def test_an_operator_names_further_hosts() -> None:
 
 
 @on_loop
-async def test_a_page_is_of_the_address_that_was_asked_or_of_the_public_one() -> None:
+async def test_page_origin_must_match_host_or_public_url() -> None:
     for host, origin, code in (
         # A proxy that keeps the Host, and one that does not.
         ("ndif.example.org", PUBLIC, 200),
@@ -161,7 +161,7 @@ async def test_a_page_is_of_the_address_that_was_asked_or_of_the_public_one() ->
 
 
 @on_loop
-async def test_any_page_may_read_what_a_public_server_says_of_itself() -> None:
+async def test_any_page_may_read_public_routes_of_public_server() -> None:
     public: list[dict[str, Any]] = [{"public_url": PUBLIC}, {"listens": "0.0.0.0"}]
     for path in ("/ping", "/status", "/env"):
         for how in public:
@@ -193,7 +193,7 @@ async def preflight(
 
 
 @on_loop
-async def test_a_browser_is_told_what_any_page_may_ask_of_a_public_server() -> None:
+async def test_preflight_allows_public_routes_of_public_server() -> None:
     for path in ("/ping", "/status", "/env"):
         answer = await preflight(path, "GET", sent="x-request-id", public_url=PUBLIC)
         assert answer.status_code == 200
@@ -206,7 +206,7 @@ async def test_a_browser_is_told_what_any_page_may_ask_of_a_public_server() -> N
 
 
 @on_loop
-async def test_a_page_that_the_operator_names_may_use_the_routes_of_users() -> None:
+async def test_page_named_by_operator_may_use_routes_of_users() -> None:
     named: dict[str, Any] = {"cors_origins": "https://A.page:443, http://b.page:8080"}
     for origin in ("https://a.page", "http://b.page:8080"):
         for path, method in (("/request", "POST"), ("/response/id", "GET"), ("/whoami", "GET")):
@@ -238,9 +238,7 @@ async def test_a_page_that_the_operator_names_may_use_the_routes_of_users() -> N
         assert (await preflight("/request", "POST", origin, **named)).status_code == 403
 
 
-def test_a_page_that_the_operator_names_may_open_a_live_channel(
-    runtimes: Path, tmp_path: Path
-) -> None:
+def test_page_named_by_operator_may_open_live_channel(runtimes: Path, tmp_path: Path) -> None:
     with gateway(tmp_path, runtimes, cors_origins="https://a.page") as server:
         for path in ("/subscribe", "/ws/socket.io/?EIO=4&transport=websocket"):
             address = f"{server.url.replace('http', 'ws')}{path}"
@@ -271,7 +269,7 @@ def test_a_page_that_the_operator_names_may_open_a_live_channel(
         ("public_url", "https://ndif.example.org:port"),
     ],
 )
-def test_what_names_no_host_is_said(setting: str, wrong: str) -> None:
+def test_invalid_host_or_origin_setting_is_rejected(setting: str, wrong: str) -> None:
     with pytest.raises(
         ValidationError, match=r"is not like|is not a host|must not contain|is not the origin"
     ):

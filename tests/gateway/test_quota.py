@@ -80,7 +80,7 @@ def refused(answer: httpx.Response, status: int) -> str:
     return detail
 
 
-def test_each_limit_is_of_its_own_tier(keyed: Gateway, keys: tuple[str, dict[str, str]]) -> None:
+def test_each_tier_has_its_own_limits(keyed: Gateway, keys: tuple[str, dict[str, str]]) -> None:
     small, brisk = ({"ndif-api-key": key} for key in keys[1].values())
     accepted = [keyed.accepted(keyed.submit(**small)) for _ in range(2)]
     assert {(each.max_result_bytes, each.max_stored_bytes) for each in accepted} == {(5000, 6144)}
@@ -97,7 +97,7 @@ def test_each_limit_is_of_its_own_tier(keyed: Gateway, keys: tuple[str, dict[str
 
 
 @on_loop
-async def test_so_many_channels_are_open_at_once(
+async def test_open_channels_per_key_are_limited(
     keyed: Gateway, keys: tuple[str, dict[str, str]]
 ) -> None:
     address = keyed.url.replace("http", "ws") + "/subscribe"
@@ -127,7 +127,7 @@ async def test_so_many_channels_are_open_at_once(
         await eventually(may_open, lambda: "a closed channel is counted")
 
 
-def test_so_many_channels_are_of_one_address(runtimes: Path, tmp_path: Path) -> None:
+def test_open_channels_per_address_are_limited(runtimes: Path, tmp_path: Path) -> None:
     settings = {"dev_mode": True, "max_channels_per_address": 2}
     with (
         gateway(tmp_path / "results", runtimes, **settings) as found,
@@ -154,7 +154,7 @@ def test_so_many_channels_are_of_one_address(runtimes: Path, tmp_path: Path) -> 
         assert sent == told["description"]
 
 
-def test_so_many_jobs_of_a_model_wait(runtimes: Path, tmp_path: Path) -> None:
+def test_waiting_jobs_per_model_are_limited(runtimes: Path, tmp_path: Path) -> None:
     settings = {"dev_mode": True, "max_queue_depth": 2}
     with gateway(tmp_path / "results", runtimes, **settings) as found:
         found.accepted(found.submit())
@@ -163,7 +163,7 @@ def test_so_many_jobs_of_a_model_wait(runtimes: Path, tmp_path: Path) -> None:
             assert "of all its users together" in refused(refusal, 429)
 
 
-def test_so_many_call_backs_of_a_user_wait(runtimes: Path, tmp_path: Path) -> None:
+def test_waiting_callbacks_per_user_are_limited(runtimes: Path, tmp_path: Path) -> None:
     settings = {"dev_mode": True, "max_callbacks": 2}
     named = {"ndif-callback": "https://example.org/done"}
     with gateway(tmp_path / "results", runtimes, **settings) as found:
@@ -175,7 +175,7 @@ def test_so_many_call_backs_of_a_user_wait(runtimes: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
-def test_a_body_is_refused_while_it_comes(
+def test_body_over_limit_of_key_is_rejected_while_it_arrives(
     keyed: Gateway, keys: tuple[str, dict[str, str]], is_chunked: bool
 ) -> None:
     from tests.security.serving import OLD
@@ -216,7 +216,7 @@ def quota_of(usage: UsageOf, **settings: Any) -> Quota:
 
 
 @on_loop
-async def test_blocks_run_so_long_a_day() -> None:
+async def test_execution_time_per_day_is_limited() -> None:
     usage = UsageOf()
     account = Account("ada", key="k", limits={"execution_s_per_day": "1h"})
     for ran_s, is_refused in ((3599.0, False), (3600.0, True), (None, False)):
@@ -239,7 +239,7 @@ async def test_blocks_run_so_long_a_day() -> None:
     assert usage.asked[0] == GetUsage(by="day", since=today, user="ada")
 
 
-def test_a_tiers_limits_replace_the_servers_and_null_is_none() -> None:
+def test_tier_limits_override_server_limits_and_null_removes_them() -> None:
     settings = Settings(max_requests_per_minute=5, max_unfinished_jobs=7)
     server = Limits(requests_per_minute=5, unfinished_jobs=7, queue_depth=10_000, channels=1000)
     assert Limits.of(settings, {}) == server

@@ -43,7 +43,7 @@ async def get_response(store: FileStore, job: str) -> httpx.Response:
 
 
 @on_loop
-async def test_a_known_job_is_answered_and_an_unknown_one_has_failed(tmp_path: Path) -> None:
+async def test_known_job_is_answered_and_unknown_job_is_error(tmp_path: Path) -> None:
     store, job = FileStore(tmp_path, 60), str(uuid.uuid4())
     for unknown in (job, "nobody"):
         answer = await get_response(store, unknown)
@@ -57,7 +57,7 @@ async def test_a_known_job_is_answered_and_an_unknown_one_has_failed(tmp_path: P
 
 
 @on_loop
-async def test_a_result_whose_time_is_over_is_an_error_that_says_until_when(tmp_path: Path) -> None:
+async def test_expired_result_is_error_with_expiry_time(tmp_path: Path) -> None:
     result_ttl_s, day_s = 3600.0, 86_400.0
     store = FileStore(tmp_path, result_ttl_s, response_ttl_s=7 * day_s)
     request = Request(
@@ -81,7 +81,7 @@ async def test_a_result_whose_time_is_over_is_an_error_that_says_until_when(tmp_
 
 
 @on_loop
-async def test_an_unreachable_store_answers_503(tmp_path: Path) -> None:
+async def test_unreachable_store_answers_503(tmp_path: Path) -> None:
     unreachable = await get_response(UnreachableStore(tmp_path, 60), str(uuid.uuid4()))
     assert unreachable.status_code == 503
     assert int(unreachable.headers["Retry-After"]) > 0

@@ -106,7 +106,7 @@ def ask(operation: Any, mode: Any, token: str) -> int:
 
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("mode", GenerationMode, ids=lambda mode: mode.value)
-def test_what_is_made_up_is_answered_as_described(
+def test_generated_requests_are_answered_as_documented(
     started: str, token: str, mode: Any, subtests: pytest.Subtests
 ) -> None:
     """Valid and invalid requests, for every route but the one that would end the server."""
@@ -120,7 +120,7 @@ def test_what_is_made_up_is_answered_as_described(
 
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("mode", GenerationMode, ids=lambda mode: mode.value)
-def test_what_is_made_up_about_keys_is_answered_as_described(
+def test_generated_account_requests_are_answered_as_documented(
     database: TestDatabase, mode: Any, subtests: pytest.Subtests
 ) -> None:
     accounts = SqlAccounts(Database(database.url), 5)
@@ -138,7 +138,7 @@ def test_what_is_made_up_about_keys_is_answered_as_described(
         assert asked > 20
 
 
-def test_a_description_that_is_not_true_is_found(started: str, token: str) -> None:
+def test_schemathesis_finds_wrong_description(started: str, token: str) -> None:
     described = httpx.get(f"{started}/openapi.json").json()
     ping = described["paths"]["/ping"]["get"]["responses"]
     ping["200"]["content"]["application/json"]["schema"] = {"const": "ping"}
@@ -152,7 +152,9 @@ def test_a_description_that_is_not_true_is_found(started: str, token: str) -> No
         assert any(says in str(each).lower() for each in caught.value.exceptions)
 
 
-def test_the_server_is_as_it_was(started: str, place: Place, token: str) -> None:
+def test_server_still_works_after_generated_requests(
+    started: str, place: Place, token: str
+) -> None:
     assert httpx.get(f"{started}/ping").json() == "pong"
     assert httpx.post(f"{started}/admin/stop").status_code == 401
     assert "Traceback" not in place.ndif("logs", "-n", "100000").output

@@ -97,16 +97,16 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NDIF_API_KEY", raising=False)
 
 
-def test_a_key_that_nobody_verified_is_no_user(tmp_path: Path) -> None:
+def test_unverified_key_does_not_identify_user(tmp_path: Path) -> None:
     users = {accepted(tmp_path, {"ndif-api-key": key}).user for key in ("mine", "yours", "")}
     assert users == {"host 10.0.0.7"}
 
 
-def test_the_user_of_a_request_does_not_contain_the_key(tmp_path: Path) -> None:
+def test_user_of_request_does_not_contain_key(tmp_path: Path) -> None:
     assert "secret" not in accepted(tmp_path, {"ndif-api-key": "secret"}).user
 
 
-def test_a_machine_is_a_user_without_an_api_key(tmp_path: Path) -> None:
+def test_address_identifies_user_without_api_key(tmp_path: Path) -> None:
     users = [accepted(tmp_path, {}, host).user for host in ("10.0.0.7", "10.0.0.8", "10.0.0.7")]
     assert users[0] == users[2] != users[1]
     # A key that reads like an address is not that machine's user.
@@ -114,15 +114,13 @@ def test_a_machine_is_a_user_without_an_api_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("wanted", "trusted"), [(None, True), (True, True), (False, False)])
-def test_a_client_may_have_its_block_confined(
-    tmp_path: Path, wanted: bool | None, trusted: bool
-) -> None:
+def test_client_may_request_confinement(tmp_path: Path, wanted: bool | None, trusted: bool) -> None:
     assert accepted(tmp_path, {}, trusted=wanted).trusted is trusted
 
 
 @pytest.mark.process
 @on_loop
-async def test_a_full_disk_answers_503_and_says_so(small_disk: Path) -> None:
+async def test_full_disk_is_answered_with_503_and_reason(small_disk: Path) -> None:
     broker = MemoryBroker(spool=Spool(small_disk / "spool", FileStore(small_disk, 60)))
     transport = httpx.ASGITransport(application(small_disk, broker))
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
@@ -148,7 +146,7 @@ async def test_a_full_disk_answers_503_and_says_so(small_disk: Path) -> None:
 
 
 @on_loop
-async def test_a_full_queue_answers_503_with_retry_after(tmp_path: Path) -> None:
+async def test_full_queue_is_answered_with_503_and_retry_after(tmp_path: Path) -> None:
     broker = MemoryBroker(max_bytes=100)
     transport = httpx.ASGITransport(application(tmp_path, broker))
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
@@ -186,7 +184,7 @@ def answer_of(folder: Path, settings: Settings, **headers: str) -> httpx.Respons
     return asyncio.run(run())
 
 
-def test_older_clients_are_refused_where_the_operator_says_so(
+def test_clients_below_minimum_version_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MIN_NNSIGHT_VERSION", "0.8.2")
@@ -210,7 +208,7 @@ def test_older_clients_are_refused_where_the_operator_says_so(
         assert answer_of(tmp_path, strict, **headers).status_code == 200
 
 
-def test_a_status_that_is_not_there_is_not_waited_for_without_end() -> None:
+def test_wait_for_unpublished_status_times_out() -> None:
     class NothingPublished:
         async def read(self, *_: object) -> None:
             return None

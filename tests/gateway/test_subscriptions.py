@@ -68,7 +68,7 @@ async def served(app: Starlette) -> AsyncIterator[str]:
 
 
 @on_loop
-async def test_a_gateway_that_stops_names_the_jobs_that_it_ends() -> None:
+async def test_stopping_gateway_notifies_clients_and_names_ended_jobs() -> None:
     broker = MemoryBroker()
     websockets, socket_io = (
         WebSocketSubscriptions(
@@ -137,7 +137,7 @@ def received(address: str, connected: Callable[[str], object]) -> list[Response]
 
 
 @on_loop
-async def test_updates_reach_a_client_that_handles_its_messages_in_any_order(
+async def test_updates_reach_client_that_handles_messages_in_any_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(socket_io_channel, "_PATIENCE_S", 0.1)
@@ -176,9 +176,7 @@ async def test_updates_reach_a_client_that_handles_its_messages_in_any_order(
 
 
 @on_loop
-async def test_a_client_that_answers_no_ping_leaves_nothing(
-    redis: RedisServer, tmp_path: Path
-) -> None:
+async def test_client_without_ping_answers_is_removed(redis: RedisServer, tmp_path: Path) -> None:
     """The task that would send it an update finds that out, and ends itself."""
     broker = RedisBroker(redis.url, FileStore(tmp_path, 60), SIGNER, inline_bytes=1000)
     await broker.start()
