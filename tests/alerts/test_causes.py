@@ -1,4 +1,4 @@
-"""Causes: each kind is found in a state that has it, and in no state that does not."""
+"""Causes of alerts: each kind is found only in states that have it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def replica(state: str) -> dict[str, Any]:
 
 
 def probe(**changes: Any) -> dict[str, Any]:
-    """A model's probes, of which the last got a wrong value."""
+    """The probes of a model whose last probe returned a wrong value."""
     return {
         "outcome": "wrong",
         "reason": "It is not finite.",
@@ -50,7 +50,7 @@ def probe(**changes: Any) -> dict[str, Any]:
 
 
 def unloadable(**fields: Any) -> Findings:
-    """A look at a server whose one model could not be loaded."""
+    """The findings about a server whose only model could not be loaded."""
     text = "It has no files."
     document = model(replicas=[], processor="NOT DEPLOYED", problem=text, **fields)
     return found(document, [Problem(Kind.LOAD_FAILED, SUBJECT, text)])
@@ -138,7 +138,7 @@ def test_failed_probe_is_one_cause_and_stays_undecided_while_model_reloads() -> 
     (cause,) = found(model(probe=probe())).causes
     assert cause.since == NOW - 5
     assert cause.sentence == f"The probe of {SUBJECT} failed (wrong): It is not finite."
-    # What says more is told instead: that the model could not be loaded, or is not there.
+    # A more specific cause replaces the failed probe: the model could not be loaded.
     gone = unloadable(probe=probe())
     assert [each.kind for each in gone.causes] == [Kind.LOAD_FAILED]
     loading = found(model(probe=probe(outcome="loading")))
@@ -187,7 +187,7 @@ def test_increases_count_only_their_window() -> None:
         counts.note(minute * 60.0, Counts({"a": float(minute)}))
     assert counts.within(300).ended == {"a": 5}
     assert counts.within(1800).ended == {"a": 30}
-    # What is older than any window is forgotten.
+    # Samples older than every window are dropped.
     assert len(counts.samples) < 35
     assert Increases().within(300).ended == {}
 

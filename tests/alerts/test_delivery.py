@@ -1,4 +1,4 @@
-"""Delivery to real web and mail servers: one that hangs, refuses or is away costs the others nothing."""
+"""Delivery of alerts to real web and mail servers, some of which hang, refuse or are unavailable."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.waiting import eventually
 
 
 def fresh(*sentences: str, **said: Any) -> Message:
-    """A message of now."""
+    """Return a message dated now."""
     return replace(message(*sentences, **said), at=time.time())
 
 
@@ -93,7 +93,7 @@ async def test_mail_delivers_alert_and_digest_to_all_recipients() -> None:
     post = Post()
     with mail_server(post) as port:
         made = opened(
-            policy=replace(POLICY, first_s=0.1),  # a machine that stalls is tried again
+            policy=replace(POLICY, first_s=0.1),  # soon, in case this machine stalls
             smtp_url=f"smtp://127.0.0.1:{port}",
             mail_from="ndif@example.org",
             alert_email="ada@example.org, ops@example.org",
@@ -133,7 +133,7 @@ async def test_failing_destination_does_not_delay_others(
         await eventually(lambda: len(well.taken) == 5)
         assert not hangs.taken
         await eventually(lambda: fails.asked > 2 and hangs.asked > 1)
-        # Each gets its messages in order once it is well again.
+        # Each destination gets its messages in order once it recovers.
         hangs.status, fails.status = 200, 204
         hangs.released.set()
         with receiving(away.port) as back:
@@ -143,7 +143,7 @@ async def test_failing_destination_does_not_delay_others(
                 assert said == [f"{number} fails." for number in range(5)]
         await end([running])
     said = [record.getMessage() for record in caplog.records if record.name.startswith("ndif")]
-    # One line when a destination begins to fail and one when it is well again, without secrets.
+    # The log has one line when a destination fails and one when it recovers, without secrets.
     failing = [line for line in said if "do not reach" in line]
     assert len(failing) == 3
     assert len([line for line in said if "again" in line]) == 3
@@ -199,7 +199,7 @@ async def test_pending_messages_are_bounded_and_survive_restart() -> None:
         await end([running])
     first = receiver.taken[0]["incident"]["causes"][0]["sentence"]
     assert first == "50"
-    # Another address is not told what was for this one.
+    # Another destination does not receive these messages.
     elsewhere = opened("https://elsewhere.example/x")
     elsewhere.take(saved)
     assert elsewhere.waiting() == {}
@@ -218,7 +218,7 @@ async def test_day_old_message_is_dropped() -> None:
 
 
 @on_loop
-async def test_trial_message_reports_answer_of_each_destination() -> None:
+async def test_alert_test_reports_answer_of_each_destination() -> None:
     with receiving() as well, receiving() as fails:
         fails.status = 403
         made = opened(f"slack+{well.url}", fails.url, Receiver(port=free_port()).url)

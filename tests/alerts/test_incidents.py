@@ -1,4 +1,4 @@
-"""Incidents: one opened and one resolved for each, groups by origin, no message without a change."""
+"""Incidents: each is opened once and resolved once, and root causes group other causes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LOOKS = st.lists(
 
 
 def by_the_next(book: Book, now: float) -> Book:
-    """The incidents that the next process takes over."""
+    """Return the incidents that the next leader loads."""
     return loaded(from_json(SavedBook, to_json(saved(book))), now)
 
 
@@ -68,7 +68,7 @@ def test_each_incident_is_opened_once_and_resolved_once(
     for pause, holding, undecided, restarts in [*looks, *quiet]:
         now += pause
         if restarts:
-            # Another process leads, which knows what the one before had saved.
+            # The next leader loads the incidents that the previous leader saved.
             book = taken_over(Book(), by_the_next(book, now))
             held = {key: since for key, since in held.items() if key in holding}
             held = dict.fromkeys(held, now)
@@ -81,13 +81,13 @@ def test_each_incident_is_opened_once_and_resolved_once(
         before = book
         book, notices = step(book, findings, now, TIMING, lambda: str(next(ids)))
         told += [(now, notice) for notice in notices]
-        # No two incidents are open of one kind, and none of one cause.
+        # No two open incidents share a kind or a cause.
         assert len({each.kind for each in book.open}) == len(book.open)
         keys = [key for each in book.open for key in each.holding]
         assert len(set(keys)) == len(keys)
         assert not set(keys) & book.pending.keys()
         known = {m.cause.key for each in book.open for m in each.members}
-        # What has held for long is told, alone or with its origin; what does not hold is not opened.
+        # A cause that held long enough is in an incident; an opened incident has only current causes.
         for key in holding:
             assert now - held[key] < TIMING.hold_s or key in known
         for notice in notices:
@@ -155,7 +155,7 @@ def test_remaining_failure_keeps_incident_open_after_root_cause_ends() -> None:
     other = Key(Kind.LOAD_FAILED, "org/b")
     looks = [(at, causes(store, model)) for at in range(0, 100, 10)]
     looks += [(at, causes(model)) for at in range(100, 1000, 10)]
-    # A model that fails later has another origin.
+    # A model that fails later opens an incident of its own.
     looks += [(at, causes(model, other)) for at in range(1000, 1100, 10)]
     told = play([(float(at), findings) for at, findings in looks])
     kinds = [(notice.event, notice.incident.kind) for notice in told]
@@ -186,12 +186,12 @@ def test_next_leader_resolves_incident_of_previous_leader() -> None:
     for at in range(7):
         book, _ = step(book, causes(KEYS[0]), at * 10.0, TIMING)
     book = taken_over(Book(), by_the_next(book, 500.0))
-    # Its first look finds nothing, maybe because models are not loaded yet: that alone is no end.
+    # The first look of the next leader may precede the loading of models and resolves nothing.
     book, notices = step(book, Findings(()), 500.0, TIMING)
     assert notices == []
     book, (resolved,) = step(book, Findings(()), 560.0, TIMING)
     assert (resolved.event, resolved.incident.opened) == (Event.RESOLVED, opened.incident.opened)
-    # The day after it is forgotten.
+    # The incident is forgotten a day later.
     assert book.over == (resolved.incident,)
     assert step(book, Findings(()), 560.0 + 24 * 3600, TIMING)[0].over == ()
 

@@ -1,4 +1,4 @@
-"""Bodies of messages: within the limits of each form, and others' text is text."""
+"""Bodies of messages: they respect the limits of each form and escape foreign text."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def message(*sentences: str, **said: Any) -> Message:
 
 
 def units(text: str) -> int:
-    """Characters as JavaScript and the services count them."""
+    """Count characters as JavaScript and the services do (UTF-16 units)."""
     return len(text.encode("utf-16-le")) // 2
 
 
@@ -82,7 +82,7 @@ def within_the_limits_of_discord(body: dict[str, Any]) -> None:
     assert 0 < units(embed["title"]) <= 256
     assert 0 < units(embed["description"]) <= 4096
     assert units(embed["title"] + embed["description"] + embed["footer"]["text"]) <= 6000
-    # No mark of Markdown is without its backslash.
+    # Every Markdown character is escaped.
     bare = re.sub(r"\\[\\*_~`|>\[\]()#-]", "", embed["title"] + embed["description"])
     assert not re.search(r"[\\*_~`|>\[\]()#-]", bare)
 

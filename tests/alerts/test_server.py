@@ -1,4 +1,4 @@
-"""Alerts of a real server: a cause is made real, its message arrives, and after it that it is over."""
+"""Alerts of a real server: a real failure is reported, and so is its end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CLUSTER_SECRET = "a secret that the processes share"
 
 
 class Operator:
-    """A server whose operator gets JSON, and their commands."""
+    """A server, its operator's webhook for JSON, and the operator's commands."""
 
     def __init__(self, receiver: Receiver, environment: dict[str, str], *webhooks: str) -> None:
         self.receiver = receiver
@@ -78,7 +78,7 @@ class Operator:
 
 
 def killed(running: Callable[[], set[int]]) -> int:
-    """Kill the one process that runs, and return it; one that ended by itself has a successor."""
+    """Kill the only running process and return its id; retry if the process ended by itself."""
     deaths: list[int] = []
 
     def is_killed() -> bool:
@@ -103,7 +103,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 def broken(folder: Path) -> tuple[Path, bytes]:
-    """A checkpoint whose tokenizer nobody can read, and what it should be."""
+    """Return a checkpoint with an unreadable tokenizer, and the tokenizer's right content."""
     made = make_gpt2(folder / "broken")
     file = made / "tokenizer.json"
     right = file.read_bytes()
@@ -140,12 +140,12 @@ def test_server_reports_unloadable_model_and_sends_daily_digest(
             listed = from_plain(AlertsAnswer, json.loads(operator.ndif("alerts", "list", "--json")))
             assert [each.id for each in listed.open] == [opened["incident"]["id"]]
             assert "load-failed" in operator.ndif("alerts", "list")
-            # It is loaded again and again, which is one incident all the same.
+            # Repeated loads belong to one incident.
             (files / "tokenizer.json").write_bytes(right)
             operator.ndif("deploy", f"tests/broken={files}", "--dedicated")
             resolved = operator.told("resolved", "load-failed")
             assert resolved["incident"]["id"] == opened["incident"]["id"]
-            # Its process is killed again and again.
+            # Kill the model's process three times.
             for _ in range(3):
                 process = killed(operator.server.processes)
                 until(lambda gone=process: operator.server.processes() - {gone})
@@ -202,7 +202,7 @@ def test_server_reports_broker_outage_and_next_leader_resolves_incident(
         assert resolved["incident"]["id"] == opened["incident"]["id"]
         operator.ndif("deploy", f"tests/broken={files}", "--dedicated", code=1)
         opened = operator.told("opened", "load-failed")
-        # The next leader finds that the incident is open, and that its message is sent.
+        # Redis holds the open incident and no unsent message for the next leader.
         until(lambda: (state := saved(redis)).incidents.open and not state.messages)
 
         def leaders() -> set[int]:
@@ -220,7 +220,7 @@ def test_server_reports_broker_outage_and_next_leader_resolves_incident(
             for body in receiver.taken
             if body["incident"]
         ]
-        # One opened and one resolved of each, though another process leads.
+        # Each incident is opened once and resolved once, although the leader changed.
         assert len(told) == 4, (told, [body["text"] for body in receiver.taken])
         assert len({incident for _, _, incident in told}) == 2
     finally:
@@ -229,7 +229,7 @@ def test_server_reports_broker_outage_and_next_leader_resolves_incident(
 
 
 def saved(redis: RedisServer) -> SavedAlerts:
-    """The state of alerts that the next leader would find."""
+    """Return the state of alerts that the next leader would load."""
 
     async def load() -> SavedAlerts | None:
         client = connect(redis.url)
@@ -245,7 +245,7 @@ def saved(redis: RedisServer) -> SavedAlerts:
 
 
 def ready(operator: Operator) -> str:
-    """The answer to a test message; none while nobody leads."""
+    """Return the output of `ndif alerts test`; empty without a leader."""
     variables = {**os.environ, **operator.environment}
     return ndif("alerts", "test", environment=variables).stdout
 

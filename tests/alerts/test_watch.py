@@ -1,4 +1,4 @@
-"""The watch of a server over real destinations and a real file: digests, restarts, failures of its own."""
+"""The alert watch with real destinations and a real state file: digests, restarts and its own failures."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_incident_that_ends_during_downtime_is_resolved_after_restart(tmp_
         site = Site(receiver, tmp_path)
         site.is_away = True
         async with site.watching():
-            # The receiver has a message before its sender knows that, and a restart would bring it again.
+            # Wait until the sender records the delivery; otherwise a restart would send the message again.
             await eventually(lambda: site.saved["incidents"]["open"] and not site.saved["messages"])
         site.is_away = False
         async with site.watching():
@@ -140,7 +140,7 @@ async def test_digest_is_sent_once_a_day_across_leaders(tmp_path: Path) -> None:
     with receiving() as receiver:
         past = datetime.now() - timedelta(minutes=1)
         site = Site(receiver, tmp_path, alert_digest_at=f"{past:%H:%M}")
-        # A server that never sent one begins with the next day's.
+        # A new server sends its first digest on the next day.
         async with site.watching():
             await eventually(site.file.exists)
         assert receiver.taken == []
@@ -193,9 +193,9 @@ async def test_next_leader_loads_alert_state_from_redis(redis: RedisServer) -> N
         assert await first.load() is None
         await first.save(state)
         assert await second.load() == state
-        # Its life is that of no process.
+        # The state outlives processes.
         assert int(redis.command("ttl", "alerts")) > 6 * 24 * 3600
-        # A server whose secret is another now begins anew.
+        # A server with another secret starts with empty state.
         other = SharedCache(clients[1], Signer(["another secret of tests"]))
         assert await SharedState(other, ALERTS, SavedAlerts).load() is None
     finally:
@@ -267,7 +267,7 @@ def test_digest_is_due_after_its_hour_on_new_day(hour: int, last: str, due: bool
     now = datetime(2026, 11, 25, hour)
     at = datetime(2026, 11, 25, 8).time()
     assert digest.is_due(now, at, last) is due
-    # After a first start it is due at the next such hour.
+    # After the first start, the digest is due at the next such hour.
     assert digest.is_due(now, at, digest.first_mark(now, at)) is False
 
     def later(hours: int) -> datetime:

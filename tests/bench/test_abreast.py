@@ -1,4 +1,4 @@
-"""Two commits abreast: what their ratios say."""
+"""Ratios of two commits that are measured side by side."""
 
 from __future__ import annotations
 

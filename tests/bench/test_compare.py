@@ -1,4 +1,4 @@
-"""Two reports: what has changed beyond noise, which way, and what is said of reports that compare badly."""
+"""Comparison of two reports: changes beyond noise, their direction, and warnings about reports that do not compare."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_significant_but_small_difference_is_no_change() -> None:
         (once(0.0), once(0.0), "same"),
         (once(0.0), once(1.0), "worse (one sample)"),
         (once(-1.0), once(-0.5), "worse (one sample)"),
-        # Four and four cannot be told apart by the test, whatever they are.
+        # The statistical test cannot distinguish four samples from four samples.
         (sampled([1.0] * 4), sampled([1.5] * 4), "worse (4 samples)"),
         (sampled([1.0] * 4), sampled([1.05] * 4), "same"),
     ],

@@ -1,4 +1,4 @@
-"""The page of figures: what is written into it, and that what is in it belongs to it."""
+"""The page of performance figures: its generated part and its plots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plots of reports: the same bytes each time, and left of the line is what holds."""
+"""Plots of reports: they are reproducible and show figures that hold left of the limit line."""
 
 from __future__ import annotations
 

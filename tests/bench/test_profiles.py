@@ -54,7 +54,7 @@ def test_flame_graphs_cover_server_and_children_by_scenario(tmp_path: Path) -> N
     with profiled(tmp_path), process(parent) as pid:
         children = [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
         try:
-            # py-spy looks for new processes once a second, and the first graph is to have the child.
+            # py-spy looks for new processes once a second; the first graph must include the child.
             for scenario, servers, for_s in (("jobs", 1, 3.0), ("warm", 2, 0.5)):
                 of_scenario(scenario)
                 for _ in range(servers):

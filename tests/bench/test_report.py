@@ -1,4 +1,4 @@
-"""Reports as files, and the machine in them."""
+"""Reports in files, and the machine state that they record."""
 
 from __future__ import annotations
 

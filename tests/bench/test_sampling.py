@@ -1,4 +1,4 @@
-"""Samples in turn, and the work of other programs beside them."""
+"""Interleaved samples, and the CPU time of other programs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OWN_MARK = f"A_MARK_OF_{os.getpid()}"  # a benchmark may run beside the tests
 
 @contextlib.contextmanager
 def spinning(program: str, *marks: str) -> Iterator[psutil.Process]:
-    """Run a program; the value is the process that uses a core, the last of its line."""
+    """Run a program and yield its last descendant, which uses one core."""
     environment = {name: value for name, value in os.environ.items() if name != MARK}
     environment |= dict.fromkeys(marks, "1")
     with subprocess.Popen([sys.executable, "-c", program], env=environment) as process:
@@ -51,16 +51,16 @@ def spinning(program: str, *marks: str) -> Iterator[psutil.Process]:
 
 
 def seen_of(process: psutil.Process) -> float:
-    """Return the part of a process's work that `Neighbours` counts as others'.
+    """Return the share of a process's CPU time that `Neighbours` counts as other programs'.
 
-    Whatever else runs, a look for another mark counts all of its work.
+    A `Neighbours` with an unused mark counts all CPU time and serves as the reference.
     """
     ours, nobodys = Neighbours(OWN_MARK), Neighbours(f"{OWN_MARK}_OF_NOBODY")
     before = sum(process.cpu_times()[:2])
     while sum(process.cpu_times()[:2]) - before < 0.4:
         time.sleep(0.02)
     first_s, all_s = ours.used_s(), nobodys.used_s()
-    others_s = first_s + ours.used_s() / 2  # at the moment of the look between
+    others_s = first_s + ours.used_s() / 2  # estimate at the time of `all_s`
     assert all_s >= 0.35
     return 1 - (all_s - others_s) / (sum(process.cpu_times()[:2]) - before)
 
@@ -74,7 +74,7 @@ def test_only_unmarked_processes_count_as_other_programs(
     program: str, marks: tuple[str, ...], part: float
 ) -> None:
     with spinning(program, *marks) as process:
-        # Another test's process may end between two looks.
+        # A process of another test may end between two measurements.
         parts = [seen_of(process) for _ in range(9)]
     assert statistics.median(parts) == pytest.approx(part, abs=0.5)
 
@@ -93,7 +93,7 @@ def test_rounds_beside_other_programs_are_discarded() -> None:
     samples = Samples.of_json(json.loads(done.stdout))
     kept = samples.seconds["a way"]
     assert samples.busy >= len(BUSY_ROUNDS)
-    # Where other tests leave too few quiet rounds, the busy ones come last.
+    # If other tests leave too few quiet rounds, the busy rounds come last.
     quiet = kept[: len(kept) - samples.busy] if samples.is_busy_machine else kept
     assert not {*quiet} & {*BUSY_ROUNDS}
     assert len(quiet) <= ROUNDS

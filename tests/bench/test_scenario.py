@@ -1,4 +1,4 @@
-"""Peers as the command line names them, and the clients that each is measured with."""
+"""Peers on the command line, and the clients that measure each peer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ndif keys`, `ndif tiers` and `ndif users`, through a server elsewhere and on the database itself."""
+"""`ndif keys`, `ndif tiers` and `ndif users`, through a remote server and directly on the database."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ndif(
     database: TestDatabase,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Ndif]:
-    """A command, on each way to a database."""
+    """A command, run through a server or directly on the database."""
     if request.param == "on the database":
         monkeypatch.setenv("NDIF_DATABASE_URL", database.url)
         yield invoke

@@ -1,4 +1,4 @@
-"""`ndif admin password`: what it takes, and the variable that it prints."""
+"""`ndif admin password`: accepted passwords, and the printed variable."""
 
 from __future__ import annotations
 

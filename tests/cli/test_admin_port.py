@@ -1,4 +1,4 @@
-"""The operator's routes on a port of their own, and the commands that find it."""
+"""The admin routes on a separate port, and the commands that use it."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def test_admin_routes_are_served_only_on_admin_port(place: Place, gateways: int)
     token = (place.root / "current" / "token").read_text().strip()
     admin = f"http://127.0.0.1:{variables['NDIF_ADMIN_PORT']}"
 
-    # Several times, so that each of the gateways is asked.
+    # Repeated so that requests reach each gateway.
     for _ in range(8):
         hidden = get(f"{url}/admin/status", token)
         assert hidden.status_code == 404
         assert "nothing at /admin/status" in hidden.json()["detail"]
         assert get(f"{admin}/admin/status", token).json().keys() >= {"models", "nodes"}
-    # A login is there alone, and each gateway knows those of the others.
+    # Only the admin port has a login, and every gateway accepts every session.
     with httpx.Client(base_url=admin, trust_env=False) as browser:
         entered = browser.post("/login", json={"password": token})
         assert entered.status_code == 200, entered.text
@@ -58,7 +58,7 @@ def test_admin_routes_are_served_only_on_admin_port(place: Place, gateways: int)
     found = get(f"{admin}/admin/events", token).json()["events"]
     assert [each["kind"] for each in found] == ["login", "started"]
 
-    # No header chooses the port.
+    # No header selects the port.
     named = get(f"{url}/admin/config", token, Host=admin.removeprefix("http://"))
     assert named.status_code == 404
     assert get(f"{admin}/admin/config").status_code == 401
@@ -66,7 +66,7 @@ def test_admin_routes_are_served_only_on_admin_port(place: Place, gateways: int)
     assert httpx.post(f"{admin}/request", trust_env=False).status_code == 404
     assert get(f"{admin}/admin/config", Host="evil.example").status_code == 403
 
-    # Commands on this machine find it, and elsewhere its address is what they are given.
+    # Local commands find the admin port; remote commands need its address.
     assert place.read("status")["models"] == []
     assert place.read("env")["python_version"]
     info = place.read("info")

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 class Here:
-    """This machine, whose cache has three repositories of the hub."""
+    """This machine, with three repositories in its Hugging Face cache."""
 
     def __init__(self, root: Path, environment: dict[str, str], hub_url: str) -> None:
         self.environment = {
@@ -88,7 +88,7 @@ def test_deployed_and_booked_models_stay_in_cache(here: Here, server: StartedSer
     assert pruned.stdout.startswith(f"Deleted {WIDE} (")
     assert pruned.stdout.endswith("All that is left is deployed, booked or in use.\n")
     assert {*here.states()} == {NAME, ADAPTER}
-    # The model that was evicted leaves its mark, and may go.
+    # The evicted model is unprotected and can be removed.
     assert here.ndif("evict", NAME, "--cold").returncode == 0
     until(lambda: here.states()[NAME] is None)
     assert here.ndif("cache", "rm", NAME).returncode == 0
@@ -99,7 +99,7 @@ def test_deployed_and_booked_models_stay_in_cache(here: Here, server: StartedSer
 def test_load_frees_cache_or_is_rejected(here: Here) -> None:
     sizes = {each["name"]: each["size_bytes"] for each in here.listed()["repositories"]}
     assert here.ndif("cache", "rm", WIDE).returncode == 0
-    # The newest of those that may go, so that the adapter goes first.
+    # One repository must be removed: the adapter is neither deployed nor booked.
     limit = str(sizes[NAME] + sizes[ADAPTER] + sizes[WIDE] - 1)
     environment = {**here.environment, "NDIF_CACHE_BYTES": limit, "NDIF_SCHEDULE": ""}
     os.utime(next(Path(environment["HF_HOME"]).glob(f"hub/*{ADAPTER[-4:]}/blobs")).parent)

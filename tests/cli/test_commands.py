@@ -1,4 +1,4 @@
-"""Every command against a server elsewhere: what it prints, what a program reads, how it ends."""
+"""Every command against a remote server: text output, JSON output and exit codes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def ndif(here: Path, url: str) -> Ndif:
-    """A command, with the address of the server and its token."""
+    """A command with the server's address and token."""
 
     def run(*arguments: str | Path, token: str = TOKEN) -> Result:
         return invoke(*arguments, "--url", url, "--token", token)
@@ -67,7 +67,7 @@ def invoke(*arguments: str | Path) -> Result:
 
 
 def printed(result: Result) -> Any:
-    """Return the JSON of a command that did what it was to do."""
+    """Return the JSON of a successful command."""
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
@@ -103,7 +103,7 @@ def test_deploy_keeps_omitted_settings_and_lists_changes(ndif: Ndif, table: Tabl
 
 def test_every_deployment_setting_has_an_option(ndif: Ndif, table: Table) -> None:
     options = {name.partition("/")[0].removeprefix("--").replace("-", "_") for name, _ in SETTINGS}
-    # A checkpoint is the argument, and `--generation` chooses among generations.
+    # The checkpoint is an argument, and `--generation` selects the generation.
     assert options == SETTING_NAMES.keys() - {"checkpoint", "runtime", "generations"}
     done = ndif(
         *("deploy", "org/a", "--dtype", "float32", "--device", "cpu", "--revision", "v2"),
@@ -278,7 +278,7 @@ def test_restart_keeps_server_whose_models_cannot_be_exported(
     monkeypatch.setattr("ndif.cli.stop.end", lambda server: pytest.fail("it was ended"))
     try:
         ndif("deploy", "org/a")
-        ndif("scale", "org/a", "0")  # which this server's export has as no server could read it
+        ndif("scale", "org/a", "0")  # the export of 0 replicas is not a valid deployment file
         assert "the server goes on as it is" in error(ndif("restart"), 1)
     finally:
         session.end()
@@ -449,7 +449,7 @@ def test_exported_file_can_be_deployed(ndif: Ndif, table: Table, here: Path) -> 
 def test_env_shows_packages_of_server(ndif: Ndif) -> None:
     assert "transformers" in ndif("env").stdout
     assert "transformers" in printed(ndif("env", "--json", "--generation", "0.8"))["packages"]
-    # What the server alone needs is not what blocks are run with.
+    # Packages of the server alone are not part of the environment of blocks.
     assert "starlette" not in printed(ndif("env", "--json"))["packages"]
     assert "nnsight 0.5 is not installed here" in error(ndif("env", "--generation", "0.5"), 4)
 
@@ -465,7 +465,7 @@ def test_info_shows_configuration_of_server(ndif: Ndif, url: str) -> None:
 def test_stop_fails_while_remote_server_still_answers(here: Path) -> None:
     table = Table()
     with serving(application(table)) as url:
-        # It is told, and stays: this one only notes it.
+        # This stand-in records the stop and keeps running.
         result = invoke("stop", "--url", url, "--token", TOKEN, "--timeout", "0.3")
         assert "still answers" in error(result, 1)
     assert table.stopped
@@ -556,7 +556,7 @@ def test_shell_completes_commands_and_models(ndif: Ndif, url: str) -> None:
     for command in ("evict", "scale", "restart"):
         assert completed([command, *options], "ORG/a") == ["org/apple"]
     assert completed(["evict", *options], "") == ["org/apple", "org/pear"]
-    # Silent where there is none, and where the token is wrong.
+    # Completion is empty without a server or with a wrong token.
     assert completed(["evict"], "") == []
     assert completed(["evict", "--url", url, "--token", "x"], "") == []
 

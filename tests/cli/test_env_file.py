@@ -1,4 +1,4 @@
-"""`ndif --env-file`: variables of a file, for a command and all that it starts."""
+"""`ndif --env-file`: variables for a command and its child processes."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ import click
 from ndif.cli.main import cli
 
 SERVES_IN_A_TERMINAL = {"local start"}
-"""A command that prints for people alone, until it is interrupted."""
+"""Commands without JSON output, which run until interrupted."""
 
 
 def leaves(group: click.Group, name: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Every command that does something."""
+    """Yield every command that is not a group."""
     context = click.Context(group)
     for word in group.list_commands(context):
         command = group.get_command(context, word)

@@ -1,4 +1,4 @@
-"""`ndif start` where nothing is configured: a database of keys, and the first key for whoever starts it."""
+"""`ndif start` without configuration: it creates a key database and a first key for its user."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.commands import NDIF
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 NOTHING = {"NDIF_DEV_MODE": "false"}
-"""Variables that name no form of accounts."""
+"""Variables that configure no accounts."""
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def place(server_environment: dict[str, str], tmp_path: Path) -> Iterator[Place]
 
 
 def key_in(file: Path, url: str) -> str:
-    """Return the key in the file of a client's lines."""
+    """Return the key in `client.env`."""
     found = re.fullmatch(
         rf"export NDIF_HOST={re.escape(url)}\nexport NDIF_API_KEY=(ndif_\S{{43}})\n",
         file.read_text(),
@@ -62,7 +62,7 @@ def test_first_start_creates_key_that_later_starts_keep(place: Place) -> None:
     refused = httpx.post(f"{said['url']}/request", headers=headers, verify=False)
     assert (refused.status_code, "API key" in refused.json()["detail"]) == (401, True)
     assert place.ndif("stop").code == 0
-    # In no log, and in nothing else.
+    # No log and no other file holds the key.
     assert holders(place.root, key) == {"client.env"}
     again = place.start("--port", free_port(), **NOTHING)
     assert key_in(file, again["url"]) == key
@@ -88,7 +88,7 @@ def test_first_key_is_shown_only_on_terminal(place: Place) -> None:
     assert f"export NDIF_API_KEY={key}\n" in (place.root / "client.env").read_text()
     assert key not in done.stderr
     assert place.ndif("stop").code == 0
-    # Elsewhere than on a terminal it is said where it is.
+    # Without a terminal, the output names only the file.
     again = place.ndif("start", "--detach", "--port", free_port(), **NOTHING)
     assert f". {place.root / 'client.env'} " in again.output
     assert key not in again.output + again.error
@@ -124,5 +124,5 @@ def test_open_access_beyond_loopback_needs_insecure_option(place: Place) -> None
     place.start("--host", "0.0.0.0", "--insecure", "--port", free_port())
     assert place.ndif("restart").code == 0  # with the same options
     assert place.ndif("stop").code == 0
-    # With keys there is nothing to refuse.
+    # A server with keys needs no `--insecure`.
     place.start("--host", "0.0.0.0", "--port", free_port(), **NOTHING)

@@ -1,4 +1,4 @@
-"""`ndif healthz`, beside nothing, a service and a server that has ended."""
+"""`ndif healthz` before a service starts, while it runs and after it stops."""
 
 from __future__ import annotations
 

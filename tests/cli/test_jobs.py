@@ -1,4 +1,4 @@
-"""`ndif jobs result`: what of a stored result is written, whole or not at all."""
+"""`ndif jobs result`: a stored result is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def download(url: str, tmp_path: Path, file: Path) -> Download:
-    """`ndif jobs result` of a job that left this content."""
+    """Run `ndif jobs result` for a job with this stored content."""
     file.parent.mkdir()
 
     def run(content: bytes, job: str = DONE, *more: str) -> Result:
@@ -86,7 +86,7 @@ def test_truncated_result_is_not_written(
 
 
 def test_empty_result_is_not_written(download: Download, file: Path) -> None:
-    """Show it for a file that a loss of power left empty."""
+    """Use a stored file that a power loss left empty."""
     assert "The result is cut off" in error(download(b""), 1)
     assert [*file.parent.iterdir()] == []
 
@@ -135,7 +135,7 @@ def test_operator_token_cannot_read_results_of_users(tmp_path: Path, file: Path)
 def test_large_result_is_written_with_little_memory(
     download: Download, url: str, tmp_path: Path, file: Path
 ) -> None:
-    """Show it with zeros, of which zstd makes 30,000 bytes out of one."""
+    """Use zeros, which zstd compresses 30,000 to 1."""
     size = 1 << 30
     assert download(b"PK").exit_code == 0
     content = zstandard.ZstdCompressor().compress(bytes(size))

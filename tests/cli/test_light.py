@@ -1,4 +1,4 @@
-"""Imports of commands: nothing heavy, and for their help nothing that serves."""
+"""Imports of commands: no heavy modules, and no serving modules for help."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_launch_modules_import_no_model_plane() -> None:
         "ndif.launch.start", "ndif.launch.preflight", "ndif.launch.run_folder"
     )
     assert "ndif" in found[0][1]
-    # socketio takes redis with it wherever that is installed.
+    # socketio imports redis if redis is installed.
     assert surplus(found, {*HEAVY} - {"redis"}) == []
 
 

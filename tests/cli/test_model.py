@@ -1,4 +1,4 @@
-"""`ndif model`: the tree as people read it, a trace to paste, and names that mean ill to a terminal."""
+"""`ndif model`: the printed tree, a trace to paste, and names that are hostile to a terminal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ndif(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Ndif]:
-    """A command, with the address of a server that knows three models, and one whose author means ill."""
+    """The command with the address of a server with known models, one with hostile names."""
     monkeypatch.setenv("NDIF_SESSION_ROOT", str(tmp_path / "sessions"))
     monkeypatch.setenv("COLUMNS", "200")
     names = {GPT2: "text-generation", BERT: "fill-mask", "org/new": None, "org/evil": None}

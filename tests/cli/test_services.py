@@ -1,4 +1,4 @@
-"""`ndif start` with services of its own, beside others, and alone: real Redis, real Ray."""
+"""`ndif start` with its own services, with foreign services, and for services alone: real Redis, real Ray."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
 host, _, port = sys.argv[sys.argv.index("--address") + 1].rpartition(":")
 HTTPServer((host, int(port)), Handler).serve_forever()
 """
-"""A stand-in for MinIO that answers and gives nothing."""
+"""A stand-in for MinIO that answers and stores nothing."""
 
 
 @pytest.fixture
@@ -58,30 +58,30 @@ def place(server_environment: dict[str, str], tmp_path: Path) -> Iterator[Place]
 
 @pytest.fixture
 def broker() -> dict[str, str]:
-    """Where a broker of ours is to be."""
+    """Variables for a broker that `ndif start` starts."""
     need("redis-server", "redis-server")
     return {"NDIF_BROKER_URL": f"redis://:secret@127.0.0.1:{free_port()}/0"}
 
 
 @pytest.fixture
 def unlocked(broker: dict[str, str]) -> dict[str, str]:
-    """The same, whose operator thought of no password."""
+    """The same variables without a password."""
     return {name: url.replace(":secret@", "") for name, url in broker.items()}
 
 
 def everything_read_by_ps(place: Place) -> str:
-    """Command lines of all processes of a place, as every user of the machine reads them."""
+    """Return the command lines of all processes of a place, which every user can read."""
     return "\n".join(place.processes())
 
 
 def passwords(place: Place) -> list[Path]:
-    """The files of passwords that nobody chose."""
+    """Return the files of generated passwords."""
     return [path for path in place.root.rglob("password-*") if path.is_file()]
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> dict[str, str]:
-    """Where an object store of ours is to be, and what stands for its program."""
+    """Variables for an object store that `ndif start` starts, with a stand-in for MinIO."""
     folder = tmp_path / "bin"
     folder.mkdir()
     program = folder / "minio"
@@ -97,9 +97,9 @@ def store(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Where a head of ours is to be."""
+    """Variables for a Ray head that `ndif start` starts."""
 
-    # Sockets' names are short, and pytest's folders are not.
+    # Socket paths must be short, and pytest's folders have long paths.
     folder = tempfile.mkdtemp(prefix="ndif-")
     yield {
         "NDIF_RAY_ADDRESS": f"127.0.0.1:{free_port()}",
@@ -110,7 +110,7 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 
 def port_of(variables: dict[str, str]) -> int:
-    """Of the first address in them."""
+    """Return the port of the first address in the variables."""
     address = next(value for name, value in variables.items() if name.endswith(("URL", "ADDRESS")))
     return int(address.rpartition(":")[2].partition("/")[0])
 
@@ -133,14 +133,14 @@ def test_own_broker_starts_and_stops_with_server(place: Place, broker: dict[str,
     assert "secret" not in (Path(said["session"]) / "config.json").read_text()
     assert place.read("queue") == {"models": []}
     job = send(said["url"], "no/model", b"x")
-    # In place, with its data: whoever is in its queue stays there.
+    # A restart in place keeps the data and the queue.
     for service in ("broker", "dispatcher", "api"):
         restarted = place.ndif("restart", service)
         assert (restarted.code, restarted.output) == (0, f"The {service} has restarted.\n"), (
             restarted
         )
     assert place.read("info")["pid"] == said["pid"]
-    # One that ends as it starts is not said to have restarted.
+    # A service that ends at its start is not reported as restarted.
     data = Path(said["session"]) / "data"
     damaged = {"broker": data / "broker" / "redis.conf", "api": data / "processes" / "config.json"}
     for service, file in damaged.items():
@@ -152,10 +152,10 @@ def test_own_broker_starts_and_stops_with_server(place: Place, broker: dict[str,
         assert f"{said['session']}/logs/{service}/output.log, which ends with:" in failed.error
         assert ("Bad directive" if service == "broker" else "JSONDecodeError") in failed.error
         file.write_text(content)
-        assert place.ndif("restart", service).code == 0  # whenever its supervisor tries
+        assert place.ndif("restart", service).code == 0  # independent of the supervisor's own retries
     assert "started no object-store" in place.ndif("restart", "object-store").error
     until(lambda: f"id={job} " in place.ndif("logs", "dispatcher", "-n", "1000").output)
-    # Its supervisor may have started the mended one before the command did so again.
+    # The supervisor may have restarted the repaired broker before the command did.
     starts = place.ndif("logs", "broker").output.count("Ready to accept connections")
     assert starts in (3, 4)
     assert place.ndif("stop").code == 0
@@ -165,7 +165,7 @@ def test_own_broker_starts_and_stops_with_server(place: Place, broker: dict[str,
 
 
 def test_killed_server_leaves_no_service(place: Place, unlocked: dict[str, str]) -> None:
-    """The broker asks for a password while it runs, although nobody chose one."""
+    """The broker requires a generated password if the operator chose none."""
     said, broker = place.start(**unlocked), unlocked
     with pytest.raises(AuthenticationError):
         Redis(port=port_of(broker)).ping()
@@ -184,7 +184,7 @@ def test_killed_server_leaves_no_service(place: Place, unlocked: dict[str, str])
     until(lambda: started_at(said["pid"]) is None)
     until(lambda: not place.processes(), lambda: str(place.processes()))
     assert not accepts(port_of(broker))
-    # The next one has a password of its own.
+    # The next broker has another password.
     place.start(**unlocked)
     (again,) = passwords(place)
     assert again != file
@@ -194,7 +194,7 @@ def test_killed_server_leaves_no_service(place: Place, unlocked: dict[str, str])
 def test_running_broker_is_shared_and_keeps_running(
     place: Place, server_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """Two hosts use it, which share a secret; one without, or with another, does not start."""
+    """Two hosts with one secret share the broker; a host without it or with another does not start."""
     with (
         RedisServer(tmp_path) as redis,
         contextlib.contextmanager(a_place)(server_environment, tmp_path / "other") as other,
@@ -215,11 +215,11 @@ def test_running_broker_is_shared_and_keeps_running(
         said = refused(other, **{**variables, found[1]: "of some other server"})
         assert "has another NDIF_CLUSTER_SECRET" in said
         elsewhere = other.start(**variables)
-        # The one that leads believes the other's gateway, and is believed.
+        # The leader and the other host's gateway trust each other.
         assert other.read("status")["nodes"] == place.read("status")["nodes"]
         job = send(elsewhere["url"], "no/model", b"x")
         until(lambda: f"id={job} " in place.ndif("logs", "dispatcher", "-n", "1000").output)
-        # Somebody who writes to Redis is not.
+        # An unsigned request that is written to Redis is rejected.
         forged = a_request(subscription_id=None, trusted=True)
         Redis(port=redis.port).xadd("queue", {"request": encode_request(forged)})
         until(lambda: response(started["url"], forged.id).get("status") == "ERROR")
@@ -250,7 +250,7 @@ def test_broker_reachable_from_other_machines_needs_password(tmp_path: Path) -> 
         with pytest.raises(ServiceError, match="every machine that reaches it") as said:
             find_broker(Settings(broker_url=url), may_start=True)
         assert "NDIF_ALLOW_OPEN_BROKER=true" in str(said.value)
-        # Whoever else gives no password is let in all the same.
+        # A password for one user does not close the broker for the default user.
         redis.command("acl", "setuser", "friend", "on", ">secret", "~*", "&*", "+@all")
         with_friend = Settings(broker_url=url.replace("redis://", "redis://friend:secret@"))
         with pytest.raises(ServiceError, match="every machine that reaches it"):
@@ -319,7 +319,7 @@ def test_standalone_broker_keeps_queue_after_server_stops(
     assert done.output.splitlines()[-1] == f"{left}`ndif stop --services` stops it."
     said = place.ndif("start", "api", "--detach", **broker).output
     assert "a machine that joins this server's Ray cluster, needs:" in said
-    until(lambda: place.ndif("kill", job).code == 0)  # the next server has it
+    until(lambda: place.ndif("kill", job).code == 0)  # the next server has the job
     assert place.ndif("stop", "--services").code == 0
     assert not accepts(port_of(broker))
 
@@ -332,7 +332,7 @@ def test_worker_with_cluster_secret_joins_ray_head(
     server_environment: dict[str, str],
     tmp_path: Path,
 ) -> None:
-    """Ray asks the worker for a token, which follows from the secret; the broker's password Ray tells."""
+    """Ray requires a token derived from the secret; the worker gets the broker's password through Ray."""
     broker = unlocked
     everything = {**broker, **store, **ray}
     place.start(**everything)
@@ -361,7 +361,7 @@ def test_worker_with_cluster_secret_joins_ray_head(
     assert not any(accepts(port_of(one)) for one in (broker, store, ray))
 
 
-# What is in the way
+# Problems
 
 
 def test_variables_name_missing_required_variables(place: Place) -> None:

@@ -1,4 +1,4 @@
-"""`ndif start` and what operates it, as an operator has them: real processes, real models."""
+"""`ndif start` and the operator's commands, with real processes and real models."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Place:
         shows_log: bool = False,
         **variables: str,
     ) -> Done:
-        """A command, run to its end; it shows no traceback but what a log ends with."""
+        """Run a command to its end; only the end of a log may contain a traceback."""
         variables = {**os.environ, **without_keys({**self.environment, **variables})}
         if kernel:
             done = subprocess.run(
@@ -64,20 +64,20 @@ class Place:
         return Done(done.returncode, done.stdout, without_waits(done.stderr))
 
     def read(self, *arguments: str | Path) -> Any:
-        """Return the JSON of a command that did what it was to do."""
+        """Return the JSON of a successful command."""
         done = self.ndif(*arguments, "--json")
         assert done.code == 0, done
         return json.loads(done.output)
 
     def start(self, *arguments: str | Path, **variables: str) -> dict[str, Any]:
-        """A server behind the terminal."""
+        """Start a detached server."""
         done = self.ndif("start", "--detach", "--json", *arguments, **variables)
         assert done.code == 0, done
         said: dict[str, Any] = json.loads(done.output)
         return said
 
     def processes(self) -> list[str]:
-        """The command lines of all that was started with it and lives."""
+        """Return the command lines of all live processes of this place."""
         mark = f"{MARK}={self.environment[MARK]}".encode()
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
@@ -87,13 +87,13 @@ class Place:
         return found
 
     def sessions(self) -> list[str]:
-        """The names of its sessions."""
+        """Return the names of its sessions."""
         return sorted(path.name for path in self.root.glob("session_*"))
 
 
 @dataclass
 class Done:
-    """How a command ended."""
+    """The result of a command."""
 
     code: int
     output: str
@@ -101,7 +101,7 @@ class Done:
 
 
 def without_waits(said: str) -> str:
-    """Return what a command said but for what it waits for, which a busy machine has it say."""
+    """Return a command's output without the messages about waiting, which appear on busy machines."""
     return re.sub(r"^Waiting for .* …\n", "", said, flags=re.MULTILINE)
 
 
@@ -229,7 +229,7 @@ def test_request_leaves_one_log_line(served: Place) -> None:
     until(lambda: httpx.get(answer).json()["status"] == "ERROR", lambda: httpx.get(answer).text)
 
     def lines() -> list[str]:
-        # One process serves: its log is the dispatcher's, too.
+        # With one process, the dispatcher has the same log.
         told = served.ndif("logs", "dispatcher", "-n", "1000").output.splitlines()
         return [line for line in told if f"id={job} " in line]
 
@@ -335,7 +335,7 @@ def test_next_server_takes_over_from_killed_server(place: Place) -> None:
     assert place.read("info")["session_id"] != name
     assert place.ndif("logs").output.count("Serving at") == 1
     assert len(place.ndif("logs", "-n", "1").output.splitlines()) == 1
-    # A job that it had accepted waits for its model, as before.
+    # An accepted job still waits for its model.
     poll = f"{said['url']}/response/{job}"
     assert httpx.get(poll).json()["status"] in ("QUEUED", "PROVISIONING", "DEPLOYING")
     assert place.ndif("kill", job).code == 0
@@ -343,7 +343,7 @@ def test_next_server_takes_over_from_killed_server(place: Place) -> None:
 
 
 def send(url: str, model: str, payload: bytes) -> str:
-    """Send a job that is polled for; its id."""
+    """Send a job without a live channel and return its id."""
     key = f'nnsight.modeling.transformers.TransformersModel:{{"repo_id": "{model}"}}'
 
     def sending() -> httpx.Response | None:
@@ -353,7 +353,7 @@ def send(url: str, model: str, payload: bytes) -> str:
             files={"blob": payload},
             headers={"nnsight-version": "0.8.1"},
         )
-        # A server of many processes serves before one of them leads, and asks to try again.
+        # A server of many processes answers 503 until one of them leads.
         return None if sent.status_code == httpx.codes.SERVICE_UNAVAILABLE else sent
 
     sent = until(sending)
@@ -365,7 +365,7 @@ def send(url: str, model: str, payload: bytes) -> str:
 def test_restart_keeps_models_and_environment(place: Place, tiny_gpt2: Path) -> None:
     said = place.start("api", NDIF_RUNNER_POOL="3")
     assert place.ndif("deploy", f"{SECOND}={tiny_gpt2}", "--dedicated", "--no-wait").code == 0
-    # Loading takes so little time that any other job might have ended before the server does.
+    # Loading is fast, so a shorter job might end before the server does.
     lasts = lasting(TransformersModel(str(tiny_gpt2), task="text-generation"))
     waiting = send(said["url"], SECOND, lasts)
     done = place.ndif("restart", "--json", NDIF_RUNNER_POOL="5")
@@ -374,7 +374,7 @@ def test_restart_keeps_models_and_environment(place: Place, tiny_gpt2: Path) -> 
     again = json.loads(done.output)
     poll = f"{again['url']}/response/{waiting}"
     assert httpx.get(poll).json()["status"] not in ("ERROR", "COMPLETED")
-    # It was told to start no services, and was not told otherwise since.
+    # The restart keeps the argument `api`, which starts no services.
     assert json.loads(Path(again["session"], "config.json").read_text())["arguments"][0] == "api"
     assert again["url"] == said["url"]
     assert again["pid"] != said["pid"]
@@ -419,7 +419,7 @@ def test_server_on_all_interfaces_is_reachable_by_hostname(place: Place) -> None
 
 
 class Foreground:
-    """A server in a terminal."""
+    """A server in the foreground."""
 
     def __init__(self, place: Place, *arguments: str) -> None:
         self.process = subprocess.Popen(
@@ -466,11 +466,11 @@ def test_foreground_server_is_stopped_from_another_terminal(place: Place) -> Non
     assert server.process.wait(PATIENCE_S) == 0
 
 
-# What is in its way
+# Problems
 
 
 def refused(place: Place, *arguments: str | Path, kernel: str = "", **variables: str) -> str:
-    """Return the words of a server that must not start; nothing is left of it."""
+    """Return the error of a server that must not start, and check that nothing remains."""
     for detach in ([], ["--detach"]):
         done = place.ndif("start", *detach, *arguments, kernel=kernel, **variables)
         assert (done.code, done.output) == (1, ""), done

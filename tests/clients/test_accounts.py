@@ -1,4 +1,4 @@
-"""Real clients with keys of several tiers: on a server with its keys in SQLite, and one in PostgreSQL."""
+"""Real clients with keys of several tiers, on servers with keys in SQLite and in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Keyed:
     server: StartedServer
     keys: Mapping[str, Mapping[str, str]]
     revoked: Mapping[str, str]
-    """The id of the key of each generation that is to be revoked."""
+    """The id of the key to revoke, by generation."""
 
 
 async def filled(url: str) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """Make the tiers and keys in a database."""
+    """Create the tiers and keys in a database."""
     registry = SqlRegistry(Database(url))
     keys: dict[str, dict[str, str]] = {generation: {} for generation in GENERATIONS}
     revoked = {}
@@ -58,7 +58,7 @@ async def filled(url: str) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
             for tier in TIERS:
                 user = f"{tier}-{generation}"
                 made[tier] = (await registry.create_key(user, tiers=[tier])).api_key
-            # Two keys of one user.
+            # Two keys belong to one user.
             for name in ("revoked", "heir"):
                 row = await registry.create_key(f"ada-{generation}", name)
                 made[name] = row.api_key

@@ -1,4 +1,4 @@
-"""An adapter that a client names: fetched by a trusted runner itself, for a confined one by its host."""
+"""Adapters that clients name: a trusted runner fetches them itself, and the host fetches them for a confined runner."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.process
 def reaching(
     request: pytest.FixtureRequest, hub_url: str, tiny_gpt2: Path, tmp_path: Path
 ) -> Iterator[Client]:
-    """A client that reaches the hub, of a server that trusts it and of one that does not."""
+    """A client that reaches the hub, once trusted by its server and once sandboxed."""
     server: LocalServer = request.getfixturevalue(request.param)
     environment = {**client_environment(server, tmp_path, None), "HF_ENDPOINT": hub_url}
     client = Client("scenarios_08", NAME, tiny_gpt2, environment)
@@ -27,7 +27,7 @@ def reaching(
 
 def test_adapter_is_loaded_from_hub_and_from_cache(reaching: Client) -> None:
     reaching.run("adapted_from_a_hub")
-    # A second time from the cache.
+    # The second run uses the cache.
     reaching.run("adapted_from_a_hub")
 
 

@@ -1,4 +1,4 @@
-"""Every scenario of every generation against a server that trusts its clients; the table's, confined.
+"""Every scenario of every generation on a trusting server, and the scenarios of the table on a sandboxed server.
 
 A scenario compares the result of a remote block with that of the same block in its own process, bit by bit.
 """
@@ -25,7 +25,7 @@ MODULES = [
     for generation in ("0.8", "0.7", "0.6")
     for name in scenarios("scenarios_modules")
 ]
-"""Scenarios that every generation writes alike, of objects that only an untrusted client can be refused."""
+"""Scenarios that are the same in every generation, with objects that are rejected only for untrusted clients."""
 
 HELPED = [
     ("0.7", "scenario_a_dataclass_of_the_script"),
@@ -33,7 +33,7 @@ HELPED = [
     ("0.8", "scenario_what_a_block_makes_comes_back"),
     ("0.7", "scenario_what_a_block_makes_comes_back"),
 ]
-"""Scenarios among them that need the server's help even where it trusts its clients."""
+"""Scenarios of these modules that need the server's help even with trusted clients."""
 
 
 @pytest.mark.parametrize(("generation", "scenario"), [*EVERY, *HELPED])
@@ -45,11 +45,11 @@ def test_trusted_scenario_matches_local_result(
 
 @pytest.mark.parametrize("generation", ["0.8", "0.7", "0.6"])
 def test_weights_written_by_trusted_block_stay_private(clients: Clients, generation: str) -> None:
-    """The Protector gives others a copy of each weight (docs/security.md)."""
+    """The Protector gives other jobs a copy of each weight (docs/security.md)."""
     clients[generation].run("weights_that_a_block_writes_are_its_own")
 
 
-# Clients of the header wire differ on the wire alone, which the trusting server shows.
+# Clients of the header wire differ only on the wire, which the trusting server covers.
 CONFINED = [*chosen(SANDBOXED, "0.8", "0.7"), *chosen(PER_USER, "0.6"), *MODULES]
 
 
@@ -75,7 +75,7 @@ def nnterp(
     runtimes: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Client]:
-    """A client of nnsight 0.7 that has nnterp; the server has none."""
+    """A client of nnsight 0.7 with nnterp, which the server lacks."""
     folder = CACHE / NNTERP
     with (CACHE / "nnterp.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

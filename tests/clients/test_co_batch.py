@@ -1,4 +1,4 @@
-"""Users of nnsight 0.8 whose jobs may share forward passes: each finds what it finds alone."""
+"""Users of nnsight 0.8 whose jobs may share forward passes: each gets the same results as alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def users(
     environments = (
         client_environment(joining, tmp_path_factory.mktemp("client"), None) for _ in range(USERS)
     )
-    # Sums of a pass of several may be rounded in another order.
+    # A shared pass may sum in another order and round differently.
     started = [
         Client("scenarios_08", NAME, tiny_gpt2, {**each, "TESTS_ROUND": "1e-5"})
         for each in environments

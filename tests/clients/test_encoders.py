@@ -1,4 +1,4 @@
-"""Models that no sentence is continued with are served as others are, also to untrusted users."""
+"""Models other than text generators are served to trusted and untrusted users."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
     ("make", "task", "scenario"),
     [
         (make_bert, "fill-mask", "scenario_fills_a_mask"),
-        # Nothing can be rehearsed with it: it is loaded even so.
+        # The server cannot rehearse this model and loads it anyway.
         (make_t5, "feature-extraction", "scenario_has_no_text_to_go_on_with"),
     ],
     ids=["bert", "t5"],

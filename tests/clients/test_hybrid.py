@@ -1,4 +1,4 @@
-"""Hybrid jobs of untrusted users: what they may send each way, and that nothing of it stays behind."""
+"""Hybrid jobs of untrusted users: data sent in each direction, and memory that is freed afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIMITS = {
     "NDIF_EXECUTION_TIMEOUT_SECONDS": "20",
 }
 ALLOWANCE = 64 << 20
-"""How far the server's memory may rise: less than a quarter of what is sent to it."""
+"""The allowed rise of the server's memory, less than a quarter of the sent bytes."""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def client(
 
 
 def peak_memory(server: LocalServer) -> int:
-    """The most memory that the server's own process ever held, in bytes."""
+    """Return the peak memory of the server's own process in bytes."""
     status = Path(f"/proc/{server.process.pid}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     assert found

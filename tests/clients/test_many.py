@@ -28,12 +28,12 @@ from tests.waiting import until
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 ONE_FITS = "1x1.5MB"
-"""A GPU that any of the tiny models has for itself, and that two do not fit on."""
+"""A GPU that fits one tiny model and not two."""
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two that continue texts, of different architectures, and an encoder."""
+    """Two text generators of different architectures, and an encoder."""
     folder = tmp_path_factory.mktemp("many")
     return {
         "tests/gpt2": make_gpt2(folder / "gpt2"),
@@ -44,7 +44,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def hub(models: dict[str, Path]) -> Iterator[str]:
-    """A hub that gives them away."""
+    """A hub that shares these models."""
     found = HfMirror(share_weights=True)
     for name, folder in models.items():
         task = "fill-mask" if "bert" in name else "text-generation"
@@ -54,7 +54,7 @@ def hub(models: dict[str, Path]) -> Iterator[str]:
 
 
 class Many:
-    """Servers of many models, each with settings of its own, and their clients, started once."""
+    """Servers of many models, each with its own settings, and their clients, started once."""
 
     def __init__(self, hub: str, models: dict[str, Path], runtimes: Path, folder: Path) -> None:
         self._hub = hub
@@ -65,7 +65,7 @@ class Many:
         self._clients: dict[tuple[object, ...], Client] = {}
 
     def server(self, *arguments: str, **settings: str) -> StartedServer:
-        """`ndif start`, with these beside what all tests have."""
+        """Run `ndif start` with these arguments and settings in addition to the common ones."""
         named = (*arguments, *sorted(settings.items()))
         if named not in self._servers:
             place = self._folder / f"server-{len(self._servers)}"
@@ -85,7 +85,7 @@ class Many:
         return server
 
     def _calendar(self) -> Path:
-        """A calendar that has a model tomorrow, of which users are told today."""
+        """Return a calendar with a booking tomorrow, which users can see today."""
         file = self._folder / "calendar.ics"
         tomorrow = datetime.now(timezone.utc) + timedelta(days=1)
         file.write_text(
@@ -98,7 +98,7 @@ class Many:
     def client(
         self, server: StartedServer, name: str, generation: str = "0.8", key: str = ""
     ) -> Client:
-        """A client of a generation, on one of the models."""
+        """Return a client of a generation for one of the models."""
         named = (server, name, generation, key)
         if named not in self._clients:
             environment = {
@@ -114,7 +114,7 @@ class Many:
         return self._clients[named]
 
     def close(self) -> None:
-        """End them all."""
+        """Stop all clients and servers."""
         for client in self._clients.values():
             client.close()
         for server in self._servers.values():
@@ -133,14 +133,14 @@ def many(
 
 @pytest.fixture(params=["0.8", "0.7"])
 def generation(request: pytest.FixtureRequest) -> str:
-    """Of the client that uses a model, and of the replicas that serve it."""
+    """The generation of the client and of the replicas that serve it."""
     found: str = request.param
     return found
 
 
 @pytest.fixture
 def server(many: Many, generation: str) -> StartedServer:
-    """A server with one ready replica of GPT-2, whatever was on it before."""
+    """A server with one ready replica of GPT-2, regardless of its state before."""
     started = many.server()
     ndif(started, "deploy", "tests/gpt2", "--replicas", "1", "--generation", generation)
     until(lambda: levels(started, "tests/gpt2", generation).count("HOT") == 1)
@@ -153,12 +153,12 @@ def server(many: Many, generation: str) -> StartedServer:
 
 @pytest.fixture
 def user(many: Many, server: StartedServer, generation: str) -> Client:
-    """Somebody who uses it."""
+    """A client of that replica."""
     return many.client(server, "tests/gpt2", generation)
 
 
 def ndif(server: StartedServer, *arguments: str, rc: int = 0) -> Any:
-    """A command of the operator's: what it prints as JSON."""
+    """Run a command of the operator and return its JSON."""
     variables = {**os.environ, **server.environment}
     done = command(*arguments, "--json", environment=variables)
     assert done.returncode == rc, done.stdout + done.stderr
@@ -166,7 +166,7 @@ def ndif(server: StartedServer, *arguments: str, rc: int = 0) -> Any:
 
 
 def admin(server: StartedServer, path: str) -> list[dict[str, Any]]:
-    """Return the operators' route about the models; a command of theirs takes half a second of a core."""
+    """Return the models of an admin route, which is faster than a command."""
     token = Path(server.environment["NDIF_SESSION_ROOT"], "current", "token").read_text().strip()
     request = urllib.request.Request(
         f"{server.url}/admin/{path}", headers={"Authorization": f"Bearer {token}"}
@@ -177,7 +177,7 @@ def admin(server: StartedServer, path: str) -> list[dict[str, Any]]:
 
 
 def replicas(server: StartedServer, name: str, generation: str = "0.8") -> list[dict[str, Any]]:
-    """A model's replicas."""
+    """Return the replicas of a model."""
     models = admin(server, "status")
     named = [m for m in models if (m["repo_id"], m["generation"]) == (name, generation)]
     return [replica for model in named for replica in model["replicas"]]
@@ -188,7 +188,7 @@ def levels(server: StartedServer, name: str, generation: str = "0.8") -> list[st
 
 
 def line(server: StartedServer, generation: str) -> dict[str, Any]:
-    """GPT-2's, as clients of a generation have it: an empty one until the first of them has asked."""
+    """Return the queue of GPT-2 for a generation; it is empty until the first request."""
     empty: dict[str, Any] = {"running": [], "waiting": []}
     models = admin(server, "queue")
     found = (m for m in models if (m["repo_id"], m["generation"]) == ("tests/gpt2", generation))
@@ -218,7 +218,7 @@ class Running:
 def test_models_are_loaded_on_first_request(generation: str, many: Many) -> None:
     server = many.server()
     names = ["tests/gpt2", "tests/llama"]
-    if generation == "0.8":  # earlier ones know no encoders
+    if generation == "0.8":  # earlier generations do not serve encoders
         names.append("tests/bert")
     for name in names:
         assert levels(server, name, generation) == []
@@ -241,7 +241,7 @@ def test_two_models_that_do_not_fit_together_alternate_on_gpu(many: Many) -> Non
         assert levels(server, "tests/gpt2") == ["HOT"]
         assert levels(server, "tests/llama") == ["WARM"]
         llama.run("scenario_a_trace")
-    # They have come back as the processes that they were.
+    # The models returned in the same processes.
     assert server.processes() == processes
     assert [r["replica_id"] for r in replicas(server, "tests/gpt2")] == [first["replica_id"]]
 
@@ -294,7 +294,7 @@ def test_replicas_are_scaled_while_jobs_run(
     running.ends_well()
     assert sorted(levels(server, "tests/gpt2", generation)) == ["HOT", "WARM", "WARM"]
     user.run("scenario_one_at_a_time")
-    # Those that are WARM are the first to come back.
+    # WARM replicas return first.
     before = {replica["replica_id"] for replica in replicas(server, "tests/gpt2", generation)}
     ndif(server, "scale", "tests/gpt2", "3", "--generation", generation)
     until(lambda: levels(server, "tests/gpt2", generation) == ["HOT"] * 3)
@@ -344,10 +344,10 @@ def test_key_tags_decide_permissions(many: Many, tmp_path: Path) -> None:
     ]
     little.run("scenario_refused")
     much.run("scenario_a_trace")
-    # Loaded or not, it is not dedicated.
+    # The model is loaded now, but not dedicated.
     little.run("scenario_refused")
     many.client(server, "tests/llama", key="may-do-little").run("scenario_a_trace")
-    # One replica serves the trusted in a process that is kept, and anybody else in one of their own.
+    # A replica serves trusted users in a persistent process and other users in separate processes.
     trusted = many.client(server, "tests/llama", key="may-do-anything")
     trusted.run("scenario_one_process_runs_all")
     plain = many.client(server, "tests/llama", key="may-do-little")
@@ -359,11 +359,11 @@ def test_key_tags_decide_permissions(many: Many, tmp_path: Path) -> None:
 def test_clients_read_every_model_state(
     many: Many, models: dict[str, Path], tmp_path: Path
 ) -> None:
-    # One that can be measured, and not loaded.
+    # This model can be measured but not loaded.
     broken = shutil.copytree(models["tests/gpt2"], tmp_path / "broken")
     (broken / "tokenizer.json").write_text("{}")
     server = many.server()
-    ndif(server, "evict", "--all", "--cold")  # what other tests have asked for
+    ndif(server, "evict", "--all", "--cold")  # models of other tests
     ndif(server, "deploy", "tests/gpt2", "tests/llama")
     ndif(server, "deploy", f"tests/none={broken}", "--dedicated", rc=1)
     try:
@@ -373,7 +373,7 @@ def test_clients_read_every_model_state(
             client = many.client(server, "tests/gpt2", generation)
             client.run("scenario_the_states_that_models_can_have")
     finally:
-        ndif(server, "evict", "tests/none")  # it is forgotten
+        ndif(server, "evict", "tests/none")  # the server forgets the model
 
 
 def test_waiting_clients_are_notified_of_server_stop(many: Many) -> None:

@@ -1,4 +1,4 @@
-"""A model's page on a server of several processes: its paths and traces, in the hands of real clients."""
+"""Model pages of a server of several processes: real clients use their paths and traces."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SERVED = {
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two that continue texts, an encoder, and an encoder with a decoder."""
+    """Two text generators, an encoder, and an encoder-decoder."""
     folder = tmp_path_factory.mktemp("pages")
     made = {
         "tests/gpt2": make_gpt2(folder / "gpt2"),
@@ -50,7 +50,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def hub(models: dict[str, Path]) -> Iterator[str]:
-    """A hub that gives them away."""
+    """A hub that shares these models."""
     found = HfMirror(share_weights=True)
     for name, folder in models.items():
         found.serve(MirroredModel(name, folder, None, TASKS[name]))
@@ -66,7 +66,7 @@ def server(
     redis: RedisServer,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[StartedServer]:
-    """A server whose gateways know of models what its leader publishes, or tells them."""
+    """A server whose gateways know models only through the leader."""
     redis.command("flushall")
     folder = tmp_path_factory.mktemp("server")
     environment = {

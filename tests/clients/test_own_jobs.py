@@ -1,4 +1,4 @@
-"""Users with keys: which jobs they see and end, and what is counted for them."""
+"""Users with keys: their visible jobs, cancellation, and usage."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_user_of_each_wire_ends_own_jobs_and_reads_usage(
 
 
 def ndif(server: StartedServer, *arguments: str) -> str:
-    """The output of a command of the machine that serves."""
+    """Return the output of a command on the server's machine."""
     variables = {**server.environment, "PATH": "/usr/bin:/bin", "COLUMNS": "200"}
     done = command(*arguments, environment=variables)
     assert done.returncode == 0, done

@@ -168,7 +168,7 @@ async def test_evicted_or_lost_job_may_run_again(outcome: str) -> None:
 
 
 @on_loop
-async def test_evicted_job_from_redis_is_given_back() -> None:
+async def test_evicted_job_from_channel_is_given_back() -> None:
     async with a_replica() as replica:
         done, evicted = a_request(env=BRIEFLY), a_request()
         for request in (done, evicted):
@@ -228,7 +228,7 @@ async def test_revoked_cancel_does_not_restore_waiting_job() -> None:
 
 
 @on_loop
-async def test_job_sent_by_redis_and_ray_runs_once() -> None:
+async def test_job_from_channel_and_call_runs_once() -> None:
     async with a_replica() as replica:
         first, second = a_request(env=BRIEFLY), a_request(env=BRIEFLY)
         for request in (first, first, second):

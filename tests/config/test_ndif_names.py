@@ -1,4 +1,4 @@
-"""Variables of NDIF are read: those of its reference as they are printed, and those of newer versions."""
+"""Variable names of NDIF: its printed reference, and names of newer versions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ POSTGRES_DB=
 POSTGRES_USER=
 POSTGRES_PASSWORD=
 """
-"""The variables of NDIF's reference of its configuration, with their defaults."""
+"""The variables of NDIF's configuration reference with their defaults."""
 
 VALUES = {
     "NDIF_HOME": "/tmp/of-ndif",
@@ -54,12 +54,12 @@ VALUES = {
     "NDIF_RAY_HEAD_ADDRESS": "10.0.0.1:6380",
     "NDIF_DEFAULT_PADDING_BIAS": "1GiB",
 }
-"""Values of variables that are no numbers."""
+"""Values of variables that are not numbers."""
 
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove every variable of this server."""
+    """Unset every variable of this server."""
     for name in os.environ:
         if name.startswith("NDIF_"):
             monkeypatch.delenv(name)
@@ -80,7 +80,7 @@ def test_variables_of_ndif_reference_are_valid(monkeypatch: pytest.MonkeyPatch) 
     assert options.object_store_secret_key.get_secret_value() == "minioadmin"
     assert (options.postgres_port, options.postgres_db) == (5432, "ndif")
     told = unread(given)
-    # These two ports have nothing here that listens on them.
+    # This server has no counterpart of these variables.
     for name in ("RAY_DASHBOARD_PORT", "RAY_SERVE_PORT", "CONTROLLER_IMPORT_PATH"):
         assert sum(f"NDIF_{name} is not read: " in each for each in told) == 1
     assert (
@@ -112,7 +112,7 @@ def test_variable_with_ndif_name_is_read_and_local_name_is_reported(
 ) -> None:
     value, field = VALUES.get(name, "7"), FIELDS[name]
     here = name_of(field)
-    # The bucket has a variable of its own there.
+    # NDIF has a separate variable for the bucket.
     monkeypatch.setenv(here, f"{value}/traces" if name == "NDIF_INFLUX_URL" else value)
     by_its_name_here = getattr(Settings(), field)
     monkeypatch.delenv(here)

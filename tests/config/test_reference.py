@@ -1,4 +1,4 @@
-"""Every variable once: what `ndif info` lists, the example file, and where a value came from."""
+"""The list of variables: `ndif info`, the example file, and the source of each value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The events of every operation that changes something."""
+"""The audit events of changing operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Downloads ahead of a booking, to a cluster whose nodes fail and leave."""
+"""Downloads ahead of a booking, in a cluster whose nodes fail and leave."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ async def test_files_are_fetched_ahead_on_every_node_of_booking(
         return sorted(asked)
 
     assert await look() == ["one", "two"]
-    assert ended == ["one"]  # whatever becomes of the other
+    assert ended == ["one"]  # even if the other node fails
     assert "a/a is not downloaded yet: its disk is full" in caplog.text
     full.clear()
-    assert await look() == []  # not at once
+    assert await look() == []  # no immediate retry
     now += timedelta(minutes=10)
     assert await look() == ["one", "two"]
     assert sorted(ended) == ["one", "two"]
     now += timedelta(minutes=10)
     assert await look() == []
     assert [each.kind for each in events.latest()] == ["fetched"]
-    # One leaves, and another comes.
+    # One node leaves and another joins.
     nodes[0] = Node("three", "three", Resources.of([24], 0, 1.0))
     await controller.discover()
     assert await look() == ["three", "two"]

@@ -49,7 +49,7 @@ from tests.on_loop import on_loop
 
 CONFIG = DeploymentConfig("org/name", "/models/x", replicas=2, execution_timeout_s=90.0)
 GIVEN = frozenset({"checkpoint", "replicas", "execution_timeout_s", "dedicated"})
-"""Settings that are given, one of them as it is by default."""
+"""Names of given settings; one has its default value."""
 SAMPLES: tuple[Operation, ...] = (
     GetStatus(),
     GetQueue(),
@@ -78,7 +78,7 @@ SAMPLES: tuple[Operation, ...] = (
 
 
 class EventStream:
-    """Events that are answered in the same process, through JSON."""
+    """Calls that this process answers, encoded as JSON."""
 
     def __init__(self, control: ControlPlane) -> None:
         self.asked: list[str] = []
@@ -92,7 +92,7 @@ class EventStream:
 def leader(
     rpc: object, timeout_s: float = 60.0, stop: Callable[[], None] = lambda: None
 ) -> RemoteLeader:
-    """A gateway's leader, whose calls `rpc` answers."""
+    """Return a gateway's remote leader; `rpc` answers its calls."""
     nothing = cast(Any, None)
     known = Repositories()
     return RemoteLeader(
@@ -101,14 +101,14 @@ def leader(
 
 
 def answer_of(kind: type[Operation]) -> Any:
-    """The answer that the document has as its example."""
+    """Return the example answer of the API document."""
     example = example_of(kind.answer)
     return from_plain(kind.answer, example)
 
 
 @pytest.fixture
 def performed(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
-    """Every operation that was performed, in place of its effect."""
+    """The performed operations, which have no effect here."""
     performed: list[Operation] = []
 
     async def perform(self: Operation, _: ControlPlane) -> Any:
@@ -144,7 +144,7 @@ async def test_leader_performs_operation_of_another_process(
     remote = leader(events, stop=lambda: stopped.append(True))
     answer = await remote.perform(sample)
     if isinstance(sample, Stop):
-        # It ends the gateway's own server, which ends the leader.
+        # Stop ends the gateway's own server, which ends the leader.
         assert (answer, stopped, performed) == (Stopping(stopping=True), [True], [])
         return
     assert answer == answer_of(type(sample))

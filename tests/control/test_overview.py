@@ -1,4 +1,4 @@
-"""The state that the dashboard shows: of models, machines, queues and jobs, as they change."""
+"""The dashboard's state of models, nodes, queues and jobs, and its changes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.waiting import virtual_time_passes as elapse
 
 @pytest.fixture(autouse=True)
 def _a_look_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look of a busy machine's real time would put the next one off by much virtual time."""
+    """Make looks cost no time; real time on a busy machine would delay the next look in virtual time."""
     monkeypatch.setattr(overview, "_COST", 0)
 
 
 async def next_of(world: World, seen: str = "", users: Sequence[str] = ()) -> dict[str, Any]:
-    """The next state as JSON, which has to be as it is described."""
+    """Return the next state as JSON, checked against its schema."""
     found = await world.overview.next(seen, users)
     assert from_plain(NextState, to_plain(found)) == found
     plain: dict[str, Any] = to_plain(found)
@@ -36,7 +36,7 @@ async def next_of(world: World, seen: str = "", users: Sequence[str] = ()) -> di
 
 
 def models_of(state: dict[str, Any]) -> dict[str, Any]:
-    """The models by name."""
+    """Return the models by name."""
     return {model["repo_id"]: model for model in state["models"]}
 
 
@@ -98,7 +98,7 @@ def test_reader_of_current_state_waits_for_change(tmp_path: Path) -> None:
             changed = await coming
             assert changed["name"] != seen["name"]
             assert loop.time() - before < PATIENCE_S
-            # All who ask meanwhile are told of the same look.
+            # Concurrent readers get the same state.
             assert await next_of(world) == changed
 
     run(main())
@@ -146,7 +146,7 @@ def test_job_history_is_read_only_while_state_is_watched(tmp_path: Path) -> None
                     )
                 )
             seen = await next_of(world)
-            # The first look does not wait for what is read.
+            # The first state does not wait for the job history.
             found = await next_of(world, seen["name"])
             (interval,) = found["state"]["history"]["intervals"]
             assert (interval["jobs"], interval["errors"]) == (4, 0)

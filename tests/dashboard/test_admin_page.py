@@ -1,4 +1,4 @@
-"""The operator's views in a real browser: login and lock-out, models, keys, and pages of other origins."""
+"""The operator's views in a real browser: login, lock-out, models, keys, and attacks from other origins."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def server(runtimes: Path, tmp_path: Path) -> Iterator[Gateway]:
 
 
 def test_operator_logs_in_and_out(browser: Browser, server: Gateway) -> None:
-    # A wrong password is a 401, and without a database of keys there is a 409: the browser logs both.
+    # The browser logs the 401 for a wrong password and the 409 for a missing key database.
     with visiting(browser, server.url, clean=False) as page:
         page.get_by_role("link", name="Operate").click()
         enter(page, "guessed")
@@ -67,7 +67,7 @@ def test_operator_logs_in_and_out(browser: Browser, server: Gateway) -> None:
         enter(page, PASSWORD)
         is_in(page)
         assert page.evaluate("document.cookie") == ""
-        # A second tab, and the same one loaded again, are in as well.
+        # The login survives a reload.
         page.reload()
         is_in(page)
         for view in ("Usage", "Events", "Alerts", "Call-backs", "Calendar"):
@@ -158,7 +158,7 @@ def url(place: Place) -> str:
 
 @pytest.fixture
 def operated(browser: Browser, url: str) -> Iterator[Page]:
-    """The operator's views, logged in; the browser logs no problem meanwhile."""
+    """The operator's views after login; the browser must log no problem."""
     with visiting(browser, f"{url}/#/operate") as page:
         enter(page, PASSWORD)
         is_in(page)
@@ -191,7 +191,7 @@ def test_operator_deploys_and_evicts_model_on_page(operated: Page) -> None:
     expect(row).to_contain_text("HOT")
     expect(row).to_contain_text("serving")
     check_access(page)
-    # Nothing happens to who does not confirm.
+    # Cancelling the dialog changes nothing.
     page.get_by_role("button", name=f"Evict {NAME} from memory").click()
     confirm(page, "Cancel")
     expect(page.get_by_role("dialog")).to_be_hidden()
@@ -236,7 +236,7 @@ def test_operator_creates_uses_and_revokes_key_on_page(operated: Page, url: str)
         return httpx.get(f"{url}/usage", headers=headers, trust_env=False).status_code
 
     assert answered() == 200
-    assert page.locator("img").count() == 0  # the name is text
+    assert page.locator("img").count() == 0  # the name is rendered as text
     check_access(page)
     page.get_by_role("button", name="Done").click()
     assert key not in page.content()

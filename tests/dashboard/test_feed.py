@@ -1,4 +1,4 @@
-"""The feed: one look for all pages, what changed alone, and nothing of others."""
+"""The feed: it reads the state once for all pages, sends only changes, and hides jobs of other users."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOON_S, NOTHING_S = PATIENCE_S, 0.3
 
 
 def parts_of(events: bytes) -> dict[str, object]:
-    """The data of events, by their names."""
+    """Return the data of events by event name."""
     found = {}
     for event in events.decode().split("\n\n")[:-1]:
         name, data = event.split("\n")
@@ -26,7 +26,7 @@ def parts_of(events: bytes) -> dict[str, object]:
 
 
 @on_loop
-async def test_feed_shares_one_look_and_sends_only_changes() -> None:
+async def test_feed_reads_state_once_for_all_pages_and_sends_only_changes() -> None:
     laboratory = Laboratory()
     feed = Feed(laboratory.next)
     with feed.subscribe(None) as one, feed.subscribe(None) as other:
@@ -62,7 +62,7 @@ async def test_jobs_are_sent_only_to_their_user() -> None:
     feed = Feed(laboratory.next)
     with feed.subscribe(None) as anybody:
         await anybody.next(SOON_S)
-        # Who comes later is not kept waiting until something changes.
+        # A later subscriber does not wait for a change.
         with feed.subscribe(USER) as ada, feed.subscribe("bob") as bob:
             found = parts_of(await ada.next(SOON_S))
             if "jobs" not in found:
@@ -87,7 +87,7 @@ async def test_feed_without_pages_does_not_read_state() -> None:
     laboratory.change()
     await time_passes_async(NOTHING_S)
     assert laboratory.asked == asked
-    # The next page has the last state at once.
+    # The next page receives the last state at once.
     with feed.subscribe(None) as page:
         assert parts_of(await page.next(SOON_S)) == laboratory.state
 
@@ -97,13 +97,13 @@ async def test_later_page_receives_whole_state(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(feed_module, "_FRESH_S", 0.0)
     laboratory = Laboratory()
     feed = Feed(laboratory.next)
-    for _ in range(2):  # the second after the first has closed
+    for _ in range(2):  # the second page opens after the first has closed
         with feed.subscribe(None) as page:
             assert parts_of(await page.next(SOON_S)) == laboratory.state
     with feed.subscribe(None) as page, feed.subscribe(None) as beside:
         await page.next(SOON_S)
         assert parts_of(await beside.next(SOON_S)) == laboratory.state
-        with feed.subscribe(USER) as late:  # the next answer to the others is for this one, too
+        with feed.subscribe(USER) as late:  # receives the whole state with the next change
             assert laboratory.state.keys() <= parts_of(await late.next(SOON_S)).keys()
 
 

@@ -1,4 +1,4 @@
-"""A model's page in a real browser: its tree, its search, its keys, and an author who means ill."""
+"""The page of a model in a real browser: tree, search, keyboard, and hostile names."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def structure_of(module: Any, folder: Path) -> ModelStructure:
 
 
 def evil() -> Any:
-    """Return a model whose config names a module, and whose code names a class."""
+    """Return a model with a hostile module name from its config and a hostile class name."""
     config = XmodConfig(is_decoder=True, languages=[HOSTILE, "en_XX"], num_hidden_layers=2)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -61,7 +61,7 @@ def evil() -> Any:
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory, runtimes: Path) -> Iterator[str]:
-    """A server that knows three models, which no process has loaded."""
+    """The URL of a server with four known models, none of them loaded."""
     folder = tmp_path_factory.mktemp("models")
     tasks = {GPT2: "text-generation", BERT: "fill-mask", EVIL: None, "tests/new": None}
     models = Models([DeploymentConfig(name, name, task=task) for name, task in tasks.items()])
@@ -117,7 +117,7 @@ def browser() -> Iterator[Browser]:
 
 @contextlib.contextmanager
 def showing(browser: Browser, url: str, name: str, **options: Any) -> Iterator[Page]:
-    """The page of a model, in which nothing may go wrong."""
+    """Open the page of a model; the browser must log no problem."""
     granted = ["clipboard-read", "clipboard-write"]
     with visiting(browser, f"{url}/#/model/{name}", permissions=granted, **options) as page:
         expect(page.get_by_role("tree")).to_be_visible()
@@ -238,7 +238,7 @@ def test_repository_names_are_rendered_as_text(browser: Browser, url: str) -> No
         page.get_by_role("button", name="Expand all").click()
         shown = page.get_by_role("tree").inner_text()
         assert f'.get("{HOSTILE}")' in shown
-        assert shown.count(HOSTILE) >= 3  # a module of the config's, and one with its class
+        assert shown.count(HOSTILE) >= 3  # a module name of the config, and a class name
         page.get_by_role("treeitem", name=f'model.get("{HOSTILE}"), {HOSTILE}').locator(
             "> .module"
         ).click()

@@ -1,4 +1,4 @@
-"""The page in a real browser: what it shows and what not, to whom, in which colours, and by which keys."""
+"""The dashboard in a real browser: content, access, colours and keyboard."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_names_are_rendered_as_text(browser: Browser, laboratory: Laboratory, ur
 
 
 def test_browser_blocks_markup_and_foreign_styles(browser: Browser, url: str) -> None:
-    """Show that the policy is in force, and that the check of what goes wrong would see it."""
+    """Show that the policy is in force and that the browser logs violations."""
     with visiting(browser, url, clean=False) as page:
         is_ready(page)
         assert page.evaluate(MARKUP) == "TypeError"
@@ -149,7 +149,7 @@ def test_user_sees_and_cancels_own_jobs(browser: Browser, laboratory: Laboratory
         assert laboratory.killed == [RUNNING]
         assert KEY not in page.url
         assert page.evaluate("Object.values(localStorage).join()") == ""
-        # Another visit in this tab has the key; without it nothing of the jobs is left.
+        # A reload keeps the key; forgetting the key removes the jobs.
         page.reload()
         expect(row).to_be_visible()
         page.get_by_role("button", name="Forget key").click()
@@ -158,7 +158,7 @@ def test_user_sees_and_cancels_own_jobs(browser: Browser, laboratory: Laboratory
 
 
 def opened(page: Page, job: str) -> Locator:
-    """Show the steps of a job, and return what is shown."""
+    """Open the timeline of a job and return it."""
     row = page.locator("#jobs tr:not(.below)", has_text=job[:8])
     row.get_by_role("button", name="Timeline").click()
     expect(page.locator(".timeline")).to_contain_text(job)
@@ -180,7 +180,7 @@ def test_stored_result_can_be_downloaded(browser: Browser, url: str) -> None:
         check_access(page)
         table = page.locator("#jobs .scroll")
         assert table.evaluate("(each) => each.scrollWidth - each.clientWidth") == 0
-        # The result of this one went to its client.
+        # The client of this job received its result directly.
         expect(opened(page, FETCHED).get_by_role("button")).to_have_count(0)
 
 
@@ -205,9 +205,9 @@ def test_result_on_s3_is_downloaded_from_s3(
     store = S3Store(S3Address(s3.url, s3.url, ACCESS_KEY, SECRET_KEY, "page"), 60)
     key = result_key(DONE)
     putting = store.put(key, zstandard.ZstdCompressor().compress(RESULT))
-    with ThreadPoolExecutor(1) as pool:  # Playwright has a loop in this one
+    with ThreadPoolExecutor(1) as pool:  # Playwright runs an event loop in this thread
         pool.submit(asyncio.run, putting).result()
-    # Clients of 0.6 and 0.7 are told the size as well.
+    # Responses to clients of 0.6 and 0.7 include the size.
     done = {"description": "", "data": (store.url(key, url), 1)}
     end = StoredResponse({"id": DONE, "status": "COMPLETED", **done}, USER)
     (tmp_path / "stored" / end_key(DONE)).write_bytes(end.encode())
@@ -333,7 +333,7 @@ def test_keyboard_reaches_every_control(browser: Browser, url: str, view: str) -
             if len(reached - {-1}) >= wanted:
                 break
         assert len(reached - {-1}) == wanted
-        # The first of them skips the head.
+        # The first control skips the header.
         page.goto(f"{url}/#/{view}")
         page.reload()
         is_ready(page)
@@ -367,7 +367,7 @@ window.requestAnimationFrame = () => 0;
 const later = window.setTimeout;
 window.setTimeout = (run, delay, ...given) => later(run, delay > 0 && delay < 500 ? 2000 : delay, ...given);
 """
-"""A page that is painted long after the state of the server has come."""
+"""A script that delays the first paint until after the server's state arrives."""
 
 
 def test_state_received_before_first_paint_is_shown(browser: Browser, url: str) -> None:

@@ -1,4 +1,4 @@
-"""The dashboard's routes: who may see what, how files are sent, and how a stream begins and ends."""
+"""The dashboard's routes: access, static files, and the start and end of streams."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def get(url: str, **headers: str) -> httpx.Response:
 
 
 def first_events(url: str, most: int, **headers: str) -> dict[str, Any]:
-    """The first events of a stream, by their names."""
+    """Return the first events of a stream by name."""
     found: dict[str, Any] = {}
     with httpx.stream("GET", f"{url}/dashboard/events", headers=headers, verify=False) as answer:
         assert answer.status_code == 200
@@ -135,7 +135,7 @@ def test_stream_ends_when_key_is_removed(
         other.write_text("keys:\n- {key: another-key, user: bob}\n")
         other.chmod(0o600)
         other.replace(tmp_path / "keys.yaml")
-        # Until then it shows that it is there, and after that it ends.
+        # The stream sends heartbeats until it ends.
         assert [*lines][-1] == ""
 
 
@@ -175,10 +175,10 @@ def test_static_files_are_immutable_and_page_is_revalidated(url: str) -> None:
 
 
 def test_page_preloads_every_module() -> None:
-    """A module that is found by another one's import alone costs a round trip."""
+    """A module that the browser finds only through an import costs a round trip."""
     page = (STATIC / "index.html").read_text()
     modules = {file.name for file in STATIC.glob("*.js")} | {"vendor/preact.js"}
-    modules -= {"admin.js", "login.js"}  # which only operators load, once they open their view
+    modules -= {"admin.js", "login.js"}  # loaded only when an operator opens the admin view
     assert {name for name in modules if f"{{{{files}}}}/{name}" not in page} == set()
 
 

@@ -1,4 +1,4 @@
-"""The page over real servers of each size, while a real client's jobs run."""
+"""The dashboard of real servers of each size while jobs of a real client run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def started(
     server_environment: dict[str, str],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[StartedServer]:
-    """`ndif start` with two users, who log in: one process, or two gateways with a broker."""
+    """`ndif start` with two users and login mode: one process, or two gateways with a broker."""
     folder = tmp_path_factory.mktemp("dashboard")
     keys = folder / "keys.yaml"
     lines = (f"- {{key: {key}, user: {user}}}\n" for user, key in KEYS.items())
@@ -82,7 +82,7 @@ def test_running_job_is_shown_and_cancelled_on_page(
         expect(page.locator("#models tr", has_text=NAME)).to_contain_text("serving")
         client.run("scenario_a_result_is_left")
         page.get_by_role("link", name="My jobs").click()
-        # Else the page may still show this one as running when the next one does.
+        # Otherwise the page may still show this job as running when the next job starts.
         expect(page.locator("#jobs tr", has_text="completed")).to_be_visible()
         page.get_by_role("link", name="Overview").click()
         running = pool.submit(client.run, "scenario_a_job_runs_until_somebody_ends_it")
@@ -111,7 +111,7 @@ def test_running_job_is_shown_and_cancelled_on_page(
             assert torch.load(io.BytesIO(content.read()), weights_only=False)
         expect(page.locator("#usage tbody tr")).to_contain_text(NAME)
         expect(others.locator("#jobs")).to_contain_text("You have no jobs here yet")
-        # The course of jobs is read now and then.
+        # The job history is read periodically.
         page.get_by_role("link", name="Overview").click()
         expect(page.locator("#throughput")).to_contain_text("2 jobs ended")
     client.close()
@@ -125,7 +125,7 @@ def test_open_stream_does_not_delay_shutdown(started: StartedServer) -> None:
         lines = answer.iter_lines()
         assert next(lines) == "event: me"
         assert started.stop() == 0
-        # The stream is ended, and not cut off.
+        # The stream ends properly.
         assert [*lines][-1] == ""
     assert not any("timeout" in line for line in started.output), [*started.output]
 

@@ -1,4 +1,4 @@
-"""The rules of a delivery: pauses and their end, order, how many at once, and the server's own errors."""
+"""The delivery loop: pauses, limits, order, concurrency and internal errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Letter:
 
 
 class Letters(Delivery[Letter]):
-    """Letters in memory, whose receivers answer as they are told."""
+    """A delivery of letters in memory with scripted errors."""
 
     name = "letters"
 
@@ -39,7 +39,7 @@ class Letters(Delivery[Letter]):
         super().__init__(policy, lambda: 100.0)
         self.waiting = {each.id: each for each in items}
         self.answers = answers
-        """Errors of the next attempts, by the message."""
+        """Errors of the next attempts, by message id."""
         self.tried: list[str] = []
         self.dead: dict[str, str] = {}
         self.pauses: list[float] = []
@@ -118,7 +118,7 @@ def test_message_that_would_be_too_old_is_dropped() -> None:
 def test_receiver_may_request_longer_pause_within_limit() -> None:
     policy = Policy(max_attempts=inf, max_age_s=inf, longest_s=600.0, jitter=0.0)
     assert [policy.pause_s(2, 0.0, 0.5, wait_s) for wait_s in (1, 60, 9e9)] == [15, 60, 600]
-    # Without a limit of attempts the pauses stay the longest.
+    # Without a limit of attempts, the pause stays at its maximum.
     assert policy.pause_s(5000, 9e9, 0.5) == 600
 
 
@@ -202,7 +202,7 @@ async def test_unavailable_store_costs_no_attempt(
 
 
 class SlowLetters(Letters):
-    """Letters in a store that takes a while to say what is due."""
+    """Letters in a store that answers slowly."""
 
     async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Letter]:
         found = await super().due(now, limit, busy)

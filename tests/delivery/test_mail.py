@@ -1,4 +1,4 @@
-"""Mail through a real SMTP server, and through a web server in the form of Mailgun's API."""
+"""Mail through a real SMTP server and through a stand-in for Mailgun's API."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Users:
 
 @contextlib.contextmanager
 def mail_server(post: Post, **options: Any) -> Iterator[int]:
-    # The controller connects once to see that it serves, as its clients do.
+    # The controller connects once to check that it serves.
     controller = Controller(post, hostname="127.0.0.1", port=free_port(), **options)
     controller.start()
     try:
@@ -101,7 +101,7 @@ async def problem(made: Mailer, recipient: str = "ada@example.org") -> DeliveryE
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a certificate for 127.0.0.1, signed by itself, and its key."""
+    """A folder with a self-signed certificate for 127.0.0.1 and its key."""
     folder = tmp_path_factory.mktemp("tls")
     subprocess.run(
         [
