@@ -1,4 +1,4 @@
-"""The costs of a run outlive the crash of a test process, so that the run says which test it was."""
+"""The cost summary survives the crash of a test process, so the run still names the test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.unit
 
 def test_crash_report_of_test_process_adds_no_cost() -> None:
     summary = Summary()
-    for phase in ("call", "???"):  # as xdist reports a crash
+    for phase in ("call", "???"):  # xdist reports a crash like this
         summary.pytest_runtest_logreport(
             pytest.TestReport(
                 "tests/a/test_b.py::test_c",

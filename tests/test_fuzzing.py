@@ -1,4 +1,4 @@
-"""The seed of a run: all its processes share it, and it repeats what tests made up."""
+"""The seed of a run: all processes share it, and it reproduces generated values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_third():
 
 
 def run(folder: Path, *arguments: str, **environment: str) -> tuple[dict[str, list[str]], int]:
-    """Run tests that make up numbers; return the numbers of each test, and the seed that the run names."""
+    """Run tests that generate numbers; return the numbers of each test and the printed seed."""
     (folder / "test_made_up.py").write_text(MADE_UP)
     notes = folder / "notes"
     notes.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Limits of imports: the help answers at once, the control plane stays free of user code."""
+"""Limits of imports: help is fast, and the control plane never loads user code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.process
 
 SOURCE = Path(ndif.__file__).parent
 
-# An engine of several machines is imported by the one room that speaks to it, where it is asked for.
+# Only the room that uses an engine of several machines imports its package, on demand.
 ENGINES = {
     "stores/accounts/sql/": "sqlalchemy alembic",
     "stores/usage/sql.py": "sqlalchemy",
@@ -66,13 +66,13 @@ ROOMS = (
     "schema",
     "config",
 )
-"""From the top floor to the ground: a file imports its own room and rooms below it."""
+"""Rooms from top to bottom: a file imports only its own room and rooms below."""
 PLANNED: set[str] = set()
 """Rooms that have their floor and no file yet."""
 GROUND = {"__init__", "distribution", "errors", "net", "sizes", "tasks"}
 """Modules that every room may import, and that import no room."""
 CLIENTS = {"probe/trace.py"}
-"""Programs for a process of their own with a client's interpreter; nothing of ndif imports them."""
+"""Programs that run in a separate process with a client's interpreter; no module of ndif imports them."""
 
 AT_EXIT = """
 import atexit, json, os, sys

@@ -1,4 +1,4 @@
-"""Comparison of two reports: changes beyond noise, their direction, and warnings about reports that do not compare."""
+"""Comparison of two reports: changes beyond noise, their direction, and warnings."""
 
 from __future__ import annotations
 

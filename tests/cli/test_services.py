@@ -1,4 +1,4 @@
-"""`ndif start` with its own services, with foreign services, and for services alone: real Redis, real Ray."""
+"""`ndif start` with its own services, with foreign ones, and for services alone: real Redis and Ray."""
 
 from __future__ import annotations
 

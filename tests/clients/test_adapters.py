@@ -1,4 +1,4 @@
-"""Adapters that clients name: a trusted runner fetches them itself, and the host fetches them for a confined runner."""
+"""Adapters that clients name: fetched by a trusted runner itself, or by the host of a sandboxed one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every scenario of every generation on a trusting server, and the scenarios of the table on a sandboxed server.
+"""Every scenario of every generation on a trusting server; those in the table on a sandboxed server.
 
 A scenario compares the result of a remote block with that of the same block in its own process, bit by bit.
 """
@@ -25,7 +25,7 @@ MODULES = [
     for generation in ("0.8", "0.7", "0.6")
     for name in scenarios("scenarios_modules")
 ]
-"""Scenarios that are the same in every generation, with objects that are rejected only for untrusted clients."""
+"""Scenarios shared by all generations, with objects that are rejected only for untrusted clients."""
 
 HELPED = [
     ("0.7", "scenario_a_dataclass_of_the_script"),

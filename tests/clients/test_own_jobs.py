@@ -86,11 +86,11 @@ def test_user_sees_own_jobs_and_operator_sees_all_jobs(
     assert not any("user" in job for job in jobs)
     everybody = json.loads(ndif(server, "jobs", "list", "--json"))["jobs"]
     assert {job["user"] for job in everybody} == {"ada", "bob"}
-    # The second job that completed was polled for.
+    # The client polled for the second completed job.
     polled = [job for job in jobs if job["status"] == "COMPLETED"][1]
     file = tmp_path / "result.pt"
     ndif(server, "jobs", "result", polled["id"][:12], "-o", str(file), *ada)
-    # The stored one is compressed.
+    # The stored result is compressed, and the file is not.
     assert file.stat().st_size > polled["result_bytes"]
     loaded = torch.load(file, weights_only=False)
     assert isinstance(loaded["first"], torch.Tensor), loaded

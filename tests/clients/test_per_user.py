@@ -1,4 +1,4 @@
-"""Clients with a key, whose requests run in one confined process one after the other."""
+"""Clients with one key, whose requests run one after the other in one sandboxed process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY = "a-key-of-eight-letters"
 def server(
     server_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[StartedServer]:
-    """`ndif start` with keys, which trusts nobody."""
+    """`ndif start` with keys, which runs all code sandboxed."""
     folder = tmp_path_factory.mktemp("per-user")
     keys = folder / "keys.yaml"
     keys.write_text(f"keys:\n  - {{key: {KEY}}}\n")
@@ -66,7 +66,7 @@ def users(
 
 
 def waiting(server: StartedServer) -> set[int]:
-    """The runners that are stopped until their user comes again."""
+    """Return the runners that are stopped until the next request of their user."""
     found = set()
     for zygote in server.processes():
         for child in Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split():
@@ -95,5 +95,5 @@ def test_plain_traces_share_process(
 def test_shared_process_gives_same_results_as_local_run(
     users: dict[str, Client], generation: str, scenario: str
 ) -> None:
-    """The same as the client computes by itself, whatever the requests before it did."""
+    """Compare with the client's local result, independent of earlier requests."""
     users[generation].run(scenario)

@@ -1,4 +1,4 @@
-"""`ndif start` on loopback behind Caddy and nginx, and clients that know its https address alone."""
+"""`ndif start` on loopback behind Caddy and nginx, and clients that know only its https address."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
 class Site:
-    """A server that knows its public address, its certificate, and clients of two generations."""
+    """A server with a public address, its certificate, and clients of two generations."""
 
     def __init__(
         self, folder: Path, environment: dict[str, str], tiny: Path, runtimes: Path
@@ -32,7 +32,7 @@ class Site:
         settings = {
             "NDIF_SESSION_ROOT": str(folder / "session"),
             "NDIF_PUBLIC_URL": url,
-            # Results are fetched by their address, however small.
+            # Clients fetch even small results by URL.
             "NDIF_MAX_INLINE_RESULT_BYTES": "0",
             "NDIF_MAX_INCOMING_BYTES": "8MiB",
         }
@@ -52,11 +52,11 @@ class Site:
 
     @property
     def server(self) -> str:
-        """Host and port of the server behind the proxy."""
+        """The host and port of the server behind the proxy."""
         return self._server.ready().url.removeprefix("http://")
 
     def client(self, generation: str) -> Client:
-        """The client of a generation."""
+        """Return the client of a generation."""
         if generation not in self._clients:
             tiny, environment = self._arguments
             home = {"HF_HOME": str(self.folder / f"client-{generation}")}
@@ -65,14 +65,14 @@ class Site:
         return self._clients[generation]
 
     def proxy(self, kind: str) -> Process:
-        """A proxy at the public address."""
+        """Return a proxy at the public address."""
         if kind == "Caddy":
             return tls_proxies.caddy(self.folder, self.port, free_port(), self.server)
         keeps_host = kind == "nginx"
         return tls_proxies.nginx(self.folder, self.port, self.server, keeps_host=keeps_host)
 
     def close(self) -> None:
-        """End them all."""
+        """Stop all clients and the server."""
         for client in self._clients.values():
             client.close()
         self._server.stop()
@@ -92,7 +92,7 @@ def site(
 
 
 def in_flight(site: Site) -> int:
-    """Return the bytes that wait in sockets on their way to the proxy, and from it to the server."""
+    """Return the bytes that wait in sockets between client, proxy and server."""
     ports = {site.port, int(site.server.rpartition(":")[2])}
     total = 0
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
@@ -109,7 +109,7 @@ def test_server_counts_two_clients_behind_nginx_separately(site: Site) -> None:
         stack.callback(proxy.stop)
 
         def begin(address: str, size: int) -> ssl.SSLSocket:
-            """Send a request but for its last byte."""
+            """Send an incomplete request."""
             plain = socket.create_connection(
                 ("127.0.0.1", site.port), timeout=PATIENCE_S, source_address=(address, 0)
             )
@@ -134,7 +134,7 @@ def test_server_counts_two_clients_behind_nginx_separately(site: Site) -> None:
         assert b" 429 " in third.recv(1000)
         for other in (first, second):
             other.settimeout(0.3)
-            with pytest.raises(TimeoutError):  # it is not refused
+            with pytest.raises(TimeoutError):  # no rejection arrives
                 other.recv(1)
 
 

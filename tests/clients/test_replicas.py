@@ -1,4 +1,4 @@
-"""`--replicas`: one line, several processes, one of which may end."""
+"""`--replicas`: one queue and several processes, one of them killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def server(server_environment: dict[str, str]) -> Iterator[LocalServer]:
 def client(
     server: LocalServer, tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Client]:
-    """A client of theirs."""
+    """A client of this server."""
     environment = client_environment(server, tmp_path_factory.mktemp("client"), None)
     started = Client("scenarios_replicas", NAME, tiny_gpt2, environment)
     yield started
@@ -40,9 +40,9 @@ def client(
 
 
 def replicas(server: LocalServer) -> int:
-    """How many the server says it has."""
+    """Return the number of replicas that the server reports."""
     entries = json.loads(server.get("/status")[1])["deployments"].values()
-    # Clients of 0.8 count entries.
+    # Clients of 0.8 count entries, one per replica.
     (count,) = {entry["replicas"]["0.8"] for entry in entries}
     assert count == len(entries)
     return int(count)
@@ -74,7 +74,7 @@ def test_killed_model_process_loses_no_job(server: LocalServer, client: Client) 
     finally:
         threading.excepthook = hook
     assert not failures, failures[0].exc_value
-    # It was in the middle of one.
+    # The killed process was running a job.
     assert any("it is tried again" in line for line in server.output), list(server.output)
 
     def both_serve() -> bool:

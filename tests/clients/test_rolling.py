@@ -1,4 +1,4 @@
-"""A server of many machines: Redis, S3, two nodes of Ray, two hosts that answer; and each of them fails."""
+"""A server of many machines: Redis, S3, two Ray nodes and two gateway hosts. Each fails in turn."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KEY = 'nnsight.modeling.transformers.TransformersModel:{"repo_id": "tests/gpt2"}
 
 @dataclass
 class Stack:
-    """Everything there is."""
+    """All services, hosts and clients."""
 
     redis: RedisServer
     s3: SwiftServer
@@ -47,7 +47,7 @@ class Stack:
 
     @property
     def leader(self) -> psutil.Process:
-        """The process that leads now."""
+        """The current leader."""
         for host in self.hosts:
             for process in parts(host, "ndif.server.leader"):
                 if self.redis.command("get", "dispatcher:leader") and leads(process, host):
@@ -59,7 +59,7 @@ class Stack:
 
 
 def parts(host: StartedServer, module: str) -> list[psutil.Process]:
-    """The processes of a host that run a module."""
+    """Return the processes of a host that run a module."""
     return [
         process
         for process in psutil.Process(host.process.pid).children()
@@ -73,18 +73,18 @@ def leads(process: psutil.Process, host: StartedServer) -> bool:
 
 
 def log(host: StartedServer) -> str:
-    """Return the log of its coordinator."""
+    """Return the log of a host's dispatcher."""
     root = Path(host.environment["NDIF_SESSION_ROOT"])
     return (root / "current" / "logs" / "dispatcher" / "output.log").read_text()
 
 
 def running(host: StartedServer) -> set[str]:
-    """The generations of which a job runs."""
+    """Return the generations with a running job."""
     return {one["generation"] for one in admin(host, "queue") if one["running"]}
 
 
 def send(host: StartedServer) -> httpx.Response:
-    """Send a job that is polled for, and that fails once it is run."""
+    """Send a job without a live channel; the job fails when it runs."""
     return httpx.post(
         f"{host.url}/request",
         data={"data": json.dumps({"model_key": KEY, "session_id": ""})},
@@ -95,7 +95,7 @@ def send(host: StartedServer) -> httpx.Response:
 
 
 def answer(host: StartedServer, job: str) -> dict[str, Any]:
-    """How a job that is polled for stands."""
+    """Return the polled state of a job."""
     found: dict[str, Any] = httpx.get(f"{host.url}/response/{job}").json()
     return found
 
@@ -123,7 +123,7 @@ def stack(
             "NDIF_OBJECT_STORE_BUCKET": f"rolling-{uuid.uuid4()}",
             "NDIF_RUNNER_POOL": "1",
         }
-        # What a head must know again after a restart, as docs/cluster.md tells to have it kept.
+        # The Ray head keeps its state across restarts, as docs/cluster.md describes.
         memory = all_of_it.enter_context(RedisServer(tmp_path_factory.mktemp("head")))
         kept = {"RAY_REDIS_ADDRESS": f"{HOST}:{memory.port}"}
         ray = all_of_it.enter_context(ray_cluster(environment, "one", "two", head=kept))
@@ -133,7 +133,7 @@ def stack(
         settings |= {name: value for name, value in environment.items() if "STORE" in name}
         settings |= {"NDIF_RAY_ADDRESS": ray.address, "NDIF_API_WORKERS": "2"}
         settings |= {"NDIF_CLUSTER_SECRET": "a secret that nodes are told"}
-        # Two of one kind, but for what tells them apart.
+        # Two equal hosts; one setting differs so that `many` starts both.
         hosts = [many.server(MODEL, **settings, NDIF_LINE_PATIENCE=n) for n in ("31", "32")]
         whole = Stack(redis, s3, ray, hosts, many)
         until(whole.is_running)
@@ -158,7 +158,7 @@ def test_dead_gateway_is_replaced_without_failed_requests(stack: Stack) -> None:
     for _ in range(2):
         dying = parts(stack.hosts[0], "ndif.server.gateway_process")[0]
         dying.kill()
-        dying.wait(PATIENCE_S)  # until it is gone it may yet be given a connection
+        dying.wait(PATIENCE_S)  # a dying gateway may still accept a connection
         stack.client().run("scenario_a_trace")
     until(lambda: len(parts(stack.hosts[0], "ndif.server.gateway_process")) == 2)
 
@@ -192,13 +192,13 @@ def test_restarted_ray_head_finds_its_replicas(stack: Stack) -> None:
     before = processes()
     stack.client().run("scenario_a_long_job_is_sent")
     stack.ray.head.kill()
-    # Until then whoever leads still reaches the replicas, and jobs run.
+    # Before that, the leader still reaches the replicas, and jobs run.
     until(lambda: any("cannot be reached" in log(host) for host in stack.hosts))
     job = send(stack.hosts[0]).json()["id"]
     until(lambda: "cannot be reached. Your job waits" in answer(stack.hosts[0], job)["description"])
     stack.ray.head.start()
     stack.client().run("scenario_all_that_was_sent_is_answered")
-    # It has been run, as far as that goes.
+    # The job ran and failed as expected.
     until(lambda: answer(stack.hosts[0], job)["status"] == "ERROR")
     assert processes() & before
     stack.client().run("scenario_a_trace")
@@ -207,7 +207,7 @@ def test_restarted_ray_head_finds_its_replicas(stack: Stack) -> None:
 def test_results_wait_for_unavailable_object_store(stack: Stack) -> None:
     stack.client().run("scenario_a_long_job_is_sent")
     with stack.s3.away():
-        time_passes(10)  # longer than the job runs, and than what is hurried waits
+        time_passes(10)  # longer than the job and the store's short retry limit
     stack.client().run("scenario_all_that_was_sent_is_answered")
 
 

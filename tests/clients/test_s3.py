@@ -1,4 +1,4 @@
-"""Clients of every generation, whose results lie on a real S3 server."""
+"""Clients of every generation with results on a real S3 server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STORED = [
     ("0.8", "scenario_a_large_result_is_fetched"),
     ("0.8", "scenario_without_compression"),
     ("0.8", "scenario_non_blocking"),
-    # A live client waits for its generation to be loaded; one that polls is less patient.
+    # A live client waits until its generation is loaded; a polling client waits less.
     ("0.7", "scenario_reads_of_layers_and_logits"),
     ("0.7", "scenario_non_blocking"),
     ("0.6", "scenario_reads_of_layers_and_logits"),
@@ -33,7 +33,7 @@ STORED = [
 
 @pytest.fixture(scope="module")
 def server(s3: SwiftServer, server_environment: dict[str, str]) -> Iterator[LocalServer]:
-    """A server that confines its users' code, and sends no result but by an address of the store."""
+    """A sandboxed server that sends every result as a URL of the object store."""
     environment = {
         **server_environment,
         "NDIF_OBJECT_STORE_URL": s3.url,
@@ -78,7 +78,7 @@ def test_live_client_waits_while_store_is_unavailable(clients: Clients, s3: Swif
     running = threading.Thread(target=run)
     with s3.away():
         running.start()
-        time_passes(8)  # longer than what is hurried waits
+        time_passes(8)  # longer than the store's short retry limit
         assert running.is_alive()
     running.join()
     assert not failed, failed[0]
@@ -114,7 +114,7 @@ def test_job_steps_are_readable_while_store_is_silent(
     try:
         began = time.monotonic()
         assert httpx.get(url).json() == {**trace, "stored": None}
-        assert time.monotonic() - began < 30  # it waits for two seconds
+        assert time.monotonic() - began < 30  # the server waits two seconds
     finally:
         s3.resume()
     assert until(lambda: httpx.get(url).json() == trace)

@@ -1,4 +1,4 @@
-"""Scenarios of two generations against a server of many machines: Redis, S3, three nodes of Ray."""
+"""Scenarios of two generations on a server of many machines: Redis, S3 and three Ray nodes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def stack(
     s3: SwiftServer,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Stack]:
-    """`ndif start` with a broker, an object store, three nodes, and two processes that answer."""
+    """`ndif start` with a broker, an object store, three nodes and two gateway processes."""
     redis.command("flushall")
     folder = tmp_path_factory.mktemp("stack")
     settings = {
@@ -83,7 +83,7 @@ def users(
     runtimes: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Clients]:
-    """Clients of it, who have what a model's files say from it as well."""
+    """Clients of the stack, which also load model files from it."""
     clients = Clients(stack.host, tiny_gpt2, runtimes, tmp_path_factory)
     yield clients
     clients.close()
@@ -102,7 +102,7 @@ def test_scenario_works_across_gateway_processes(
 
 
 def logs_of(stack: Stack) -> dict[str, list[str]]:
-    """The newest lines of each kind of process."""
+    """Return the newest log lines of each kind of process."""
     return {
         "gateway": output(stack.host, "logs", "-n", "2000").splitlines(),
         "dispatcher": output(stack.host, "logs", "dispatcher", "-n", "2000").splitlines(),
@@ -119,7 +119,7 @@ def test_logs_contain_no_user_output_or_code(stack: Stack, users: Clients) -> No
 
 
 def test_trace_of_request_matches_its_log_lines(stack: Stack, users: Clients) -> None:
-    """One line a step, of the gateway, the dispatcher, and a replica on a node, by the job's id."""
+    """Gateway, dispatcher and replica log one line per step with the job's id."""
     users["0.8"].run("scenario_in_place_edit")
     job = json.loads(output(stack.host, "jobs", "list", "--limit", "1", "--json"))["jobs"][0]["id"]
 
@@ -166,8 +166,8 @@ def test_trace_of_request_matches_its_log_lines(stack: Stack, users: Clients) ->
 def of_the_wide(
     stack: Stack, tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Client]:
-    """A client of a model that is given a replica on each node."""
-    # No node has room for two of them.
+    """A client of a model with a replica on each node."""
+    # No node fits two replicas.
     settings = {
         "dedicated": True,
         "replicas": 3,
@@ -185,12 +185,12 @@ def of_the_wide(
 
 
 def is_shared(host: StartedServer, name: str) -> bool:
-    """Return True if clients can have the files they build a model from."""
+    """Return True if clients can download the files of a model."""
     return host.get(f"/hub/api/models/{name}")[0] == 200
 
 
 def running(host: StartedServer, name: str) -> int:
-    """How many replicas of a model are up."""
+    """Return the number of running replicas of a model."""
     return sum(replica["state"] == "RUNNING" for replica in replicas(host, name))
 
 
@@ -201,12 +201,12 @@ def test_each_node_runs_job_at_same_time(stack: Stack, of_the_wide: Client) -> N
 
 
 def test_two_nodes_continue_after_third_is_lost(stack: Stack, of_the_wide: Client) -> None:
-    """The third is lost with the job that it runs."""
+    """The third node is killed while it runs a job."""
     scenario = "scenario_untrusted_jobs_while_a_node_is_lost"
     with ThreadPoolExecutor() as threads:
         jobs = threads.submit(of_the_wide.run, scenario)
         until(lambda: all(r["request_id"] for r in replicas(stack.host, WIDE)))
         stack.ray.nodes[-1].kill()
         jobs.result()
-    # It fits nowhere else.
+    # The lost replica fits on no other node.
     until(lambda: running(stack.host, WIDE) == 2)

@@ -1,4 +1,4 @@
-"""Clients of three generations and one server: at the same time, and when one of them is gone."""
+"""Clients of three generations on one server: concurrent, and after one is killed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_server_serves_three_generations_at_same_time(
 def asleep(
     server: LocalServer, overlay: Path | None, folder: Path
 ) -> Iterator[subprocess.Popen[str]]:
-    """A client whose job runs, for longer than anybody is waited for."""
+    """Start a client whose job outlasts every wait."""
     script = folder / "sleeper.py"
     script.write_text(SLEEPER.format(name=NAME, seconds=2 * PATIENCE_S))
     process = subprocess.Popen(
@@ -103,7 +103,7 @@ def test_killed_client_blocks_no_other_client(
         waiting = pool.submit(clients.pop(generation).run, READS)
         for other in clients.values():
             other.run(READS)
-        # Its own generation has one line, and the sleeper is at its head.
+        # Its generation has one queue, with the sleeping job at its head.
         time_passes(0.5)
         assert not waiting.done()
         sleeper.kill()

@@ -1,4 +1,4 @@
-"""Untrusted users who mean no harm: what they can do, and what they are told where they cannot."""
+"""Benign untrusted users: permitted operations, and the messages for forbidden ones."""
 
 from __future__ import annotations
 

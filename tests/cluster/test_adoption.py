@@ -1,4 +1,4 @@
-"""Which replicas a controller takes over that another left."""
+"""Adoption of replicas that a previous controller left."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ THEIRS = DeploymentConfig("a/theirs", "a/theirs")
 
 
 class Quiet:
-    """A replica that is where it is."""
+    """A replica whose moves do nothing."""
 
     def __init__(self, *, starts: bool = True) -> None:
         self.shared_passes = None
@@ -140,7 +140,7 @@ def test_orphans_without_place_are_dropped() -> None:
     assert [one.placed.replica_id for one, *_ in adoption.kept] == ["kept"]
     assert len(adoption.dropped) == len(found) - 1
     assert [d.replica_id for d in adoption.cluster.replicas()] == ["kept"]
-    # Nobody remembers a model for what was dropped.
+    # Dropped replicas add no model.
     assert len(list(models)) == 2
 
 
@@ -165,11 +165,11 @@ def test_adopted_gated_model_stays_gated() -> None:
     asyncio.run(play())
 
 
-# Carried out
+# Adoption by a controller
 
 
 class Fleet:
-    """Nodes that come and go."""
+    """Nodes that join and leave."""
 
     def __init__(self) -> None:
         self.nodes = [node("n"), node("m")]
@@ -253,7 +253,7 @@ async def test_leaving_controller_keeps_replicas_alive() -> None:
 async def test_lost_node_is_not_recorded_as_problem_of_model() -> None:
     fleet = Fleet()
     fleet.broken_on = {"n"}
-    fleet.nodes = [node("n"), node("m", gpus=(), cpu=10)]  # there is room on one alone
+    fleet.nodes = [node("n"), node("m", gpus=(), cpu=10)]  # the model fits only on the first node
     async with controlling(fleet, THEIRS) as controller:
         (model,) = controller.models
         (provided,) = await controller.deploy([ReplicaRequest(model, "0.8", 1)])

@@ -1,4 +1,4 @@
-"""GPUs that fail again and again are out of placement for a while."""
+"""GPUs that fail repeatedly are withdrawn from placement for a while."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def after(*times: float, of: str = "GPU-1") -> DeviceErrors:
     return errors
 
 
-# How many are too many
+# Counting of errors
 
 
 def test_three_errors_within_ten_minutes_withdraw_gpu() -> None:
@@ -79,7 +79,7 @@ def test_gpu_is_withdrawn_exactly_during_rest_after_third_error(
     assert bool(after(*times).withdrawn(now)) == any(now < last + REST_S for last in thirds)
 
 
-# What that means for the cluster
+# Withdrawn GPUs in the cluster
 
 
 def named(gpus: str, *uuids: str) -> Node:
@@ -122,7 +122,7 @@ def test_gpus_without_uuid_are_identified_by_node_and_index() -> None:
 
 
 class OnBadGpus:
-    """A replica that a bad GPU fails, at its start or when it is told to."""
+    """A replica that fails with a GPU error at its start or on request."""
 
     def __init__(self, place: PlacedReplica, bad: frozenset[int]) -> None:
         self.shared_passes = None
@@ -154,7 +154,7 @@ class OnBadGpus:
 
 
 class World:
-    """Two GPUs and a model of each size, with a clock."""
+    """A controller with two GPUs, one model and a clock."""
 
     def __init__(self, size: int = 4, bad: frozenset[int] = frozenset()) -> None:
         self.now = 1000.0
@@ -183,7 +183,7 @@ class World:
     async def deploy(self) -> ProvisionResult:
         (model,) = self.models
         (provided,) = await self.controller.deploy([ReplicaRequest(model, "0.8", 1)])
-        for _ in range(20):  # what is decided is done aside
+        for _ in range(20):  # decisions are carried out in other tasks
             await asyncio.sleep(0)
         return provided
 
@@ -246,7 +246,7 @@ async def test_only_gpu_named_in_failure_is_blamed() -> None:
     await world.controller.stop()
 
 
-# For an operator
+# Status for the operator
 
 
 def test_status_names_gpus_and_marks_withdrawn_ones() -> None:

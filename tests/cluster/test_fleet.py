@@ -1,4 +1,4 @@
-"""This machine as a fleet of one: its GPUs, found or declared, and what its processes are told of them."""
+"""This machine as a fleet of one node: detected or declared GPUs, and GPU variables of processes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_node_and_processes_number_gpus_alike(
     variables = environment(runtime, found.gpus.variable)
     assert variables["CUDA_VISIBLE_DEVICES"] == ",".join(expected)
     assert variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    # A stranger's process counts as the others do.
+    # Processes for untrusted code number GPUs alike.
     assert for_untrusted(variables).items() >= {
         ("CUDA_VISIBLE_DEVICES", ",".join(expected)),
         ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
@@ -127,7 +127,7 @@ def test_node_with_changed_gpus_rejects_replica() -> None:
     for here in (counted[:1], counted[::-1], []):
         with pytest.raises(ActorError, match="not those that it was started with"):
             _see_gpus(counted, here)
-    # GPUs that were only declared, or none: there is nothing to compare.
+    # Without detected GPUs there is nothing to compare.
     _see_gpus([None, None], ())
     _see_gpus([], counted)
 

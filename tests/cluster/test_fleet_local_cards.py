@@ -1,4 +1,4 @@
-"""Which GPUs a local server takes."""
+"""The choice of GPUs of a local server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.process
 
 MIB = 1 << 20
 CONTEXT = 3 * Settings().gpu_context_bytes
-"""Of the owner and the two runners that a trusted user has."""
+"""The CUDA contexts of the owner and the two runners of a trusted user."""
 
 
 def test_fitting_gpu_with_least_free_memory_is_chosen() -> None:
@@ -55,7 +55,7 @@ def test_chosen_gpus_fit_model_and_fewer_do_not(free: list[int], size: int, cont
     assert sum(room[: len(chosen) - 1]) < size
 
 
-# With a driver, and an evaluator that knows
+# With a driver and a stand-in for the evaluator
 
 
 class Knows:
@@ -92,7 +92,7 @@ async def test_each_replica_of_small_model_takes_its_own_gpu(machine: Machine) -
         assert first == {0: whole}
         async with cards.chosen(CONFIG, RUNTIME) as second:
             assert second == {1: whole}
-    # What has loaded the driver counts; here nothing has.
+    # The free memory is what the driver reports; nothing was loaded here.
     async with cards.chosen(CONFIG, RUNTIME) as third:
         assert third == {0: whole}
     await driver.close()

@@ -1,4 +1,4 @@
-"""The files of accepted models on the machine that leads, as gateways have them on others."""
+"""The files of accepted models on the leader's machine, and their copies for gateways on other machines."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def unasked(*_: object) -> Any:
 async def published(
     redis: RedisServer, models: Models, objects: FileStore, folder: Path
 ) -> AsyncIterator[str]:
-    """A leader that publishes, and the address of a gateway's hub on another machine."""
+    """Run a leader that publishes files; yield the URL of another machine's gateway hub."""
     redis.command("flushall")
     client = connect(redis.url)
     storing = ModelFilesStorage(models, objects)
@@ -109,7 +109,7 @@ async def test_model_files_are_served_before_any_replica_is_up(
                 f"{url}/{NAME}/resolve/main/model.safetensors",
             ):
                 assert (await http.get(absent)).status_code == httpx.codes.NOT_FOUND
-        # One that is deployed while the server runs, too.
+        # A model deployed later is served, too.
         models.put(replace(config, repo_id="org/later"))
         assert (await until_served(f"{url}/api/models/org/later")).json()["id"] == "org/later"
 
@@ -137,7 +137,7 @@ def test_clients_get_files_that_replica_loaded(tmp_path: Path) -> None:
     assert storing.stored == {}
     storing.note([cast(Replica, replica)])
     entry = StoredFiles("hub/a.zip", None, None)
-    # Also once the replica is gone, until the model has other files.
+    # The files stay after the replica is gone, until the model has another checkpoint.
     assert storing.stored == {NAME: entry}
     models.put(replace(config, checkpoint="/another/folder"))
     assert storing.stored == {}
@@ -190,7 +190,7 @@ def test_shared_files_of_remote_model_come_from_hub(tmp_path: Path, tiny_gpt2: P
     assert "model.safetensors" in found["withheld"]
     assert (found["commit"], found["task"]) == (info["sha"], "text-generation")
     assert found["config"] == (tiny_gpt2 / "config.json").read_text()
-    # The cache would lead a client on this machine to a commit without weights; the rest is deleted.
+    # A cached ref would lead a client on this machine to a commit without weights; the rest is deleted.
     assert not list((tmp_path / "home").glob("hub/models--*"))
     assert not list(temporary.iterdir())
 

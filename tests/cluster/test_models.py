@@ -1,4 +1,4 @@
-"""Models by the names that clients use, and to whom each is served."""
+"""Models by the names that clients use, and the permissions to use them."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_operator_limits_repositories_loaded_on_demand(
         with pytest.raises(NotServedError, match="does not allow that repository") as refused:
             models.admit(key(name, "v2"), "0.8", hotswapping=True)
         assert all(pattern in str(refused.value) for pattern in allowed)
-    # What is deployed needs no permission; another revision of it is not deployed.
+    # A deployed model needs no permission; its other revisions are not deployed.
     assert models.admit(key(may_not[0]), "0.8", hotswapping=False) in [*models]
     with pytest.raises(NotServedError, match="does not allow"):
         models.admit(key(may_not[0], "v2"), "0.8", hotswapping=True)

@@ -1,4 +1,4 @@
-"""A replica whose leaders come and go: it does each thing once, whoever asks however often."""
+"""A replica whose leaders change: it performs each request once, regardless of callers and repetitions."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ DELIVERED = Response(
     meta={"execution_time": 0.0, "peak_memory": 0},
     delivered=True,
 )
-"""The end of a job that has run, without its id."""
+"""The final response of a completed job, without its id."""
 
 
 def briefly(answer: JobAnswer) -> Response:
-    """The end in an answer without its id; it must have steps, which are not compared."""
+    """Return the final response of an answer without id and steps; check the names of the steps."""
     assert answer.end is not None
     assert [step[:2] for step in answer.end.steps] == [
         (name, "replica") for name in ("queued", "dispatched", "running")
@@ -123,7 +123,7 @@ async def test_repeated_run_call_waits_for_same_run() -> None:
         request = a_request(env={"for_s": 0.1})
         first = running(replica, request)
         await replica.actor.runs.wait()
-        first.cancel()  # whoever asked is gone
+        first.cancel()  # the caller is gone
         second, third = running(replica, request), running(replica, request)
         answer = await second
         assert answer == await third
@@ -141,7 +141,7 @@ async def test_completed_job_is_not_run_again() -> None:
         for request in (live, polled):
             assert briefly(await running(replica, request)) == DELIVERED
         assert replica.told == []
-        # Of whoever leads next, a client that polls was told meanwhile that its job waits.
+        # The next leader has meanwhile stored QUEUED for the polling client.
         replica.kept[polled.id] = Status.QUEUED
         for request in (live, polled):
             assert briefly(await running(replica, request)) == DELIVERED
@@ -241,7 +241,7 @@ async def test_job_from_channel_and_call_runs_once() -> None:
 
 @on_loop
 async def test_job_of_absent_client_does_not_block_others() -> None:
-    """Whoever would have ended it led before."""
+    """A previous leader would have cancelled the job."""
     async with a_replica() as replica:
         abandoned, kept = a_request("absent"), a_request(env=BRIEFLY)
         run = running(replica, abandoned)
@@ -324,7 +324,7 @@ async def test_calls_before_start_are_answered() -> None:
     assert (await moved(replica.start())).error
 
 
-# On its node
+# Actors on a node
 
 
 @pytest.mark.parametrize(

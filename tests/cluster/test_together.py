@@ -1,4 +1,4 @@
-"""Models that are asked for together all have a place wherever there is one for each: by brute force."""
+"""Joint placement: models requested together are all placed whenever possible (by brute force)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOW = 10_000.0
 
 
 def all_fit(nodes: list[int], sizes: list[int]) -> bool:
-    """Return True if there is a way to give each model room on one of these nodes."""
+    """Return True if the models can all be placed on these nodes."""
     return any(
         all(
             sum(size for size, at in zip(sizes, places, strict=True) if at == index) <= room

@@ -1,4 +1,4 @@
-"""The Dockerfile and docker-compose.yml: as the linters of each check them, and against this server."""
+"""The Dockerfile and docker-compose.yml: linters, and agreement with this server."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_compose_has_specified_services_and_database() -> None:
     }
     gpu = SERVICES["ray_gpu"]
     assert gpu["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
-    # The others find either node by one name.
+    # Other services reach either node by the same name.
     assert gpu["networks"]["internal"]["aliases"] == ["ray"]
 
 
@@ -207,7 +207,7 @@ def test_broker_starts_with_password_and_is_healthy(secrets: Path, tmp_path: Pat
         assert process.pid is not None
         shown = Path(f"/proc/{process.pid}/cmdline").read_text()
         assert (secrets / "redis_password").read_text() not in shown
-        # A shell in its place would keep the signal from it that it ends by, with all that it was told.
+        # Redis replaces the shell, which would otherwise not pass on the stop signal.
         assert shown.startswith("redis-server")
         refused = subprocess.run(
             ["redis-cli", "-p", str(port), "ping"], capture_output=True, text=True

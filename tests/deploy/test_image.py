@@ -44,12 +44,12 @@ from tests.waiting import until
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 INDEX = "https://pypi.org/simple"
-"""Index of torch: the machines of tests reach no other."""
+"""The index for torch; test machines reach no other index."""
 MODEL = "/models/tiny"
 WRITABLE = {"state": "/var/lib/ndif", "cache": "/var/cache/ndif"}
 READS = "scenario_reads_of_layers_and_logits"
 OUTSIDE = re.compile(r"SSL_CERT_|PIP_CERT|REQUESTS_CA_BUNDLE|\w+_proxy", re.IGNORECASE)
-"""Variables by which this machine reaches registries, as an engine passes its own on to a build."""
+"""Variables by which this machine reaches registries; container engines pass such variables to a build."""
 CACHE = re.compile(r"--mount=type=cache,target=(\S+)")
 
 
@@ -81,7 +81,7 @@ class Build:
         root.path("/python/bin").mkdir(parents=True, exist_ok=True)
         copied = python.is_relative_to(root.folder)
         root.path("/python/bin/python").symlink_to(python.name if copied else python)
-        if not copied:  # every user reaches this machine's
+        if not copied:  # every user can read this machine's Python
             base = python.parents[1]
             root.mounts = {} if base.is_relative_to("/usr") else {base: str(base)}
         root.environment = {
@@ -361,7 +361,7 @@ def test_ray_head_of_compose_runs_in_image(image: Image, tmp_path: Path) -> None
         os.chown(folder, number, number)
     secrets = tmp_path / "secrets"
     subprocess.run(["sh", DOCKER / "make-secrets.sh", secrets], check=True)
-    # A file is mounted, so that nobody has to reach its folder.
+    # Each file is mounted, so the user needs no access to its folder.
     mounts = {secrets / name: f"/run/secrets/{name}" for name in SERVICES["ray"]["secrets"]}
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"

@@ -120,7 +120,7 @@ def test_pods_get_secrets_only_by_reference(tmp_path: Path, subtests: pytest.Sub
                 - {"postgres_password"}
             ):
                 assert f"/run/secrets/{key}" in text
-            # Who runs blocks has not what decides.
+            # Nodes that run user code have no control-plane secrets.
             if name.startswith("ray"):
                 assert not mounted & {"ndif_cluster_secret", "postgres_password"}
 

@@ -1,4 +1,4 @@
-"""The workflow that releases: its schema, what it trusts, and its commands that can run here."""
+"""The release workflow: schema, trusted actions, and the commands that can run here."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_jobs_have_minimal_permissions() -> None:
         "image": {"contents": "read", "packages": "write"},
         "publish": {"id-token": "write"},
     }
-    # What comes from outside, as a tag's name, is never a part of a command.
+    # External input, such as a tag name, is never part of a command.
     for job in jobs().values():
         assert not any("${{" in step.get("run", "") for step in job["steps"])
 
@@ -96,7 +96,7 @@ def test_workflow_steps_build_check_and_install_wheel(tmp_path: Path) -> None:
     for name in ("Build", "Compare the tag with the version", "Check the description"):
         run(name)
     run("Make an empty environment")
-    # What uv would download, so that it only checks it.
+    # Packages that uv would download, so that uv only checks them.
     link_environment(tmp_path / "empty")
     run("Install the wheel in it")
     assert f"{DISTRIBUTION} {__version__}" in run("Run it")

@@ -1,4 +1,4 @@
-"""The calls of the sandbox, beside those that Docker's default profile allows a container."""
+"""The system calls of the sandbox, compared with Docker's default seccomp profile."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _NEEDED = """landlock_create_ruleset landlock_add_rule landlock_restrict_self se
     setrlimit prlimit64 clone fork memfd_create pidfd_open pidfd_send_signal socketpair setsid
     close_range"""
 NEEDED = frozenset(_NEEDED.split())
-"""Calls without which nothing is confined, or no runner is made."""
+"""System calls that the sandbox and the creation of runners need."""
 DISPENSABLE = frozenset({"get_mempolicy"})
-"""Calls that a runner may make and that no container without CAP_SYS_NICE may: libraries ask, and go on."""
+"""System calls that containers without CAP_SYS_NICE lack; libraries work without them."""
 
 
 def test_oldest_docker_profile_allows_calls_of_sandbox(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The units: as systemd reads and rates them, and the calls that they leave to the sandbox."""
+"""The systemd units: verification, exposure rating, and the system calls left to the sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server on another machine than Ray's head, which namespaces of network and processes stand for."""
+"""A server on another machine than Ray's head; namespaces stand for the second machine."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def network() -> Iterator[Network]:
 
 @pytest.fixture(scope="module")
 def stores(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A broker, and what answers in place of an object store, on this side of the link."""
+    """A broker and a stand-in for an object store on this side of the link."""
     need("redis-server", "redis-server")
     folder, port = tmp_path_factory.mktemp("redis"), free_port()
     listens = f"--bind {network.here} --port {port} --requirepass secret --dir {folder}"
@@ -137,7 +137,7 @@ def test_server_leads_cluster_with_head_on_another_machine(
         token = f"@{root / 'current' / 'token'}"
         url = f"http://{network.there}:{port}"
         status = head.read("status", "--url", url, "--token", token)
-        # The node of that machine offers nothing.
+        # The node on that machine offers no resources.
         assert len(status["nodes"]) == 1
         logs = "".join(file.read_text() for file in root.glob("*/logs/*/output.log"))
         assert "cannot be reached" not in logs

@@ -1,4 +1,4 @@
-"""The blocks of the documents: each is run as a reader runs it, or marked with the reason why it is not."""
+"""The code blocks of the documents: each is run as by a reader, or marked with a reason."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_shell_blocks_run(blocks: list[Block], home: Path, tiny_gpt2: Path) -> N
     if ["ndif", "status"] in commands and not any(
         words[:2] == ["ndif", "start"] for words in commands
     ):
-        parts.append("ndif start")  # the page speaks of a server that runs
+        parts.append("ndif start")  # the page assumes a running server
     parts += [
         f"echo '--- {block.place}'\n(\n{block.text}\n)\nclose_terminals\n" for block in blocks
     ]
@@ -100,7 +100,7 @@ def test_shell_blocks_run(blocks: list[Block], home: Path, tiny_gpt2: Path) -> N
     )
     print(run.stdout)
     assert run.returncode == 0, run.stdout
-    if ["ndif", "probe"] in commands:  # by a key that has no right beyond that of every key
+    if ["ndif", "probe"] in commands:  # the probe's key has only default rights
         assert re.search(r"openai-community/gpt2\W+0\.8\W+ok\b", run.stdout), run.stdout
 
 
@@ -119,12 +119,12 @@ def served(hub: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local
 
 
 def test_python_blocks_run(served: LocalServer, tmp_path: Path) -> None:
-    """All pages in one process, which imports nnsight once; a traceback names page and line."""
+    """Run all pages in one process, which imports nnsight once; tracebacks name page and line."""
     scripts = []
     for page in of_pages("python"):
         (blocks,) = page.values
         lines: list[str] = []
-        for block in blocks:  # at the lines that they have in the page
+        for block in blocks:  # at their lines in the page
             lines += [""] * (block.line - 1 - len(lines)) + block.text.splitlines()
         script = tmp_path / page.id.replace("/", "-").replace(".md", ".py")
         script.write_text("\n".join(lines))

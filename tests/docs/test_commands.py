@@ -1,4 +1,4 @@
-"""Commands and variables that documents name: each exists, with the options that it is given."""
+"""Commands, options and variables that documents name: each exists."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def found(words: Sequence[str]) -> tuple[click.Command, click.Context, list[str]
 
 
 def problem(words: Sequence[str]) -> str | None:
-    """Return what click says against a command line; None if it can be run."""
+    """Return click's error for a command line; None if it is valid."""
     try:
         command, context, rest = found(words)
         if isinstance(command, click.Group):
@@ -58,7 +58,7 @@ def problem(words: Sequence[str]) -> str | None:
             value = values.get(parameter.name or "")
             if isinstance(parameter.type, click.Choice) and isinstance(value, str):
                 parameter.type.convert(value, parameter, context)
-            # Click marks an argument that is not given by an object of its own.
+            # Click marks a missing argument with a special object.
             is_given = isinstance(value, str | list | tuple) and bool(value)
             if isinstance(parameter, click.Argument) and parameter.required and not is_given:
                 return f"{context.info_name} needs {parameter.name}"
@@ -72,7 +72,7 @@ def test_command_lines_in_blocks_are_valid() -> None:
     for block in (block for document in DOCUMENTS for block in blocks_of(document)):
         if block.language in SHELL:
             lines = commands_of(block.text)
-        elif not block.language:  # maybe a terminal, with what a command prints
+        elif not block.language:  # maybe a terminal session with output
             typed = re.findall(r"^(?:\$ )?(ndif .*)$", block.text, re.MULTILINE)
             lines = commands_of("\n".join(typed))
         else:
@@ -86,7 +86,7 @@ def test_command_lines_in_blocks_are_valid() -> None:
 
 
 def problems_in_sentences(document: Path) -> Iterator[str]:
-    """Yield a line for each command or option that a document's sentences name and that is not there."""
+    """Yield a line for each missing command or option that a document's sentences name."""
     for text in re.findall(r"`ndif ([a-z][^`]*)`", prose_of(document)):
         place = f"{name_of(document)}:{line_of(document, f'`ndif {text}`')}: `ndif {text}`"
         # `keys list|show KEY [--json]`: the name ends where a form begins.

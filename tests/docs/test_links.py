@@ -1,4 +1,4 @@
-"""Links in the repository's documents: each leads to a file, and to a heading that is there."""
+"""Links in the repository's documents: each leads to an existing file and heading."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from docs.make.links import moved_to_the_site, targets
 from tests.docs.documents import DOCUMENTS, ROOT, line_of, name_of, prose_of
 
 SITE_ALONE = {f"docs/{place}" for place in REFERENCES}
-"""Pages that exist on the site and not in the repository: the front page of the site links to them."""
+"""Pages that exist only on the site, whose front page links to them."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Sentences of the server that documents quote: each is one that the code says."""
+"""Messages of the server that documents quote: each exists in the source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOURCE = ROOT / "src" / "ndif"
 
 @cache
 def sentences() -> str:
-    """Return all texts in the source, what is put into them as `…`."""
+    """Return all string literals of the source, with placeholders as `…`."""
     assert ndif.__file__ is not None
     found = []
     for file in SOURCE.rglob("*.py"):
@@ -41,8 +41,8 @@ def quoted_in(document: Path) -> list[str]:
 
 
 def is_said(text: str) -> bool:
-    """Return whether the code says a sentence; `…` stands for other text."""
-    # A row may leave out what differs at the beginning and in the middle.
+    """Return True if the source contains a sentence; `…` stands for other text."""
+    # A row may omit the variable parts at the beginning and in the middle.
     parts = [re.escape(part.strip(" ")) for part in text.split("…") if part.strip(" ;,:.(")]
     return re.search("[^\n]*".join(parts), sentences()) is not None
 

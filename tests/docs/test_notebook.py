@@ -1,4 +1,4 @@
-"""The researchers' notebook, run against a server, and beside it with the model in its own process."""
+"""The researchers' notebook, run against a server and with a local model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def notebook() -> Any:
 
 @pytest.fixture(scope="module")
 def served(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    """A server of the demo's model, which confines what it runs."""
+    """A sandboxed server of the demo's model."""
     environment = {"NDIF_SESSION_ROOT": str(tmp_path_factory.mktemp("session"))}
     arguments = (str(smollm2), "--name", MODEL, "--sandbox", "--threads", "1")
     started = LocalServer(*arguments, environment=environment)
@@ -49,7 +49,7 @@ def served(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def run(notebook: Any, values: dict[str, str], environment: dict[str, str], file: Path) -> Any:
-    """Run a notebook whose one cell for its reader has other values; return it, and what it computed."""
+    """Run a notebook with other values in its parameter cell; return the notebook and its results."""
     filled = copy.deepcopy(notebook)
     (cell,) = (each for each in filled.cells if "parameters" in each.metadata.get("tags", []))
     cell.source = "\n".join(f"{name} = {value!r}" for name, value in values.items())
@@ -57,7 +57,7 @@ def run(notebook: Any, values: dict[str, str], environment: dict[str, str], file
     saving = nbformat.v4.new_code_cell(f"torch.save({{{kept}}}, {str(file)!r})")  # type: ignore[no-untyped-call]
     filled.cells.append(saving)
     client = NotebookClient(filled, timeout=PATIENCE_S, kernel_name="python3")
-    # One thread, as the server's model has: sums are then made in the same order.
+    # One thread, as for the server's model, so that sums have the same order.
     client.execute(env={**os.environ, **CHEAP_TLS, "OMP_NUM_THREADS": "1", **environment})
     return filled, torch.load(file)
 
@@ -105,7 +105,7 @@ def test_remote_values_equal_local_values(
             assert torch.equal(remote[name], expected[name]), name
         else:
             assert remote[name] == expected[name], name
-    # What the sections show.
+    # Outputs of the sections.
     shown = [output for each in filled.cells for output in each.get("outputs", [])]
     assert sum("image/png" in output.get("data", {}) for output in shown) == PLOTS
     assert "' Paris'" in [output.get("data", {}).get("text/plain") for output in shown]

@@ -1,4 +1,4 @@
-"""The generated references: complete, and of one mind with the documents that are written."""
+"""The generated references: complete, and consistent with the written documents."""
 
 from __future__ import annotations
 

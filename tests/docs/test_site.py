@@ -1,4 +1,4 @@
-"""The site: it is built without a warning, has every page, and asks no other host for anything."""
+"""The site: it builds without warnings, has every page, and loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site in a folder; what is warned of while it is built is a failure."""
+    """The folder of the built site; a warning during the build is a failure."""
     folder = tmp_path_factory.mktemp("site")
     warned: list[str] = []
 
@@ -94,7 +94,7 @@ def test_pages_load_nothing_from_other_hosts(pages: dict[str, Page]) -> None:
 def test_links_and_anchors_of_every_page_exist(pages: dict[str, Page], site: Path) -> None:
     broken = []
     for name, page in pages.items():
-        if name == "404.html":  # whose links begin at the root of a host
+        if name == "404.html":  # its links are absolute
             continue
         for link in page.links:
             path, _, anchor = link.partition("#")
@@ -123,7 +123,7 @@ def test_notebook_page_shows_plots(pages: dict[str, Page], site: Path) -> None:
 
 
 def test_missing_anchor_fails_build(tmp_path: Path) -> None:
-    """The settings of `mkdocs.yml` on a page whose link is broken."""
+    """Build a page with a broken link under the settings of `mkdocs.yml`."""
     documents = tmp_path / "docs"
     documents.mkdir()
     (documents / "index.md").write_text("[a](#nowhere)\n")

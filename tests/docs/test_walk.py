@@ -1,4 +1,4 @@
-"""The walk of a request in docs/architecture.md is the one that a profiler sees."""
+"""The walk of a request in docs/architecture.md matches a profile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[2]
 SOMETIMES = {"host/model_process.py", "stores/broker/spool.py"}
-"""Called from time to time, or for some requests."""
+"""Files that only some requests call."""
 
 
 def documented() -> set[str]:

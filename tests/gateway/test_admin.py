@@ -62,7 +62,7 @@ def refused(answer: httpx.Response, status: int) -> str:
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[tuple[str, Table]]:
-    """A server whose token no request of the test has."""
+    """A server whose token the requests of the tests lack."""
     table = Table()
     with serving(application(table)) as address:
         yield address, table

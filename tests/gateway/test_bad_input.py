@@ -259,7 +259,7 @@ def ended(server: LocalServer, accepted: httpx.Response) -> dict[str, Any]:
 
 
 def unless_ok(answer: httpx.Response) -> httpx.Response | None:
-    """Return an answer, or None if it is the usual one."""
+    """Return an answer, or None if its status is 200."""
     return None if answer.status_code == 200 else answer
 
 
@@ -633,7 +633,7 @@ def test_too_long_message_closes_only_its_own_websocket(server: LocalServer) -> 
         raise websocket.WebSocketConnectionClosedException
     refused(send(server, envelope(session_id=sessions[0])), 409)
     assert send(server, envelope(session_id=sessions[1])).status_code == 200
-    while json.loads(quiet.recv())["status"] != "ERROR":  # it has no trace
+    while json.loads(quiet.recv())["status"] != "ERROR":  # the job has no trace
         pass
     quiet.close()
 
@@ -884,7 +884,7 @@ def test_real_client_respects_limits_of_strict_server(
     limited_client.run(scenario)
 
 
-# Results and responses by their addresses
+# Results and responses by URL
 
 
 PATHS = [
@@ -959,7 +959,7 @@ def test_result_url_is_valid_only_for_its_result_until_expiry(
     strict: LocalServer, payload: bytes
 ) -> None:
     answers = [ended(strict, send(strict, blob=payload)) for _ in range(2)]
-    # Of the one that has just ended, so that it has not expired yet.
+    # The URL of the later job, which has not expired yet.
     other, url = (httpx.URL(answer["data"]) for answer in answers)
     expires, signature = (url.params[name] for name in ("expires", "signature"))
     assert httpx.get(url).status_code == 200
@@ -974,7 +974,7 @@ def test_result_url_is_valid_only_for_its_result_until_expiry(
     ):
         refused(httpx.get(wrong), 403)
     assert f"within {TTL_S}s." in refused(until(lambda: unless_ok(httpx.get(url))), 403)
-    # The stored response expires as well: at first its result is over, then nothing is known of it.
+    # The stored response expires as well: first the result, then the whole job.
     poll = f"{strict.url}/response/{answers[1]['id']}"
     until(lambda: "is known here" in httpx.get(poll).json()["description"])
 

@@ -1,4 +1,4 @@
-"""A real browser: which pages may use a server, and the page that describes it."""
+"""A real browser: access of other pages to a server, and the `/docs` page."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Browser:
         ]
 
     def show(self, url: str) -> tuple[str, str]:
-        """Return the page as the browser made it, and what the browser logged."""
+        """Return the rendered page and the browser's log."""
         done = subprocess.run(
             [*self._command, "--enable-logging=stderr", "--log-level=0", "--dump-dom", url],
             capture_output=True,
@@ -96,13 +96,13 @@ class Browser:
 
 @dataclass
 class Notebook:
-    """A page of another site, which tells its own server what it could do."""
+    """A page of another site, which reports the results of its requests to its own server."""
 
     url: str = ""
     found: Queue[dict[str, Any]] = field(default_factory=Queue)
 
     def tries(self, browser: Browser, server: str) -> dict[str, Any]:
-        """Return what the page could do with a server."""
+        """Return the results of the page's requests to a server."""
         with browser.visiting(f"{self.url}/?server={server}"):
             return self.found.get(timeout=PATIENCE_S)
 
@@ -176,7 +176,7 @@ def test_docs_page_is_shown_without_policy_violation(
     assert "<h2>jobs</h2>" in page
     assert page.count("<details") > 40
     assert "/admin/deploy" in page
-    # Its policy lets the browser use all of it.
+    # The page's policy blocks no part of the page.
     assert "Content Security Policy" not in log, log
     assert "Refused" not in log, log
 

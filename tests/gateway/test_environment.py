@@ -15,7 +15,7 @@ from ndif.gateway.environment import environment
 def test_packages_needed_only_by_server_are_omitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As in an environment that was made for this distribution, with nothing of an earlier name in it.
+    # An environment with only this distribution and no remains of an earlier name.
     for name in (NAME, "redis", "uvicorn", "nnsight", "torch"):
         files = metadata.distribution(name).files or ()
         described = next(file for file in files if file.name == "METADATA").locate().parent

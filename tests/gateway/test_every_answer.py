@@ -1,4 +1,4 @@
-"""Every answer's headers, id and line in the log, whoever makes it: a route, Starlette or uvicorn."""
+"""Headers, request id and log line of every answer, made by a route, Starlette or uvicorn."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TOKEN = "opens-it"
 
 @pytest.fixture(scope="module")
 def log() -> Iterator[io.StringIO]:
-    """The lines of a log as a server writes it."""
+    """The log of a server."""
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
@@ -57,7 +57,7 @@ def log() -> Iterator[io.StringIO]:
     level = root.level
     root.addHandler(handler)
     root.setLevel(logging.INFO)
-    # Servers of other tests have had uvicorn set up its own.
+    # uvicorn configured its own logging in servers of other tests.
     uvicorns = logging.getLogger("uvicorn")
     propagates, uvicorns.propagate = uvicorns.propagate, True
     yield written
@@ -75,7 +75,7 @@ def server(runtimes: Path, tmp_path_factory: pytest.TempPathFactory, log: Any) -
 
 @pytest.fixture(scope="module")
 def failing(log: Any) -> Iterator[str]:
-    """The address of a server with routes that fail, in the application that servers have."""
+    """The URL of a server with failing routes in the usual application."""
 
     async def fail(_: Request) -> Response:
         raise ValueError("a secret of the server")
@@ -131,7 +131,7 @@ def raw(url: str, sent: bytes) -> tuple[int, dict[str, str], bytes]:
 
 
 def check(status: int, headers: Any, body: bytes) -> str:
-    """Check what every refusal has, and return its sentence."""
+    """Check the common parts of a rejection and return its sentence."""
     assert status >= 400
     assert headers["content-type"] == "application/json"
     assert headers["x-content-type-options"] == "nosniff"
@@ -265,7 +265,7 @@ def test_answers_with_user_data_are_not_cached(server: Gateway) -> None:
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
         assert "Server" not in answer.headers
     assert server.submit().headers["Cache-Control"] == "no-store"
-    # Files of the hub have an ETag, by which their clients and proxies keep them.
+    # Hub files have an ETag, so clients and proxies may cache them.
     hub = get(f"{server.url}/hub/api/models/no/model")
     assert "Cache-Control" not in hub.headers
     assert hub.headers["X-Content-Type-Options"] == "nosniff"
@@ -446,7 +446,7 @@ LATIN = st.text(st.characters(codec="latin-1", exclude_characters="\r\n"), max_s
 
 @st.composite
 def heads(draw: st.DrawFn) -> bytes:
-    """Return a request's head, of what clients send and of what they do not."""
+    """Draw a request head with usual and unusual parts."""
     method = draw(st.sampled_from(["GET", "POST", "OPTIONS", "HEAD", "PUT", "CONNECT", "BREW"]))
     path = draw(st.sampled_from(PATHS) | LATIN)
     lines = [f"{method} {path} HTTP/{draw(st.sampled_from(['1.1', '1.1', '1.0', '2.0']))}"]
@@ -464,7 +464,7 @@ def heads(draw: st.DrawFn) -> bytes:
 
 @pytest.fixture(scope="module")
 def hasty(runtimes: Path, tmp_path_factory: pytest.TempPathFactory, log: Any) -> Iterator[Gateway]:
-    """A server that does not wait long for what is missing."""
+    """A server with a short timeout for incomplete requests."""
     folder = tmp_path_factory.mktemp("results")
     whose = Operator(TOKEN)
     with gateway(folder, runtimes, whose=whose, incoming_idle_s=0.2) as found:
@@ -480,7 +480,7 @@ def test_any_request_head_has_answer_in_usual_form(hasty: Gateway, head: bytes) 
         try:
             answer.begin()
         except http.client.RemoteDisconnected:
-            return  # it waited for the rest
+            return  # the server waited for the rest of the request
         body = answer.read() if answer.status != 101 else b""
     assert answer.status < 500 or answer.status == 503
     assert re.fullmatch(r"[\w.:-]{1,64}", answer.headers["X-Request-Id"])

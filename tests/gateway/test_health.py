@@ -1,4 +1,4 @@
-"""`GET /status` of a server that is idle, and loads models on request or does not."""
+"""`GET /status` of an idle server, with and without loading on request."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def entry(level: str, state: str) -> dict[str, Any]:
 async def listed(
     accounts: Accounts, folder: Path, deployments: dict[str, Any], *, fixed: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """Entries of `/status`, by the repository."""
+    """Return the entries of `/status` by repository."""
     catalogue = KnownCatalogue(Models(fixed=fixed), deployments)
     app = Starlette(routes=HealthRoutes(catalogue, accounts, Runtimes(folder)).routes())
     async with httpx.AsyncClient(
@@ -65,7 +65,7 @@ async def test_idle_server_that_loads_on_request_is_reported_as_ready(
     found = await listed(OpenAccounts(hotswapping=True), tmp_path, deployments)
     assert found.keys() == {*(["a/b"] if deployments else []), READY}
     ready = found[READY]
-    # Clients of 0.8 count what is HOT; those of 0.6 and 0.7 read the key, and one of two fields.
+    # Clients of 0.8 count HOT entries; clients of 0.6 and 0.7 read the key and one of two fields.
     assert (ready["deployment_level"], ready["application_state"]) == ("HOT", "RUNNING")
     assert json.loads(ready["model_key"].partition(":")[2])["repo_id"] == READY
     assert ready["dedicated"] is False

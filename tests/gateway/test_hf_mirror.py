@@ -58,7 +58,7 @@ WITHHELD = (
 
 @dataclass
 class Served:
-    """A hub on a free port of this machine, and what it answered."""
+    """A hub on a free port of this machine, and its answers."""
 
     hub: HfMirror
     port: int
@@ -132,7 +132,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(gpt2: Path, tmp_path: Path) -> Path:
-    """A checkpoint of one's own, to be changed."""
+    """A copy of the checkpoint for changes."""
     return Path(shutil.copytree(gpt2, tmp_path / "checkpoint"))
 
 
@@ -160,7 +160,7 @@ def commit_of(folder: Path, *, share_weights: bool = False) -> str:
     return sha
 
 
-# What the Hub's own client reads
+# The client of the Hub
 
 
 def test_model_info_is_served(tiny: Served) -> None:
@@ -364,7 +364,7 @@ def test_commit_differs_when_weights_are_shared(folder: Path) -> None:
 
 
 def test_snapshot_keeps_its_commit(whole: Served, gpt2: Path, tmp_path: Path) -> None:
-    """A server and a client that share a cache do not lose the weights in it."""
+    """A server and a client that share a cache keep its weights."""
     snapshot = Path(snapshot_download(TINY, endpoint=whole.endpoint, cache_dir=tmp_path))
     assert (snapshot / "model.safetensors").is_symlink()
     with hub_of(MirroredModel(TINY, snapshot, None, "text-generation")) as served:
@@ -431,7 +431,7 @@ def test_no_path_leads_out_of_checkpoint(folder: Path, share_weights: bool) -> N
     model = MirroredModel(TINY, folder, None, None)
     with hub_of(model, share_weights=share_weights) as served:
         for path in ASTRAY:
-            # Other clients tidy a path before they send it.
+            # Other HTTP clients normalise the path before they send it.
             connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=PATIENCE_S)
             connection.request("GET", f"/hub/{TINY}/resolve/main/{path}")
             response = connection.getresponse()

@@ -1,4 +1,4 @@
-"""The budget and the time of what has begun to arrive, and of what is not read."""
+"""Memory budget and timeouts of incoming requests, and of updates that clients do not read."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def _nothing_ran(_: Operation) -> Any:
 
 
 class Gateway:
-    """Routes that take something from a client, on a real server."""
+    """The routes that receive data from clients, on a real server."""
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         objects = FileStore(folder, 60)
@@ -110,7 +110,7 @@ class Gateway:
 
     @property
     def held(self) -> int:
-        """Return the bytes that are counted as unfinished."""
+        """The bytes that count as unfinished."""
         return self.incoming._all._held
 
     def files(self) -> list[str]:
@@ -134,7 +134,7 @@ class Gateway:
 
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[int, str]:
-    """Return an answer's status and sentence, and hang up."""
+    """Return an answer's status and sentence, and close the connection."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     body = await reader.read(MIB)
     writer.close()
@@ -145,7 +145,7 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 async def gateway(
     folder: Path, *, ping_s: float = 20, keep_alive_s: float = PATIENCE_S, **settings: Any
 ) -> AsyncIterator[Gateway]:
-    """Run one with these settings, which pings its live channels so often."""
+    """Run a gateway with these settings and this ping interval."""
     made = Gateway(folder, Settings().model_copy(update=settings))
     async with contextlib.AsyncExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -281,7 +281,7 @@ async def test_connection_stays_usable_after_early_answer(tmp_path: Path) -> Non
             assert b" 404 " in await reader.readuntil(b"\r\n\r\n")
             for _ in range(25):
                 writer.write(b"a" * 2)
-                await asyncio.sleep(0.03)  # slowly: longer than it may be idle in all
+                await asyncio.sleep(0.03)  # in total longer than the idle timeout
         writer.write(
             b"GET /subscribe HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
             b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
@@ -322,7 +322,7 @@ async def test_stalled_message_closes_its_websocket(
     async with gateway(tmp_path, incoming_idle_s=0.3) as server:
         async with connect(f"ws://127.0.0.1:{server.address[1]}/subscribe") as channel:
             await channel.recv()
-            await time_passes_async(0.5)  # what is quiet between messages stays open
+            await time_passes_async(0.5)  # a channel may be idle between messages
             await channel.send("whole")
             channel.transport.write(frame(b"begun", opcode=1, final=False))
             with pytest.raises(ConnectionClosed) as caught:
@@ -372,14 +372,14 @@ def open_channel(server: Gateway) -> tuple[websocket.WebSocket, str]:
 async def test_live_channel_survives_unanswered_pings(tmp_path: Path) -> None:
     async with gateway(tmp_path, ping_s=0.1) as server:
         channel, session = await asyncio.to_thread(open_channel, server)
-        await time_passes_async(0.5)  # several pings, for each of which there would be 0.1 s
+        await time_passes_async(0.5)  # several ping intervals of 0.1 s
         (subscription_id,) = server.broker._subscriptions
         assert subscription_id == subscription_of(session, f"uid {os.geteuid()}")
         request = a_request(subscription_id, Wire.ENVELOPE)
         await server.broker.submit(request)
         await server.broker.publish(request, Response(request.id, Status.COMPLETED, "Done."))
         assert b"Done." in (await asyncio.to_thread(channel.recv)).encode()
-        # One whose machine has gone is known by the kernel.
+        # The kernel detects a client whose machine is gone.
         (connection,) = server.serving.server_state.connections
         kernel = connection.transport.get_extra_info("socket")
         assert kernel.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 300_000
@@ -387,7 +387,7 @@ async def test_live_channel_survives_unanswered_pings(tmp_path: Path) -> None:
 
 
 def slow_socket(address: tuple[str, int]) -> socket.socket:
-    """A connection with little room for what its client does not read."""
+    """Return a connection with a small receive buffer."""
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     made.connect(address)

@@ -1,4 +1,4 @@
-"""`GET /requests/{id}`: whose error and stored result it tells of, and without the store."""
+"""`GET /requests/{id}`: error and stored result of a user's own jobs, and answers without the store."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def get(url: str, path: str) -> httpx.Response:
 
 
 def left(url: str, job: str) -> tuple[str | None, bool | None]:
-    """Return what the trace of a job tells of its error and of its result."""
+    """Return the error and the stored flag in the trace of a job."""
     trace = get(url, f"requests/{job}").json()
     assert trace["id"] == job
     assert trace["steps"]
@@ -119,5 +119,5 @@ def test_trace_shows_steps_without_object_store(
     for job in (DONE, FETCHED, FAILED):
         assert left(url, job) == (None, None)
     assert left(url, RUNNING) == NOTHING
-    # The list asks the store of nothing.
+    # The list does not read the store.
     assert len(get(url, "requests").json()["requests"]) == 5

@@ -1,4 +1,4 @@
-"""An operator's login over real HTTP: proof, cookie, forged requests, lock-out and end."""
+"""The operator's login over real HTTP: credentials, cookie, forged requests, lock-out and end."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def refused(answer: httpx.Response, status: int) -> str:
 
 
 def operator_events(server: Gateway) -> list[tuple[str, str, str, int]]:
-    """The events that an operator reads: kind, subject, by and count, the oldest first."""
+    """Return kind, subject, caller and count of the audit events, oldest first."""
     answer = httpx.get(
         f"{server.url}/admin/events", headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False
     )
@@ -72,7 +72,7 @@ def operator_events(server: Gateway) -> list[tuple[str, str, str, int]]:
     return found[::-1]
 
 
-# The proof
+# Credentials
 
 
 @pytest.mark.parametrize("proof", [PASSWORD, TOKEN], ids=["password", "token"])
@@ -84,7 +84,9 @@ def test_login_opens_admin_routes(http: httpx.Client, proof: str) -> None:
     assert {"httponly", "samesite=strict", "path=/", "max-age=43200"} <= {
         part.strip().lower() for part in cookie.split(";")
     }
-    assert "secure" not in cookie.lower()  # it would not come back without TLS
+    assert (
+        "secure" not in cookie.lower()
+    )  # the browser would not return a secure cookie without TLS
     assert "domain" not in cookie.lower()
     assert proof not in cookie
     assert http.get("/admin/status").json().keys() >= {"models", "nodes"}
@@ -195,7 +197,7 @@ def test_change_needs_own_page_and_csrf_token(server: Gateway, http: httpx.Clien
     assert change(Origin=server.url, X_CSRF_Token=csrf).status_code == 200
     for headers in (
         {},
-        {"X_CSRF_Token": csrf},  # no browser: it says where its requests come from
+        {"X_CSRF_Token": csrf},  # without the headers that browsers send
         {"Sec_Fetch_Site": "same-site", "X_CSRF_Token": csrf},
         {"Sec_Fetch_Site": "cross-site", "X_CSRF_Token": csrf},
         {"Sec_Fetch_Site": "none", "X_CSRF_Token": csrf},
@@ -209,7 +211,7 @@ def test_change_needs_own_page_and_csrf_token(server: Gateway, http: httpx.Clien
         {**own, "X_CSRF_Token": others},
     ):
         refused(change(**headers), 403)
-    # Reading changes nothing, and no other page can read the answer.
+    # Reads need no CSRF token: they change nothing, and no other page can read the answer.
     answer = http.get("/admin/status", headers={"Sec-Fetch-Site": "cross-site"})
     assert answer.status_code == 200
     assert answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"
@@ -265,7 +267,7 @@ def test_changed_cookie_is_rejected(http: httpx.Client) -> None:
         changed = whole[:place] + ("A" if whole[place] != "A" else "B") + whole[place + 1 :]
         http.cookies.clear()
         http.cookies.set(cookie.name, changed)
-        # The last character of a base64 has bits that mean nothing.
+        # The last base64 character has unused bits.
         assert place == len(whole) - 1 or http.get("/admin/queue").status_code == 401
 
 
@@ -307,7 +309,7 @@ def test_password_guesses_from_many_addresses_are_limited_together(
         for n in range(12):
             refused(enter(http, "guess", **{"X-Forwarded-For": f"192.0.2.{n}"}), 401)
         refused(enter(http, **{"X-Forwarded-For": "192.0.2.99"}), 429)
-        # Addresses of one site of IPv6 are one.
+        # IPv6 addresses of one site count as one.
         assert len(operator_events(server)) == 13
 
 
@@ -333,7 +335,7 @@ def test_logout_removes_cookie(server: Gateway, http: httpx.Client) -> None:
     assert left.json()["operator"] is False
     assert not http.cookies
     assert http.get("/admin/status").status_code == 401
-    assert http.post("/logout").status_code == 200  # there is nothing left to do
+    assert http.post("/logout").status_code == 200  # a repeated logout succeeds
     assert [kind for kind, *_ in operator_events(server)] == ["login", "logout"]
 
 
@@ -346,7 +348,7 @@ def test_events_record_caller_of_operations(server: Gateway, http: httpx.Client)
     http.post("/admin/callbacks/retry", json=body, headers=token)
     commands = {**token, "User-Agent": "ndif-cli/1"}
     http.post("/admin/callbacks/retry", json=body, headers=commands)
-    http.post("/admin/callbacks/retry", json={}, headers=commands)  # refused: nothing happened
+    http.post("/admin/callbacks/retry", json={}, headers=commands)  # rejected, so no event
     http.get("/admin/status", headers=commands)
     events = [(kind, by) for kind, _, by, _ in operator_events(server)]
     retried = "call-backs retried"
@@ -371,13 +373,13 @@ def test_session_ends_with_expiry_password_or_secret(
     cookie = request_with(f"{sessions._name}={value}")
     assert sessions.of(cookie) is not None
     assert sessions.of(cookie).csrf == session.csrf  # type: ignore[union-attr]
-    # Another process of the server, and one with the next secret as well.
+    # Other processes accept the session, also one with the next secret.
     assert Sessions(("one-secret",), HASH, 3600).of(cookie) is not None
     rotated = Sessions(("new-secret", "one-secret"), HASH, 3600)
     moved = request_with(f"{rotated._name}={value}")
     assert rotated.of(moved) is not None
     assert rotated.is_token_of(session, session.csrf)
-    # Another password, and another secret alone.
+    # Processes with another password, or only another secret, reject it.
     assert Sessions(("one-secret",), f"{HASH}x", 3600).of(cookie) is None
     assert Sessions(("one-secret",), "", 3600).of(cookie) is None
     other = Sessions(("new-secret",), HASH, 3600)

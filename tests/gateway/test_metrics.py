@@ -1,4 +1,4 @@
-"""`GET /metrics`: who may read it, and what it says of a server that has run jobs of both wires."""
+"""`GET /metrics`: access, and the metrics of a server that has run jobs of both wires."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TOKEN = "the operator's"
 
 
 class Leader:
-    """A leader that is asked for its state, and a store."""
+    """A stand-in for the leader and for a store."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -84,7 +84,7 @@ async def test_metrics_need_allowed_network_or_token() -> None:
         ("10.20.0.7", [], {"Authorization": right}, 200),
         ("10.20.0.7", ["10.20.0.0/16"], {"Authorization": wrong}, 403),
         ("not an address", ["10.20.0.0/16"], {}, 403),
-        # It came through a proxy of this machine, from who knows where.
+        # A proxy on this machine forwards a request of unknown origin.
         ("127.0.0.1", [], {"X-Forwarded-For": "8.8.8.8"}, 403),
     ):
         found = await answer(leader, address, networks, **headers)
@@ -122,7 +122,7 @@ async def test_metrics_report_unavailable_store(problem: Exception) -> None:
 async def test_metrics_report_unavailable_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "_STATE_S", 0.0)  # each look is a new one
+    monkeypatch.setattr(metrics, "_STATE_S", 0.0)  # no caching
     monkeypatch.setattr(metrics, "_PATIENCE_S", 0.5)
     with RedisServer(tmp_path) as redis:
         settings = Settings(broker_url=redis.url, dev_mode=True, metrics_allow="10.0.0.0/8")

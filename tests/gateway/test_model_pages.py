@@ -1,4 +1,4 @@
-"""`GET /models/{repo_id}`: which models it knows, and how it tells of them."""
+"""`GET /models/{repo_id}`: known models and their descriptions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GPT2, BERT = "org/gpt2", "org/bert"
 
 
 class Asked(KnownCatalogue):
-    """A catalogue that counts for which models it is asked."""
+    """A catalogue that records the requested models."""
 
     keys: list[ModelKey] = []  # noqa: RUF012 - cleared by each server
 
@@ -235,7 +235,7 @@ async def test_concurrent_page_requests_ask_leader_once(
     app = application(models, runtimes)
     await asyncio.gather(*(ask(app, f"/models/{GPT2}") for _ in range(20)))
     assert Asked.keys == [model.key]
-    # Names that the server does not know ask it nothing.
+    # Unknown names do not reach the leader.
     await asyncio.gather(*(ask(app, f"/models/org/n{n}", 404) for n in range(20)))
     assert Asked.keys == [model.key]
 

@@ -1,4 +1,4 @@
-"""Paths of modules in a trace, by the rules of each generation; clients resolve real ones elsewhere."""
+"""Module paths by the rules of each generation; tests/clients resolves real paths."""
 
 from __future__ import annotations
 

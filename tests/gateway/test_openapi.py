@@ -1,4 +1,4 @@
-"""The description of every route: complete, valid, and true of the real answers."""
+"""The OpenAPI document: complete, valid, and consistent with the real answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Starlette:
-    """The application of a whole server, without what is around it."""
+    """The application of a whole server, without middleware."""
     folder = tmp_path_factory.mktemp("results")
     server = Server(
         Settings(),
@@ -58,7 +58,7 @@ def described(app: Starlette) -> dict[str, Any]:
     (found,) = (each for each in app.routes if getattr(each, "path", "") == "/openapi.json")
     assert isinstance(found, Route)
     document: dict[str, Any] = found.endpoint.__self__.document
-    # As it goes over the wire.
+    # As sent over the wire.
     again: dict[str, Any] = json.loads(json.dumps(document))
     return again
 
@@ -76,7 +76,7 @@ def validator(described: dict[str, Any], schema: dict[str, Any]) -> jsonschema.D
 
 
 def routes_of(routes: list[BaseRoute], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield method and path of everything that a client can ask for."""
+    """Yield method and path of every route and live channel."""
     for route in routes:
         if isinstance(route, Mount):
             path = route.path_format.removesuffix("/{path}")
@@ -122,7 +122,7 @@ def test_document_is_valid_openapi(described: dict[str, Any]) -> None:
     for path, _, operation in operations(described):
         assert set(operation["tags"]) <= tags
         assert operation["summary"]
-        # All parts of the path are parameters, and the reverse.
+        # The path parameters match the path exactly.
         named = {each["name"] for each in operation.get("parameters", ()) if each["in"] == "path"}
         assert named == set(re.findall(r"{(\w+)}", path))
 
@@ -192,7 +192,7 @@ def holds(described: dict[str, Any], path: str, answer: httpx.Response) -> Any:
 
 
 def shape(value: Any) -> Any:
-    """Return the names in a JSON value, and the kinds of its values."""
+    """Return a JSON value with the types of its values in place of the values."""
     if isinstance(value, dict):
         return {name: shape(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -207,7 +207,7 @@ def example(described: dict[str, Any], path: str, method: str = "get", status: s
 
 @pytest.fixture(scope="module")
 def polled(server: LocalServer, tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The payload of a trace, as a client records it."""
+    """The payload of a trace, recorded by a client."""
     recorded = tmp_path_factory.mktemp("recorded")
     home = tmp_path_factory.mktemp("client-openapi")
     environment = {**client_environment(server, home, None), "RECORDED": str(recorded)}
@@ -272,7 +272,7 @@ def test_answers_of_server_match_document(
         assert trace.keys() == example(described, "/requests/{id}").keys()
         assert (trace["error"], trace["stored"]) == (None, True)
         names = [step["name"] for step in trace["steps"]]
-        # The no-op reports no steps of its runner's.
+        # The no-op reports no steps of its runner.
         assert names[:3] == ["receive", "received", "queued"]
         assert {"acquire", "payload", "send", "running", "store", "deliver"} < {*names}
         for query in ("", "?by=day&since=2026-01-01"):
@@ -374,7 +374,7 @@ def test_answers_of_admin_routes_match_document(place: Place, described: dict[st
         does("usage", {"user": "a\0b"}, 400)
         collected = does("gc", {"dry_run": True})
         assert shape(collected) == shape(example(described, "/admin/gc", "post"))
-        does("alerts", status=409)  # nobody is to be told
+        does("alerts", status=409)  # alerts have no recipients
         does("alerts/test", {}, 409)
         assert does("callbacks")["callbacks"] == []
         assert does("callbacks/retry", {"all": True}) == {"retried": []}
@@ -445,7 +445,7 @@ def test_answers_of_account_routes_match_document(
         revoked = does("keys/revoke", **key)
         assert (revoked["state"], revoked["killed"]) == ("REVOKED", 2)
         assert table.killed_keys == [made["account"]]
-        # Without a leader the key is revoked all the same, and its user told that its jobs go on.
+        # Without a leader, the key is revoked and the answer says that its jobs continue.
         table.leads = False
         assert "its jobs go on" in does("keys/revoke", 503, **key)["detail"]
         table.leads = True
@@ -453,7 +453,7 @@ def test_answers_of_account_routes_match_document(
         for name in ("keys/show", "keys/revoke", "tiers/delete", "tiers/assign", "users/show"):
             field = "tier" if name == "tiers/delete" else name.partition("/")[0].removesuffix("s")
             does(name, 404, **{field: "nobody"})
-        # Numbers that no table or reader has.
+        # Numbers outside the valid ranges.
         for limit in (10**400, -1, 0, 1.5, "many", True):
             does("tiers/create", 400, limits={"requests_per_minute": limit})
         for seconds in (0, -1, 1e300, 10**400):
@@ -499,7 +499,7 @@ def test_docs_page_has_every_route_and_loads_nothing(
             target = found["href"] or ""
             assert target == "/openapi.json" or target.removeprefix("#") in ids
     for path, method, operation in operations(described):
-        # Which `ndif local start` does not have.
+        # `ndif local start` lacks these routes.
         if not path.startswith(("/admin", "/login", "/logout", "/session")):
             assert operation["operationId"] in ids, (method, path)
     assert "/subscribe (live updates of nnsight 0.8)" in page.text

@@ -1,4 +1,4 @@
-"""The names that a server answers to, and the web pages that may use it."""
+"""The host names of a server, and the web pages that may use the server."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_server_answers_only_to_its_own_host_names() -> None:
     machine = socket.gethostname()
     for host in (
         *("localhost:8001", "127.0.0.1:8001", "[::1]:8001", "sub.localhost", "LOCALHOST.", None),
-        # An address is no name that another site could have.
+        # Another site cannot own an IP address as its name.
         *("10.0.0.7:8001", "[fe80::1]:8001", machine, f"{machine.upper()}:8001"),
     ):
         for listens in ("127.0.0.1", "0.0.0.0", "10.0.0.7", "::"):
@@ -134,7 +134,7 @@ async def test_operator_allows_further_host_names() -> None:
     assert (await status("ndif.example.org.", public_url=f"{PUBLIC}.")).status_code == 200
     assert (await status("evil.example", public_url=PUBLIC)).status_code == 403
     assert (await status("evil.example", allowed_hosts="*")).status_code == 200
-    # No wildcard lets in a page.
+    # A host wildcard does not admit foreign pages.
     foreign = await status("localhost", "https://evil.example", allowed_hosts="*")
     assert foreign.status_code == 403
 
@@ -142,7 +142,7 @@ async def test_operator_allows_further_host_names() -> None:
 @on_loop
 async def test_page_origin_must_match_host_or_public_url() -> None:
     for host, origin, code in (
-        # A proxy that keeps the Host, and one that does not.
+        # Proxies may keep or replace the Host header.
         ("ndif.example.org", PUBLIC, 200),
         ("ndif.example.org:443", PUBLIC, 200),
         ("127.0.0.1:8001", PUBLIC, 200),
@@ -168,7 +168,7 @@ async def test_any_page_may_read_public_routes_of_public_server() -> None:
             for origin in (None, "https://a.page.example"):
                 answer = await status("127.0.0.1", origin, path=path, **how)
                 assert answer.status_code == 200
-                # Without an Origin there is no page to allow, and a cache is told that this matters.
+                # Without an Origin, the answer allows no page and varies by Origin for caches.
                 allowed = answer.headers.get("Access-Control-Allow-Origin")
                 assert allowed == (None if origin is None else "*")
                 assert "Access-Control-Allow-Credentials" not in answer.headers
@@ -185,7 +185,7 @@ async def test_any_page_may_read_public_routes_of_public_server() -> None:
 async def preflight(
     path: str, method: str, origin: str = "https://a.page", sent: str = "", **settings: Any
 ) -> httpx.Response:
-    """Return the answer to what a browser asks before a page's request."""
+    """Return the answer to a CORS preflight request."""
     asked = {"Access-Control-Request-Method": method}
     if sent:
         asked["Access-Control-Request-Headers"] = sent
@@ -224,11 +224,11 @@ async def test_page_named_by_operator_may_use_routes_of_users() -> None:
                 assert "Access-Control-Allow-Credentials" not in each.headers
         assert (await preflight("/request", "POST", origin, "x-other", **named)).is_error
         assert (await preflight("/request", "PATCH", origin, **named)).is_error
-        # The operator's routes are for programs alone.
+        # Pages of other sites cannot use the admin routes.
         for path in ("/admin/status", "/admin/stop"):
             assert (await status("127.0.0.1", origin, path=path, **named)).status_code == 403
             assert (await preflight(path, "POST", origin, **named)).status_code == 403
-        # The page's site is no name of this server.
+        # The page's host is not a host name of this server.
         foreign = await status("a.page", origin, **named)
         assert foreign.status_code == 403
     for origin in ("https://c.page", "http://a.page", "https://a.page.evil", "null"):

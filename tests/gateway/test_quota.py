@@ -1,4 +1,4 @@
-"""The limits of two keys of two tiers, each tripped by a request, and what its sender reads."""
+"""The limits of two keys of two tiers: each is exceeded by a request and named in its rejection."""
 
 from __future__ import annotations
 
@@ -114,10 +114,10 @@ async def test_open_channels_per_key_are_limited(
         assert refused_one.close_code == 4429
         assert told["status"] == "ERROR"
         assert told["description"].startswith(says)
-        # nnsight reads the id and sends its job, whose refusal it shows.
+        # nnsight reads the id, sends its job, and shows the rejection.
         sent = keyed.submit(session=told["session_id"], **{"ndif-api-key": keys[1]["small"]})
         assert refused(sent, 429).startswith(says)
-        # One that is closed is open no more.
+        # A closed channel no longer counts.
         await first.close()
 
         async def may_open() -> bool:
@@ -197,7 +197,7 @@ def test_body_over_limit_of_key_is_rejected_while_it_arrives(
 
 
 class UsageOf:
-    """A record of jobs that says how long a user's blocks ran."""
+    """A stand-in for usage records with a fixed execution time."""
 
     def __init__(self) -> None:
         self.ran_s: float | None = 0.0
@@ -230,7 +230,7 @@ async def test_execution_time_per_day_is_limited() -> None:
             await quota.admit(account, limits)
         assert error.value.status_code == 429
         assert 0 < int((error.value.headers or {})["Retry-After"]) <= 86_400
-        # For a while it is not asked again.
+        # The usage is cached for a while.
         asked = len(usage.asked)
         with pytest.raises(HttpError):
             await quota.admit(account, limits)
@@ -246,7 +246,7 @@ def test_tier_limits_override_server_limits_and_null_removes_them() -> None:
     own = {"requests_per_minute": None, "request_bytes": "1KiB"}
     changed = {**server.model_dump(exclude_unset=True), **own}
     assert Limits.of(settings, own) == Limits.model_validate(changed)
-    # Somebody else may have written the database.
+    # Invalid limits in the database are ignored.
     assert Limits.of(settings, {"colour": "red"}) == server
     quota = quota_of(UsageOf(), max_unfinished_jobs=7)
     assert quota.limits_of(Account("host 10.0.0.1")) == Limits(queue_depth=10_000)

@@ -1,4 +1,4 @@
-"""`GET /response/{id}` of a known and an unknown job, and without the store."""
+"""`GET /response/{id}` of known and unknown jobs, and without the store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class UnreachableStore(FileStore):
 
 
 async def nothing(request_id: str, stored: Status | None) -> None:
-    """A queue in which nothing waits."""
+    """Do nothing, as for an empty queue."""
 
 
 async def get_response(store: FileStore, job: str) -> httpx.Response:

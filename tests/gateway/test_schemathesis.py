@@ -1,4 +1,4 @@
-"""Requests that schemathesis makes up from the description of the routes, to a real server."""
+"""Requests that schemathesis generates from the OpenAPI document, sent to a real server."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def token(place: Place, started: str) -> str:
 
 
 def takes_anything(described: dict[str, Any]) -> bool:
-    """Return whether no request of an operation can be wrong: any text may be a part of a path."""
+    """Return True if every request of an operation is valid, because its paths take any text."""
     return "requestBody" not in described and all(
         each["in"] == "path" and each["schema"].keys() <= {"type", "title"}
         for each in described.get("parameters", ())
@@ -76,7 +76,7 @@ def takes_anything(described: dict[str, Any]) -> bool:
 
 
 def ask(operation: Any, mode: Any, token: str) -> int:
-    """Send made-up requests to an operation, and check the answers; return how many there were."""
+    """Send generated requests to an operation, check the answers, and return their number."""
     if mode is GenerationMode.NEGATIVE and takes_anything(operation.definition.raw):
         return 0
     needs_token = operation.path.startswith("/admin")
@@ -87,16 +87,16 @@ def ask(operation: Any, mode: Any, token: str) -> int:
     @given(operation.as_strategy(generation_mode=mode))
     def send(case: Any) -> None:
         nonlocal asked
-        # A path with a line break is that of no route, as Starlette mounts the hub's.
+        # Starlette's mount of the hub matches no path with a line break.
         assume(not any(re.search(r"\n|%0A", str(each)) for each in case.path_parameters.values()))
         asked += 1
         case.call_and_validate(headers=headers, timeout=PATIENCE_S, checks=CHECKS)
 
-    with contextlib.suppress(Unsatisfiable):  # it takes nothing that could be wrong
+    with contextlib.suppress(Unsatisfiable):  # the operation has no invalid requests
         try:
             send()
         except SystemError as error:
-            # Two threads may not read code at once: https://github.com/python/cpython/issues/106905
+            # Two threads must not parse code at once: https://github.com/python/cpython/issues/106905
             if sys.version_info >= (3, 11, 8):
                 raise
             retry(operation.label, str(error))
@@ -109,7 +109,7 @@ def ask(operation: Any, mode: Any, token: str) -> int:
 def test_generated_requests_are_answered_as_documented(
     started: str, token: str, mode: Any, subtests: pytest.Subtests
 ) -> None:
-    """Valid and invalid requests, for every route but the one that would end the server."""
+    """Send valid and invalid requests to every route except the one that stops the server."""
     described = schemathesis.openapi.from_url(f"{started}/openapi.json")
     asked = 0
     for found in described.exclude(path="/admin/stop").get_all_operations():
@@ -126,7 +126,7 @@ def test_generated_account_requests_are_answered_as_documented(
     accounts = SqlAccounts(Database(database.url), 5)
     headers = {"Authorization": f"Bearer {TOKEN}"}
     with serving(application(Table(), accounts=accounts)) as url:
-        # So that some of the examples have what they name.
+        # Some examples name this tier.
         tier = httpx.post(f"{url}/admin/tiers/create", json={"tier": "lab"}, headers=headers)
         assert tier.status_code == 200, tier.text
         described = schemathesis.openapi.from_url(f"{url}/openapi.json")

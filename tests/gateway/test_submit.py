@@ -1,4 +1,4 @@
-"""`POST /request`: the user of an accepted request, and the answer of a full queue."""
+"""`POST /request`: the user of an accepted request, and the answers of a full queue or disk."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def application(folder: Path, broker: MemoryBroker, settings: Settings | None = 
 def accepted(
     folder: Path, headers: Mapping[str, str], client: str = "10.0.0.7", **fields: object
 ) -> Request:
-    """Return the request that a POST from `client` becomes, with `headers` and `fields` of its own."""
+    """Return the request that results from a POST of `client` with these headers and fields."""
 
     async def run() -> Request:
         broker = MemoryBroker()
@@ -109,7 +109,7 @@ def test_user_of_request_does_not_contain_key(tmp_path: Path) -> None:
 def test_address_identifies_user_without_api_key(tmp_path: Path) -> None:
     users = [accepted(tmp_path, {}, host).user for host in ("10.0.0.7", "10.0.0.8", "10.0.0.7")]
     assert users[0] == users[2] != users[1]
-    # A key that reads like an address is not that machine's user.
+    # A key that looks like an address does not identify that machine's user.
     assert accepted(tmp_path, {"ndif-api-key": users[0]}, "10.0.0.9").user not in users
 
 
@@ -134,7 +134,7 @@ async def test_full_disk_is_answered_with_503_and_reason(small_disk: Path) -> No
             )
 
         assert (await send(60)).status_code == 200
-        too_large = await send(2_000_000)  # for the disk, which has room for the first response
+        too_large = await send(2_000_000)  # too large for the disk
         filling = fill(small_disk)
         for refused in (too_large, await send(60), await send(200_000)):
             assert refused.status_code == 503
@@ -199,7 +199,7 @@ def test_clients_below_minimum_version_are_rejected(
         tmp_path, strict, nnsight_version="0.8.2", python_version="3.10.12 (main) [GCC]"
     )
     assert "Python 3.11.4 and later; yours is 3.10.12. Run" in refused.json()["detail"]
-    # Patch versions of Python read the same programs, and a source tree knows no version.
+    # Python patch versions do not matter, and a source tree has no version.
     for headers in (
         {"nnsight_version": "0.8.2", "python_version": "3.11.0"},
         {"nnsight_version": "0.8.10.dev1", "python_version": "3.14.0rc1"},

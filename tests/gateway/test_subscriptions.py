@@ -1,4 +1,4 @@
-"""The live channels of a gateway: one that stops, and clients that handle messages in any order."""
+"""The live channels of a gateway: a stop, and clients that handle messages in any order."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def a_request(subscription_id: str, wire: Wire) -> Request:
 
 @contextlib.asynccontextmanager
 async def served(app: Starlette) -> AsyncIterator[str]:
-    """The address of an application."""
+    """Serve an application and yield its address."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning"))
         serving = asyncio.create_task(server.serve(sockets=[listening]))
@@ -99,7 +99,7 @@ async def test_stopping_gateway_notifies_clients_and_names_ended_jobs() -> None:
 
 
 class Disordered(engineio.Client):  # type: ignore[misc] # it has no types
-    """A client of a busy machine: the thread of any message may wait while others run."""
+    """A client on a busy machine, where the thread of each message may be delayed."""
 
     _random = random.Random(19)
 
@@ -108,7 +108,7 @@ class Disordered(engineio.Client):  # type: ignore[misc] # it has no types
 
         def late() -> None:
             time_passes(self._random.choice((0, 0.01, 0.02)))
-            with contextlib.suppress(ValueError):  # as such a thread ends that has lost its message
+            with contextlib.suppress(ValueError):  # a thread without its message ends this way
                 target(*arguments, **named)
 
         if target != self.handlers.get("message"):
@@ -117,14 +117,14 @@ class Disordered(engineio.Client):  # type: ignore[misc] # it has no types
 
 
 class Busy(socketio.Client):  # type: ignore[misc]
-    """python-socketio's client, on such a machine."""
+    """The client of python-socketio on such a machine."""
 
     def _engineio_client_class(self) -> type:
         return Disordered
 
 
 def received(address: str, connected: Callable[[str], object]) -> list[Response]:
-    """The updates that a client of nnsight 0.7 gets until its job ends."""
+    """Return the updates that a client of nnsight 0.7 receives until its job ends."""
     told: list[Response] = []
     client = socketio.SimpleClient()
     client.client_class = Busy
@@ -177,7 +177,7 @@ async def test_updates_reach_client_that_handles_messages_in_any_order(
 
 @on_loop
 async def test_client_without_ping_answers_is_removed(redis: RedisServer, tmp_path: Path) -> None:
-    """The task that would send it an update finds that out, and ends itself."""
+    """The task that sends an update detects the dead connection and ends itself."""
     broker = RedisBroker(redis.url, FileStore(tmp_path, 60), SIGNER, inline_bytes=1000)
     await broker.start()
     socket_io = SocketIoSubscriptions(broker, OpenChannels(Settings()), Settings())

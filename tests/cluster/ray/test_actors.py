@@ -66,7 +66,7 @@ def client(tiny_gpt2: Path) -> TransformersModel:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> FileStore:
-    """Of the driver, which only keeps large requests there."""
+    """The driver's object store, which holds only large requests."""
     return FileStore(tmp_path_factory.mktemp("objects"), 3600)
 
 
@@ -78,7 +78,7 @@ def environment(
     tiny_gpt2: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, str]:
-    """The settings with which every node is started; its cache has room for one model."""
+    """The settings of every node; its cache fits one model."""
     size = sum(file.stat().st_size for file in tiny_gpt2.iterdir())
     return {
         "NDIF_CACHE_BYTES": str(size * 3 // 2),
@@ -101,7 +101,7 @@ def server(environment: dict[str, str]) -> Iterator[RayServer]:
 
 
 def large(client: TransformersModel) -> bytes:
-    """A block whose result would go through Ray's object store, if it went through Ray."""
+    """Return a block with a result large enough for Ray's object store."""
     sent = Sent()
     with client.trace(PROMPT, backend=sent):
         logits = client.lm_head.output[0, -1].repeat(5000).save()  # noqa: F841
@@ -109,13 +109,13 @@ def large(client: TransformersModel) -> bytes:
 
 
 def weights_in(folder: str) -> list[Path]:
-    """The weights that were downloaded to a folder."""
+    """Return the weight files in a folder."""
     return [*Path(folder).rglob("model.safetensors")]
 
 
 @asynccontextmanager
 async def a_node_with_files(server: RayServer) -> AsyncIterator[tuple[RayCluster, str]]:
-    """A node to which a model was downloaded, and its cluster."""
+    """Yield a cluster and a node to which a model was downloaded."""
     async with driving(server) as cluster:
         node = await node_called(cluster, "two")
         await cluster.fetch(DeploymentConfig(NAME, NAME), "0.8", node)
@@ -177,7 +177,7 @@ async def test_traces_run_on_node(
             saves = torch.load(io.BytesIO(told.data.content), weights_only=False)
             assert torch.equal(saves["logits"], expected(tiny_gpt2))
             statuses = [response.status for response in user.told[request.id]]
-            if Status.RUNNING in statuses:  # a quick job's end takes its place
+            if Status.RUNNING in statuses:  # the end of a quick job may replace it
                 assert statuses.pop(1) is Status.RUNNING
             assert statuses == [Status.DISPATCHED, Status.COMPLETED]
 
@@ -208,7 +208,7 @@ async def test_traces_run_on_node(
 
 
 def deafen_others(redis: RedisServer) -> None:
-    """Make every process but this one lose the connection on which it hears."""
+    """Close the pub/sub connections of all other processes."""
     mine = {connection.laddr.port for connection in psutil.Process().net_connections()}
     for client in redis.command("client", "list", "type", "pubsub").splitlines():
         address = dict(part.partition("=")[::2] for part in client.split())["addr"]
@@ -240,7 +240,7 @@ async def test_message_lost_in_redis_is_recovered_by_ray_call(
     ):
 
         async def run(payload: bytes, until: Status | None = None) -> int:
-            """Lose the connections at some time, if at any; how often Ray was asked."""
+            """Run a job, close connections at that status, and return the number of Ray's `run` calls."""
             asked.clear()
             request = await user.send(payload)
             if until is Status.QUEUED:
@@ -257,18 +257,18 @@ async def test_message_lost_in_redis_is_recovered_by_ray_call(
             return asked.count("run")
 
         async def until_quick() -> None:
-            """Run jobs until one is not asked for, as each is that takes long: the machine may be slow."""
+            """Run jobs until one needs no call through Ray; a slow job on a slow machine needs one."""
             while await run(reading(client)):
-                # Those that find nobody listening take no time, and there may be hundreds of them.
+                # Jobs without a listener return at once, so limit their number.
                 soon_s = min(4.0, 1.5 * actors_module._SOON_S)
                 monkeypatch.setattr(actors_module, "_SOON_S", soon_s)
                 await time_passes_async(0.05)
 
         await until_quick()
         assert await run(reading(client), Status.QUEUED) == 1
-        # Both ends listen again, sooner or later.
+        # Both ends reconnect eventually.
         await until_quick()
-        # Its end is lost if it comes while nobody listens. It is told to run 0.1 s later.
+        # The end of the job is lost if it is sent while the leader is not listening.
         while not await run(sleeping(client, 0.25), Status.RUNNING):
             pass
         await until_quick()
@@ -367,7 +367,7 @@ async def test_next_leader_adopts_replica_and_its_running_job(
             assert (place.level, place.size_bytes, place.on_cpu) == (DeploymentLevel.HOT, GIB, True)
             assert place.deployed > 0
 
-            # Whichever replica is asked for a job that runs, it is awaited where that is.
+            # A run call to any replica waits for the job where it runs.
             async with a_replica(cluster, tiny_gpt2, "two", "second") as other:
                 attached = asyncio.create_task(other.run(job, nothing))
                 waiting = asyncio.create_task(
@@ -416,13 +416,13 @@ async def test_job_ended_under_previous_leader_is_not_run_again(
 async def leave_running(
     server: RayServer, checkpoint: Path, user: Client, job: Request, told: Status
 ) -> None:
-    """Lead until a replica on the first node runs a job, whose client has been told so much."""
+    """Lead until a replica on the first node runs a job and its client has received this status."""
     async with driving(server) as cluster:
         actor = await an_actor(cluster, config_of(checkpoint), "one", "first")
         await actor.start(lambda done, total: None)
         running = asyncio.create_task(actor.run(job, nothing))
         await user.until(job, told)
-        await end([running])  # as a leader does that leaves, or its end
+        await end([running])  # as when a leader leaves or ends
 
 
 def kill_the_first(server: RayServer) -> None:
@@ -434,7 +434,7 @@ async def unmeasured(config: DeploymentConfig, generation: str) -> Measured:
     return Measured(GIB)
 
 
-# Without one
+# Without a model
 
 
 @as_a_leader
@@ -532,7 +532,7 @@ async def test_dead_node_and_its_replicas_are_forgotten(server: RayServer, tiny_
 
 
 async def too_large(config: DeploymentConfig, generation: str) -> Measured:
-    """For any node but one."""
+    """Return a size that fits only one node."""
     return Measured(32 * GIB)
 
 

@@ -1,4 +1,4 @@
-"""The resources that a node declares to Ray, how they are read, and what ends with a node."""
+"""The resources that a node declares to Ray, and replicas that end with their node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GIB = 1 << 30
 
 
 def entry(name: str, resources: dict[str, float], *, alive: bool = True) -> dict[str, Any]:
-    """As `ray.nodes()` has it."""
+    """Return a node as in `ray.nodes()`."""
     own = {"CPU": 8.0, "memory": 1e9, "object_store_memory": 1e8, "node:10.0.0.1": 1.0}
     return {
         "NodeID": f"id-of-{name}",
@@ -47,7 +47,7 @@ def entry(name: str, resources: dict[str, float], *, alive: bool = True) -> dict
 )
 def test_declared_resources_round_trip(gpus: list[int], cpu: int) -> None:
     resources = Resources.of(gpus, cpu, 1.0)
-    # Ray keeps numbers as floats, and no nothings.
+    # Ray stores numbers as floats and drops zeros.
     kept = {name: float(size) for name, size in declaration(resources).items() if size}
     read = resources_of(kept)
     assert read == (resources if gpus or cpu else None)
@@ -104,7 +104,7 @@ def test_foreign_node_offers_no_resources(declared: dict[str, float]) -> None:
 
 
 class Unavailable:
-    """The handle of an actor of which a restarted head never says that it is dead."""
+    """The handle of an actor that Ray reports as unavailable forever and never as dead."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -1,4 +1,4 @@
-"""Ray's head with replicas on it: its power is cut while their jobs run, and it comes back."""
+"""A Ray head with replicas: it is killed while their jobs run, and restarts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def run_both(actors: Sequence[RayModelActor]) -> bool:
 
 
 async def asks_no_more(actor: RayModelActor) -> bool:
-    """Return True if the replica is asked nothing for longer than the pause before a repetition."""
+    """Return True if the replica is not called for longer than the pause before a retry."""
     unreached = actor._unreached
     await time_passes_async(4 * _AGAIN_S)
     return actor._unreached == unreached
@@ -47,7 +47,7 @@ async def asks_no_more(actor: RayModelActor) -> bool:
 async def test_replica_on_dead_head_is_lost_and_not_called_again(
     redis: RedisServer, tmp_path: Path, tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Else a head that takes ten seconds to come back is lost, and the process that leads ends.
+    # Otherwise a head that restarts for ten seconds counts as lost, and the leader ends.
     monkeypatch.setattr(cluster_module, "_PATIENCE_S", PATIENCE_S)
     config = config_of(tiny_gpt2)
     memory = RedisServer(tmp_path)
