@@ -1,4 +1,4 @@
-"""Webhooks of an operator: real HTTP servers on loopback that behave as they are told."""
+"""Webhooks of an operator: real HTTP servers on loopback with configurable answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Receiver:
     port: int = 0
     status: int = 200
     later_status: int | None = None
-    """The status of all answers but the first, if it is another."""
+    """The status of every answer after the first; None means `status`."""
     headers: dict[str, str] = field(default_factory=dict)
     asked: int = 0
     taken: list[dict[str, Any]] = field(default_factory=list)
@@ -42,7 +42,7 @@ def receiving(port: int = 0) -> Iterator[Receiver]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            # Read before the call is counted: who sees the count may change them for the next.
+            # Read before the call is counted: a test may change both once it sees the count.
             status, headers = receiver.status, dict(receiver.headers)
             if receiver.asked and receiver.later_status is not None:
                 status = receiver.later_status

@@ -1,4 +1,4 @@
-"""Documents of a server's state, as `GET /admin/status` answers, with one thing wrong."""
+"""Documents of a server's state, as in `GET /admin/status`, each with one problem."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _EXAMPLE: dict[str, Any] = example_of(ServerState)
 
 
 def status() -> dict[str, Any]:
-    """The example of the API's own document: one node, one GPU, one model that runs."""
+    """Return the example of the API document: one node, one GPU, one running model."""
     return copy.deepcopy(_EXAMPLE)
 
 
 def waits(
     *, waiting: int = 0, oldest: float | None = None, last_dispatched: float | None = None
 ) -> list[QueueWait]:
-    """The queue of the one model."""
+    """Return the queue of the only model."""
     return [QueueWait(status()["models"][0]["repo_id"], "0.8", waiting, oldest, last_dispatched)]
 
 
 def increases(*, over_s: float = 0.0, **counts: dict[str, float]) -> Increases:
-    """Counts that grew from nothing, `over_s` seconds ago."""
+    """Return counts that rose from zero `over_s` seconds ago."""
     made = Increases()
     made.note(NOW - over_s - 10, Counts())
     made.note(NOW - over_s, Counts(**counts))
@@ -40,7 +40,7 @@ def increases(*, over_s: float = 0.0, **counts: dict[str, float]) -> Increases:
 def seen(
     document: dict[str, Any] | None = None, problems: Sequence[Problem] = (), **changes: Any
 ) -> Observation:
-    """A look at a server of which all that is not named is well."""
+    """Return an observation of a server that is healthy except for the given fields."""
     fields: dict[str, Any] = {
         "at": NOW,
         "server": from_plain(ServerState, status() if document is None else document),
@@ -58,5 +58,5 @@ def seen(
 def found(
     document: dict[str, Any] | None = None, problems: Sequence[Problem] = (), **changes: Any
 ) -> Findings:
-    """The causes of such a look."""
+    """Return the findings for such an observation."""
     return find(seen(document, problems, **changes), Limits())
