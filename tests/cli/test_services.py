@@ -152,9 +152,8 @@ def test_own_broker_starts_and_stops_with_server(place: Place, broker: dict[str,
         assert f"{said['session']}/logs/{service}/output.log, which ends with:" in failed.error
         assert ("Bad directive" if service == "broker" else "JSONDecodeError") in failed.error
         file.write_text(content)
-        assert (
-            place.ndif("restart", service).code == 0
-        )  # independent of the supervisor's own retries
+        # The command succeeds independently of the supervisor's own retries.
+        assert place.ndif("restart", service).code == 0
     assert "started no object-store" in place.ndif("restart", "object-store").error
     until(lambda: f"id={job} " in place.ndif("logs", "dispatcher", "-n", "1000").output)
     # The supervisor may have restarted the repaired broker before the command did.
