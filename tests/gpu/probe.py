@@ -343,8 +343,8 @@ def enter(attempt: Attempt, owned: Owned) -> None:
             writing += write
         reading += [Path("/")] * attempt.read_anything
         writing += [Path("/")] * attempt.write_anything
-        # A driver truncates the files of its threads' names when it opens them. A rule holds while its folder
-        # is open.
+        # A driver truncates the files of its threads' names when it opens them.
+        # A rule holds while its folder is open.
         os.open(_OWN_THREADS, os.O_PATH | os.O_CLOEXEC)
         truncating = [path for path in writing if path in (Path("/"), Path(_OWN_THREADS))]
         ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
