@@ -106,7 +106,7 @@ def loaded(folder: Path, kind: Any, dtype: str) -> tuple[int, int]:
 
 @pytest.mark.parametrize("name", KINDS)
 @on_loop
-async def test_sizes_are_those_of_loaded_models(name: str, tmp_path: Path) -> None:
+async def test_measured_sizes_match_loaded_models(name: str, tmp_path: Path) -> None:
     make, task, kind = KINDS[name]
     folder = make(tmp_path / name)
     truth = {dtype: loaded(folder, kind, dtype) for dtype in ("float32", "bfloat16")}
@@ -129,7 +129,7 @@ async def test_sizes_are_those_of_loaded_models(name: str, tmp_path: Path) -> No
 
 
 @on_loop
-async def test_the_dtype_of_the_checkpoint(tmp_path: Path) -> None:
+async def test_auto_dtype_follows_config_then_weight_files(tmp_path: Path) -> None:
     make_llama(tmp_path / "model")
     kind = AutoModelForCausalLM
     kind.from_pretrained(tmp_path / "model", dtype=torch.bfloat16).save_pretrained(
@@ -153,7 +153,7 @@ async def test_the_dtype_of_the_checkpoint(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_what_is_set_aside(tiny_gpt2: Path) -> None:
+async def test_padding_is_added_to_size(tiny_gpt2: Path) -> None:
     async with an_evaluator() as evaluate:
         bare = (await evaluate(a_config(tiny_gpt2), HERE)).size_bytes
         padded = a_config(tiny_gpt2, padding_factor=0.5, padding_bytes=7)
@@ -161,7 +161,7 @@ async def test_what_is_set_aside(tiny_gpt2: Path) -> None:
 
 
 @on_loop
-async def test_one_answer_for_all_who_ask_at_once(tiny_gpt2: Path) -> None:
+async def test_concurrent_measurements_share_one_process_and_cached_result(tiny_gpt2: Path) -> None:
     async with an_evaluator() as evaluate:
         asked = [
             asyncio.create_task(evaluate(a_config(tiny_gpt2, task="text-generation"), HERE))
@@ -180,7 +180,7 @@ async def test_one_answer_for_all_who_ask_at_once(tiny_gpt2: Path) -> None:
 
 
 @on_loop
-async def test_failures_are_sentences_and_are_not_remembered(
+async def test_failures_have_clear_messages_and_are_not_cached(
     tiny_gpt2: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "model"
@@ -203,7 +203,7 @@ async def test_failures_are_sentences_and_are_not_remembered(
 
 
 @on_loop
-async def test_a_task_that_a_generation_does_not_serve(tiny_gpt2: Path) -> None:
+async def test_task_unsupported_by_generation_is_rejected(tiny_gpt2: Path) -> None:
     old = Runtime("0.7", "0.7", HERE.interpreter, ())
     async with an_evaluator() as evaluate:
         with pytest.raises(EvaluationError, match=r"0\.7 serves text generation only"):
@@ -211,7 +211,7 @@ async def test_a_task_that_a_generation_does_not_serve(tiny_gpt2: Path) -> None:
 
 
 @on_loop
-async def test_a_process_that_ends_in_the_middle(tiny_gpt2: Path) -> None:
+async def test_killed_measurement_is_retried_once(tiny_gpt2: Path) -> None:
     async with an_evaluator() as evaluate:
         asked = asyncio.create_task(evaluate(a_config(tiny_gpt2), HERE))
         await eventually(lambda: len(processes()) == 1)
@@ -229,7 +229,7 @@ async def test_a_process_that_ends_in_the_middle(tiny_gpt2: Path) -> None:
 
 
 @on_loop
-async def test_one_whose_hub_takes_its_time_holds_up_no_other(
+async def test_slow_hub_does_not_delay_other_measurements(
     tiny_gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked_for = asyncio.Event()
@@ -254,7 +254,7 @@ async def test_one_whose_hub_takes_its_time_holds_up_no_other(
 
 
 @on_loop
-async def test_who_waits_when_the_server_stops(tiny_gpt2: Path) -> None:
+async def test_pending_measurement_fails_when_evaluator_stops(tiny_gpt2: Path) -> None:
     async with an_evaluator() as evaluate:
         asked = asyncio.create_task(evaluate(a_config(tiny_gpt2), HERE))
         await eventually(lambda: len(processes()) == 1)
@@ -281,7 +281,7 @@ asyncio.run(main())
 
 
 @on_loop
-async def test_it_ends_with_the_server(tiny_gpt2: Path) -> None:
+async def test_measuring_process_ends_with_server(tiny_gpt2: Path) -> None:
     server = await asyncio.create_subprocess_exec(sys.executable, "-c", SERVER, str(tiny_gpt2))
     await eventually(lambda: processes(server.pid) != [])
     [pid] = processes(server.pid)
@@ -292,7 +292,7 @@ async def test_it_ends_with_the_server(tiny_gpt2: Path) -> None:
 
 
 @on_loop
-async def test_the_task_is_the_architectures_whatever_the_card_says(
+async def test_task_follows_architecture_not_model_card(
     tiny_gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
@@ -306,7 +306,7 @@ async def test_the_task_is_the_architectures_whatever_the_card_says(
 
 
 @on_loop
-async def test_a_repository(
+async def test_repository_is_measured_without_weights_and_offline_from_cache(
     tiny_gpt2: Path, hub_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
@@ -340,7 +340,7 @@ async def test_a_repository(
     ],
 )
 @on_loop
-async def test_a_repository_that_the_hub_gives_to_some(
+async def test_gated_and_private_repositories_are_reported_as_gated(
     hub_url: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -373,7 +373,7 @@ async def test_a_repository_that_the_hub_gives_to_some(
 
 
 @on_loop
-async def test_torch_is_asked_for_a_gpu_where_that_matters(tmp_path: Path) -> None:
+async def test_measurement_looks_for_cuda_only_if_configured(tmp_path: Path) -> None:
     config = DeploymentConfig("a/b", str(make_gpt2(tmp_path / "model")))
     async with an_evaluator() as evaluator:
         assert (await evaluator(config, HERE)).cuda is None

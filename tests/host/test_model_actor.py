@@ -80,7 +80,7 @@ async def begun(served: Served, payload: bytes, *, trusted: bool = True) -> asyn
 
 @pytest.mark.parametrize("trusted", [True, False])
 @on_loop
-async def test_warm_and_back(
+async def test_replica_returns_from_cache_without_its_files(
     trusted: bool, tiny_gpt2: Path, client: TransformersModel, strict: Settings, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(tiny_gpt2, tmp_path / "checkpoint")
@@ -109,7 +109,7 @@ async def test_warm_and_back(
 
 @pytest.mark.parametrize("trusted", [True, False])
 @on_loop
-async def test_what_runs_is_evicted(
+async def test_running_job_is_evicted_with_its_replica(
     trusted: bool, tiny_gpt2: Path, client: TransformersModel, strict: Settings
 ) -> None:
     last, read = lasting(client), reading(client)
@@ -132,7 +132,7 @@ async def test_what_runs_is_evicted(
 
 
 @on_loop
-async def test_a_trusted_request_has_an_adapter_of_the_hub_beside_untrusted_ones(
+async def test_trusted_and_untrusted_requests_use_hub_adapters_on_one_replica(
     tiny_gpt2: Path,
     tiny_adapter: Path,
     client: TransformersModel,
@@ -156,7 +156,7 @@ async def test_a_trusted_request_has_an_adapter_of_the_hub_beside_untrusted_ones
 
 
 @on_loop
-async def test_what_has_not_begun_is_evicted_too(
+async def test_job_waiting_for_runner_is_evicted_with_its_replica(
     tiny_gpt2: Path, client: TransformersModel, strict: Settings
 ) -> None:
     """Wherever its call waits meanwhile: for a runner that is forked, warmed up, confined."""
@@ -181,7 +181,7 @@ async def test_what_has_not_begun_is_evicted_too(
 
 
 @on_loop
-async def test_a_cancelled_job_is_an_error_whatever_comes_then(
+async def test_cancelled_job_stays_error_after_eviction(
     tiny_gpt2: Path, client: TransformersModel
 ) -> None:
     last = lasting(client)
@@ -194,7 +194,7 @@ async def test_a_cancelled_job_is_an_error_whatever_comes_then(
 
 
 @on_loop
-async def test_so_is_one_whose_client_does_not_read(
+async def test_job_is_cancelled_though_its_client_does_not_read(
     tiny_gpt2: Path, client: TransformersModel
 ) -> None:
     last = lasting(client)
@@ -209,7 +209,7 @@ async def test_so_is_one_whose_client_does_not_read(
 
 
 @on_loop
-async def test_so_is_one_that_is_cancelled_while_its_result_is_stored(
+async def test_job_cancelled_while_its_result_is_stored_is_error(
     tiny_gpt2: Path, client: TransformersModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serve(tiny_gpt2) as served:
@@ -231,7 +231,7 @@ async def test_so_is_one_that_is_cancelled_while_its_result_is_stored(
 
 
 @on_loop
-async def test_a_result_for_which_the_disk_has_no_room(
+async def test_result_fails_if_disk_is_full(
     tiny_gpt2: Path, client: TransformersModel, small_disk: Path
 ) -> None:
     async with serve(tiny_gpt2, objects=FileStore(small_disk, 60)) as served:
@@ -254,7 +254,7 @@ class Narrow(FileStore):
 
 
 @on_loop
-async def test_a_result_for_which_the_memory_has_no_room(
+async def test_result_fails_if_memory_is_full(
     tiny_gpt2: Path, client: TransformersModel, strict: Settings, tmp_path: Path
 ) -> None:
     settings = strict.model_copy(update={"max_inline_result_bytes": 0})
@@ -270,7 +270,7 @@ async def test_a_result_for_which_the_memory_has_no_room(
 
 @pytest.mark.parametrize("polled", [True, False])
 @on_loop
-async def test_a_strangers_results_have_as_much_room_as_the_server_says(
+async def test_stored_results_of_untrusted_user_are_limited_by_quota(
     polled: bool, tiny_gpt2: Path, client: TransformersModel, strict: Settings, tmp_path: Path
 ) -> None:
     # Sent in a frame, and written into a file.
@@ -301,7 +301,7 @@ def kill_runners(served: Served) -> None:
 
 @pytest.mark.parametrize("trusted", [True, False])
 @on_loop
-async def test_idle_runners_that_are_killed_cost_nobody_a_job(
+async def test_killed_idle_runners_cost_no_job(
     trusted: bool, tiny_gpt2: Path, client: TransformersModel, strict: Settings
 ) -> None:
     read, last = reading(client), lasting(client)
@@ -319,7 +319,7 @@ async def test_idle_runners_that_are_killed_cost_nobody_a_job(
 
 
 @on_loop
-async def test_a_runner_that_takes_too_much_between_requests_is_ended(
+async def test_runner_over_limits_between_requests_is_ended(
     tiny_gpt2: Path, client: TransformersModel, strict: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_too_much = False
@@ -344,7 +344,9 @@ async def test_a_runner_that_takes_too_much_between_requests_is_ended(
 
 
 @on_loop
-async def test_a_killed_process_has_ended(tiny_gpt2: Path, client: TransformersModel) -> None:
+async def test_killed_model_process_loses_replica_and_job(
+    tiny_gpt2: Path, client: TransformersModel
+) -> None:
     last = lasting(client)
     async with serve(tiny_gpt2) as served:
         running = await begun(served, last)
@@ -358,7 +360,7 @@ async def test_a_killed_process_has_ended(tiny_gpt2: Path, client: TransformersM
 
 
 @on_loop
-async def test_a_process_that_is_killed_while_warm(
+async def test_model_process_killed_in_cache_cannot_return(
     tiny_gpt2: Path, client: TransformersModel
 ) -> None:
     async with serve(tiny_gpt2) as served:
@@ -371,7 +373,7 @@ async def test_a_process_that_is_killed_while_warm(
 
 
 @on_loop
-async def test_gpus_that_are_only_declared_change_nothing(
+async def test_cpu_replica_ignores_declared_gpus(
     tiny_gpt2: Path, client: TransformersModel
 ) -> None:
     async with serve(tiny_gpt2, devices=ReplicaDevices(device="cpu")) as served:
@@ -382,7 +384,7 @@ async def test_gpus_that_are_only_declared_change_nothing(
 
 
 @on_loop
-async def test_warm_after_a_crash_and_after_a_write(
+async def test_weights_are_intact_after_crash_write_and_return_from_cache(
     tiny_gpt2: Path, client: TransformersModel
 ) -> None:
     read, truth = reading(client), expected(tiny_gpt2)
@@ -396,7 +398,7 @@ async def test_warm_after_a_crash_and_after_a_write(
 
 
 @on_loop
-async def test_one_that_is_ended_while_it_is_loaded(tiny_gpt2: Path) -> None:
+async def test_replica_stopped_while_loading_leaves_no_process(tiny_gpt2: Path) -> None:
     served = a_replica(tiny_gpt2)
     starting = asyncio.create_task(served.start())
     await eventually(lambda: served.actor.process._process is not None)
@@ -409,7 +411,7 @@ async def test_one_that_is_ended_while_it_is_loaded(tiny_gpt2: Path) -> None:
 
 
 @on_loop
-async def test_no_call_before_the_start(tiny_gpt2: Path) -> None:
+async def test_unstarted_replica_rejects_request(tiny_gpt2: Path) -> None:
     served = a_replica(tiny_gpt2)
     assert served.actor.model is None
     with pytest.raises(ReplicaLostError, match="not been started"):
@@ -417,7 +419,7 @@ async def test_no_call_before_the_start(tiny_gpt2: Path) -> None:
 
 
 @on_loop
-async def test_what_cannot_be_loaded(tmp_path: Path) -> None:
+async def test_missing_checkpoint_fails_to_load(tmp_path: Path) -> None:
     served = a_replica(tmp_path / "nothing-is-here")
     with pytest.raises(ActorError, match="nothing-is-here"):
         await served.start()
@@ -439,7 +441,7 @@ os.register_at_fork(after_in_child=end)
 
 
 @on_loop
-async def test_a_model_whose_runners_cannot_start(tiny_gpt2: Path, tmp_path: Path) -> None:
+async def test_load_fails_with_last_words_of_failed_runner(tiny_gpt2: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(ENDS_ITS_RUNNERS)
     served = a_replica(tiny_gpt2, replace(HERE, path=(tmp_path,)))
     with pytest.raises(ActorError) as caught:
@@ -452,13 +454,13 @@ async def test_a_model_whose_runners_cannot_start(tiny_gpt2: Path, tmp_path: Pat
 
 
 @on_loop
-async def test_the_device_that_is_given(tiny_gpt2: Path) -> None:
+async def test_replica_uses_given_device(tiny_gpt2: Path) -> None:
     async with serve(tiny_gpt2, devices=ReplicaDevices(device="cpu")) as served:
         assert served.actor.process.spec.device == "cpu"
         assert served.actor.model.device == "cpu"
 
 
-def test_what_contexts_take_is_not_for_tensors(tiny_gpt2: Path) -> None:
+def test_cuda_context_memory_is_reserved_from_tensors(tiny_gpt2: Path) -> None:
     gpus, none = ReplicaDevices({1: 100, 2: 80}, 30), ReplicaDevices({}, 30)
     assert a_replica(tiny_gpt2, devices=gpus).actor.process.spec.max_memory == {1: 70, 2: 50}
     assert a_replica(tiny_gpt2, devices=none).actor.process.spec.max_memory is None
@@ -490,7 +492,7 @@ def command_of(pid: int) -> bytes:
 
 
 @on_loop
-async def test_one_that_is_killed_while_it_rehearses(
+async def test_zygote_killed_during_rehearsal_is_detected_and_leaves_no_process(
     tiny_gpt2: Path, client: TransformersModel, strict: Settings
 ) -> None:
     """Three times in a row, each of which is noticed at once and leaves nothing; the fourth serves."""
@@ -535,7 +537,7 @@ async def impatient(
 
 
 @on_loop
-async def test_a_frozen_process_is_ended_and_gives_its_job_back(
+async def test_frozen_model_process_is_ended_and_loses_its_job(
     tiny_gpt2: Path, client: TransformersModel, strict: Settings
 ) -> None:
     """A runner that is at work goes on, and nobody else could have one."""
@@ -554,7 +556,9 @@ async def test_a_frozen_process_is_ended_and_gives_its_job_back(
 
 
 @on_loop
-async def test_one_that_freezes_before_it_is_ready(tiny_gpt2: Path, strict: Settings) -> None:
+async def test_model_process_frozen_while_loading_fails_load(
+    tiny_gpt2: Path, strict: Settings
+) -> None:
     async with impatient(tiny_gpt2, strict, starts=False) as served:
         starting = asyncio.create_task(served.start())
         await eventually(lambda: served.actor.process._process is not None)
@@ -566,7 +570,7 @@ async def test_one_that_freezes_before_it_is_ready(tiny_gpt2: Path, strict: Sett
 
 
 @on_loop
-async def test_a_rehearsal_that_freezes_keeps_nobody_waiting(
+async def test_frozen_rehearsal_does_not_delay_requests(
     tiny_gpt2: Path, client: TransformersModel, strict: Settings
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
@@ -591,7 +595,7 @@ async def test_a_rehearsal_that_freezes_keeps_nobody_waiting(
 
 
 @on_loop
-async def test_who_waits_for_a_frozen_process_need_not(
+async def test_job_on_frozen_process_can_time_out_and_be_cancelled(
     tiny_gpt2: Path,
     client: TransformersModel,
     strict: Settings,
@@ -628,7 +632,7 @@ async def test_who_waits_for_a_frozen_process_need_not(
 
 
 @on_loop
-async def test_a_runner_that_froze_before_its_block_began(
+async def test_runner_frozen_before_its_block_is_replaced(
     tiny_gpt2: Path, client: TransformersModel, strict: Settings
 ) -> None:
     pool_of_one = strict.model_copy(update={"runner_pool": 1})
@@ -654,7 +658,7 @@ def looping(client: TransformersModel) -> bytes:
 
 @pytest.mark.parametrize("trusted", [True, False])
 @on_loop
-async def test_a_loop_that_the_limit_ends_names_its_line(
+async def test_timeout_error_names_line_of_endless_loop(
     trusted: bool,
     tiny_gpt2: Path,
     client: TransformersModel,

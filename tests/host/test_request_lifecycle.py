@@ -101,7 +101,7 @@ def reachable(by: frozenset[Party]) -> set[Status | None]:
         found |= further
 
 
-def test_every_state_is_reached_and_left_by_those_who_hold_requests() -> None:
+def test_every_state_is_reachable_and_queue_can_end_every_live_state() -> None:
     assert reachable(frozenset(Party)) == {*Status, None} - {Status.LOG, Status.STREAM}
     for state in reachable(frozenset(Party)) - {None, Status.RECEIVED}:
         assert state is not None
@@ -113,7 +113,7 @@ def test_every_state_is_reached_and_left_by_those_who_hold_requests() -> None:
             assert next_state(state, Event.GIVE_BACK, Party.QUEUE) in WAITING
 
 
-def test_nothing_of_a_live_request_is_left_when_it_has_ended(tmp_path: Path) -> None:
+def test_ended_request_leaves_no_garbage(tmp_path: Path) -> None:
     """A result that its client never reads must not wait for the garbage collector."""
 
     async def live_and_end() -> None:
@@ -144,7 +144,7 @@ def test_nothing_of_a_live_request_is_left_when_it_has_ended(tmp_path: Path) -> 
         gc.enable()
 
 
-def test_an_end_is_stored_by_those_events_that_lead_to_it() -> None:
+def test_only_terminal_transitions_store_end() -> None:
     for transition in TRANSITIONS.values():
         ends = transition.target is not None and transition.target.terminal
         assert ends is (transition.stored is Stored.END)
@@ -163,7 +163,7 @@ def test_an_end_is_stored_by_those_events_that_lead_to_it() -> None:
         (None, Event.CLAIM, Party.GATEWAY),
     ],
 )
-def test_what_may_not_happen_is_refused(state: Status | None, event: Event, by: Party) -> None:
+def test_illegal_transition_is_rejected(state: Status | None, event: Event, by: Party) -> None:
     with pytest.raises(IllegalTransitionError, match=event.value):
         next_state(state, event, by)
 
@@ -741,18 +741,18 @@ def play(machine: type[LivesMachine], share: float, steps: int) -> None:
 
 
 @pytest.mark.hypothesis
-def test_each_request_has_one_end_whatever_happens_to_an_embedded_server() -> None:
+def test_each_request_ends_once_on_embedded_server() -> None:
     play(LivesMachine, 1, 40)
 
 
 @pytest.mark.hypothesis
-def test_each_request_has_one_end_whenever_an_embedded_server_is_killed() -> None:
+def test_each_request_ends_once_across_restarts_of_embedded_server() -> None:
     play(RestartsMachine, 0.2, 40)
 
 
 @pytest.mark.engine
 @pytest.mark.hypothesis
-def test_each_request_has_one_end_whatever_happens_to_a_server_of_many_processes(
+def test_each_request_ends_once_with_redis_and_changing_leaders(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LeadersMachine, "url", redis.url)
