@@ -107,7 +107,7 @@ def run(stage: Stage, folder: Path, limit_s: float) -> Outcome:
             code: int | None = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             code = None
-        # Kill the stage's other processes. Model processes have their own sessions; they end with their host.
+        # Kill the stage's other processes, except model processes: these end with their host.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

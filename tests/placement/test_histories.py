@@ -264,7 +264,7 @@ class History:
 
 
 @given(st.integers(0, 2**64).map(random.Random), st.integers(1, 40))
-def test_histories(rng: random.Random, length: int) -> None:
+def test_invariants_hold_through_any_history_of_cluster(rng: random.Random, length: int) -> None:
     history = History(rng)
     for _ in range(length):
         history.goes_on()

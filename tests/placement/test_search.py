@@ -214,7 +214,7 @@ many = settings(max_examples=examples(8))
 
 @many
 @given(chances)
-def test_a_replica_is_placed_where_there_is_any_place_and_at_the_lowest_level(
+def test_replica_is_placed_at_lowest_level_if_any_place_exists(
     rng: random.Random,
 ) -> None:
     cluster = a_cluster(rng)
@@ -253,7 +253,7 @@ def test_a_replica_is_placed_where_there_is_any_place_and_at_the_lowest_level(
 
 
 @given(chances)
-def test_no_node_has_a_second_replica_before_each_has_one(rng: random.Random) -> None:
+def test_replicas_spread_over_nodes_evenly(rng: random.Random) -> None:
     nodes = (Node(f"n{i}", f"n{i}", Resources.of([24, 24], 60, 1.0)) for i in range(3))
     device = rng.choice([Device.GPU, Device.CPU])
     decision = Cluster.of(*nodes).deploy([Demand("a", 20, 4, device=device)], NOW, rng)
@@ -262,7 +262,7 @@ def test_no_node_has_a_second_replica_before_each_has_one(rng: random.Random) ->
 
 
 @given(chances)
-def test_where_chance_would_decide_a_node_with_the_files_is_chosen(rng: random.Random) -> None:
+def test_node_with_model_files_is_preferred_among_equals(rng: random.Random) -> None:
     nodes = [Node(f"n{i}", f"n{i}", Resources.of([24], 60, 1.0)) for i in range(5)]
     files_on = frozenset(rng.sample([node.id for node in nodes], 2))
 
@@ -279,7 +279,7 @@ def test_where_chance_would_decide_a_node_with_the_files_is_chosen(rng: random.R
 
 @many
 @given(chances)
-def test_a_refusal_is_true(rng: random.Random) -> None:
+def test_refusal_states_true_reason(rng: random.Random) -> None:
     cluster = a_cluster(rng)
     demand = one_more_of(cluster, a_wish(rng))
     # What is WARM returns with a size of its own; a refusal speaks of what was asked for.

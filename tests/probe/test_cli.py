@@ -97,7 +97,7 @@ def operated(
         operated.server.stop()
 
 
-def test_every_generation_gets_the_same_value(operated: Operated) -> None:
+def test_probe_gets_same_value_from_every_generation(operated: Operated) -> None:
     """The operator needs no API key on the server's machine."""
     code, probes = operated.probes()
     assert code == 0, probes
@@ -113,14 +113,14 @@ def test_every_generation_gets_the_same_value(operated: Operated) -> None:
     until_no_client(operated.environment)
 
 
-def test_a_probe_is_no_job_of_a_users(operated: Operated) -> None:
+def test_probe_does_not_count_as_user_job(operated: Operated) -> None:
     """No user has its job in the sums."""
     operated.probes("--generation", "0.8")
     usage = json.loads(operated.ndif("usage", "--json").stdout)["usage"]
     assert usage == []
 
 
-def test_a_server_elsewhere_is_probed_with_an_api_key(operated: Operated) -> None:
+def test_remote_server_is_probed_with_api_key(operated: Operated) -> None:
     made = operated.ndif("keys", "create", "--user", "ada@example.org", "--json")
     key = json.loads(made.stdout)["api_key"]
     elsewhere = {"NDIF_SESSION_ROOT": f"{operated.environment['NDIF_SESSION_ROOT']}/none"}
@@ -134,7 +134,7 @@ def test_a_server_elsewhere_is_probed_with_an_api_key(operated: Operated) -> Non
     assert " error " in refused.stdout
 
 
-def test_what_is_not_there_is_said(operated: Operated) -> None:
+def test_missing_model_and_missing_runtime_are_reported(operated: Operated) -> None:
     done = operated.ndif("probe", "test-org/other")
     assert (done.returncode, done.stdout) == (4, "")
     assert "no model 'test-org/other'" in done.stderr
@@ -162,7 +162,7 @@ def is_confined(process: int) -> bool:
         return False
 
 
-def test_a_replica_that_hangs_is_a_timeout_and_leaves_no_process(operated: Operated) -> None:
+def test_hanging_replica_is_timeout_and_leaves_no_process(operated: Operated) -> None:
     held: set[int] = set()
     hold(operated.server, held)
     assert held
@@ -189,7 +189,7 @@ def test_a_replica_that_hangs_is_a_timeout_and_leaves_no_process(operated: Opera
     until_no_client(operated.environment)
 
 
-def test_other_weights_under_the_same_name_are_wrong(
+def test_probe_reports_other_weights_under_same_name_as_wrong(
     server_environment: dict[str, str], tmp_path: Path
 ) -> None:
     """One generation has the model as it was; the other one loads it after its files have changed."""

@@ -80,7 +80,7 @@ def probed(server_environment: dict[str, str], model: Path, tmp_path: Path) -> I
     until_no_client(server_environment)
 
 
-def test_a_server_tells_how_its_models_are_served(
+def test_server_publishes_probe_outcomes_of_its_models(
     probed: Probed, model: Path, runtimes: Path, tmp_path: Path
 ) -> None:
     found = probed.until_outcome("ok")
@@ -122,7 +122,7 @@ def test_a_server_tells_how_its_models_are_served(
     assert probed.until_outcome("ok")["up"] is True
 
 
-def test_the_process_that_leads_probes_through_the_gateways(
+def test_leader_probes_through_gateways(
     server_environment: dict[str, str], model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "redis").mkdir()
