@@ -25,7 +25,7 @@ def a_request(subscription_id: str) -> Request:
 
 
 @on_loop
-async def test_each_is_told_and_none_is_lost(tmp_path: Path) -> None:
+async def test_holding_queue_notifies_clients_and_keeps_every_request(tmp_path: Path) -> None:
     broker = MemoryBroker()
     room = HoldingQueue(broker, Responder(broker, FileStore(tmp_path, 60)), TEXT)
     client = await broker.subscribe()
@@ -51,7 +51,7 @@ async def test_each_is_told_and_none_is_lost(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_one_that_was_never_opened(tmp_path: Path) -> None:
+async def test_unopened_holding_queue_claims_no_request(tmp_path: Path) -> None:
     broker = MemoryBroker()
     room = HoldingQueue(broker, Responder(broker, FileStore(tmp_path, 60)), TEXT)
     await broker.submit(a_request("me"))

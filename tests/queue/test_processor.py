@@ -277,7 +277,7 @@ def position(response: Response) -> int:
 
 
 @on_virtual_loop
-async def test_replicas_serve_one_line_side_by_side(tmp_path: Path) -> None:
+async def test_replicas_serve_one_queue_in_parallel(tmp_path: Path) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate, count=2) as line:
         clients = [await line.join() for _ in range(4)]
@@ -297,7 +297,7 @@ async def test_replicas_serve_one_line_side_by_side(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_a_probe_waits_like_a_user_and_calls_for_no_replica(tmp_path: Path) -> None:
+async def test_probe_waits_like_user_and_does_not_count_as_load(tmp_path: Path) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         running = await line.join("ada")
@@ -314,7 +314,7 @@ async def test_a_probe_waits_like_a_user_and_calls_for_no_replica(tmp_path: Path
 
 
 @on_loop
-async def test_what_lost_its_replica_goes_on_with_another(tmp_path: Path) -> None:
+async def test_request_that_lost_its_replica_runs_on_another(tmp_path: Path) -> None:
     gate = Gate()
     lost: list[str] = []
 
@@ -343,7 +343,7 @@ async def test_what_lost_its_replica_goes_on_with_another(tmp_path: Path) -> Non
 
 
 @on_virtual_loop
-async def test_a_replica_that_cannot_be_started_is_held_against_nobody(tmp_path: Path) -> None:
+async def test_replica_that_fails_to_start_fails_no_request(tmp_path: Path) -> None:
     async with a_line(tmp_path, reasons=["it is broken"], count=2) as line:
         clients = [await line.join() for _ in range(5)]
         for client in clients:
@@ -353,7 +353,7 @@ async def test_a_replica_that_cannot_be_started_is_held_against_nobody(tmp_path:
 
 
 @on_loop
-async def test_a_model_that_no_replica_can_load_is_told_to_everyone_in_line(tmp_path: Path) -> None:
+async def test_waiting_requests_fail_if_no_replica_loads(tmp_path: Path) -> None:
     async with a_line(tmp_path, reasons=["it is broken"] * 2, count=2) as line:
         clients = [await line.join() for _ in range(3)]
         for client in clients:
@@ -362,7 +362,7 @@ async def test_a_model_that_no_replica_can_load_is_told_to_everyone_in_line(tmp_
 
 
 @on_loop
-async def test_a_job_is_cancelled_on_whichever_replica_it_is(tmp_path: Path) -> None:
+async def test_job_is_cancelled_on_its_own_replica(tmp_path: Path) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         return Response(request.id, Status.ERROR, await replica.cancelled.get())
 
@@ -380,7 +380,7 @@ async def test_a_job_is_cancelled_on_whichever_replica_it_is(tmp_path: Path) -> 
 
 
 @on_loop
-async def test_the_first_request_hears_every_step_in_order(tmp_path: Path) -> None:
+async def test_first_request_receives_every_status_in_order(tmp_path: Path) -> None:
     async with a_line(tmp_path) as line:
         client = await line.join()
         await client.hears(Status.COMPLETED)
@@ -398,7 +398,7 @@ async def test_the_first_request_hears_every_step_in_order(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("polled", [False, True])
 @on_virtual_loop
-async def test_a_client_is_told_how_far_its_model_is_loaded(tmp_path: Path, polled: bool) -> None:
+async def test_client_receives_loading_progress(tmp_path: Path, polled: bool) -> None:
     may_start = asyncio.Event()
     async with a_line(tmp_path, may_start=may_start, update_interval_s=OFTEN_S) as line:
         line.processor.model.load_s["0.8"] = 21.0
@@ -426,7 +426,7 @@ async def test_a_client_is_told_how_far_its_model_is_loaded(tmp_path: Path, poll
 
 
 @on_loop
-async def test_a_replica_that_is_ready_needs_no_deploying(tmp_path: Path) -> None:
+async def test_ready_replica_skips_deploying_status(tmp_path: Path) -> None:
     async with a_line(tmp_path) as line:
         await (await line.join()).hears(Status.COMPLETED)
         client = await line.join()
@@ -436,7 +436,7 @@ async def test_a_replica_that_is_ready_needs_no_deploying(tmp_path: Path) -> Non
 
 
 @on_virtual_loop
-async def test_requests_run_one_at_a_time_in_the_order_they_came(tmp_path: Path) -> None:
+async def test_requests_run_one_at_a_time_in_order(tmp_path: Path) -> None:
     at_once = most = 0
 
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
@@ -456,7 +456,7 @@ async def test_requests_run_one_at_a_time_in_the_order_they_came(tmp_path: Path)
 
 
 @on_loop
-async def test_users_take_turns(tmp_path: Path) -> None:
+async def test_processor_serves_users_fairly(tmp_path: Path) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         flood = [await line.join("busy") for _ in range(50)]
@@ -474,7 +474,7 @@ async def test_users_take_turns(tmp_path: Path) -> None:
 
 
 @on_virtual_loop
-async def test_what_runs_long_costs_its_user_as_many_turns(tmp_path: Path) -> None:
+async def test_long_runs_are_charged_to_their_user(tmp_path: Path) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         await elapse(0.05 if request.user == "long" else 0.005)
         return await complete(replica, request, respond)
@@ -490,7 +490,7 @@ async def test_what_runs_long_costs_its_user_as_many_turns(tmp_path: Path) -> No
 
 
 @on_virtual_loop
-async def test_a_wait_is_told_once_there_is_something_to_tell_it_by(tmp_path: Path) -> None:
+async def test_wait_is_estimated_once_run_times_are_known(tmp_path: Path) -> None:
     gate = Gate()
 
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
@@ -520,7 +520,7 @@ async def test_a_wait_is_told_once_there_is_something_to_tell_it_by(tmp_path: Pa
 
 
 @on_loop
-async def test_everyone_is_told_the_position(tmp_path: Path) -> None:
+async def test_each_client_receives_its_position(tmp_path: Path) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         first = await line.join()
@@ -533,7 +533,7 @@ async def test_everyone_is_told_the_position(tmp_path: Path) -> None:
 
 
 @on_virtual_loop
-async def test_those_who_wait_are_told_how_the_line_moves(tmp_path: Path) -> None:
+async def test_waiting_clients_receive_position_updates(tmp_path: Path) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate, update_interval_s=OFTEN_S) as line:
         first, second, third = [await line.join() for _ in range(3)]
@@ -554,13 +554,13 @@ async def test_those_who_wait_are_told_how_the_line_moves(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("took_s", "pause_s"), [(0.0, 3.0), (0.29, 3.0), (1.5, 15.0), (600.0, 60.0)]
 )
-def test_a_long_line_is_told_less_often(took_s: float, pause_s: float) -> None:
+def test_long_queue_is_updated_less_often(took_s: float, pause_s: float) -> None:
     """Else the updates of 10,000 clients take a third of the server from the jobs that they wait for."""
     assert QueuePolicy(update_interval_s=3.0).update_pause_s(took_s) == pytest.approx(pause_s)
 
 
 @on_virtual_loop
-async def test_nothing_follows_the_last_word(tmp_path: Path) -> None:
+async def test_no_update_follows_final_response(tmp_path: Path) -> None:
     async with a_line(tmp_path, update_interval_s=OFTEN_S) as line:
         client = await line.join()
         await client.hears(Status.COMPLETED)
@@ -574,7 +574,7 @@ async def test_nothing_follows_the_last_word(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_what_a_replica_says_reaches_the_user_in_between(tmp_path: Path) -> None:
+async def test_logs_and_streams_reach_client_before_final_response(tmp_path: Path) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         await respond(Response(request.id, Status.LOG, "printed"))
         await respond(Response(request.id, Status.STREAM, data=b"streamed"))
@@ -597,7 +597,7 @@ async def test_what_a_replica_says_reaches_the_user_in_between(tmp_path: Path) -
 
 
 @on_loop
-async def test_a_polled_job_finds_its_last_state_stored(
+async def test_polled_job_has_current_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processor_module, "_COUNTING", math.inf)  # anew at each question
@@ -618,7 +618,7 @@ async def test_a_polled_job_finds_its_last_state_stored(
 
 
 @on_loop
-async def test_one_that_waits_for_longer_than_responses_are_kept_is_still_its_users(
+async def test_job_with_expired_response_still_belongs_to_its_user(
     tmp_path: Path,
 ) -> None:
     keys = tmp_path / "keys.yaml"
@@ -649,7 +649,7 @@ async def test_one_that_waits_for_longer_than_responses_are_kept_is_still_its_us
 
 
 @on_loop
-async def test_a_long_line_of_polled_jobs_holds_up_nobody(tmp_path: Path) -> None:
+async def test_long_queue_of_polled_jobs_does_not_block_event_loop(tmp_path: Path) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate, update_interval_s=OFTEN_S) as line:
         clients = [await line.join(polled=True) for _ in range(2000)]
@@ -669,7 +669,7 @@ async def test_a_long_line_of_polled_jobs_holds_up_nobody(tmp_path: Path) -> Non
 
 
 @on_loop
-async def test_a_log_does_not_hide_a_polled_jobs_state(tmp_path: Path) -> None:
+async def test_log_does_not_replace_status_of_polled_job(tmp_path: Path) -> None:
     logged, may_end = asyncio.Event(), asyncio.Event()
 
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
@@ -704,7 +704,7 @@ class SlowStore(FileStore):
 
 
 @on_virtual_loop
-async def test_a_position_stored_late_does_not_hide_how_a_job_ended(tmp_path: Path) -> None:
+async def test_late_position_update_does_not_replace_end_of_job(tmp_path: Path) -> None:
     gate, store = Gate(), SlowStore(tmp_path, 3600)
     async with a_line(tmp_path, gate, store=store, update_interval_s=OFTEN_S) as line:
         clients = [await line.join(polled=True) for _ in range(3)]
@@ -734,7 +734,7 @@ class HeldStore(FileStore):
 
 
 @on_virtual_loop
-async def test_a_job_that_is_cancelled_while_a_slow_store_hears_of_it_leaves_the_line(
+async def test_job_cancelled_during_slow_store_write_leaves_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(dispatcher_module, "_ENDED_WITHIN_S", OFTEN_S)
@@ -762,7 +762,7 @@ async def test_a_job_that_is_cancelled_while_a_slow_store_hears_of_it_leaves_the
 
 
 @on_loop
-async def test_a_request_that_lost_its_replica_runs_again_before_all_others(
+async def test_request_that_lost_its_replica_is_rerun_first(
     tmp_path: Path,
 ) -> None:
     gate = Gate()
@@ -789,7 +789,7 @@ async def test_a_request_that_lost_its_replica_runs_again_before_all_others(
 
 @pytest.mark.parametrize("polled", [True, False])
 @on_virtual_loop
-async def test_a_request_whose_replica_is_lost_after_its_last_response_does_not_run_again(
+async def test_completed_request_is_not_rerun_after_loss_of_its_replica(
     tmp_path: Path, polled: bool
 ) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
@@ -816,7 +816,7 @@ async def test_a_request_whose_replica_is_lost_after_its_last_response_does_not_
 
 @pytest.mark.parametrize("first", ["nobody", "the replica", "the line"])
 @on_virtual_loop
-async def test_a_request_that_had_ended_elsewhere_keeps_its_end(tmp_path: Path, first: str) -> None:
+async def test_request_that_ended_elsewhere_keeps_its_end(tmp_path: Path, first: str) -> None:
     """Unless it was told since that it waits: then nobody knows any more what it came to."""
 
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
@@ -842,7 +842,7 @@ async def test_a_request_that_had_ended_elsewhere_keeps_its_end(tmp_path: Path, 
 
 
 @on_loop
-async def test_a_request_that_loses_every_replica_ends_as_an_error(tmp_path: Path) -> None:
+async def test_request_that_loses_every_replica_fails(tmp_path: Path) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         if request.id == deadly.request.id:
             raise replica.lose()
@@ -860,9 +860,7 @@ async def test_a_request_that_loses_every_replica_ends_as_an_error(tmp_path: Pat
 
 @pytest.mark.parametrize(("attempts", "said"), [(1, "lost once"), (3, "lost 3 times")])
 @on_loop
-async def test_how_often_it_is_tried_is_the_operators(
-    tmp_path: Path, attempts: int, said: str
-) -> None:
+async def test_operator_sets_number_of_attempts(tmp_path: Path, attempts: int, said: str) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         raise replica.lose()
 
@@ -893,7 +891,7 @@ async def ends(client: Client) -> dict[str, Any]:
 
 @pytest.mark.engine
 @on_loop
-async def test_jobs_wait_for_a_broker_that_is_away_however_long(
+async def test_jobs_wait_for_unavailable_broker(
     tmp_path: Path, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broker_module, "_UPDATE_S", 0.1)
@@ -926,7 +924,7 @@ async def test_jobs_wait_for_a_broker_that_is_away_however_long(
 
 @pytest.mark.engine
 @on_loop
-async def test_gateways_ask_the_leader_where_a_polled_job_is(
+async def test_gateways_get_position_of_polled_job_from_leader(
     tmp_path: Path, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_leader, "_ASK_S", OFTEN_S)
@@ -966,9 +964,7 @@ async def test_gateways_ask_the_leader_where_a_polled_job_is(
 
 @pytest.mark.engine
 @on_loop
-async def test_a_job_whose_payload_the_broker_has_lost_says_so(
-    tmp_path: Path, redis: RedisServer
-) -> None:
+async def test_job_fails_if_broker_lost_its_payload(tmp_path: Path, redis: RedisServer) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         if began.is_set():
             await line.broker.payload(replace(request, payload=b""))
@@ -987,7 +983,7 @@ async def test_a_job_whose_payload_the_broker_has_lost_says_so(
 
 
 @on_loop
-async def test_a_lost_replica_is_not_held_against_the_next_request(tmp_path: Path) -> None:
+async def test_lost_replica_does_not_count_against_next_request(tmp_path: Path) -> None:
     lost: set[str] = set()
 
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
@@ -1003,7 +999,7 @@ async def test_a_lost_replica_is_not_held_against_the_next_request(tmp_path: Pat
 
 
 @on_loop
-async def test_a_model_that_cannot_be_loaded_is_told_to_everyone_in_line(tmp_path: Path) -> None:
+async def test_waiting_requests_fail_if_model_cannot_be_loaded(tmp_path: Path) -> None:
     async with a_line(tmp_path, reasons=["the checkpoint is corrupt"]) as line:
         clients = [await line.join() for _ in range(3)]
         polling = await line.join(polled=True)
@@ -1019,7 +1015,7 @@ async def test_a_model_that_cannot_be_loaded_is_told_to_everyone_in_line(tmp_pat
 
 
 @on_loop
-async def test_a_replica_that_is_not_to_be_had_again_is_told_to_who_lost_it(
+async def test_request_that_lost_its_replica_fails_if_no_other_starts(
     tmp_path: Path,
 ) -> None:
     reasons: list[str] = []
@@ -1034,7 +1030,7 @@ async def test_a_replica_that_is_not_to_be_had_again_is_told_to_who_lost_it(
 
 
 @on_loop
-async def test_a_defect_costs_one_request(tmp_path: Path) -> None:
+async def test_internal_error_fails_only_one_request(tmp_path: Path) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         if len(line.ran) == 1:
             raise KeyError("a secret of ours")
@@ -1053,7 +1049,7 @@ async def test_a_defect_costs_one_request(tmp_path: Path) -> None:
 
 
 @on_virtual_loop
-async def test_a_client_that_left_while_it_waited_is_skipped(
+async def test_request_of_departed_client_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_lifecycle, "_LOOK_S", OFTEN_S)
@@ -1072,7 +1068,7 @@ async def test_a_client_that_left_while_it_waited_is_skipped(
 
 
 @on_virtual_loop
-async def test_clients_that_hang_up_leave_the_line(tmp_path: Path) -> None:
+async def test_disconnected_clients_leave_queue(tmp_path: Path) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         running = await line.join()
@@ -1090,7 +1086,7 @@ async def test_clients_that_hang_up_leave_the_line(tmp_path: Path) -> None:
 
 
 @on_virtual_loop
-async def test_a_job_is_cancelled_whose_client_is_away(tmp_path: Path) -> None:
+async def test_job_of_disconnected_client_is_cancelled(tmp_path: Path) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         first, away, third = [await line.join() for _ in range(3)]
@@ -1110,7 +1106,7 @@ async def test_a_job_is_cancelled_whose_client_is_away(tmp_path: Path) -> None:
 
 
 @on_virtual_loop
-async def test_a_client_that_is_away_for_a_moment_waits_again(
+async def test_briefly_disconnected_client_waits_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one whose gateway lost its connection to the broker."""
@@ -1134,7 +1130,7 @@ async def test_a_client_that_is_away_for_a_moment_waits_again(
 
 
 @on_loop
-async def test_a_job_is_cancelled_when_its_client_leaves(tmp_path: Path) -> None:
+async def test_running_job_is_cancelled_when_its_client_leaves(tmp_path: Path) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         if request.id == gone.request.id:
             began.set()
@@ -1151,7 +1147,7 @@ async def test_a_job_is_cancelled_when_its_client_leaves(tmp_path: Path) -> None
 
 
 @on_virtual_loop
-async def test_leaving_after_the_end_cancels_nobody_elses_job(tmp_path: Path) -> None:
+async def test_leaving_after_end_does_not_cancel_another_job(tmp_path: Path) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         first, second = await line.join(), await line.join()
@@ -1167,7 +1163,7 @@ async def test_leaving_after_the_end_cancels_nobody_elses_job(tmp_path: Path) ->
 
 
 @on_loop
-async def test_a_job_is_cancelled_wherever_it_is(tmp_path: Path) -> None:
+async def test_waiting_and_running_jobs_are_cancelled(tmp_path: Path) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         began.set()
         return Response(request.id, Status.ERROR, await replica.cancelled.get())
@@ -1186,7 +1182,7 @@ async def test_a_job_is_cancelled_wherever_it_is(tmp_path: Path) -> None:
 
 
 @on_virtual_loop
-async def test_a_job_that_is_cancelled_has_ended_though_its_replica_does_not_answer(
+async def test_cancelled_job_ends_although_its_replica_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatcher_module, "_ENDED_WITHIN_S", OFTEN_S)
@@ -1207,7 +1203,7 @@ async def test_a_job_that_is_cancelled_has_ended_though_its_replica_does_not_ans
 
 @pytest.mark.parametrize("status", [Status.COMPLETED, Status.ERROR])
 @on_loop
-async def test_a_job_that_ends_as_it_is_cancelled_is_not_said_to_be(
+async def test_job_that_ends_during_cancellation_is_not_cancelled(
     tmp_path: Path, status: Status
 ) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
@@ -1224,7 +1220,7 @@ async def test_a_job_that_ends_as_it_is_cancelled_is_not_said_to_be(
 
 
 @on_virtual_loop
-async def test_a_job_is_cancelled_while_its_model_is_loaded(tmp_path: Path) -> None:
+async def test_job_is_cancelled_while_its_model_loads(tmp_path: Path) -> None:
     may_start = asyncio.Event()
     async with a_line(tmp_path, may_start=may_start) as line:
         client = await line.join()
@@ -1241,7 +1237,7 @@ async def test_a_job_is_cancelled_while_its_model_is_loaded(tmp_path: Path) -> N
 
 
 @on_virtual_loop
-async def test_a_processor_says_what_it_is_doing(tmp_path: Path) -> None:
+async def test_processor_reports_its_status(tmp_path: Path) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         assert line.processor.status is ProcessorStatus.UNINITIALIZED
@@ -1256,7 +1252,7 @@ async def test_a_processor_says_what_it_is_doing(tmp_path: Path) -> None:
 
 
 @on_virtual_loop
-async def test_a_processor_without_its_replica_is_not_ready(tmp_path: Path) -> None:
+async def test_processor_without_replica_is_uninitialized(tmp_path: Path) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         raise replica.lose()
 
@@ -1269,7 +1265,7 @@ async def test_a_processor_without_its_replica_is_not_ready(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("turns", range(12))
 @on_loop
-async def test_a_processor_ends_when_told_to_even_as_a_job_does(tmp_path: Path, turns: int) -> None:
+async def test_processor_stops_while_job_ends(tmp_path: Path, turns: int) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         client = await line.join()
@@ -1286,7 +1282,7 @@ async def test_a_processor_ends_when_told_to_even_as_a_job_does(tmp_path: Path, 
 
 
 @on_loop
-async def test_each_generation_has_a_line_of_its_own(tmp_path: Path) -> None:
+async def test_each_generation_has_its_own_queue(tmp_path: Path) -> None:
     gate = Gate()
 
     def make(config: DeploymentConfig, generation: str, place: PlacedReplica) -> Replica:
