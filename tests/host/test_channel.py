@@ -1,4 +1,4 @@
-"""Frames come whole and in order, however they are written and whenever they are read."""
+"""Frames of a channel arrive whole and in order, independent of the timing of writes and reads."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_unread_frames_block_their_writer(play: Play) -> None:
                     written += theirs.send(frame)
             except BlockingIOError:
                 await time_passes_async(SOON_S)
-        # No more than a socket holds, though the event loop had time for any number of reads.
+        # The reader takes no more than a socket holds, though the event loop had time for many reads.
         assert written < 5_000_000
         began = time.process_time()
         await time_passes_async(5 * SOON_S)

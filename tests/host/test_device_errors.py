@@ -1,4 +1,4 @@
-"""CUDA's errors that mean that a GPU has failed, and a replica's report of them."""
+"""CUDA errors that mean a failed GPU, and a replica's report of them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_gpu_failure_is_distinguished_from_program_error(
     assert device_failure(lines) == failure
 
 
-# A real model process that says so
+# A real model process that prints such an error
 
 
 SAYS = """#!{python}

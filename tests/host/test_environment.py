@@ -1,4 +1,4 @@
-"""The facts that are read of this machine; model processes run beside their GPUs."""
+"""Facts about this machine, and the binding of model processes to CPUs near their GPUs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.waiting import eventually
 
 GiB = 1 << 30
 
-# Two sockets as `nvidia-smi topo -m` has them for an eight-GPU machine: GPUs 0-3 on node 0, 4-7 on node 1.
+# Two sockets of an eight-GPU machine, from `nvidia-smi topo -m`: GPUs 0-3 on node 0, 4-7 on node 1.
 NODES = {0: frozenset([*range(24), *range(48, 72)]), 1: frozenset([*range(24, 48), *range(72, 96)])}
 ALL = NODES[0] | NODES[1]
 
@@ -89,7 +89,7 @@ def test_numa_nodes_are_read_from_sysfs(tmp_path: Path) -> None:
     (tmp_path / "node2").mkdir()
     found = {0: frozenset(range(4)), 1: frozenset(range(4, 8)), 252: frozenset()}
     assert cpus_by_node(tmp_path) == found
-    # A node of GPU memory alone has no CPUs, and binds nobody.
+    # A NUMA node of GPU memory alone has no CPUs, and binds no process.
     assert nearby_cpus([252], found, frozenset(range(8))) is None
     assert cpus_by_node(tmp_path / "missing") == {}
 

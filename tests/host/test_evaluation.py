@@ -1,4 +1,4 @@
-"""The sizes of models, worked out by real processes and compared with models that are loaded."""
+"""Sizes of models, measured by real processes and compared with loaded models."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def an_evaluator(**given: Any) -> AsyncIterator[Evaluator]:
         yield evaluator
     finally:
         await evaluator.stop()
-        # One that is forked only now ends as it finds nobody who asks.
+        # A process that is forked only now ends when it finds no caller.
         await eventually(lambda: processes() == [])
 
 
@@ -123,7 +123,7 @@ async def test_measured_sizes_match_loaded_models(name: str, tmp_path: Path) -> 
             told = found.structure.bytes, found.structure.tree.count
             assert told == expected, "its structure tells of the same model"
             assert found.structure.tokenizer
-        # Without a task: what the architecture is for.
+        # Without a task, the architecture decides.
         assert (await evaluate(a_config(folder), HERE)).task == task
         assert processes() == []
 
@@ -141,7 +141,7 @@ async def test_auto_dtype_follows_config_then_weight_files(tmp_path: Path) -> No
     assert config.pop("dtype") == "bfloat16"
     async with an_evaluator() as evaluate:
         assert (await evaluate(a_config(tmp_path / "model"), HERE)).size_bytes == half
-        # Where it says nothing, its files do.
+        # Without a dtype in the config, the weight files decide.
         silent = shutil.copytree(tmp_path / "model", tmp_path / "silent")
         (silent / "config.json").write_text(json.dumps(config))
         assert loaded(silent, kind, "auto")[0] == half
@@ -168,12 +168,12 @@ async def test_concurrent_measurements_share_one_process_and_cached_result(tiny_
             for _ in range(3)
         ]
         await eventually(lambda: len(processes()) == 1)
-        # One who goes takes nothing from the others.
+        # A cancelled caller does not affect the others.
         asked[0].cancel()
         assert len(processes()) == 1
         first, second = await asyncio.gather(*asked[1:])
         assert first == second
-        # And it stays known, without a process.
+        # The result is cached; no process is needed.
         assert processes() == []
         assert await evaluate(a_config(tiny_gpt2, task="text-generation"), HERE) == first
         assert processes() == []
@@ -215,7 +215,7 @@ async def test_killed_measurement_is_retried_once(tiny_gpt2: Path) -> None:
     async with an_evaluator() as evaluate:
         asked = asyncio.create_task(evaluate(a_config(tiny_gpt2), HERE))
         await eventually(lambda: len(processes()) == 1)
-        # Once, which another's model may have caused, is made good.
+        # The first kill is retried: another model may have caused it.
         [first] = processes()
         os.kill(first, signal.SIGKILL)
         await eventually(lambda: processes() not in ([], [first]))
@@ -321,7 +321,7 @@ async def test_repository_is_measured_without_weights_and_offline_from_cache(
         host = urlsplit(hub_url).netloc
         with pytest.raises(EvaluationError, match=f"no repository 'test-org/nothing' on {host}"):
             await evaluate(a_config("test-org/nothing"), HERE)
-        # What was seen once is in the cache, for when no hub answers.
+        # A repository that was read once is in the cache, for times without a hub.
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         evaluate = Evaluator(fork_servers=servers)
         offline = await evaluate(a_config(NAME), HERE)
@@ -348,7 +348,7 @@ async def test_gated_and_private_repositories_are_reported_as_gated(
     is_gated: bool,
 ) -> None:
     async def answer(http: HttpRequest) -> HttpResponse:
-        """Pass a request on, and say of the model what this hub says of it."""
+        """Forward a request, and add `said` to the hub's facts about the model."""
         asked = {name: http.headers[name] for name in ("range",) if name in http.headers}
         async with httpx.AsyncClient() as client:
             url = f"{hub_url}{http.url.path}"
@@ -363,7 +363,7 @@ async def test_gated_and_private_repositories_are_reported_as_gated(
         monkeypatch.setenv("HF_ENDPOINT", url)
         async with some_servers() as servers:
             found = await Evaluator(fork_servers=servers)(a_config(NAME), HERE)
-            # Whoever loads it says the same, for a leader that has not measured it.
+            # A download reports the same, for a leader that has not measured the model.
             loaded_from = await download(ModelSpec(NAME, "0.8"), HERE, lambda _, __: None)
     assert found.gated is loaded_from.gated is is_gated
     assert found.structure is not None

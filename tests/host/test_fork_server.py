@@ -1,4 +1,4 @@
-"""Fork servers, and their children compared with processes that are started anew."""
+"""Fork servers, and a comparison of their children with started processes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def some_servers(idle_s: float = 600.0) -> AsyncIterator[ForkServers]:
 
 
 CHILDREN: list[Child] = []
-"""Processes of the test that runs."""
+"""Processes of the current test."""
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def text_of(pid: int, name: str) -> str:
     return Path(f"/proc/{pid}/{name}").read_text()
 
 
-# A child, compared with a process that was started anew
+# A child, compared with a started process
 
 
 @pytest.mark.parametrize("untrusted", [False, True])
@@ -154,7 +154,7 @@ async def test_forked_process_matches_started_process(
     async with some_servers() as servers:
         started = await a_child(servers, runtime, untrusted=untrusted)
         servers.prepare(runtime, untrusted=untrusted)
-        # Others' channels are not a child's.
+        # A child does not inherit the channels of other children.
         others = [await a_child(servers, runtime, untrusted=untrusted) for _ in range(2)]
         forked = await a_child(servers, runtime, untrusted=untrusted)
         fresh, mine = await started.ask(), await forked.ask()
@@ -168,7 +168,7 @@ async def test_forked_process_matches_started_process(
             assert len({each[kind] for each in randoms}) == 3, kind
         for state in (fresh, mine):
             del state["random"]
-            # A leader of a session of its own.
+            # The process leads its own session.
             assert state.pop("session") == state.pop("group") == state.pop("pid")
         assert ("HF_TOKEN" in mine["environment"]) is not untrusted
         assert mine["threads"] <= fresh.pop("threads")
@@ -183,7 +183,7 @@ async def test_forked_process_matches_started_process(
 
 @pytest.mark.parametrize("untrusted", [False, True])
 def test_forked_process_has_imports_one_thread_and_no_cuda(untrusted: bool) -> None:
-    """Children have imported all that a model process does, in one thread and without CUDA."""
+    """Children have imported all modules of a model process, in one thread and without CUDA."""
     program = (
         "import sys; from tests.host.process_state import answer;"
         "from ndif.runtime.process import fork_server as s; fd, generation = int(sys.argv[1]), sys.argv[2];"
@@ -230,7 +230,7 @@ async def test_frozen_fork_server_is_abandoned(runtime: Runtime) -> None:
         running._frozen_s = 1.0
         with pytest.raises(OSError, match=f"fork server {server} shows no sign of life"):
             await within(a_child(servers, runtime), PATIENCE_S)
-        # What it has forked lives on.
+        # Its children live on.
         assert (await child.ask())["pid"] == child.process.pid
         assert isinstance((await a_child(servers, runtime)).process, StartedProcess)
     assert not alive(server)
@@ -358,7 +358,7 @@ async def test_one_fork_server_per_runtime_and_trust(runtime: Runtime) -> None:
             servers.prepare(runtime, untrusted=False)
         trusted = [await a_child(servers, runtime) for _ in range(2)]
         assert len({parent(child.process.pid) for child in trusted}) == 1
-        # Without a server of its own, untrusted code gets none of another's.
+        # Without its own fork server, untrusted code does not use that of trusted code.
         other = await a_child(servers, runtime, untrusted=True)
         assert parent(other.process.pid) == os.getpid()
         assert other.process.pid not in children(parent(trusted[0].process.pid))
@@ -466,7 +466,7 @@ async def test_models_are_measured_and_loaded_in_forked_processes(
         processes = [a_model(tiny_gpt2, servers) for _ in range(2)]
         first, second = [await load(process) for process in processes]
         assert parent(first) == parent(second)
-        assert len(children(parent(first))) == 2  # the one that measured has ended
+        assert len(children(parent(first))) == 2  # the measuring process has ended
         arguments = command(first).strip("\0").split("\0")
         assert arguments[1:3] == ["-m", "ndif.runtime"]
         assert re.fullmatch(r"\d+", arguments[3])

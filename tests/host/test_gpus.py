@@ -49,7 +49,7 @@ def uuids(cards: Sequence[PhysicalGpu], *indices: int) -> list[str]:
     return [cards[index].gpu.uuid for index in indices]
 
 
-# Without a word of anybody's
+# Without any variable
 
 
 def test_all_gpus_are_used_in_pci_bus_order() -> None:
@@ -67,7 +67,7 @@ def test_reserved_memory_is_not_usable() -> None:
 def test_variable_of_process_lists_uuids() -> None:
     found = select_visible(H100, {"CUDA_VISIBLE_DEVICES": "3,1"})
     assert found.variable == ",".join(uuids(H100, 3, 1))
-    # Whoever reads it again finds the same, in the same order.
+    # Reading the variable again gives the same GPUs, in the same order.
     assert select_visible(H100, {"CUDA_VISIBLE_DEVICES": found.variable}).gpus == found.gpus
     assert select_visible((), {}).variable is None
 
@@ -132,7 +132,7 @@ def test_any_list_selects_distinct_existing_gpus(text: str) -> None:
 
 
 def test_cuda_list_has_precedence_in_slurm_job() -> None:
-    # With ConstrainDevices a job sees its two cards alone, and their numbers begin at 0.
+    # With ConstrainDevices a job sees only its two cards, and their numbers begin at 0.
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "4,5", "CUDA_VISIBLE_DEVICES": "0,1"}
     assert named(H100[4:6], **job) == uuids(H100, 4, 5)
     # Without, it sees all of them.
@@ -204,7 +204,7 @@ def test_mig_gpu_without_instances_is_not_used() -> None:
     )
 
 
-# One memory for all
+# Memory that CPU and GPU share
 
 
 def test_unknown_memory_size_stays_unknown() -> None:
@@ -214,7 +214,7 @@ def test_unknown_memory_size_stays_unknown() -> None:
     assert "NDIF_NODE_GPUS" in without_memory(gpu)
 
 
-# The driver itself, as far as it can be pretended
+# The driver, replaced by a pretend library
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -296,7 +296,7 @@ async def test_ended_driver_process_is_restarted(machine: Machine) -> None:
     await driver.close()
 
 
-# Where there is none
+# Machines without a driver
 
 
 @on_loop

@@ -1,4 +1,4 @@
-"""Processes that are busy, asleep, stopped or gone, and a host that is stopped itself."""
+"""Detection of frozen processes: busy, asleep, stopped and ended ones, and a stopped host."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_ended_process_is_not_reported_as_frozen() -> None:
 
 
 def test_processes_are_not_frozen_after_host_was_stopped_too() -> None:
-    """As on a laptop that slept: neither ran, and both go on."""
+    """A laptop slept: neither process ran, and both continue."""
     with a_process(BUSY) as process, a_process(HOST, str(process.pid)) as host:
         assert host.stdout is not None
         for number in (signal.SIGSTOP, signal.SIGCONT):

@@ -1,4 +1,4 @@
-"""The cache of adapters that untrusted users name, filled from a real hub on loopback."""
+"""The cache of adapters for untrusted users, filled from a real hub on loopback."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RUNTIME = Runtime("0.8", "0.8", Path(sys.executable), ())
 
 
 class Counted(HfMirror):
-    """A hub that notes how often it was asked."""
+    """A hub that counts requests."""
 
     asked = 0
 
@@ -60,7 +60,7 @@ def kept(cache: Path) -> set[str]:
 
 
 def whole(cache: Path, name: str) -> bool:
-    """Return True if the files of one are there to be read."""
+    """Return True if the files of an adapter are complete."""
     files = list(cache.glob(f"models--org--{name}/snapshots/*/adapter_model.safetensors"))
     return len(files) == 1 and files[0].stat().st_size == ROUGHLY
 
@@ -111,7 +111,7 @@ async def test_trusted_request_uses_operators_cache_and_bypasses_rules(
         AdapterError, match=r"'org/nine' cannot be used here: there is no repository"
     ):
         await fetching.fetch({"peft": "org/nine"}, trusted=True)
-    # What one user may have, another may not.
+    # A trusted user's right does not extend to other users.
     with pytest.raises(AdapterError, match="'org/one' is not used on this server"):
         await fetching.fetch({"peft": "org/one"})
 
@@ -124,7 +124,7 @@ async def test_least_recently_used_adapters_are_evicted(hub: Counted, tmp_path: 
         await fetching.fetch({"peft": f"org/{name}"})
         assert whole(cache, name)
     assert kept(cache) == {"one", "three"}
-    # One that had to go comes back.
+    # An evicted adapter is fetched again.
     await fetching.fetch({"peft": "org/two"})
     assert kept(cache) == {"two", "three"}
     assert whole(cache, "two")

@@ -1,4 +1,4 @@
-"""Installation by uv as pip is configured, and by pip where uv cannot."""
+"""Installation by uv with pip's configuration, and by pip if uv cannot install."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write_wheel(folder: Path, version: str) -> None:
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of wheels, and nothing but pip's variables that leads there."""
+    """A folder of wheels that only pip's variables point to."""
     for variable in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(variable)
     folder = tmp_path / "wheels"
@@ -63,7 +63,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def ignore(line: str) -> None:
-    """Output of an installer, where it does not matter."""
+    """Ignore the output of an installer."""
 
 
 # Settings of pip

@@ -1,4 +1,4 @@
-"""Turns: how many run, who goes first, and who makes room."""
+"""Slots for measurements: concurrency, order, and interruption of long work."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.on_loop import on_virtual_loop
 from tests.waiting import virtual_time_passes
 
 LONG_S = 0.3
-"""Seconds of work that is interrupted where others wait."""
+"""Seconds of work that is interrupted if other work waits."""
 FIRST_S = 0.05
 
 
 class Bench:
-    """Work that notes when it begins and how many run."""
+    """Work that records its order and its concurrency."""
 
     def __init__(self) -> None:
         self.began: list[str] = []
@@ -98,7 +98,7 @@ async def test_failed_and_cancelled_work_frees_its_slot() -> None:
     running = asyncio.create_task(turns.run("a", bench.work("first", 60)))
     waiting = [asyncio.create_task(turns.run("b", bench.work("never", 60))) for _ in range(3)]
     await asyncio.sleep(0.01)
-    # The one that would be next leaves as it is let in.
+    # The next caller leaves at the moment when it gets the slot.
     running.cancel()
     await end(waiting)
     await end([running])

@@ -1,4 +1,4 @@
-"""A replica on the CPU, with a real model process: taken off its device, brought back, ended."""
+"""A replica on the CPU with a real model process: caching, return, cancellation and end."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def client(tiny_gpt2: Path) -> TransformersModel:
 
 @pytest.fixture
 def strict(tmp_path: Path) -> Settings:
-    """Of a server that trusts nobody."""
+    """Settings of a sandboxed server."""
     return Settings(session_root=tmp_path / "session")
 
 
 async def begun(served: Served, payload: bytes, *, trusted: bool = True) -> asyncio.Task[Response]:
-    """A block that runs now."""
+    """Start a block and wait until it runs; return its task."""
     running = asyncio.create_task(served.run(payload, trusted=trusted))
     await asyncio.wait(
         {running, asyncio.create_task(served.begun.wait())}, return_when="FIRST_COMPLETED"
@@ -88,14 +88,14 @@ async def test_replica_returns_from_cache_without_its_files(
     async with serve(folder, settings=None if trusted else strict) as served:
         actor: ModelActor = served.actor
         assert torch.equal(await served.logits(read, trusted=trusted), truth)
-        # What comes back is what was there: the files may be gone.
+        # The weights return from memory: the files may be gone.
         shutil.rmtree(folder)
         for _ in range(2):
             zygote = served.zygote
             await actor.to_cache()
             await eventually(lambda zygote=zygote: not children(zygote))
             assert alive(zygote)
-            # No fault of the job's, and no reason to end the process.
+            # This is no error of the job, and no reason to end the process.
             with pytest.raises(ReplicaEvictedError, match="taken off its device"):
                 await served.run(read, trusted=trusted)
 
@@ -141,7 +141,7 @@ async def test_trusted_and_untrusted_requests_use_hub_adapters_on_one_replica(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The process of the model holds no token and reaches no hub."""
+    """The model process has no token and no access to a hub."""
     monkeypatch.setenv("HF_ENDPOINT", hub_url)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     read = reading(client)
@@ -159,12 +159,12 @@ async def test_trusted_and_untrusted_requests_use_hub_adapters_on_one_replica(
 async def test_job_waiting_for_runner_is_evicted_with_its_replica(
     tiny_gpt2: Path, client: TransformersModel, strict: Settings
 ) -> None:
-    """Wherever its call waits meanwhile: for a runner that is forked, warmed up, confined."""
+    """The job may wait for a runner that is being forked, warmed up or confined."""
     read = reading(client)
     pool_of_one = strict.model_copy(update={"runner_pool": 1})
     async with serve(tiny_gpt2, settings=pool_of_one) as served:
         for turns in (0, 1, 2, 5, 10, 20, 40, 80):
-            # The next finds no runner that waits: one is being forked, or is to be.
+            # The next request finds no waiting runner: one is being forked, or will be.
             assert (await served.run(read, trusted=False)).status is Status.COMPLETED
             running = asyncio.create_task(served.run(read, trusted=False))
             for _ in range(turns):
@@ -242,7 +242,7 @@ async def test_result_fails_if_disk_is_full(
 
 
 class Narrow(FileStore):
-    """A store on a machine whose memory takes no second result."""
+    """A store on a machine whose memory has room for one result."""
 
     is_full = False
 
@@ -308,9 +308,9 @@ async def test_killed_idle_runners_cost_no_job(
     settings = None if trusted else strict.model_copy(update={"protector": "off"})
     async with serve(tiny_gpt2, settings=settings) as served:
         kill_runners(served)
-        # Nobody has heard of their end yet.
+        # The host has not noticed their end yet.
         assert (await served.run(read, trusted=trusted)).status is Status.COMPLETED
-        # What has begun is not begun again.
+        # A started block is not rerun.
         running = await begun(served, last, trusted=trusted)
         kill_runners(served)
         response = await running
@@ -352,7 +352,7 @@ async def test_killed_model_process_loses_replica_and_job(
         running = await begun(served, last)
         os.kill(served.zygote, signal.SIGKILL)
         await within(served.actor.ended.wait(), PATIENCE_S)
-        # Whoever clears up is not who ended the job.
+        # Stopping afterwards is not the reason why the job ended.
         await served.actor.stop()
         with pytest.raises(ReplicaLostError) as lost:
             await running
@@ -437,7 +437,7 @@ def end():
 
 os.register_at_fork(after_in_child=end)
 """
-"""A module that Python imports first, by which what is forked from a process with a model ends."""
+"""A module that Python imports first; it ends every fork of a process with a model."""
 
 
 @on_loop
@@ -467,7 +467,7 @@ def test_cuda_context_memory_is_reserved_from_tensors(tiny_gpt2: Path) -> None:
 
 
 async def rehearsal_of(zygote: int) -> int:
-    """Return the first fork, stopped; a child that is about to be another program goes on."""
+    """Stop and return the first fork; a child that is about to run another program continues."""
     while True:
         for child in children(zygote):
             with contextlib.suppress(OSError):  # it has ended
@@ -495,7 +495,7 @@ def command_of(pid: int) -> bytes:
 async def test_zygote_killed_during_rehearsal_is_detected_and_leaves_no_process(
     tiny_gpt2: Path, client: TransformersModel, strict: Settings
 ) -> None:
-    """Three times in a row, each of which is noticed at once and leaves nothing; the fourth serves."""
+    """Three zygotes are killed; each is noticed at once and leaves no process. The fourth serves."""
     settings = strict.model_copy(update={"model_start_timeout_s": PATIENCE_S})
     servers = await fork_servers(untrusted=True)
     for _ in range(3):
@@ -524,7 +524,7 @@ FROZEN_S = 1.5
 async def impatient(
     checkpoint: Path, settings: Settings, frozen_s: float = FROZEN_S, *, starts: bool = True
 ) -> AsyncIterator[Served]:
-    """A replica whose processes count as frozen sooner."""
+    """A replica whose processes count as frozen after a short time."""
     servers = await fork_servers(untrusted=True)
     served = a_replica(checkpoint, settings=settings, fork_servers=servers)
     served.actor.process.frozen_s = frozen_s
@@ -540,9 +540,9 @@ async def impatient(
 async def test_frozen_model_process_is_ended_and_loses_its_job(
     tiny_gpt2: Path, client: TransformersModel, strict: Settings
 ) -> None:
-    """A runner that is at work goes on, and nobody else could have one."""
+    """The running runner would continue, but no other request could get a runner."""
     async with impatient(tiny_gpt2, strict) as served:
-        # Nothing happens to one that has nothing to do.
+        # An idle process is not ended.
         await time_passes_async(FROZEN_S * 1.2)
         assert not served.actor.ended.is_set()
         running = await begun(served, lasting(client), trusted=False)
@@ -601,7 +601,7 @@ async def test_job_on_frozen_process_can_time_out_and_be_cancelled(
     strict: Settings,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The time of a job runs from when it was dispatched, and a client may leave at any time."""
+    """A job's time limit counts from its dispatch, and its client may leave at any time."""
     monkeypatch.setattr("ndif.host.runner_pool._DELIVERY_S", 60.0)  # no runner is forked ahead
     settings = strict.model_copy(update={"runner_pool": 1, "protector": "off"})
     read, last = reading(client), lasting(client)

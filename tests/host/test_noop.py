@@ -1,4 +1,4 @@
-"""The model process that runs nothing is, for a host, as good as one that does."""
+"""The no-op model process behaves like a real one for its host."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_noop_process_is_not_taken_for_frozen(tmp_path: Path) -> None:
 
 @on_loop
 async def test_noop_replica_serves_repository_to_untrusted_request(tmp_path: Path) -> None:
-    """Untrusted, so that it is fetched first."""
+    """The server is sandboxed, so that it fetches the repository first."""
     runtime = noop_runtime(tmp_path)
     async with serve(Path("test-org/nothing"), runtime, Settings(session_root=tmp_path)) as served:
         await answered(served, trusted=False)

@@ -55,7 +55,7 @@ def payloads(tiny_gpt2: Path) -> dict[str, bytes]:
         return sent.payload
 
     def holds_it_up(model: TransformersModel, sent: Sent) -> None:
-        """Row-wise, and without end."""
+        """Never end, with a trace that can share a pass."""
         with model.trace("The Eiffel Tower is in", backend=sent):
             for _ in range(1 << 60):
                 pass
@@ -180,7 +180,7 @@ async def test_stopping_replica_ends_its_pass(tiny_gpt2: Path, payloads: dict[st
         await eventually(lambda: served.actor.state.runner_pid is not None)
         zygote = served.zygote
         await served.actor.stop()
-        assert await running == [None, None]  # which then find it gone
+        assert await running == [None, None]  # their individual runs then find the replica ended
         assert not alive(zygote)
         with pytest.raises(ReplicaEvictedError):
             await together(served, requests)

@@ -1,4 +1,4 @@
-"""Persistent, fresh and per-user runners, over socket pairs whose other ends the tests hold."""
+"""Persistent, fresh and per-user runners, over socket pairs with the tests at the other end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def a_process() -> subprocess.Popen[bytes]:
 
 
 class Zygote:
-    """Forks runners as a test tells it to: what each says first, or that it ends."""
+    """A zygote that forks runners under a test's control."""
 
     def __init__(self) -> None:
         self.runners: list[RunnerHandle] = []
@@ -75,12 +75,12 @@ class Zygote:
         return runner
 
     def end(self, runner: RunnerHandle, code: int = -9) -> None:
-        """The runner ends, and the host hears it."""
+        """End a runner and notify the host."""
         self.ends[self.runners.index(runner)].close()
         runner.exited(code)
 
     def says(self, runner: RunnerHandle, frame: bytes) -> None:
-        """The runner sends a frame."""
+        """Send a frame as the runner."""
         self.ends[self.runners.index(runner)].sendall(frame)
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ async def nothing_more_happens() -> None:
 
 
 async def full(zygote: Zygote, size: int) -> FreshRunners:
-    """Return a pool that has as many runners as it wants."""
+    """Return a full pool."""
     pool = FreshRunners(zygote.fork, size)
     await pool.start()
     await eventually(lambda: len(zygote.runners) == size)
@@ -320,7 +320,7 @@ async def test_request_during_refill_gets_its_own_runner() -> None:
         assert len({taken, other}) == 2
 
 
-# Runners that cannot be.
+# Runners that fail.
 
 
 @on_loop
@@ -418,7 +418,7 @@ async def test_pool_without_zygote_raises_error(
             await pool.acquire("")
 
 
-# The runner that is kept.
+# Persistent runners.
 
 
 @on_loop
@@ -523,12 +523,12 @@ async def test_failure_reason_of_persistent_runner_is_reported() -> None:
             await PersistentRunner(zygote.fork).start()
 
 
-# Runners that one key keeps.
+# Runners that are kept for one key.
 
 
 @st.composite
 def visits(draw: st.DrawFn) -> list[tuple[str, str]]:
-    """Users in any order, and how each one's request ends."""
+    """Return users in any order, and the end of each request."""
     ends = st.sampled_from(["reset", "reset", "reset", "spent", "no answer", "killed", "ended"])
     return draw(st.lists(st.tuples(st.sampled_from(["", "ada", "bob", "eve"]), ends), max_size=30))
 
@@ -547,20 +547,20 @@ async def _serve_them_all(visits: list[tuple[str, str]], most: int, users: int) 
         served: dict[RunnerHandle, list[str]] = {}
         ended: set[RunnerHandle] = set()
         waiting: dict[str, RunnerHandle] = {}
-        """Runners that wait for their key, the one unused for longest first."""
+        """Runners that wait for their key, the least recently used first."""
         for key, end in visits:
             runner = await pool.acquire(key)
             kept = waiting.pop(key, None)
             assert (runner is kept) is (kept is not None)
             if kept is None and len(waiting) == users:
                 ended.add(waiting.pop(next(iter(waiting))))
-            # Who no longer waits is gone before the request starts.
+            # A runner that no longer waits has ended before the request starts.
             assert not any(one.alive for one in ended)
             assert runner not in ended
             assert runner.alive
             of = served.setdefault(runner, [])
             of.append(key)
-            # It serves on for who it served, as long as it may, and for nobody else.
+            # A runner serves only its first key, and at most `most` requests.
             assert set(of) == {key}
             assert len(of) <= (most if key else 1)
             if end == "spent":
@@ -582,7 +582,7 @@ async def _serve_them_all(visits: list[tuple[str, str]], most: int, users: int) 
 
 
 async def taken_and_reset(zygote: Zygote, pool: PerUserRunners, key: str) -> RunnerHandle:
-    """A runner after a request that it was reset from."""
+    """Return a runner that was reset after a request."""
     runner = await pool.acquire(key)
     zygote.says(runner, IDLE)
     pool.release(runner, answered=True)
@@ -652,7 +652,7 @@ def state(process: subprocess.Popen[bytes]) -> str:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runners that are stopped soon after their last request."""
+    """Pause runners soon after their last request."""
     monkeypatch.setattr(runner_pool, "_STOPPED_AFTER_S", 0.05)
 
 
@@ -728,6 +728,6 @@ def test_each_process_reserves_cuda_context(untrusted: bool, trusted: bool, proc
 def test_waiting_runners_reserve_cuda_contexts() -> None:
     config = Settings(runner_pool=6, runner_scope="request")
     assert context_bytes(config, untrusted=True, trusted=False) == 7 * config.gpu_context_bytes
-    # And the one that a key has for itself.
+    # One more for the runner that is kept for a key.
     config = Settings(runner_pool=6)
     assert context_bytes(config, untrusted=True, trusted=False) == 8 * config.gpu_context_bytes

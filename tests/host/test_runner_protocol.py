@@ -62,13 +62,13 @@ def of(kind: str) -> Message:
 
 
 def read(header: dict[str, Any]) -> Message:
-    """Return the message that a host reads from a header."""
+    """Return the message that a host parses from a header."""
     message, _ = unpack(json.dumps(header).encode())
     return message
 
 
 class Clock:
-    """A time that passes when it is told to."""
+    """A clock that a test sets."""
 
     now = 1000.0
 
@@ -100,7 +100,7 @@ def stream(protocol: RunnerProtocol, body: bytes = b"") -> None:
     protocol.accept(of("stream"), body)
 
 
-# Which may come when.
+# Order of frames.
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -157,7 +157,7 @@ def test_second_running_frame_is_rejected() -> None:
 
 
 def test_second_spill_frame_is_rejected() -> None:
-    # Each would have another made for it.
+    # Each spill frame would make the host create another file.
     protocol = a_protocol(state="spilling")
     with pytest.raises(ProtocolError, match="'spill' is not allowed in this state"):
         protocol.accept(of("spill"), b"")
@@ -191,7 +191,7 @@ def test_error_shortens_unknown_frame_kind() -> None:
         assert str(refused.value) == f"there is no frame {kind[:20]!r}"
 
 
-# How much is printed.
+# Limits of logs.
 
 
 def test_log_limit_is_exact_in_bytes() -> None:
@@ -272,7 +272,7 @@ def test_log_line_allowance_needs_passing_time() -> None:
         log(protocol)
 
 
-# How much is streamed.
+# Limits of streams.
 
 
 def test_stream_limit_is_exact_in_bytes() -> None:

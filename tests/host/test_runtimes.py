@@ -59,7 +59,7 @@ def installer(name: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(scope="session")
 def with_07(name: str, tmp_path_factory: pytest.TempPathFactory) -> Runtimes:
-    """A folder into which an installer really installed 0.7."""
+    """A folder with a real installation of 0.7."""
     runtimes = Runtimes(tmp_path_factory.mktemp("runtimes"))
     said: list[str] = []
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -72,7 +72,7 @@ def with_07(name: str, tmp_path_factory: pytest.TempPathFactory) -> Runtimes:
 
 @pytest.fixture
 def own_07(with_07: Runtimes, installer: str, tmp_path: Path) -> Runtimes:
-    """A copy of it, to be changed, by the same installer."""
+    """A copy of `with_07` that a test may change, with the same installer."""
     folder = tmp_path / "runtimes"
     shutil.copytree(with_07.folder, folder, copy_function=os.link)
     return Runtimes(folder)
@@ -80,14 +80,14 @@ def own_07(with_07: Runtimes, installer: str, tmp_path: Path) -> Runtimes:
 
 @pytest.fixture
 def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the real installers, a world that has no packages."""
+    """Hide all packages from the real installers."""
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
 
 
 def ignore(line: str) -> None:
-    """Output of an installer, where it does not matter."""
+    """Ignore the output of an installer."""
 
 
 def python(runtime_path: tuple[Path, ...], code: str) -> str:
@@ -148,7 +148,7 @@ def test_added_runtime_brings_its_nnsight_and_shares_torch(with_07: Runtimes) ->
     assert not Path(torch).is_relative_to(with_07.folder)
     assert not (runtime.path[0] / "torch").exists()
     assert not (runtime.path[0] / "transformers").exists()
-    # The base is as it was.
+    # The base is unchanged.
     assert generation_of(python((), "import nnsight; print(nnsight.__version__)")) == "0.8"
 
 

@@ -1,4 +1,4 @@
-"""Shared memory for weights, which one process fills and others map."""
+"""Shared memory for weights: one process fills it, and others map it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_memory_is_freed_after_its_last_process() -> None:
     os.fstat(fd)
     assert await weights.of("third", "a model", SIZE) == fd
     weights.leave("second")
-    weights.leave("second")  # whoever ends may end twice
+    weights.leave("second")  # leaving twice is no error
     os.fstat(fd)
     weights.leave("third")
     assert descriptors() == before

@@ -18,7 +18,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def checkpoint(folder: Path) -> Path:
-    """One with a folder in it, weights, and what is nobody's business."""
+    """Write a checkpoint with a subfolder, weights and a secret file."""
     for name, content in {
         "config.json": b"{}",
         "tokenizer.json": b'{"model": 1}' * 1000,

@@ -110,7 +110,7 @@ def process() -> Iterator[Process]:
     process.end()
 
 
-# What a process holds.
+# Resource usage of a process.
 
 
 def test_private_and_shared_memory_counts(process: Process) -> None:
@@ -170,7 +170,7 @@ def test_watched_process_is_placed_in_cgroup(process: Process, tmp_path: Path) -
     assert (made / "pids.max").read_text() == str(THREADS + 1)
 
 
-# What is too much.
+# Limits.
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_watched_process_is_placed_in_cgroup(process: Process, tmp_path: Path) -
         (ResourceUsage(MEMORY, 1), ResourceUsage(2 * MEMORY + 1, 1), MEMORY_WORDS),
         (ResourceUsage(MEMORY, 1), ResourceUsage(0, 1), None),
         (ResourceUsage(0, 1), ResourceUsage(0, THREADS + 1), THREAD_WORDS),
-        # A thread is one's own, whenever it was started.
+        # Threads from before the request count, too.
         (ResourceUsage(0, THREADS), ResourceUsage(0, THREADS + 1), THREAD_WORDS),
         (ResourceUsage(0, 1), ResourceUsage(MEMORY + 1, THREADS + 1), MEMORY_WORDS),
     ],
@@ -225,7 +225,7 @@ def test_request_over_thread_limit_is_ended(process: Process) -> None:
 async def test_request_within_limits_is_not_ended() -> None:
     process = Process()
     said: list[str] = []
-    process.take("private", 2 * MEMORY)  # before: what it was forked with
+    process.take("private", 2 * MEMORY)  # memory from before the request does not count
     watching = asyncio.create_task(WATCH.enforce(process.pid, said.append))
     await time_passes_async(0.06)
     for _ in range(3):

@@ -68,10 +68,10 @@ def replica() -> Iterator[Replica]:
 
 
 def use(machine: Machine, gpu: int, **mib: int) -> None:
-    """Let processes hold so much of a GPU; `p123` is a process."""
+    """Report GPU memory of processes in MiB; `p123` is the process 123."""
     uuid = GPUS[gpu].uuid
     lines = (f"process {uuid} {name[1:]} {size * MIB}" for name, size in mib.items())
-    # Whoever reads it meanwhile is to find it whole.
+    # Replace the file atomically.
     new = Machine(machine.file.with_suffix(".new"))
     new.becomes(H100[:2], *lines)
     new.file.replace(machine.file)
@@ -83,7 +83,7 @@ def holding(
     return {f"p{replica.owner}": owner, f"p{replica.runner}": runner, f"p{replica.other}": other}
 
 
-# What is too much
+# Limits
 
 
 def test_gpu_use_within_share_is_allowed() -> None:
@@ -210,13 +210,13 @@ async def test_job_ended_on_shared_gpu_gets_reason(machine: Machine, tiny_gpt2: 
     devices = ReplicaDevices({0: SHARE}, device="cpu")
     async with serve(tiny_gpt2, gpu_watch=watch, devices=devices) as served:
         served.actor.process.exposes_weights = True  # as on a GPU
-        # Without a GPU no owner is there: the spare runner stands in for one.
+        # Without a GPU there is no owner: the spare runner stands in for it.
         await eventually(lambda: len(children(served.zygote)) == 2)
         owner = max(children(served.zygote))
         use(machine, 0, **{f"p{owner}": 8000})
         running = asyncio.create_task(served.run(lasting(client)))
         await within(served.begun.wait(), PATIENCE_S)
-        assert watch._sample[0] > 0  # of before it began
+        assert watch._sample[0] > 0  # a sample from before the job began
         runner = served.actor.state.runner_pid
         assert runner is not None
         use(machine, 0, **{f"p{owner}": 8000, f"p{runner}": 4000})

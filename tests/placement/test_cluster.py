@@ -30,7 +30,7 @@ from tests.placement.worlds import (
 
 
 def found(nodes: list[Node], **demand: object) -> tuple[str, CandidateLevel]:
-    """Where one more replica of "a" goes, and what it takes."""
+    """Return the node and the candidate level of one more replica of "a"."""
     decision = deploy(nodes, want("a", 20, **demand))  # type: ignore[arg-type]
     placement = decision.placed[-1]
     return placement.replica.node_id, placement.level
@@ -129,7 +129,7 @@ def test_new_replica_id_is_unique() -> None:
 
 
 def test_largest_model_is_placed_first() -> None:
-    # The other way round "small" might take the large GPU's place.
+    # In the other order, "small" might take the large GPU.
     node = a_node("1x80GiB,1x24GiB")
     node = with_hot(node, "kept", 20, [1], dedicated=True)
     decision = deploy([node], want("small", 40), want("large", 70))
@@ -165,7 +165,7 @@ def test_fitting_replicas_are_placed_and_rest_is_refused_once() -> None:
 
 
 def test_cpu_memory_of_returning_replica_is_not_given_to_evicted_one() -> None:
-    # "a" returns to GPU 0. "b" takes GPU 1 from "old", for which there is memory only once "a" has left it.
+    # "a" returns to GPU 0. "b" evicts "old" from GPU 1; CPU memory for it is free only once "a" has left.
     node = with_warm(a_node("1x80GiB,1x24GiB", cpu=70), "a", 60)
     node = with_hot(node, "old", 20, [1])
     decision = deploy([node], want("a", 60), want("b", 20))

@@ -1,4 +1,4 @@
-"""Deltas, and that nothing is left to do after one is applied."""
+"""Deltas between clusters; an applied delta leaves no difference."""
 
 from __future__ import annotations
 

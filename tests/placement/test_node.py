@@ -64,7 +64,7 @@ def test_warm_replica_returns_with_its_own_size() -> None:
     assert after.resources.free_cpu_bytes == 100 * GiB
 
 
-# Who has to go
+# Choice of evictions
 
 
 def test_replica_on_fewest_gpus_is_evicted_first() -> None:
@@ -113,7 +113,7 @@ def test_replica_of_model_demanded_together_is_not_evicted() -> None:
 
 
 def test_eviction_spares_replicas_that_do_not_help() -> None:
-    # By the order "tiny" and "small" would go first, but only "large" makes a whole GPU free.
+    # "tiny" and "small" would be evicted first, but only the eviction of "large" frees a whole GPU.
     node = with_hot(a_node("2x24GiB"), "tiny", 1, [0], share=True)
     node = with_hot(node, "small", 2, [0], share=True)
     node = with_hot(node, "kept", 2, [0], share=True, dedicated=True)
@@ -135,7 +135,7 @@ def test_cpu_replica_is_not_evicted_for_gpu_replica() -> None:
     assert evicted(node, want("new", 20)) == ["a"]
 
 
-# What becomes of those that go
+# Evicted replicas
 
 
 def deployed(node: Node, demand: Demand, replica_id: str = "new") -> Node:
@@ -186,7 +186,7 @@ def test_returning_replica_frees_cpu_memory_only_after_others_left_gpus() -> Non
     after = deployed(node, want("b", 20), "b-1")
     assert set(after.warm) == {"a"}
     assert after.resources.free_cpu_bytes == 20 * GiB
-    # With less memory "a" would have to wait for what "b" gives back, and "b" for the GPU of "a".
+    # With less memory, "a" would wait for the CPU memory of "b", and "b" for the GPU of "a".
     node = with_warm(with_hot(a_node("1x24GiB", cpu=39), "a", 20, [0]), "b", 19.5)
     after = deployed(node, want("b", 20), "b-1")
     assert not after.warm
@@ -209,7 +209,7 @@ def test_warm_replicas_are_dropped_before_hot_ones_for_cpu_replica() -> None:
     node = with_warm(with_cpu(a_node(cpu=100), "hot", 50), "warm", 30)
     after = deployed(node, want("new", 40, device=Device.CPU))
     assert (set(after.hot), set(after.warm)) == ({"hot", "new"}, set())
-    # Where the warm one alone would not do, and the hot one alone does, the warm one stays.
+    # If the warm replica alone does not suffice, and the hot one alone does, the warm one stays.
     after = deployed(node, want("new", 60, device=Device.CPU))
     assert (set(after.hot), set(after.warm)) == ({"new"}, {"warm"})
 

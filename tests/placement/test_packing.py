@@ -1,4 +1,4 @@
-"""On which GPUs a replica goes."""
+"""Packing: the choice of GPUs for a replica."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.placement.worlds import GiB, a_node, with_hot
 
 
 def placed(node: Node, size: float) -> tuple[dict[int, float], float | None] | None:
-    """GiB by GPU, and the share."""
+    """Return the GiB by GPU, and the share."""
     found = assign(node.resources, int(size * GiB), DEFAULT_RULES)
     if found is None:
         return None
@@ -56,7 +56,7 @@ def test_node_without_gpus_has_no_room() -> None:
     assert placed(a_node(), 0.1) is None
 
 
-# Beside the contexts of its own processes
+# With CUDA contexts
 
 
 def with_contexts(gpus: str, context: float) -> Node:
@@ -99,12 +99,12 @@ def test_withdrawn_gpu_takes_no_new_replica() -> None:
     node = replace(node, resources=replace(node.resources, withdrawn=frozenset([0])))
     assert placed(node, 8) == ({1: 8}, pytest.approx(1 / 3))
     assert placed(node, 24.1) is None
-    # Who is on it stays, and nobody joins.
+    # Its current replica stays, and no other joins.
     beside = with_hot(node, "old", 4, [0], share=True)
     assert placed(with_hot(beside, "other", 24, [1]), 1) is None
 
 
-# Beside others
+# Beside other replicas
 
 
 def test_small_model_joins_shared_gpu_before_empty_one() -> None:

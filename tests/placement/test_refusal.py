@@ -1,4 +1,4 @@
-"""Why there is no room, as data and as a sentence."""
+"""Reasons of a refused placement, as data and as a sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sums of the outcomes of probes, and which of them count."""
+"""Sums of probe outcomes, and the outcomes that count."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def prober(**fields: float) -> Prober:
 
 
 def test_model_that_does_not_serve_is_not_traced(tmp_path: Path) -> None:
-    """No runtime is there that could send one."""
+    """No runtime could send a trace."""
 
     async def look(one: Watched, prober: Prober) -> Outcome:
         return await prober.look(one, tmp_path)
@@ -113,7 +113,7 @@ def test_probe_key_only_allows_running_jobs() -> None:
     assert key not in repr(account)
     rights = account.trusted, account.hotswapping, account.gated, account.priority
     assert not any(rights)
-    # Everybody else is whoever the other form says.
+    # The wrapped accounts admit all other keys.
     assert asyncio.run(accounts.account(Caller("owner"))).trusted
     for other in ("", f"{key}0", "é"):
         try:

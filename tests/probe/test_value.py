@@ -1,4 +1,4 @@
-"""The check of a value: what a wrong one is, and what is mere rounding."""
+"""The check of a value: wrong values, and rounding differences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH, TOP, VOCABULARY = 64, 5, 512
 
 
 def saved(dtype: torch.dtype = torch.float32, seed: int = 0) -> Saved:
-    """Return what a probe's trace saves of a head of random weights."""
+    """Return the values that a probe's trace saves, for a head with random weights."""
     torch.manual_seed(seed)
     weight = torch.randn(VOCABULARY, WIDTH, dtype=torch.float64).to(dtype)
     hidden = torch.randn(WIDTH, dtype=torch.float64).to(dtype)

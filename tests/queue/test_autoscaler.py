@@ -1,4 +1,4 @@
-"""How many replicas: up when those in line wait, down when not needed, and never to and fro."""
+"""The number of replicas: it grows with waits, shrinks when idle, and does not oscillate."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_idle_autoscaler_settles_at_minimum(
 def test_autoscaler_converges_under_constant_load(
     load: float, start: int, most: int, runs_s: float, loads_steps: int
 ) -> None:
-    """`load` is how many replicas the arrivals keep busy; a line grows by what exceeds those there are."""
+    """`load` is the number of replicas that the arrivals keep busy; the queue grows by the excess."""
     every_s = 10.0
     bounds = replace(BOUNDS, most=most)
     scaler = Autoscaler(bounds, start)
@@ -312,7 +312,7 @@ def test_autoscaler_converges_under_constant_load(
 @pytest.mark.parametrize("load", [0.3, 1.5, 2.6])
 @pytest.mark.parametrize("runs_s", [1.0, 40.0])
 def test_random_fluctuation_of_load_rarely_changes_replicas(load: float, runs_s: float) -> None:
-    """Two days of Poisson arrivals and exponential run times: replicas are not loaded to and fro."""
+    """Two days of Poisson arrivals and exponential run times rarely change the number of replicas."""
     dice = random.Random(3)
     bounds = replace(BOUNDS, most=6, idle_s=600)
     scaler = Autoscaler(bounds, 1)

@@ -1,4 +1,4 @@
-"""Requests that come while there is nothing yet that could run them."""
+"""Requests that arrive before a dispatcher can run them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_holding_queue_notifies_clients_and_keeps_every_request(tmp_path: 
     for request in sent:
         update = frames.read(await client.next())
         assert (update.id, update.status, update.description) == (request.id, Status.QUEUED, TEXT)
-    # Whoever has left hears nothing, and is kept like the others.
+    # A departed client gets no update; its request is kept like the others.
     gone = a_request("gone")
     await broker.submit(gone)
     last = a_request(client.id)
@@ -45,7 +45,7 @@ async def test_holding_queue_notifies_clients_and_keeps_every_request(tmp_path: 
     assert frames.read(await client.next()).id == last.id
     waited = await room.close()
     assert [request.id for request in waited] == [one.id for one in (*sent, gone, last)]
-    # From now on others take them.
+    # After closing, other consumers claim requests.
     await broker.submit(later := a_request(client.id))
     assert (await broker.claim()).id == later.id
 

@@ -1,4 +1,4 @@
-"""Choice of the next request: fairness, priority and its ageing, honest positions, invariants."""
+"""Fair scheduling of requests: fairness, priority, ageing, positions and invariants."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def users(entries: list[Waiting]) -> list[str]:
     return [one.user for one in entries]
 
 
-# Turns
+# Fairness
 
 
 def test_requests_of_one_user_are_served_in_order() -> None:
@@ -237,7 +237,7 @@ def test_request_does_not_starve_behind_endless_new_users(patience: int, ahead: 
 
 
 def test_request_starves_without_ageing() -> None:
-    """The flood of the test before is one that turns alone do not stop."""
+    """Fair scheduling alone does not prevent the starvation of the previous test."""
     line: FairQueue[Waiting] = FairQueue(patience=FOREVER)
     add(line, "ann")
     for number in range(2000):
@@ -277,16 +277,16 @@ _lines = st.builds(
 
 @dataclass
 class History:
-    """Apply a history to a queue; return who overtook whom."""
+    """A history applied to a queue, with a count of overtaken requests."""
 
     line: FairQueue[Waiting]
     ahead: dict[str, int] = field(default_factory=dict)
     came: dict[str, int] = field(default_factory=dict)
     overtaken: Counter[str] = field(default_factory=Counter)
     taken: list[Waiting] = field(default_factory=list)
-    """Out, and not given back."""
+    """Requests that were taken and not given back."""
     seen: set[str] = field(default_factory=set)
-    """Taken once, if not more."""
+    """Requests that were taken at least once."""
 
     def run(self, steps: list[Step]) -> None:
         for step in steps:
@@ -386,7 +386,7 @@ def test_no_request_is_lost_or_duplicated(line: FairQueue[Waiting], steps: list[
 def test_waiting_users_are_served_equally(
     demands: dict[str, tuple[float, list[float]]], since: int, count: int
 ) -> None:
-    """Start-time fair queueing's theorem: no two differ by more than an entry of each, by weight."""
+    """Start-time fair queueing: two users differ by at most one weighted entry of each."""
     line: FairQueue[Waiting] = FairQueue(patience=FOREVER)
     for user, (weight, costs) in demands.items():
         for cost in costs:
@@ -395,7 +395,7 @@ def test_waiting_users_are_served_equally(
     served = dict.fromkeys(demands, 0.0)
     for _ in range(count):
         if len({one.user for one in line}) < len(demands):
-            return  # who has nothing to wait for is owed nothing
+            return  # the bound holds only while all users wait
         [one] = takes(line, 1)
         served[one.user] += one.cost / one.weight
         for a, b in itertools.combinations(demands, 2):
@@ -404,7 +404,7 @@ def test_waiting_users_are_served_equally(
             assert abs(served[a] - served[b]) <= most + 1e-6
 
 
-# Coming back, going away
+# Returned and removed requests
 
 
 def test_returned_request_goes_next_and_is_charged_once() -> None:
@@ -487,7 +487,7 @@ def test_position_search_is_bounded() -> None:
     assert line.position("nobody") is None
 
 
-# What is refused
+# Invalid arguments
 
 
 def test_duplicate_request_is_rejected() -> None:

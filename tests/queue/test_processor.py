@@ -1,4 +1,4 @@
-"""The line of one model, with a real broker and store and a replica that does what a test says."""
+"""The queue of one model, with a real broker and store, and a scripted replica."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ OFTEN_S = 0.02
 
 @dataclass
 class Replica:
-    """Stands in for `ModelActor`: its process is an event, and a request runs as `act` says."""
+    """A stand-in for `ModelActor`: its process is an event, and `act` runs each request."""
 
     act: Act
     reason: str | None
-    """Why it does not start."""
+    """The reason why the replica does not start; None if it starts."""
     ran: list[str]
     may_start: asyncio.Event | None = None
     shared_passes: SharedPasses | None = None
@@ -109,14 +109,14 @@ class Replica:
         self.cancelled.put_nowait(reason)
 
     def lose(self) -> ReplicaLostError:
-        """End as a model process does."""
+        """End like a lost model process."""
         self.ended.set()
         return ReplicaLostError("the model process ended")
 
 
 @dataclass
 class Line:
-    """A processor that runs, and what it runs on."""
+    """A running processor with its broker, store and replicas."""
 
     dispatcher: Dispatcher
     processor: Processor
@@ -135,7 +135,7 @@ class Line:
         trusted: bool = False,
         env: Mapping[str, Any] | None = None,
     ) -> Client:
-        """A client that sends one request and waits for it."""
+        """Submit one request and return its client."""
         channel = None if polled else await self.broker.subscribe()
         request = Request(
             model=MODEL,
@@ -169,7 +169,7 @@ class Client:
         return [response.status.value for response in self.told]
 
     async def hears(self, status: Status) -> Response:
-        """Listen up to the next update of that status."""
+        """Wait for the next update with that status."""
         assert self.channel is not None
         while True:
             response = frames.read(await self.channel.next())
@@ -208,7 +208,7 @@ async def a_line(
     broker: Broker | None = None,
     kind: type[Replica] = Replica,
 ) -> AsyncIterator[Line]:
-    """A line whose replicas `act`; `reasons` are those for which the first of them do not start."""
+    """A queue whose replicas run `act`; `reasons` are the start errors of the first replicas."""
     broker, store = broker or MemoryBroker(), store or FileStore(folder, 3600)
     replicas: list[Replica] = []
     ran: list[str] = []
@@ -248,7 +248,7 @@ async def a_controller(make: MakeActor, replicas: int = 1) -> Controller:
 
 @dataclass
 class Gate:
-    """An `act` that says when it begins, and ends when it is let."""
+    """An `act` that reports its begin, and ends when the test allows it."""
 
     began: asyncio.Queue[Request] = field(default_factory=asyncio.Queue)
     may_end: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
@@ -348,7 +348,7 @@ async def test_replica_that_fails_to_start_fails_no_request(tmp_path: Path) -> N
         clients = [await line.join() for _ in range(5)]
         for client in clients:
             await client.hears(Status.COMPLETED)
-        # It is left alone for a while.
+        # The failed replica is not retried for a while.
         assert len(line.replicas) == 2
 
 
@@ -376,7 +376,7 @@ async def test_job_is_cancelled_on_its_own_replica(tmp_path: Path) -> None:
             assert response.description == f"no {client.request.id}"
 
 
-# The usual way
+# Normal operation
 
 
 @on_loop
@@ -469,7 +469,7 @@ async def test_processor_serves_users_fairly(tmp_path: Path) -> None:
         assert line.ran.index(other.request.id) <= 2
         for client in flood:
             await client.hears(Status.COMPLETED)
-        # Whoever it is, their own stay in the order they came.
+        # The requests of one user stay in order.
         assert [r for r in line.ran if r != other.request.id] == [c.request.id for c in flood]
 
 
@@ -485,7 +485,7 @@ async def test_long_runs_are_charged_to_their_user(tmp_path: Path) -> None:
             await client.hears(Status.COMPLETED)
         users = {client.request.id: client.request.user for client in clients}
         order = [users[request] for request in line.ran]
-        # By what was measured the one has ten times as long: the other's are done long before.
+        # The runs of "long" take ten times as long, so the jobs of "short" finish long before.
         assert order[:16].count("short") >= 9
 
 
@@ -526,7 +526,7 @@ async def test_each_client_receives_its_position(tmp_path: Path) -> None:
         first = await line.join()
         assert position(await first.hears(Status.QUEUED)) == 1
         await gate.began.get()
-        # What runs still counts: two are ahead of the third.
+        # The running job counts: two jobs are ahead of the third.
         for expected in (2, 3, 4):
             client = await line.join()
             assert position(await client.hears(Status.QUEUED)) == expected
@@ -555,7 +555,7 @@ async def test_waiting_clients_receive_position_updates(tmp_path: Path) -> None:
     ("took_s", "pause_s"), [(0.0, 3.0), (0.29, 3.0), (1.5, 15.0), (600.0, 60.0)]
 )
 def test_long_queue_is_updated_less_often(took_s: float, pause_s: float) -> None:
-    """Else the updates of 10,000 clients take a third of the server from the jobs that they wait for."""
+    """Otherwise updates for 10,000 clients would take a third of the server's time."""
     assert QueuePolicy(update_interval_s=3.0).update_pause_s(took_s) == pytest.approx(pause_s)
 
 
@@ -581,7 +581,7 @@ async def test_logs_and_streams_reach_client_before_final_response(tmp_path: Pat
         return Response(request.id, Status.ERROR, "ZeroDivisionError", meta={"peak_memory": 1})
 
     async with a_line(tmp_path, act) as line:
-        # Each wire has room for something that the other has not.
+        # Only the header wire carries streams, and only the envelope wire carries `meta`.
         for wire, streamed, meta in (
             (Wire.ENVELOPE, None, {"peak_memory": 1}),
             (Wire.HEADERS, b"streamed", None),
@@ -600,7 +600,7 @@ async def test_logs_and_streams_reach_client_before_final_response(tmp_path: Pat
 async def test_polled_job_has_current_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processor_module, "_COUNTING", math.inf)  # anew at each question
+    monkeypatch.setattr(processor_module, "_COUNTING", math.inf)  # count again for each call
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         first, second = [await line.join(polled=True) for _ in range(2)]
@@ -656,7 +656,7 @@ async def test_long_queue_of_polled_jobs_does_not_block_event_loop(tmp_path: Pat
         await gate.began.get()
         delays, over = [], time.monotonic() + 1
         while time.monotonic() < over:
-            # In time of this thread: other programs of the machine hold it up as well.
+            # Measure the time of this thread: other programs may delay it, too.
             began = time.thread_time()
             await asyncio.sleep(0)
             delays.append(time.thread_time() - began)
@@ -664,7 +664,7 @@ async def test_long_queue_of_polled_jobs_does_not_block_event_loop(tmp_path: Pat
         assert sorted(delays)[int(len(delays) * 0.99)] < 0.05
         assert sorted(delays)[-1] < 0.5, "somebody was held up"
         assert (await clients[-1].polls())["description"].startswith("Your job is number 2000 ")
-        # Nothing was stored of those who wait.
+        # Nothing was stored for waiting jobs.
         assert len([*(tmp_path / "responses").iterdir()]) == 1
 
 
@@ -695,7 +695,7 @@ async def test_log_does_not_replace_status_of_polled_job(tmp_path: Path) -> None
 
 
 class SlowStore(FileStore):
-    """Takes a while to store a position, as one at the other end of a network may."""
+    """A store that is slow to store a position, as over a network."""
 
     async def put(self, key: str, content: bytes, *, soon: bool = False) -> None:
         if b"QUEUED" in content:
@@ -710,7 +710,7 @@ async def test_late_position_update_does_not_replace_end_of_job(tmp_path: Path) 
         clients = [await line.join(polled=True) for _ in range(3)]
         await gate.began.get()
         telling = asyncio.create_task(line.dispatcher.notify_waiting("The cluster is away."))
-        # Those who wait are being told so, and before that is stored everything is over.
+        # Waiting clients are being notified; all jobs end before the notice is stored.
         await asyncio.sleep(0)
         gate.let_end(4)
         await (await line.join()).hears(Status.COMPLETED)
@@ -720,7 +720,7 @@ async def test_late_position_update_does_not_replace_end_of_job(tmp_path: Path) 
 
 
 class HeldStore(FileStore):
-    """Does not answer who stores that a job waits again, until it is let."""
+    """A store that blocks updates of the status QUEUED until the test allows them."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, NEVER_S)
@@ -782,7 +782,7 @@ async def test_request_that_lost_its_replica_is_rerun_first(
         await second.hears(Status.COMPLETED)
         assert line.ran == [first.request.id, first.request.id, second.request.id]
         assert len(line.replicas) == 2
-        # Its user sees it wait for a replica again, and the one behind it does, too.
+        # Both clients see their job wait for the second replica.
         assert first.statuses.count("DEPLOYING") == 2
         assert second.statuses.count("DEPLOYING") == 1
 
@@ -795,7 +795,7 @@ async def test_completed_request_is_not_rerun_after_loss_of_its_replica(
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         response = await complete(replica, request, respond)
         if request.id == first.request.id:
-            # As a replica does that is elsewhere, and delivers for itself.
+            # A remote replica delivers its own responses.
             await respond(response)
             raise replica.lose()
         return response
@@ -817,7 +817,7 @@ async def test_completed_request_is_not_rerun_after_loss_of_its_replica(
 @pytest.mark.parametrize("first", ["nobody", "the replica", "the line"])
 @on_virtual_loop
 async def test_request_that_ended_elsewhere_keeps_its_end(tmp_path: Path, first: str) -> None:
-    """Unless it was told since that it waits: then nobody knows any more what it came to."""
+    """If a waiting status was stored since, its end is unknown, and the request fails."""
 
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         if request.id != ended.request.id:
@@ -905,7 +905,7 @@ async def test_jobs_wait_for_unavailable_broker(
 
     began, may_end = asyncio.Event(), asyncio.Event()
     async with on_redis(redis, tmp_path) as broker, a_line(tmp_path, act, broker=broker) as line:
-        # One has yet to read what it runs when the broker leaves, and the others wait.
+        # When the broker ends, one job has not read its payload yet, and the others wait.
         clients = [await line.join(polled=True) for _ in range(4)]
         await began.wait()
         redis.kill()
@@ -949,7 +949,7 @@ async def test_gateways_get_position_of_polled_job_from_leader(
         assert told is not None
         assert told.status is Status.RUNNING  # as that wire has it
         assert await asks.update_of(unknown, None) is None
-        # As one that was accepted, and that no leader had claimed before Redis lost it.
+        # This request was accepted, but Redis lost it before a leader claimed it.
         lost = await asks.update_of(unknown, Status.RECEIVED)
         assert lost is not None
         assert lost.status is Status.ERROR
@@ -1009,7 +1009,7 @@ async def test_waiting_requests_fail_if_model_cannot_be_loaded(tmp_path: Path) -
             assert "the checkpoint is corrupt" in error.description
         assert (await polling.polls())["status"] == "ERROR"
         assert line.ran == []
-        # The next request tries anew.
+        # The next request loads the model again.
         await (await line.join()).hears(Status.COMPLETED)
         assert len(line.replicas) == 2
 
@@ -1109,7 +1109,7 @@ async def test_job_of_disconnected_client_is_cancelled(tmp_path: Path) -> None:
 async def test_briefly_disconnected_client_waits_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one whose gateway lost its connection to the broker."""
+    """Its gateway lost the connection to the broker."""
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         first, away, third = [await line.join() for _ in range(3)]
@@ -1194,7 +1194,7 @@ async def test_cancelled_job_ends_although_its_replica_does_not_answer(
             assert await line.dispatcher.cancel(client.request.id, "Killed.")
             assert await line.broker.is_complete(client.request)
             assert not await line.dispatcher.cancel(client.request.id, "Killed again.")
-            # Should the replica answer, nobody hears of it.
+            # A later answer of the replica is dropped.
             gate.let_end()
         await (await line.join()).hears(Status.QUEUED)
         assert (await live.hears(Status.ERROR)).description == "Killed."
@@ -1273,7 +1273,7 @@ async def test_processor_stops_while_job_ends(tmp_path: Path, turns: int) -> Non
         gate.let_end()
         for _ in range(turns):
             await asyncio.sleep(0)
-        # Leaving the line cancels it, and it is waited for.
+        # Leaving the context cancels the processor and waits for it.
     assert line.processor.status is ProcessorStatus.CANCELLED
     assert client.request.id in line.ran
 
@@ -1301,7 +1301,7 @@ async def test_each_generation_has_its_own_queue(tmp_path: Path) -> None:
         for request in requests:
             await broker.submit(request)
         assert await gate.began.get() == requests[0]
-        # The first holds up its own line, and no other.
+        # The first request blocks its own queue only.
         ended = Client(requests[1], channel, store, dispatcher)
         assert (await ended.hears(Status.COMPLETED)).id == requests[1].id
         assert gate.began.empty()

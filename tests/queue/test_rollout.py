@@ -1,4 +1,4 @@
-"""Deployments with other settings: what serves goes on serving, and settings that are not given stay."""
+"""Deployments with changed settings: the old replica serves on, and unspecified settings stay."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SERVING = DeploymentConfig(NAME, NAME, device="cuda")
 
 
 class Fussy(World):
-    """A server that knows one dtype by name alone, and cannot load another."""
+    """A server that rejects dtype float33, cannot load float8, and finds float64 too large."""
 
     async def _size(self, config: DeploymentConfig, generation: str) -> Measured:
         if config.dtype == "float33":
@@ -41,7 +41,7 @@ class Fussy(World):
 
 
 def fussy(folder: Path, test: Callable[[Fussy], Any], *, size: int, gpus: int) -> None:
-    """Run a test on a model that serves while a job is sent every second; each of them must be run."""
+    """Run a test while a job is sent every second; each job must complete."""
 
     async def main() -> None:
         async with Fussy(folder, {NAME: size}, gpus=gpus) as world:
@@ -67,14 +67,14 @@ def fussy(folder: Path, test: Callable[[Fussy], Any], *, size: int, gpus: int) -
 
 
 async def deploy(world: World, wait: bool = True, **settings: Any) -> Any:
-    """Deploy the model with these settings, and no others, as a client of the server does."""
+    """Deploy the model with only these settings, as a client does."""
     fields = {"deployments": [{"repo_id": NAME, **settings}], "wait": wait}
     answer = await parse_operation(Deploy, fields).perform(world.operations)
     return to_plain(answer.models[0])
 
 
 def replica_of(world: World) -> str:
-    """Return the id of the replica that takes requests, beside those that end."""
+    """Return the id of the serving replica, without replicas that are ending."""
     placed = {each.key for each in world.controller.cluster.replicas()}
     (replica,) = (each for each in world.of(NAME) if each.serving and each.placed.key in placed)
     return replica.placed.replica_id

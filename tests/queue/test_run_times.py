@@ -1,4 +1,4 @@
-"""How long the line is, in seconds: honest beside a simulated one, and said in a user's words."""
+"""Estimated waits: compared with a simulated queue, and described in words."""
 
 from __future__ import annotations
 
@@ -121,14 +121,14 @@ DISTRIBUTIONS: dict[str, Draw] = {
 
 @dataclass
 class Told:
-    """The estimate that an arrival was told, and its real wait."""
+    """The estimated wait of an arrival, and its real wait."""
 
     wait: float
     real: float
 
 
 def simulated(draw: Draw, replicas: int, load: float, count: int = 1000) -> list[Told]:
-    """A line in the order of arrival, Poisson arrivals, `replicas` that serve it (M/G/c)."""
+    """Simulate a first-come queue with Poisson arrivals and `replicas` servers (M/G/c)."""
     dice = random.Random(7)
     mean = statistics.fmean(draw(dice) for _ in range(20_000))
     times = RunTimes()
@@ -166,7 +166,7 @@ def test_estimated_waits_match_simulated_queue(kind: str, replicas: int, load: f
 
 
 def test_estimated_waits_match_queue_of_different_users() -> None:
-    """Many short jobs of one user and a few long ones of another, in the order of a fair line."""
+    """Many short jobs of one user and a few long ones of another, in a fair queue."""
     dice = random.Random(1)
     runs_s: dict[str, Draw] = {
         "ann": lambda dice: dice.lognormvariate(3, 0.5),

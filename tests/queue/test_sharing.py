@@ -1,4 +1,4 @@
-"""Requests that share a forward pass: who takes part, who is answered, and what becomes of the others."""
+"""Requests that share a forward pass: selection, answers and individual reruns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def with_others(request: Request) -> Response | None:
 
 @dataclass
 class Passes:
-    """The forward passes of several; `answer` gives the response of each request, None for alone."""
+    """Shared passes; `answer` returns each response, or None if the request must be rerun individually."""
 
     answer: Answer = with_others
     began: asyncio.Queue[list[str]] = field(default_factory=asyncio.Queue)
@@ -43,7 +43,7 @@ class Passes:
 async def sharing(
     folder: Path, passes: Passes, gate: Gate, count: int = 1
 ) -> AsyncIterator[tuple[Line, Client]]:
-    """A line of one replica, and the client whose request it runs by itself until the gate opens."""
+    """A queue with `count` replicas, and a client whose request runs alone until the gate opens."""
 
     class Sharing(Replica):
         async def pass_of(self, requests: Sequence[Request]) -> list[Response | None]:
@@ -101,7 +101,7 @@ async def test_single_waiting_request_runs_alone(tmp_path: Path) -> None:
 
 @on_loop
 async def test_shared_pass_keeps_queue_order(tmp_path: Path) -> None:
-    """Nobody overtakes one who may not take part."""
+    """No request overtakes one that may not share a pass."""
     passes, gate = Passes(), Gate()
     passes.may_end.set()
     async with sharing(tmp_path, passes, gate) as (line, _):
@@ -230,7 +230,7 @@ async def test_replica_lost_during_pass_does_not_count_as_attempt(tmp_path: Path
         passes.error = line.replicas[0].lose()
         passes.may_end.set()
         gate.let_end(2)
-        # Each alone, on another replica, as if for the first time.
+        # Each request runs alone on another replica, as a first attempt.
         assert [await ends(each) for each in clients] == ["Done."] * 2
         assert passes.began.empty()
         assert len(line.replicas) == 2

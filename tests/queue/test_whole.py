@@ -1,4 +1,4 @@
-"""Lines, decisions and what is done about them, all together in virtual time, on machines that count."""
+"""Queues, placement and replicas together in virtual time, on nodes that check their memory."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ GPU, CPU = 100, 150
 
 
 class Memory:
-    """The real contents of a memory, at every moment no more than there is."""
+    """A node's memory; it asserts that usage never exceeds the capacity."""
 
     def __init__(self, capacity: Mapping[Any, int]) -> None:
         self._capacity = capacity
@@ -144,7 +144,7 @@ class OperationCalls(ControlPlane):
 
 
 class Actor:
-    """A replica that holds memory while it should, and takes its time."""
+    """A replica that accounts for its memory, and takes virtual time."""
 
     def __init__(self, place: PlacedReplica, memory: Memory, broken: frozenset[str]) -> None:
         self.shared_passes = None
@@ -187,7 +187,7 @@ class Actor:
         self.ended.set()
 
     def die(self) -> None:
-        """As a process that is killed."""
+        """End like a killed process."""
         self._hold({})
         self.ended.set()
         self._end_run(ReplicaLostError("it was killed"))
@@ -236,9 +236,9 @@ class World:
 
     kind = Actor
     missing = ""
-    """A generation for which nothing can be loaded."""
+    """A generation whose models cannot be loaded."""
     look_s = 0.0
-    """How long a look at the machines takes."""
+    """Seconds that node discovery takes."""
 
     def __init__(
         self,
@@ -256,7 +256,7 @@ class World:
     ) -> None:
         self.sizes = sizes
         self.gated = set[str]()
-        """Models that the hub does not give to everybody."""
+        """Models that are gated on the hub."""
         self.hub: dict[str, str] = {}
         """Names of models at a hub, by their spelling in small letters."""
         self.memory = Memory({**dict.fromkeys(range(gpus), GPU), "cpu": CPU})
@@ -445,7 +445,7 @@ def test_refusal_reports_reason_and_remaining_protection(tmp_path: Path) -> None
             assert "'a/a' is protected for another" in young.description
             assert "the largest node, here, has" in large.description
             assert "there is no such repository" in unknown.description
-            # Its time began when it began to serve.
+            # The minimum deployment time counts from the begin of serving.
             served = next(iter(world.of("a/a"))).placed.deployed
             await elapse(served + 100 - world.now().timestamp() + 1)
             (response,) = await world.until_ended(await world.send("a/c"))
@@ -490,7 +490,7 @@ def test_eviction_fails_waiting_jobs_and_lets_running_job_finish(tmp_path: Path)
 
 
 class Stubborn(Actor):
-    """Actor whose process breaks down, and takes its time to end."""
+    """An actor whose broken process ends slowly."""
 
     def die(self) -> None:
         self._end_run(ReplicaLostError("it does not answer"))
@@ -555,7 +555,7 @@ def test_replicas_change_consistently_during_node_discovery(tmp_path: Path, look
             other = await world.send("b/b")
             await looking
             await elapse(2 * LOAD_S + 2 * look_s)
-            # Of the first the job runs again, in another; the second is where it was placed.
+            # The job of the first model is rerun on another replica; the second model is placed.
             places = {deployment.key for deployment in world.controller.cluster.replicas()}
             assert places == {hosted.placed.key for hosted in world.controller.replicas()}
             assert len(places) == 2
@@ -609,7 +609,7 @@ def test_model_evicted_during_measurement_is_not_loaded(tmp_path: Path) -> None:
             await elapse(60)
             assert world.actors == {}
             assert (await world.operations.status())["problems"] == []
-            # It was no ban: who comes then is served.
+            # The eviction is no ban: later requests are served.
             (response,) = await world.until_ended(await world.send("a/a"))
             assert response.status is Status.COMPLETED
 
@@ -819,7 +819,7 @@ def test_calendar_dedicates_model_during_its_window(tmp_path: Path) -> None:
             assert response.status is Status.COMPLETED
             assert world.levels("a/a") == []
             for left in (1, 0):
-                # An hour later: it displaces what is young, and nobody had to ask.
+                # An hour later, the booked model evicts young replicas without any request.
                 hour = (9 - world.now().hour) * 3600 % 86400
                 await elapse(hour - world.now().minute * 60 + 60)
                 assert world.levels("a/a") == ["HOT"]
@@ -838,7 +838,7 @@ def test_calendar_dedicates_model_during_its_window(tmp_path: Path) -> None:
                 await elapse(3600)
                 (held,) = world.of("a/a")
                 assert not held.placed.dedicated
-                # The next one is told of, too.
+                # The status lists the next window, too.
                 coming = (await world.operations.status())["schedule"]["windows"]
                 assert len(coming) == left
                 assert all(each["start"] > world.now().isoformat() for each in coming)
@@ -903,7 +903,7 @@ def test_booked_model_is_downloaded_early_and_evicts_only_at_its_start(
             (response,) = await world.until_ended(await world.send("a/b"))
             assert response.status is Status.COMPLETED
             await elapse(115 * 60)
-            # Who has its memory keeps it; what has no place, or is unknown, is not downloaded.
+            # Current replicas stay; a model that is unknown or does not fit is not downloaded.
             assert world.levels("a/b") == ["HOT"]
             assert world.levels("a/a") == []
             assert asked == [
@@ -924,7 +924,7 @@ def test_booked_model_is_downloaded_early_and_evicts_only_at_its_start(
             assert reconciler.kept_repositories()["a/a"] == "deployed"
             assert world.levels("a/a") == world.levels("a/slow") == ["HOT"]
             assert cancelled == ["09:05"]  # as it begins, and its replica downloads it
-            # It will have the place of the one before it.
+            # The next model will use the memory of the one before it.
             assert asked[3:] == [("a/next", "0.8", "here", "09:00")]
             await elapse(120 * 60)
             assert asked[4:] == [("a/later", "0.8", "here", "11:00")]
@@ -992,7 +992,7 @@ def test_status_lists_every_model_in_form_that_all_clients_read(tmp_path: Path) 
             assert words("a/scheduled") == ("COLD", "NOT DEPLOYED", "NOT DEPLOYED")
             assert words("a/broken") == ("HOT", "DOWN", "UNHEALTHY")
             found = told()
-            # Nobody writes on the server's board by asking for a model.
+            # A request for an unknown model does not add it to the status.
             assert found.keys() == {*names, "a/scheduled"}
             assert found["a/running"]["dedicated"] is True
             assert found["a/warm"]["dedicated"] is found["a/asked"]["dedicated"] is False
@@ -1106,7 +1106,7 @@ def test_request_of_another_generation_does_not_dedicate_replica(tmp_path: Path)
             await world.until_ended(await world.send("a/a", generation="0.7"))
             assert len(world.of("a/a")) == 3
             (older,) = (h.placed for h in world.of("a/a") if not h.placed.dedicated)
-            # It goes for others, does not return by itself, and is forgotten.
+            # The replica can be evicted, does not return by itself, and is forgotten.
             await world.until_ended(await world.send("a/b"))
             displaced = world.controller.cluster.find(older.key)
             assert displaced is not None
@@ -1184,7 +1184,7 @@ def test_scale_applies_to_generation_that_operator_deployed(tmp_path: Path) -> N
             await world.until_ended(await world.send("a/a"))
             (told,) = await world.operations.scale("a/a", 2, None)
             assert told["generation"] == "0.7"
-            # A user's generation that goes takes nothing from that.
+            # Scaling down a generation that a user loaded does not change the deployment.
             await world.operations.scale("a/a", 0, "0.8")
             (found,) = from_value(await world.operations.export(), "it")
             assert (found.replicas, found.dedicated) == (2, True)
@@ -1311,7 +1311,7 @@ def test_loading_replica_is_kept_if_second_one_does_not_fit(tmp_path: Path) -> N
 
 
 class FullStore(FileStore):
-    """A disk on which nothing can be written any more."""
+    """A store on a full disk."""
 
     async def put(self, key: str, content: bytes, *, soon: bool = False) -> None:
         raise OSError(28, "No space left on device")
@@ -1330,7 +1330,7 @@ def test_failing_store_does_not_affect_other_jobs(tmp_path: Path) -> None:
 
 
 class SlowStore(FileStore):
-    """A store that takes its time."""
+    """A slow store."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, 3600)
@@ -1377,7 +1377,7 @@ def test_revoked_key_ends_its_current_and_new_jobs(
             (response,) = await world.until_ended(hers)
             assert response.status is Status.COMPLETED
             assert (await revoke.perform(world.operations)).killed == 0
-            # A key whose jobs an operator ends goes on: its later jobs run.
+            # An operator ends the jobs of a valid key; its later jobs run.
             runs = await world.send("a/a", 1000.0, key="hers")
             await elapse(2)
             end = KillKey(account="hers")
@@ -1385,7 +1385,7 @@ def test_revoked_key_ends_its_current_and_new_jobs(
             ended = await world.until_ended(runs, await world.send("a/a", 1.0, key="hers"))
             assert [each.status for each in ended] == [Status.ERROR, Status.COMPLETED]
             assert "operator has ended this job" in ended[0].description
-            # In the end nobody has a revoked key's name in mind.
+            # The revoked key is forgotten after some time.
             await elapse(700)
             (last,) = await world.until_ended(await world.send("a/a", 1.0, key="his"))
             assert last.status is Status.COMPLETED
@@ -1393,7 +1393,7 @@ def test_revoked_key_ends_its_current_and_new_jobs(
     run(main())
 
 
-def test_job_killed_before_dispatch_does_not_run(tmp_path: Path) -> None:
+def test_job_killed_before_reaching_its_replica_does_not_run(tmp_path: Path) -> None:
     async def main() -> None:
         store = SlowStore(tmp_path)
         async with World(tmp_path, {"a/a": 40}, store=store) as world:
@@ -1529,7 +1529,7 @@ def test_model_without_replicas_is_not_exported(tmp_path: Path, how: str) -> Non
             else:
                 await world.operations.evict("a/a", there.placed.replica_id, cold=True)
             assert await world.operations.export() == []
-            # Whoever may use it has it loaded; that is nothing that its operator asks for.
+            # A user may load the model on demand; the export does not dedicate it.
             await world.until_ended(await world.send("a/a"))
             (found,) = from_value(await world.operations.export(), "it")
             assert (found.replicas, found.dedicated) == (1, False)
@@ -1559,19 +1559,19 @@ def test_gated_model_requires_gated_right_unless_deployed(tmp_path: Path) -> Non
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
             world.gated = {"a/a"}
-            # Before it is measured nobody knows.
+            # The server knows that the model is gated only once it is measured.
             without = [await world.send("a/a") for _ in range(2)]
             for refused in await world.until_ended(*without):
                 assert refused.status is Status.ERROR
                 assert "'a/a' is gated or private on the hub" in refused.description
                 assert "right `gated`" in refused.description
             assert not world.actors
-            # In one line with somebody who has it.
+            # In one queue with a user who has the right.
             mixed = await world.send("a/a"), await world.send("a/a", gated=True)
             refused, served = await world.until_ended(*mixed)
             assert (refused.status, served.status) == (Status.ERROR, Status.COMPLETED)
             assert len(world.actors) == 1
-            # Nor does anybody else use it, now that it is there.
+            # The loaded model still requires the right.
             (refused,) = await world.until_ended(await world.send("a/a"))
             assert "gated" in refused.description
             # A gateway of another process knows as much.
@@ -1580,7 +1580,7 @@ def test_gated_model_requires_gated_right_unless_deployed(tmp_path: Path) -> Non
             with pytest.raises(NotServedError, match="gated"):
                 published.admit(key, "0.8", hotswapping=True)
             assert published.admit(key, "0.8", hotswapping=True, gated=True).gated
-            # An operator's decision is for everybody.
+            # A model that the operator deployed is open to all users.
             config = DeploymentConfig("a/a", "a/a", dedicated=True)
             await world.operations.deploy([config], None, wait=True, sync=False)
             (served,) = await world.until_ended(await world.send("a/a", hotswapping=False))
@@ -1911,7 +1911,7 @@ def test_random_operations_never_exceed_memory_and_every_job_ends(
                 assert response.description
             served = [r for r in responses if r.status is Status.COMPLETED]
             assert served, responses
-            # What is decided is what is there.
+            # The planned replicas are the existing ones.
             await elapse(300)
             for hosted in world.controller.replicas():
                 assert world.controller.cluster.find(hosted.placed.key) == hosted.placed
@@ -1922,7 +1922,7 @@ def test_random_operations_never_exceed_memory_and_every_job_ends(
 
 
 async def _operate(world: World, operation: str, model: str, dice: random.Random) -> None:
-    # What is not there is refused, and nothing else comes of it.
+    # Operations on missing models are refused without side effects.
     with contextlib.suppress(OperationError):
         match operation:
             case "evict":

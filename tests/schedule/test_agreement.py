@@ -106,7 +106,7 @@ def rules(draw: st.DrawFn) -> str:
 @settings(max_examples=examples(0.5))
 @given(rules(), st.integers(-800, 100), st.sampled_from(["Europe/Berlin", "America/New_York"]))
 def test_recurrence_rules_agree_with_library(rule: str, days: int, zone: str) -> None:
-    """Such rules are followed here because it has no bounds; what comes out must be the same."""
+    """The project expands these rules itself, as the library has no bounds; the results must agree."""
     day = f"{NOW + timedelta(days=days):%Y%m%d}"
     text = calendar(
         event(

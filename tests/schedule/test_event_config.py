@@ -216,7 +216,7 @@ def test_conflict_of_two_series_is_reported_once() -> None:
     other = once("RRULE:FREQ=DAILY", "DESCRIPTION:replicas: 2", uid="two")
     schedule = read(calendar(once("RRULE:FREQ=DAILY"), other), now=NOW)
     assert len(schedule.problems) == 1
-    # Who holds does not hang on the order of the file.
+    # The winner does not depend on the order in the file.
     again = read(calendar(other, once("RRULE:FREQ=DAILY")), now=NOW)
     assert again.timelines == schedule.timelines
 

@@ -60,7 +60,7 @@ def test_no_recurrence_rule_hangs(rule: str) -> None:
     schedule = read(text, now=NOW, limits=Limits(series_cpu_s=0.1))
     assert time.process_time() - began < 3
     assert len(schedule.problems) <= 1
-    # A rule that can be followed fires seldom.
+    # A rule within the limits has few occurrences.
     assert len(spans(schedule, "org/model")) <= 2
     for problem in schedule.problems:
         assert problem.startswith("The event 'org/model' of 2026-10-05 ")

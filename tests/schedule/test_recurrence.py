@@ -136,7 +136,7 @@ def test_moved_occurrence_replaces_original() -> None:
     )
     text = calendar(once("RRULE:FREQ=DAILY;COUNT=3"), moved)
     assert starts(text) == ["10-05 09:00", "10-07 09:00", "10-09 20:00"]
-    # A change is known by the time it replaces, in whatever zone that is written.
+    # A change refers to the time that it replaces, in any time zone.
     assert starts(
         text.replace(
             "RECURRENCE-ID;TZID=Europe/Berlin:20261006T090000", "RECURRENCE-ID:20261006T070000Z"
@@ -172,7 +172,7 @@ def test_changes_of_old_series_are_applied() -> None:
     found = starts(calendar(old, onwards))
     assert found
     assert {each[-5:] for each in found} == {"12:00"}
-    # Brought forward into what is looked at, from after it.
+    # The occurrence moves from after the period into it.
     early = moved.replace("20261006T09", "20300101T09")
     assert "10-06 12:00" in starts(calendar(old, early))
 

@@ -23,7 +23,7 @@ from tests.schedule.calendars import (
     starts,
 )
 
-# What programs write
+# Calendars of common programs
 
 
 def test_google_calendar_is_read() -> None:
@@ -79,7 +79,7 @@ def test_outlook_calendar_is_read() -> None:
         "2026-10-19",
         "2026-11-13",
     )
-    # A zone that nobody else knows is as the calendar defines it; its clocks change on 1 November.
+    # The calendar defines an unknown time zone; its clocks change on 1 November.
     custom = [start.isoformat() for start, _ in spans(schedule, "openai-community/gpt2")]
     assert custom == [
         "2026-10-30T16:00:00+00:00",

@@ -27,7 +27,7 @@ MINUTE = timedelta(minutes=1)
 
 
 def dedicating(name: str) -> bytes:
-    """A calendar by which one model is dedicated all October."""
+    """Return a calendar that dedicates one model all October."""
     month = ("DTSTART;VALUE=DATE:20261001", "DTEND;VALUE=DATE:20261101")
     return calendar(event(*month, summary=name)).encode()
 
@@ -176,7 +176,7 @@ async def test_last_good_schedule_is_kept_after_bad_answer(
             assert why in problem
             assert problem.endswith("): that of 2026-10-05 12:00 UTC still holds.")
             assert "secret" not in problem
-        # What was not taken is no version to compare with.
+        # A rejected answer's ETag is not used.
         assert "if-none-match" not in site.asked[-1]
         site.status, site.body = good
         assert await dedicated(source) == ["org/first"]

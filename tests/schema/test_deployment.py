@@ -1,4 +1,4 @@
-"""The task of a model, and the settings of one whose deployment does not give them."""
+"""The task of a model, and default settings of a deployment."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ OLD = "nnsight.modeling.language.LanguageModel"
         ),
         (f'{OLD}:{{"repo_id": "org/name", "revision": null}}', ModelKey(OLD, "org/name")),
         (f'{OLD}:{{"repo_id": "gpt2"}}', ModelKey(OLD, "gpt2")),
-        # What a later client adds to its keys does not make them unreadable.
+        # Unknown fields of later clients are ignored.
         (f'{NEW}:{{"repo_id": "a/b", "quantization": {{"bits": 4}}}}', ModelKey(NEW, "a/b")),
         (f'{OLD}:{{"repo_id": "org:with/colons:"}}', ModelKey(OLD, "org:with/colons:")),
         (f'{OLD}: {{"repo_id": "modèle/né"}} ', ModelKey(OLD, "modèle/né")),
@@ -178,7 +178,7 @@ def test_class_is_served_in_generations_whose_clients_name_it(
         said = explain_class(key, generation)
         assert (said is None) is (generation in served_in)
         if said is not None:
-            # Of the two, the package of 0.7 and 0.6 has the second alone.
+            # nnsight 0.7 and 0.6 have only the second class.
             both = "TransformersModel or " if generation == "0.8" else ""
             assert f"made with nnsight's {both}LanguageModel, not with" in said
             assert f"not with {path[:200]!r}. Make 'a/b'" in said
@@ -186,7 +186,7 @@ def test_class_is_served_in_generations_whose_clients_name_it(
             assert ("image-text-to-text" in said) is images
             assert ("_remoteable_class" in said) is (generation == "0.8")
             assert len(said) < 1000
-    # An operator's key may be any generation's.
+    # An operator's key may belong to any generation.
     assert (explain_class(key) is None) is bool(served_in)
     assert explain_class(key, "0.5") is not None
 

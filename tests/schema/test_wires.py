@@ -35,7 +35,7 @@ PLAIN: dict[str, object] = {
     "pair": ("http://here", 12),
     "nested": {"a": [True, {"b": b"\x80.\x00"}]},
 }
-# A pickle's own opcodes, a whole pickle, what text cannot hold, and a size beyond one byte's.
+# A pickle opcode, a whole pickle, non-text bytes, and a size beyond one byte.
 CONTENTS = [b"", b".", b"\x80\x02}q\x00.", bytes(range(256)), b"\x00" * 300_000]
 
 

@@ -1,4 +1,4 @@
-"""Delivery over real connections: at least once, again after a failure, given up at last, none lost."""
+"""Delivery of webhooks and mail over real connections: at least once, with retries and a last attempt."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ QUICK = Policy(max_attempts=3, first_s=0.01, factor=1.0)
 
 
 class Mailbox:
-    """A mailer whose messages stay here."""
+    """A mailer that keeps its messages."""
 
     sender = "ndif@example.org"
 
@@ -49,7 +49,7 @@ class Mailbox:
 
 
 class Server:
-    """The parts of a server that end a job and call back."""
+    """The parts of a server that end a job and deliver webhooks and mail."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.objects = FileStore(folder / "objects", 3600)
@@ -71,12 +71,12 @@ class Server:
         return request
 
     async def idle(self) -> bool:
-        """True once nothing waits."""
+        """Return True if no delivery waits."""
         waiting, _ = await self.queue.counts()
         return waiting == 0
 
     async def until_put_off(self, request: Request) -> None:
-        """Wait until the call-back of a request was looked at, and is to be looked at again."""
+        """Wait until the webhook of a request is postponed."""
 
         async def is_put_off() -> bool:
             (found,) = await self.queue.find(request.id)
@@ -198,7 +198,7 @@ async def test_webhook_is_called_for_job_with_live_client(tmp_path: Path) -> Non
 
 @on_loop
 async def test_webhook_waits_until_end_is_stored(tmp_path: Path) -> None:
-    """A process dies after it has queued the call-back, and before it has stored the end."""
+    """A process dies after it has queued the webhook, and before it has stored the end."""
     async with receiving() as receiver, running(tmp_path) as server:
         request = a_request(receiver.url)
         response = Response(request.id, Status.ERROR, "At its first run.")
@@ -207,7 +207,7 @@ async def test_webhook_waits_until_end_is_stored(tmp_path: Path) -> None:
         await eventually(lambda: receiver.asked)
         await server.until_put_off(request)
         assert len(receiver.asked) == 1
-        # The job runs again, and ends otherwise.
+        # The job is rerun and ends differently.
         await server.responder.respond(request, Response(request.id, Status.COMPLETED))
         await eventually(server.idle)
     assert receiver.asked[1].target == f"/?status=COMPLETED&id={request.id}"
@@ -285,7 +285,7 @@ async def test_operator_can_retry_webhook_after_last_attempt(tmp_path: Path) -> 
 
 @on_loop
 async def test_forbidden_webhook_address_is_given_up_immediately(tmp_path: Path) -> None:
-    """As a job of an older server, or of one whose operator allowed more, may have."""
+    """Such a job may come from an older server, or from one that allowed more."""
     async with receiving() as receiver, running(tmp_path, allowed=()) as server:
         await server.end(f"http://127.0.0.1:{receiver.port}/")
         await server.end("gopher://x/")

@@ -1,4 +1,4 @@
-"""The guard of call-backs: what users may name, and a canary on loopback that must hear nothing."""
+"""The guard of webhook addresses, and a canary on loopback that must get no connection."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_ports_of_other_services_are_allowed_only_in_operator_networks() -> None
         read_address("http://8.8.8.8:25/", allowed)
 
 
-# What users may name
+# Addresses that users may give
 
 TAKEN = {
     "https://example.org": Address(
@@ -276,11 +276,11 @@ def test_shown_address_hides_its_secrets() -> None:
     assert shown("ada@example.org") == "a…@example.org"
 
 
-# What the server connects to
+# Connections of the server
 
 
 class Canary:
-    """A listener on loopback, for both families, that counts who connects."""
+    """A listener on loopback, for both families, that counts connections."""
 
     def __init__(self) -> None:
         self.heard = 0
@@ -355,12 +355,12 @@ async def test_dns_rebinding_does_not_reach_loopback() -> None:
     """A public address at the first look-up, loopback at every later one."""
     async with canary() as listening:
         names = Names(["192.0.2.77"], ["127.0.0.1"])
-        # What is public in this test: an address that nobody has.
+        # This test treats an unused address as public.
         allowed = (ipaddress.ip_network("192.0.2.77/32"),)
         backend = GuardedBackend(allowed, names)
         with pytest.raises((httpcore.ConnectError, httpcore.ConnectTimeout)):
             await fetch(backend, "rebinding.example", listening.port)
-        # It went to the address that was checked, and asked for no other.
+        # The connection went to the checked address, without a second look-up.
         assert (names.asked, listening.heard) == (["rebinding.example"], 0)
         with pytest.raises(ForbiddenAddressError):
             await fetch(backend, "rebinding.example", listening.port)

@@ -1,4 +1,4 @@
-"""Webhooks over real connections: their form, their signature, and every way in which one fails."""
+"""Webhooks over real connections: form, signature and failures."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_get_webhook_sends_status_and_id_in_query() -> None:
 
 @on_loop
 async def test_post_webhook_is_signed_by_standard_webhooks() -> None:
-    """Verified by the rules of Standard Webhooks, written again here."""
+    """The test implements the rules of Standard Webhooks on its own."""
     async with receiving() as receiver:
         await send(f"post+{receiver.url}/done?token=t")
     (asked,) = receiver.asked
