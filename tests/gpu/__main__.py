@@ -31,22 +31,22 @@ WHOLE_S = 520
 TEST_S = 90
 _LAST_LINES = 15
 _BAD = ("failed", "wrong values", "running")
-"""Outcomes that a row is red for; a test that ran when its stage was ended is one."""
+"""Outcomes that are shown in red; "running" is a test that was running when its stage was stopped."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One program of the suite, which writes its results as JSON to the path it is given."""
+    """One program of the suite; it writes its results as JSON to the path that it receives."""
 
     name: str
     command: Callable[[Path, float], list[str]]
     reserved_s: float
-    """Seconds that the stages before this one leave to it."""
+    """Seconds that earlier stages reserve for this stage."""
 
 
 @dataclass
 class Outcome:
-    """One stage's end, and what it wrote until then."""
+    """The outcome of one stage, and its results so far."""
 
     stage: str
     ok: bool
@@ -56,7 +56,7 @@ class Outcome:
 
 
 def probe(results: Path, _: float) -> list[str]:
-    """Return the command that asks which layer of the confinement stops CUDA."""
+    """Return the command that probes which layer of the confinement stops CUDA."""
     return [sys.executable, "-m", "tests.gpu.probe", "--json", str(results)]
 
 
@@ -70,7 +70,7 @@ def tests(results: Path, _: float) -> list[str]:
 
 
 def benchmark(results: Path, limit_s: float) -> list[str]:
-    """Return the command that measures."""
+    """Return the command that runs the benchmark."""
     return [
         *(sys.executable, "-m", "bench.gpu", "--json", str(results)),
         *("--seconds", str(limit_s)),
@@ -85,12 +85,12 @@ STAGES = (
 
 
 def limits(stages: Sequence[Stage], left_s: float) -> float:
-    """Return the seconds that the first of `stages` may take: all but what the others reserve."""
+    """Return the limit of the first of `stages`: the seconds left, less those that the others reserve."""
     return left_s - sum(stage.reserved_s for stage in stages[1:])
 
 
 def run(stage: Stage, folder: Path, limit_s: float) -> Outcome:
-    """Run one stage to its end or its limit, and read what it wrote."""
+    """Run one stage to its end or its limit, and read its results."""
     results = folder / f"{stage.name}.json"
     results.unlink(missing_ok=True)
     began = time.monotonic()
@@ -107,7 +107,7 @@ def run(stage: Stage, folder: Path, limit_s: float) -> Outcome:
             code: int | None = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             code = None
-        # And what the stage left behind; model processes have their own sessions and end with their host.
+        # Kill the stage's other processes, except model processes: these end with their host.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -120,7 +120,7 @@ def run(stage: Stage, folder: Path, limit_s: float) -> Outcome:
 
 
 def show(outcomes: Sequence[Outcome], console: Console) -> None:
-    """Print one table of everything that the stages wrote."""
+    """Print one table of the results of all stages."""
     table = Table(title="GPU suite")
     for heading in ("stage", "what", "outcome", "detail"):
         table.add_column(heading, overflow="fold")

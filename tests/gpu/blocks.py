@@ -1,4 +1,4 @@
-"""Blocks whose effects on a GPU, or without one on the CPU, a server must survive."""
+"""Blocks that damage a GPU's state, or the CPU's where there is no GPU; a server must survive them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def generating(client: TransformersModel, tokens: int = TOKENS) -> bytes:
     """Save the ids of a greedy generation."""
     sent = Sent()
     with client.generate(PROMPT, max_new_tokens=tokens, do_sample=False, backend=sent) as tracer:
-        logits = tracer.result.save()  # noqa: F841 - what comes back
+        logits = tracer.result.save()  # noqa: F841 - the saved value
     return sent.payload
 
 
@@ -47,12 +47,12 @@ def indexing_outside(client: TransformersModel) -> bytes:
 
 
 def writing_natively(client: TransformersModel) -> bytes:
-    """Overwrite a weight through its address, which no counter of torch's sees."""
+    """Overwrite a weight through its address, which does not change torch's version counters."""
     sent = Sent()
     with client.trace(PROMPT, backend=sent):
         weight = client.lm_head.weight
         if weight.is_cuda:
-            # The driver's own call, in the context that torch has made current.
+            # Call the driver, in the context that torch has made current.
             torch.cuda.synchronize()
             driver = ctypes.CDLL("libcuda.so.1")
             address, size = ctypes.c_uint64(weight.data_ptr()), ctypes.c_size_t(weight.nbytes)
@@ -65,7 +65,7 @@ def writing_natively(client: TransformersModel) -> bytes:
 
 
 def writing_to_its_end(client: TransformersModel) -> bytes:
-    """Overwrite weights until it is killed; a card has writes in its queue even then."""
+    """Overwrite weights until the runner is killed; the card still has writes in its queue then."""
     sent = Sent()
     with client.trace(PROMPT, backend=sent):
         weight = client.lm_head.weight
@@ -78,7 +78,7 @@ def writing_to_its_end(client: TransformersModel) -> bytes:
 
 
 def outliving_its_request(client: TransformersModel) -> bytes:
-    """Answer, refuse to exit, and overwrite a weight until it is killed."""
+    """Answer, refuse to exit, and overwrite a weight until the runner is killed."""
     sent = Sent()
     with client.trace(PROMPT, backend=sent):
         weight = client.lm_head.weight
@@ -94,7 +94,7 @@ def outliving_its_request(client: TransformersModel) -> bytes:
 
 
 def never_ending(client: TransformersModel) -> bytes:
-    """Compute for ever: on a card in one kernel."""
+    """Compute for ever; on a card, in one kernel."""
     sent = Sent()
     with client.trace(PROMPT, backend=sent):
         print("begun")
@@ -106,7 +106,7 @@ def never_ending(client: TransformersModel) -> bytes:
 
 
 def reporting_settings(client: TransformersModel) -> bytes:
-    """Save what decides the bits of a product, and the bits of one."""
+    """Save the settings that affect the bits of a matrix product, and a product."""
     sent = Sent()
     with client.trace(PROMPT, backend=sent):
         device = client.lm_head.weight.device

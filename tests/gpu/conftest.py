@@ -1,4 +1,4 @@
-"""The devices of GPU scenarios: a GPU, and the CPU with an owner and its zygote as on a GPU."""
+"""The devices of GPU scenarios: a GPU, and the CPU with an owner and a zygote as on a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ needs_a_gpu = [
 
 @pytest.fixture(scope="session")
 def server_environment(hub_url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A server's environment without older generations of nnsight, which need a registry."""
+    """A server's environment without older nnsight generations, which need a package registry."""
     return {
         "HF_ENDPOINT": hub_url,
         "HF_HOME": str(tmp_path_factory.mktemp("server-hf")),
@@ -39,7 +39,7 @@ def server_environment(hub_url: str, tmp_path_factory: pytest.TempPathFactory) -
 
 @dataclass
 class Place:
-    """A replica that lasts for a module, and the loop that it lives on."""
+    """A replica that lasts for a test module, and its event loop."""
 
     device: str
     timeout_s: float
@@ -54,7 +54,7 @@ class Place:
             yield
 
     def run(self, scene: Coroutine[Any, Any, T]) -> T:
-        """Play a scene to its end."""
+        """Run a coroutine to its end."""
         return self.loop.run_until_complete(asyncio.wait_for(scene, PATIENCE_S))
 
 
@@ -80,5 +80,5 @@ def place(
 
 @pytest.fixture(scope="module")
 def model(tiny_gpt2: Path) -> TransformersModel:
-    """The model as a client has it."""
+    """The client's model."""
     return TransformersModel(str(tiny_gpt2), task="text-generation")

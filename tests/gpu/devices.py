@@ -1,4 +1,4 @@
-"""The device of a replica's weights: a GPU, or the CPU with an owner and its zygote as on a GPU."""
+"""The device of a replica's weights: a GPU, or the CPU with an owner and a zygote as on a GPU."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Build the GPU kit: all that `make gpu` needs on a machine that reaches no package registry.
+"""Build the GPU kit: everything that `make gpu` needs on a machine without a package registry.
 
 Usage: kit.py PYTHON, such as 3.12. Writes `build/gpu-kit/` (the project and `wheels/`) and its archive.
 
-The machine brings torch and numpy of its own, with what they bring. The kit carries every other requirement
-of the project, at the versions of `constraints.txt`. Its models are made from nothing by the tests.
+The machine provides torch, numpy and their requirements. The kit carries every other requirement of the
+project, at the versions of `constraints.txt`. The tests make their own models.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 KIT = ROOT / "build" / "gpu-kit"
 MAX_BYTES = 60 << 20
 OF_THE_MACHINE = frozenset({"torch", "numpy"})
-"""Packages that the kit leaves to the machine: they fit its driver, and are too large to carry."""
+"""Packages that the machine provides: they match its driver, and are too large for the kit."""
 FOR_TESTS = ("pytest", "pytest-timeout", "psutil")
 PROJECT = ("Makefile", "pyproject.toml", "constraints.txt", "src", "tests", "bench")
 PLATFORMS = tuple(
@@ -35,7 +35,7 @@ PLATFORMS = tuple(
 
 
 def target_environment(python: str) -> dict[str, str]:
-    """Return the values that requirement markers have in CPython `python` on Linux."""
+    """Return the values of requirement markers for CPython `python` on Linux."""
     return {
         **default_environment(),
         "python_version": python,
@@ -45,7 +45,7 @@ def target_environment(python: str) -> dict[str, str]:
 
 
 def applies(requirement: Requirement, environment: Mapping[str, str], extras: set[str]) -> bool:
-    """Return True if `requirement` holds in `environment` with any of `extras` asked for."""
+    """Return True if `requirement` applies in `environment` without an extra or with any of `extras`."""
     marker = requirement.marker
     return marker is None or any(
         marker.evaluate({**environment, "extra": extra}) for extra in {"", *extras}
@@ -63,7 +63,7 @@ def pins(lines: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]
 
 
 def requirements_of(wheel: Path) -> list[Requirement]:
-    """Return what a wheel's metadata says that it requires."""
+    """Return the requirements in a wheel's metadata."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         headers = Parser().parsestr(archive.read(name).decode(), headersonly=True)
@@ -71,8 +71,8 @@ def requirements_of(wheel: Path) -> list[Requirement]:
 
 
 def project_requirements() -> list[Requirement]:
-    """Return the project's own requirements, and those of its GPU tests."""
-    # tomllib is newer than the oldest Python that the project runs on.
+    """Return the requirements of the project and of its GPU tests."""
+    # The oldest supported Python has no tomllib.
     text = (ROOT / "pyproject.toml").read_text()
     listed = re.search(r"^dependencies = \[\n(.*?)^\]", text, re.DOTALL | re.MULTILINE)
     assert listed is not None
@@ -91,8 +91,8 @@ def download(requirements: Iterable[str], python: str, folder: Path) -> None:
 def collect_wheels(python: str, folder: Path) -> list[Path]:
     """Download every wheel that the project requires in `python`, and return their paths.
 
-    Each round downloads what the wheels of the last one require: pip evaluates markers for the Python that
-    runs it, and so cannot resolve for another.
+    Each round downloads the requirements of the last round's wheels. pip itself cannot resolve them: it
+    evaluates markers for the Python that runs it.
     """
     environment = target_environment(python)
     exact = pins((ROOT / "constraints.txt").read_text().splitlines(), environment)
@@ -122,7 +122,7 @@ def collect_wheels(python: str, folder: Path) -> list[Path]:
 
 
 def copy_project(folder: Path) -> None:
-    """Copy what the tests and the benchmark are run from."""
+    """Copy the files that the tests and the benchmark need."""
     ignored = shutil.ignore_patterns("__pycache__", "results", ".*")
     for name in PROJECT:
         source = ROOT / name
@@ -133,7 +133,7 @@ def copy_project(folder: Path) -> None:
 
 
 def main() -> None:
-    """Build the kit; fail with its size if it is too large to be carried."""
+    """Build the kit; fail with its size if it exceeds `MAX_BYTES`."""
     parser = argparse.ArgumentParser(description="Build the GPU kit.")
     parser.add_argument("python", help="the version of the machine's Python: 3.12")
     python = parser.parse_args().python

@@ -2,8 +2,8 @@
 
 Usage: python -m tests.gpu.probe [--json PATH] [--pretend]. Prints the machine's facts first. Then an owner
 process shares tensors, and forks of this process enter some layers of the confinement, start CUDA, map the
-tensors and multiply a matrix. A row tells the layers and what came of them. `--pretend` does the same
-without a card: a stand-in opens what libcuda opens.
+tensors and multiply a matrix. A row shows the layers and the outcome. `--pretend` does the same without a
+card: a stand-in opens the files that libcuda opens.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from ndif.sandbox.confinement.seccomp import Filter
 from tests.gpu.recording import write_json
 
 PATIENCE_S = 30.0
-"""Seconds after which a fork that has not answered is ended."""
+"""Seconds after which a fork that has not answered is killed."""
 SHARED_MEMORY = Path("/dev/shm")
 _ANSWER_BYTES = 1 << 16
 _PR_SET_NO_NEW_PRIVS = 38
 _PLACE, _STEP = 5, 1
-"""An element that is looked at, and by how much it differs from one tensor to the next."""
+"""The index of the element that is checked, and its increase from one tensor to the next."""
 
 Handle = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
 
 
 class Driver(Protocol):
-    """CUDA as a process starts and uses it, or a stand-in."""
+    """The interface to CUDA, or to a stand-in."""
 
     device: str
 
@@ -66,7 +66,7 @@ class Driver(Protocol):
         """Return the free memory of the device."""
 
     def export(self, tensor: torch.Tensor, *, events: bool) -> Handle:
-        """Return what makes `tensor` in another process, with or without an interprocess event."""
+        """Return a handle to `tensor` for another process, with or without an interprocess event."""
 
     def libraries(self) -> list[str]:
         """Return the files of the driver that this process has mapped."""
@@ -92,20 +92,20 @@ class Cuda:
         return torch.cuda.mem_get_info()[0]
 
     def export(self, tensor: torch.Tensor, *, events: bool) -> Handle:
-        """Share by CUDA IPC; the last argument says whether the handle's event is waited for."""
+        """Share by CUDA IPC; the last argument of the handle says whether to wait for its event."""
         function, arguments = reduce_tensor(tensor)
         torch.cuda.synchronize()
         return function, arguments if events else (*arguments[:-1], False)
 
     def libraries(self) -> list[str]:
-        """Return what /proc/self/maps says of libcuda and libnvidia."""
+        """Return the libcuda and libnvidia files in /proc/self/maps."""
         lines = Path("/proc/self/maps").read_text().splitlines()
         mapped = {line.split(None, 5)[5].strip() for line in lines if "/" in line}
         return sorted(path for path in mapped if "libcuda" in path or "libnvidia" in path)
 
 
 class Pretend:
-    """A stand-in that needs what libcuda needs, on the CPU."""
+    """A stand-in on the CPU that needs the same files as libcuda."""
 
     device = "cpu"
 
@@ -137,11 +137,11 @@ class Pretend:
         return os.environ.get("CUDA_VISIBLE_DEVICES", "the first")
 
     def free_bytes(self) -> int:
-        """Return 0: nothing is taken of a device."""
+        """Return 0: the stand-in takes no device memory."""
         return 0
 
     def export(self, tensor: torch.Tensor, *, events: bool) -> Handle:
-        """Share a file of shared memory, and where `events` are asked for another beside it."""
+        """Share a file in shared memory, and a second one if `events` is true."""
         number = int(tensor[_PLACE])
         memory = SHARED_MEMORY / f"torch_{self._mark}_{number}"
         memory.write_bytes(tensor.numpy().tobytes())
@@ -154,7 +154,7 @@ class Pretend:
         return [str(self._library)]
 
     def clean(self) -> None:
-        """Remove what the owner left in shared memory."""
+        """Remove the owner's files in shared memory."""
         for path in SHARED_MEMORY.glob(f"*{self._mark}*"):
             path.unlink()
 
@@ -169,8 +169,8 @@ def _open_pretended(memory: str, count: int, event: str | None) -> torch.Tensor:
 
 
 def in_fork(work: Callable[[], Any]) -> Any:
-    """Return what `work` returns in a fork, or the error that ended it as text."""
-    # Memory and no pipe: a fork that isolates itself closes its descriptors.
+    """Return the result of `work` in a fork, or the error that ended it as text."""
+    # Use memory instead of a pipe: a fork that isolates itself closes its descriptors.
     answer = mmap.mmap(-1, _ANSWER_BYTES)
     pid = os.fork()
     if pid == 0:
@@ -210,7 +210,7 @@ class Owned:
 
     @property
     def counters(self) -> list[Path]:
-        """The files of shared memory in which torch counts who uses a tensor."""
+        """The shared memory files in which torch counts the users of a tensor."""
         return sorted(SHARED_MEMORY.glob("torch_*"))
 
 
@@ -219,7 +219,7 @@ def owner(driver: Driver, *, events: bool, tensors: int, numbers: int) -> Iterat
     """A process that starts the driver and shares `tensors` of `numbers` int32 each.
 
     Raises:
-        RuntimeError: if it ends before it has shared them.
+        RuntimeError: if the process ends before it has shared the tensors.
     """
     read, write = os.pipe()
     stop_read, stop_write = os.pipe()
@@ -267,7 +267,7 @@ GRANTS = (
     "counters",
     "event files",
 )
-"""Groups of files that a fork may open beyond the interpreter's."""
+"""Groups of files that a fork may open in addition to the interpreter's files."""
 
 _SYSTEM = ("/etc/ld.so.cache", "/etc/localtime", "/proc/cpuinfo", "/proc/meminfo", "/dev/urandom")
 _FACTS = ("/proc/driver", "/proc/devices", "/proc/modules", "/sys")
@@ -277,7 +277,7 @@ _OWN_THREADS = "/proc/self/task"
 
 
 def grant(name: str, owned: Owned) -> tuple[list[Path], list[Path]]:
-    """Return the files of a group that may be read, and those that may be written. Call it in the fork."""
+    """Return a group's readable files and its writable files. Call it in the fork."""
     match name:
         case "driver libraries":
             return owned.folders, []
@@ -297,7 +297,7 @@ def grant(name: str, owned: Owned) -> tuple[list[Path], list[Path]]:
 
 @dataclass(frozen=True)
 class Attempt:
-    """Layers that a fork enters before it starts the driver, and after."""
+    """The layers that a fork enters before and after it starts the driver."""
 
     name: str
     layers: frozenset[str] = frozenset()
@@ -324,7 +324,7 @@ ATTEMPTS = (
     Attempt("files, privileges, system calls", frozenset({"files", "privileges"}), calls=True),
 )
 RUNNER = "as a runner"
-"""The row of the confinement that the server uses."""
+"""The row for the confinement that the server uses."""
 
 
 def enter(attempt: Attempt, owned: Owned) -> None:
@@ -343,8 +343,8 @@ def enter(attempt: Attempt, owned: Owned) -> None:
             writing += write
         reading += [Path("/")] * attempt.read_anything
         writing += [Path("/")] * attempt.write_anything
-        # A driver opens its threads' names from their beginning, which is truncation. A rule holds while
-        # the folder that it names is open.
+        # A driver truncates the files of its threads' names when it opens them.
+        # A rule holds while its folder is open.
         os.open(_OWN_THREADS, os.O_PATH | os.O_CLOEXEC)
         truncating = [path for path in writing if path in (Path("/"), Path(_OWN_THREADS))]
         ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -378,8 +378,8 @@ def compute(driver: Driver) -> bool:
 
 
 def attempt_in_fork(attempt: Attempt, driver: Driver, owned: Owned) -> Any:
-    """Return what came of one attempt."""
-    # Here, because to find libseccomp it runs another program.
+    """Return the outcome of one attempt."""
+    # Compile before the fork: to find libseccomp, it runs another program.
     calls = Filter.compile(devices=True) if attempt.calls else None
 
     def work() -> dict[str, Any]:
@@ -390,7 +390,7 @@ def attempt_in_fork(attempt: Attempt, driver: Driver, owned: Owned) -> Any:
 
 
 def runner_in_fork(driver: Driver, owned: Owned) -> Any:
-    """Return what came of the server's own confinement, in its own order."""
+    """Return the outcome of the server's own confinement, in the server's order of steps."""
     confinement = Confinement.prepare(
         "best-effort" if missing_layers(detect_layers()) else "require",
         readable=(),
@@ -408,7 +408,7 @@ def runner_in_fork(driver: Driver, owned: Owned) -> Any:
         confinement.detach(os.open(os.devnull, os.O_RDWR))
         done: dict[str, Any] = {}
         confinement.apply(lambda: done.update(start_and_map(driver, owned, lambda: None)))
-        # And once all layers are there.
+        # Compute again once all layers are entered.
         return {**done, "ok": done["ok"] and compute(driver)}
 
     return in_fork(work)
@@ -419,17 +419,17 @@ def runner_in_fork(driver: Driver, owned: Owned) -> Any:
 
 @dataclass
 class Report:
-    """Everything that the probe found."""
+    """All findings of the probe."""
 
     facts: dict[str, Any]
     rows: dict[str, Any] = field(default_factory=dict)
-    """The outcome of an attempt: figures, or an error."""
+    """The outcome of each attempt: figures, or an error."""
     absent: str = ""
-    """Why there is nothing to probe."""
+    """The reason why nothing was probed."""
 
     @property
     def failed(self) -> bool:
-        """Return True if there is a card and the server cannot use it as it does."""
+        """Return True if there is a card, but the server's confinement cannot use it."""
         wanted = [self.rows.get(name) for name in ("nothing, without events", RUNNER)]
         return not self.absent and not all(isinstance(row, dict) and row["ok"] for row in wanted)
 
@@ -457,7 +457,7 @@ def _read(path: str) -> str:
 
 
 def facts() -> dict[str, Any]:
-    """Return what there is to know of this machine before CUDA starts."""
+    """Return facts about this machine, without starting CUDA."""
     return {
         "kernel": platform.release(),
         "LSMs": _read("/sys/kernel/security/lsm"),
@@ -480,7 +480,7 @@ def facts() -> dict[str, Any]:
 
 
 def cards() -> list[str]:
-    """Return the cards that torch finds, asked in a fork: this process must never start CUDA."""
+    """Return the cards that torch finds in a fork: this process must never start CUDA."""
 
     def work() -> list[str]:
         found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
@@ -498,7 +498,7 @@ def probe(
     numbers: int,
     seen: Callable[[Report], None],
 ) -> Report:
-    """Try every attempt with and without events in the handles; `seen` gets the report after each."""
+    """Make every attempt with and without events in the handles; call `seen` with the report after each."""
     report = Report(facts())
     seen(report)
     for events in (False, True):
@@ -520,10 +520,10 @@ def probe(
 
 
 def absence() -> str:
-    """Return why there is no card to probe; empty if there is one.
+    """Return the reason why there is no card to probe; empty if there is one.
 
     Raises:
-        SystemExit: if there is one that torch cannot use.
+        SystemExit: if there is a card that torch cannot use.
     """
     if cards():
         return ""
@@ -537,7 +537,7 @@ def absence() -> str:
 
 
 def main() -> None:
-    """Probe, print, write; exit 1 where the server's own confinement stops CUDA."""
+    """Probe, print and write the report; exit 1 if the server's own confinement stops CUDA."""
     parser = argparse.ArgumentParser(description="Probe which layer of the confinement stops CUDA.")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--pretend", action="store_true", help="use a stand-in for CUDA")

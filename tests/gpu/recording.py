@@ -1,4 +1,4 @@
-"""A pytest plugin that writes each test's outcome as it ends, so that a run cut short leaves them."""
+"""A pytest plugin that writes each test's outcome as it ends, so that an interrupted run keeps them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _REASON = 300
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a file, which is whole at any moment."""
+    """Replace a file atomically."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps(value, indent=1) + "\n")
     part.replace(path)
@@ -24,13 +24,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Record where a file was named."""
+    """Record outcomes if `--record` names a file."""
     if path := config.getoption("--record"):
         config.pluginmanager.register(Recording(path))
 
 
 def first_line(report: pytest.TestReport) -> str:
-    """Return why a test failed or was skipped."""
+    """Return the reason why a test failed or was skipped."""
     if isinstance(report.longrepr, tuple):
         return report.longrepr[2].removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)
@@ -38,7 +38,7 @@ def first_line(report: pytest.TestReport) -> str:
 
 
 class Recording:
-    """The outcomes of one run, in one file that is whole after each."""
+    """The outcomes of one run, in one file that is replaced after each test."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -46,12 +46,12 @@ class Recording:
         self._write()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Note a test that begins: one that never ends is seen."""
+        """Record that a test has begun, so that a test that never ends is visible."""
         self._rows[nodeid] = [nodeid.rpartition("/")[2], "running", ""]
         self._write()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note the outcome of a part that failed or was skipped, and of the test itself."""
+        """Record the outcome of a test's call, and of any phase that failed or was skipped."""
         row = self._rows[report.nodeid]
         if report.when == "call" or not report.passed:
             said = first_line(report)

@@ -12,7 +12,7 @@ __all__ = ["Context"]
 
 
 def close(context: Context, block: Any) -> None:
-    """Run `block(model, remote)` both ways; a GPU does not round as a CPU does."""
+    """Run `block(model, remote)` both ways; allow a tolerance, as GPU and CPU round differently."""
     for remote, local in zip(block(context.remote, True), block(context.local, False), strict=True):
         torch.testing.assert_close(remote.cpu(), local.cpu(), rtol=1e-3, atol=1e-4)
 
@@ -71,13 +71,13 @@ def scenario_a_crash(context: Context) -> None:
         with context.remote.trace(PROMPT, remote=True):
             os.kill(os.getpid(), 11)
     except RemoteError as error:
-        assert "SIGSEGV" in str(error)  # noqa: PT017 - it may not be raised at all
+        assert "SIGSEGV" in str(error)  # noqa: PT017 - the `else` covers a missing error
     else:
         raise AssertionError("no error came")
 
 
 def scenario_weights_are_overwritten(context: Context) -> None:
-    """For a server without the Protector, which would refuse this block."""
+    """Overwrite all weights; the server must run without the Protector, which would reject this block."""
     with context.remote.trace(PROMPT, remote=True):
         for parameter in context.remote._module.parameters():
             parameter.data.zero_()

@@ -1,6 +1,6 @@
-"""Run the GPU suite with the project's environment, made first from an unpacked kit's wheels.
+"""Run the GPU suite in the project's environment; in an unpacked kit, first make it from the kit's wheels.
 
-Usage: start.py, by any Python that has torch; in a checkout, `make gpu` makes the environment. Uses only
+Usage: start.py, with any Python that has torch. In a checkout, `make gpu` makes the environment. Uses only
 the standard library, and no network.
 """
 
@@ -24,10 +24,10 @@ cli()
 
 
 def folders_of_the_machine() -> list[Path]:
-    """Return the folders of the packages that the kit leaves to the machine.
+    """Return the folders of the packages that the machine provides.
 
     Raises:
-        SystemExit: if this Python has one of them nowhere.
+        SystemExit: if this Python lacks one of them.
     """
     folders = []
     for name in OF_THE_MACHINE:
@@ -42,10 +42,10 @@ def folders_of_the_machine() -> list[Path]:
 
 
 def install(folders: list[Path]) -> None:
-    """Make an environment of the kit's wheels that falls back to `folders`.
+    """Make an environment from the kit's wheels that falls back to `folders`.
 
     Raises:
-        SystemExit: if the wheels are of another Python.
+        SystemExit: if the wheels are for another Python.
     """
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     compiled = next(WHEELS.glob("pydantic_core-*"), None)
@@ -53,14 +53,14 @@ def install(folders: list[Path]) -> None:
         raise SystemExit(
             f"This kit is not of Python {version}. Build one: make gpu-kit PYTHON={version}"
         )
-    # pip leaves what it finds, also what an earlier run was interrupted over.
+    # pip keeps existing files, including those of an interrupted installation.
     shutil.rmtree(ENVIRONMENT, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", ENVIRONMENT], check=True)
     packages = ENVIRONMENT / "lib" / f"python{version}" / "site-packages"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     pip += ["--no-index", "--no-deps", "--no-compile", "--no-cache-dir"]
     subprocess.run([*pip, "--target", packages, *sorted(WHEELS.glob("*.whl"))], check=True)
-    # The last folders of the path: what the kit carries goes before what the machine has.
+    # These folders come last on the path: the kit's packages take precedence over the machine's.
     lines = [str(ROOT / "src"), *map(str, folders)]
     (packages / "zz_machine.pth").write_text("\n".join(lines) + "\n")
     program = ENVIRONMENT / "bin" / "ndif"
@@ -69,13 +69,13 @@ def install(folders: list[Path]) -> None:
 
 
 def keep_bytecode() -> None:
-    """Let Python keep compiled modules: some images forbid it, and each process compiles torch again."""
+    """Let Python keep compiled modules: where an image forbids it, each process compiles torch again."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".cache" / "bytecode"))
 
 
 def main() -> None:
-    """Make an environment, and become the suite in it."""
+    """Make an environment, and replace this process with the suite in it."""
     python = ENVIRONMENT / "bin" / "python"
     if WHEELS.is_dir():
         if not (ENVIRONMENT / "bin" / "ndif").exists():

@@ -1,4 +1,4 @@
-"""A model on a real GPU: the properties that only a GPU can show (tests/runtime has the rest)."""
+"""A model on a real GPU: properties that need a GPU (tests/runtime has the rest)."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ def client(
 
 
 @pytest.mark.parametrize("scenario", ["reads_and_edits", "generation", "gradients"])
-def test_a_trace_is_as_the_local_one(client: Client, scenario: str) -> None:
+def test_remote_values_match_local_values(client: Client, scenario: str) -> None:
     client.run(f"scenario_{scenario}")
 
 
-def test_a_runner_has_the_weights_on_the_gpu_and_tied(client: Client) -> None:
+def test_runner_weights_are_on_gpu_and_tied(client: Client) -> None:
     client.run("scenario_the_weights_are_on_the_gpu")
 
 
-def test_after_a_crash_the_next_runner_works(client: Client) -> None:
+def test_next_runner_works_after_crash(client: Client) -> None:
     for _ in range(3):
         client.run("scenario_a_crash")
         client.run("scenario_reads_and_edits")
@@ -101,7 +101,7 @@ async def replica(
     settings: Settings | None = None,
     device: str | None = None,
 ) -> AsyncIterator[Served]:
-    """A replica that may take `memory` of the GPUs; `settings` for a server of untrusted users."""
+    """A replica that may take `memory` bytes of each GPU; `settings` configure a sandboxed server."""
     devices = ReplicaDevices(dict(memory), device=device)
     served = a_replica(checkpoint, HERE, settings, devices=devices)
     await served.start()
@@ -112,7 +112,7 @@ async def replica(
 
 
 async def ready(runner: RunnerHandle) -> RunnerHandle:
-    """A runner that has run its first token, and has allocated all that it needs."""
+    """Wait until a runner has run its first token and allocated its memory; return it."""
     await asyncio.wait_for(runner.ready(), PATIENCE_S)
     assert runner.alive
     return runner
@@ -123,14 +123,14 @@ def free(device: int = 0) -> int:
 
 
 async def freed(size: int, device: int = 0) -> None:
-    """Return once so much is free: a driver gives back what a process had a little after its end."""
+    """Wait until `size` bytes are free: a driver frees a process's memory shortly after its end."""
     await eventually(
         lambda: free(device) >= size, lambda: f"{free(device):,} bytes of {size:,} are free"
     )
 
 
 def near(logits: torch.Tensor, truth: torch.Tensor) -> None:
-    """A GPU does not round as a CPU does."""
+    """Compare with a tolerance: GPU and CPU round differently."""
     torch.testing.assert_close(logits.cpu(), truth, rtol=1e-3, atol=1e-4)
 
 
@@ -148,11 +148,11 @@ def test_runners_share_the_weights(tmp_path: Path) -> None:
             first = free()
             second_runner = await ready(await model.fork(fresh=False))
             second = free()
-            # What a runner takes, CUDA's own state and its first token, is not what weights take.
+            # A runner takes memory for CUDA's own state and its first token, but none for weights.
             print(f"weights {size:,}; runners {loaded - first:,} and {first - second:,} bytes")
             assert loaded - first < size * 0.75
             assert first - second < size * 0.75
-            # And it is given back, however a runner ends.
+            # The memory is freed even if the runner is killed.
             second_runner.kill()
             await second_runner.exit_code(PATIENCE_S)
             await freed(int(first - size * 0.05))
@@ -160,8 +160,8 @@ def test_runners_share_the_weights(tmp_path: Path) -> None:
     asyncio.run(body())
 
 
-def test_many_runners_one_after_the_other(tiny_gpt2: Path) -> None:
-    """Neither the GPU nor the shared memory of torch's counters fills with what ended runners had."""
+def test_ended_runners_free_gpu_memory_and_shared_memory(tiny_gpt2: Path) -> None:
+    """Ended runners leave nothing in GPU memory, nor in shared memory, where torch keeps counters."""
 
     async def body() -> None:
         async with process(tiny_gpt2, None) as model:
@@ -180,14 +180,16 @@ def test_many_runners_one_after_the_other(tiny_gpt2: Path) -> None:
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-def test_warm_and_back(trusted: bool, tiny_gpt2: Path, tmp_path: Path) -> None:
+def test_replica_answers_after_each_return_from_cache(
+    trusted: bool, tiny_gpt2: Path, tmp_path: Path
+) -> None:
     folder = shutil.copytree(tiny_gpt2, tmp_path / "checkpoint")
     client = TransformersModel(str(tiny_gpt2), task="text-generation")
     read, last, truth = reading(client), lasting(client), expected(tiny_gpt2)
     settings = None if trusted else Settings(session_root=tmp_path / "session", protector="off")
 
     async def body() -> None:
-        free()  # CUDA of this process is there before anything is measured
+        free()  # start CUDA in this process before the first measurement
         before = free()
         async with replica(folder, {0: 2 * GIB}, settings) as served:
             near(await served.logits(read, trusted=trusted), truth)
@@ -215,7 +217,7 @@ def test_warm_and_back(trusted: bool, tiny_gpt2: Path, tmp_path: Path) -> None:
     asyncio.run(body())
 
 
-def test_weights_that_returned_are_verified(tiny_gpt2: Path, tmp_path: Path) -> None:
+def test_weights_are_verified_after_return_from_cache(tiny_gpt2: Path, tmp_path: Path) -> None:
     client = TransformersModel(str(tiny_gpt2), task="text-generation")
     read, write, truth = reading(client), writing(client), expected(tiny_gpt2)
     settings = Settings(session_root=tmp_path, protector="off")
@@ -226,7 +228,7 @@ def test_weights_that_returned_are_verified(tiny_gpt2: Path, tmp_path: Path) -> 
             await served.actor.from_cache({0: 2 * GIB})
             assert not (await served.logits(write, trusted=False)).any()
             near(await served.logits(read, trusted=False), truth)
-            # Also where they are put away before anybody asked for them again.
+            # Weights are also verified if the replica is cached before another request.
             assert not (await served.logits(write, trusted=False)).any()
             await served.actor.to_cache()
             await served.actor.from_cache({0: 2 * GIB})
@@ -235,7 +237,7 @@ def test_weights_that_returned_are_verified(tiny_gpt2: Path, tmp_path: Path) -> 
     asyncio.run(body())
 
 
-def test_a_large_model_gives_its_memory_back_and_takes_it_again(tmp_path: Path) -> None:
+def test_large_model_frees_gpu_memory_in_cache_and_takes_it_again(tmp_path: Path) -> None:
     size = make_empty_llama(tmp_path / "large")
 
     async def body() -> None:
@@ -260,7 +262,7 @@ def hoarding(client: TransformersModel, size: int) -> bytes:
     return sent.payload
 
 
-def test_a_runner_takes_no_more_of_a_gpu_than_the_model_was_given(tiny_gpt2: Path) -> None:
+def test_runner_cannot_exceed_gpu_memory_of_replica(tiny_gpt2: Path) -> None:
     client = TransformersModel(str(tiny_gpt2), task="text-generation")
     modest, greedy = hoarding(client, GIB // 2), hoarding(client, 2 * GIB)
 
@@ -270,7 +272,7 @@ def test_a_runner_takes_no_more_of_a_gpu_than_the_model_was_given(tiny_gpt2: Pat
             refused = await served.run(greedy)
             assert refused.status is Status.ERROR
             assert "out of memory" in refused.description
-            # The same after a pause, with more.
+            # After a return from the cache with more memory, the block fits.
             await served.actor.to_cache()
             await served.actor.from_cache({0: 4 * GIB})
             assert (await served.run(greedy)).status is Status.COMPLETED
@@ -278,7 +280,7 @@ def test_a_runner_takes_no_more_of_a_gpu_than_the_model_was_given(tiny_gpt2: Pat
     asyncio.run(body())
 
 
-def test_a_gpu_that_does_not_exist_is_refused(tiny_gpt2: Path) -> None:
+def test_missing_gpu_is_rejected(tiny_gpt2: Path) -> None:
     count = torch.cuda.device_count()
 
     async def body() -> None:
@@ -289,7 +291,7 @@ def test_a_gpu_that_does_not_exist_is_refused(tiny_gpt2: Path) -> None:
     asyncio.run(body())
 
 
-def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_model_larger_than_its_gpu_memory_is_rejected(tmp_path: Path) -> None:
     size = make_empty_llama(tmp_path / "large")
 
     async def body() -> None:
@@ -301,7 +303,7 @@ def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 @two_devices
-def test_one_gpu_then_the_other_then_both(tmp_path: Path) -> None:
+def test_replica_moves_between_gpus_through_cache(tmp_path: Path) -> None:
     folder = make_llama(tmp_path / "llama")
     client = TransformersModel(str(folder), task="text-generation")
     read, truth = reading(client), expected(folder)
@@ -310,7 +312,7 @@ def test_one_gpu_then_the_other_then_both(tmp_path: Path) -> None:
         async with replica(folder, {1: GIB}) as served:
             assert served.actor.model.device == "cuda:1"
             near(await served.logits(read), truth)
-            # As little as makes it need both.
+            # Too little memory for one GPU alone.
             half = weights_of(folder) * 3 // 4
             for memory, first in (({0: GIB}, 0), ({0: half, 1: half}, 0), ({1: GIB}, 1)):
                 await served.actor.to_cache()
@@ -326,7 +328,7 @@ def weights_of(folder: Path) -> int:
 
 
 @two_devices
-def test_a_model_that_is_loaded_over_the_gpus_it_was_given(tmp_path: Path) -> None:
+def test_model_loads_across_assigned_gpus(tmp_path: Path) -> None:
     folder = make_llama(tmp_path / "llama")
     client = TransformersModel(str(folder), task="text-generation")
     half = weights_of(folder) * 3 // 4
@@ -338,7 +340,7 @@ def test_a_model_that_is_loaded_over_the_gpus_it_was_given(tmp_path: Path) -> No
     asyncio.run(body())
 
 
-def test_a_model_that_is_to_be_on_the_cpu_is_there(tiny_gpt2: Path) -> None:
+def test_model_loads_on_requested_cpu(tiny_gpt2: Path) -> None:
     async def body() -> None:
         async with process(tiny_gpt2, "cpu") as model:
             assert model.model.device == "cpu"
@@ -348,7 +350,7 @@ def test_a_model_that_is_to_be_on_the_cpu_is_there(tiny_gpt2: Path) -> None:
 
 
 @two_devices
-def test_a_model_stays_on_the_gpu_it_is_to_be_on(tiny_gpt2: Path) -> None:
+def test_model_stays_on_requested_gpu(tiny_gpt2: Path) -> None:
     async def body() -> None:
         async with process(tiny_gpt2, "cuda:1") as model:
             assert model.model.device == "cuda:1"
@@ -358,7 +360,7 @@ def test_a_model_stays_on_the_gpu_it_is_to_be_on(tiny_gpt2: Path) -> None:
 
 
 @two_devices
-def test_a_model_over_several_gpus(
+def test_local_server_serves_model_across_gpus(
     server_environment: dict[str, str], tiny_gpt2: Path, tmp_path: Path
 ) -> None:
     server = LocalServer(NAME, "--device", "auto", environment=server_environment)
@@ -372,7 +374,7 @@ def test_a_model_over_several_gpus(
         server.stop()
 
 
-# Those whom nobody trusts come last: a card that refuses to confine them has served all others by then.
+# Untrusted clients come last: if a card cannot be used in the sandbox, all other tests have run by then.
 
 
 @pytest.fixture(scope="module", params=["on", "off"])
@@ -396,13 +398,13 @@ def untrusted(
         server.stop()
 
 
-def test_untrusted_code_is_confined_and_served(untrusted: tuple[str, Client]) -> None:
+def test_sandboxed_requests_are_served_on_gpu(untrusted: tuple[str, Client]) -> None:
     _, client = untrusted
     for scenario in ("reads_and_edits", "generation", "gradients"):
         client.run(f"scenario_{scenario}")
 
 
-def test_weights_that_untrusted_code_changes_are_restored(untrusted: tuple[str, Client]) -> None:
+def test_weights_changed_by_untrusted_code_are_restored(untrusted: tuple[str, Client]) -> None:
     protector, client = untrusted
     if protector == "off":
         client.run("scenario_weights_are_overwritten")

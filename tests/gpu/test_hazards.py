@@ -1,4 +1,4 @@
-"""Effects of a request on a GPU, which the next request must not notice."""
+"""Effects of a request on a GPU that must not affect the next request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.waiting import time_passes_async
 pytestmark = pytest.mark.process
 
 SLOW_S = 3.0
-"""Seconds that a driver may take to end a process; more than the host waits for a live runner."""
+"""Seconds that a driver may take to end a process; longer than the host waits for a live runner."""
 
 anyone = pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "sandboxed"])
 
@@ -52,7 +52,7 @@ def check(place: Place, model: TransformersModel, truth: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("block", [reading, generating, gradients])
-def test_sandboxed_is_trusted_bit_by_bit(
+def test_sandboxed_and_trusted_values_are_bitwise_equal(
     place: Place, model: TransformersModel, block: Callable[[TransformersModel], bytes]
 ) -> None:
     payload = block(model)
@@ -65,7 +65,7 @@ def test_sandboxed_is_trusted_bit_by_bit(
 
 
 @anyone
-def test_an_assertion_on_the_device_costs_its_own_request(
+def test_device_assertion_fails_only_its_request(
     place: Place, model: TransformersModel, truth: torch.Tensor, trusted: bool
 ) -> None:
     response = place.run(place.served.run(indexing_outside(model), trusted=trusted))
@@ -75,14 +75,14 @@ def test_an_assertion_on_the_device_costs_its_own_request(
     check(place, model, truth)
 
 
-def test_weights_that_were_written_natively_are_restored(
+def test_natively_overwritten_weights_are_restored(
     place: Place, model: TransformersModel, truth: torch.Tensor
 ) -> None:
     assert not place.run(place.served.logits(writing_natively(model), trusted=False)).any()
     check(place, model, truth)
 
 
-def test_a_runner_that_writes_until_it_is_killed(
+def test_weights_are_restored_after_killing_runner_that_overwrites_them(
     place: Place, model: TransformersModel, truth: torch.Tensor
 ) -> None:
     with place.limited():
@@ -92,7 +92,7 @@ def test_a_runner_that_writes_until_it_is_killed(
     check(place, model, truth)
 
 
-def test_a_runner_that_dies_slowly(
+def test_next_request_sees_right_weights_while_killed_runner_dies_slowly(
     place: Place, model: TransformersModel, truth: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = RunnerHandle.kill
@@ -111,7 +111,7 @@ def test_a_runner_that_dies_slowly(
 
 
 @anyone
-def test_a_request_that_never_ends(
+def test_endless_request_times_out(
     place: Place, model: TransformersModel, truth: torch.Tensor, trusted: bool
 ) -> None:
     with place.limited():
@@ -153,7 +153,7 @@ ROUNDING = {
     ],
 )
 @on_loop
-async def test_variables_hold_for_every_runner(
+async def test_environment_variables_apply_to_trusted_and_sandboxed_runners(
     device: str,
     variables: dict[str, str],
     tiny_gpt2: Path,

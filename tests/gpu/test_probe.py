@@ -1,4 +1,4 @@
-"""The probe with its stand-in for CUDA: every layer is entered for real."""
+"""The probe with its stand-in for CUDA; the layers of the confinement are real."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "GPU-pretended"},
         cwd=Path(__file__).parents[2],
         stdout=subprocess.DEVNULL,
-        check=False,  # it fails where the row of the runner does
+        check=False,  # the probe fails if the runner's row fails
     )
     report: dict[str, Any] = json.loads(path.read_text())
     return report["rows"]
 
 
 @pytest.mark.parametrize("kind", ["without events", "with events"])
-def test_each_grant_is_missed(rows: dict[str, Any], kind: str) -> None:
+def test_stand_in_fails_only_without_required_grants(rows: dict[str, Any], kind: str) -> None:
     refused = {**REFUSED, **(REFUSED_WITH_EVENTS if kind == "with events" else {})}
     mine = {
         name.removesuffix(f", {kind}"): row for name, row in rows.items() if name.endswith(kind)
@@ -57,12 +57,12 @@ def test_each_grant_is_missed(rows: dict[str, Any], kind: str) -> None:
             assert row["ok"], name
 
 
-def test_a_cleared_environment_selects_another_gpu(rows: dict[str, Any]) -> None:
+def test_cleared_environment_selects_another_gpu(rows: dict[str, Any]) -> None:
     assert rows["nothing, without events"]["same_card"]
     assert not rows["environment cleared, without events"]["same_card"]
 
 
-def test_the_confinement_of_a_runner_lets_cuda_start(rows: dict[str, Any]) -> None:
+def test_runner_confinement_lets_cuda_start(rows: dict[str, Any]) -> None:
     row = rows[RUNNER]
     assert isinstance(row, dict), row
     assert row["ok"]

@@ -1,4 +1,4 @@
-"""The parts of `make gpu` and `make gpu-kit`, without a GPU and without a network."""
+"""The parts of `make gpu` and `make gpu-kit`, without a GPU or a network."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def hanging(results: Path, limit_s: float) -> list[str]:
     return [sys.executable, "-c", HANGING, str(results)]
 
 
-def test_the_benchmark_runs_on_the_cpu(tmp_path: Path) -> None:
+def test_benchmark_runs_on_cpu(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
     done = subprocess.run(
         [sys.executable, "-m", "bench.gpu", "--device", "cpu", "--json", path],
@@ -58,7 +58,7 @@ def test_the_benchmark_runs_on_the_cpu(tmp_path: Path) -> None:
     assert len(report["figures"]) >= len(STEPS)
 
 
-def test_a_stage_that_hangs_is_ended_and_leaves_what_it_wrote(tmp_path: Path) -> None:
+def test_hanging_stage_is_stopped_and_keeps_its_results(tmp_path: Path) -> None:
     began = time.monotonic()
     outcome = run(Stage("one", hanging, 0), tmp_path, 2)
     assert time.monotonic() - began < 60
@@ -71,14 +71,14 @@ def test_a_stage_that_hangs_is_ended_and_leaves_what_it_wrote(tmp_path: Path) ->
     assert "[cuda]" in said.getvalue()
 
 
-def test_a_stage_leaves_time_to_those_after_it() -> None:
+def test_stage_limit_reserves_time_for_later_stages() -> None:
     assert limits(STAGES, WHOLE_S) == WHOLE_S - sum(stage.reserved_s for stage in STAGES[1:])
     assert limits(STAGES, WHOLE_S) >= STAGES[0].reserved_s
     assert limits(STAGES[-1:], 200) == 200
     assert WHOLE_S < 9 * 60
 
 
-def test_outcomes_are_there_when_a_run_is_cut_short(tmp_path: Path) -> None:
+def test_interrupted_run_leaves_recorded_outcomes(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(SOME_TESTS)
     command = [sys.executable, "-m", "pytest", "-p", "tests.gpu.recording", "--record=r.json"]
     process = subprocess.Popen(
@@ -104,7 +104,7 @@ def read(path: Path) -> str:
 
 
 def start(folder: Path, *options: str) -> str:
-    """Run the start of a kit that was unpacked to `folder`; what it says."""
+    """Run start.py of a kit unpacked to `folder`, and return its error output."""
     program = folder / "tests" / "gpu" / "start.py"
     program.parent.mkdir(parents=True)
     shutil.copy(ROOT / "tests" / "gpu" / "start.py", program)
@@ -115,12 +115,12 @@ def start(folder: Path, *options: str) -> str:
     return done.stderr
 
 
-def test_a_kit_needs_a_python_that_has_torch(tmp_path: Path) -> None:
+def test_kit_rejects_python_without_torch(tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()
     assert "has no torch. Run this with a Python that has" in start(tmp_path, "-I", "-S")
 
 
-def test_a_kit_says_which_python_it_is_not_of(tmp_path: Path) -> None:
+def test_kit_rejects_wheels_of_another_python_version(tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()
     (tmp_path / "wheels" / "pydantic_core-1-cp39-cp39-linux_x86_64.whl").touch()
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -128,21 +128,21 @@ def test_a_kit_says_which_python_it_is_not_of(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("python", "version"), [("3.10", "5.20.2"), ("3.12", "5.22.2")])
-def test_a_kit_is_of_its_own_python(python: str, version: str) -> None:
+def test_kit_pins_versions_for_target_python(python: str, version: str) -> None:
     lines = ["# a comment", "", 'transformers==5.22.2; python_version >= "3.11"']
     lines += ['transformers==5.20.2; python_version < "3.11"', "PyYAML==6.0.3"]
     found = pins(lines, target_environment(python))
     assert found == {"transformers": f"transformers=={version}", "pyyaml": "PyYAML==6.0.3"}
 
 
-def test_extras_and_platforms_decide_what_a_kit_holds() -> None:
+def test_kit_markers_follow_extras_and_platform() -> None:
     environment = target_environment("3.12")
     assert not applies(Requirement("colorama; sys_platform == 'win32'"), environment, set())
     assert not applies(Requirement("x; extra == 'server'"), environment, set())
     assert applies(Requirement("x; extra == 'server'"), environment, {"server"})
 
 
-def test_every_requirement_of_the_project_is_pinned() -> None:
+def test_every_project_requirement_is_pinned() -> None:
     environment = target_environment("3.12")
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     exact = {name.lower() for name in pins(lines, environment)}

@@ -28,7 +28,7 @@ def card(
     numa_node: int | None = None,
     instances: Sequence[Gpu] | None = None,
 ) -> PhysicalGpu:
-    """A GPU of so many MiB, all of them free."""
+    """Return a GPU of `total` MiB; all memory but the reserved is free."""
     gpu = instance(uuid, name, total, reserved)
     gpu = replace(gpu, numa_node=numa_node)
     return PhysicalGpu(gpu, pci, minor, None if instances is None else tuple(instances))
@@ -165,7 +165,7 @@ class Machine:
         self.file = file
 
     def becomes(self, cards: Sequence[PhysicalGpu], *more: str) -> None:
-        """Describe such a machine; `more` are further lines of the driver's file."""
+        """Describe a machine with these cards; `more` are further lines of the driver's file."""
         self.file.write_text(_described(cards, *more))
 
 

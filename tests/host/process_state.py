@@ -1,4 +1,4 @@
-"""A process that tells what it is like, to be compared with another that came to be in another way."""
+"""A process that reports its own state, so that forked and started processes can be compared."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MASKS = ("SigBlk", "SigIgn", "SigCgt")
 
 
 def answer(fd: int) -> None:
-    """Answer each line that comes over a socket; end with it."""
+    """Answer each line that arrives on a socket; end when the socket closes."""
     from ndif.runtime.process.children import end_with_parent
 
     end_with_parent()
@@ -52,7 +52,7 @@ def answer(fd: int) -> None:
 
 
 def state(fd: int) -> dict[str, Any]:
-    """All that one process can have otherwise than another that runs the same program."""
+    """Return everything that can differ between processes that run the same program."""
     status = dict(
         line.split(":\t", 1)
         for line in Path("/proc/self/status").read_text().splitlines()
@@ -106,7 +106,7 @@ def state(fd: int) -> dict[str, Any]:
 
 
 def isolation() -> list[bool]:
-    """Return what of the policy and of the reset was made before this process."""
+    """Return whether the policy and the namespaces were prepared before this process was forked."""
     namespaces = sys.modules.get("ndif.runtime.process.namespaces")
     has_made = namespaces is not None and namespaces.Namespaces.of_fork_server is not None
     return ["ndif.sandbox.protector" in sys.modules, has_made]
@@ -118,7 +118,7 @@ def _command(fd: int) -> list[str]:
 
 
 def _descriptors(fd: int) -> list[str]:
-    """Name what is open; pipes and sockets are of a process's own, and this one's is `fd`."""
+    """Return the names of open descriptors; `fd` is this process's channel."""
     found = []
     for path in Path("/proc/self/fd").iterdir():
         name = path.name

@@ -1,4 +1,4 @@
-"""A replica on a node whose actor has no model: it waits for as long as a request says."""
+"""A replica on a node whose actor has no model: each request waits for a given time."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from tests.waiting import eventually
 FAILS = "not to be loaded"
 MODEL = ServedModel("Waiting", 1, "float32", "cpu", None, "/nowhere", None)
 IS_LOADING = "is-loading"
-"""Name of a file in the folder of a checkpoint, where the replica is loaded once it is gone."""
+"""Name of a file in the checkpoint's folder; the replica is loaded once this file is gone."""
 
 
 class Waiting:
-    """An actor that runs a request for the seconds that its `env` says; for ever, if it says nothing."""
+    """An actor that runs a request for `env["for_s"]` seconds; for ever, if unset."""
 
     def __init__(self, loading: Path | None = None, *, fails: bool = False) -> None:
-        """`loading` is a file that is there while the model is loaded; None for no such time."""
+        """`loading` is a file that exists while the model loads; None to load at once."""
         self.shared_passes = None
         self.ended = asyncio.Event()
         self.device_failure: DeviceFailure | None = None
@@ -48,7 +48,7 @@ class Waiting:
         self.ran: list[str] = []
         self.moves: list[str] = []
         self.runs = asyncio.Event()
-        """True while it runs something."""
+        """Set while a request runs."""
         self._loading = loading
         self._fails = fails
         self._running: asyncio.Future[Exception | str] | None = None
@@ -109,14 +109,14 @@ class Waiting:
 
 
 class StandIn(RemoteActor):
-    """A replica of a cluster where there is nothing to load, with stores and a job channel of its own."""
+    """A replica of a cluster without a model to load, with its own stores and job channel."""
 
     def __init__(self, order: bytes) -> None:
         super().__init__(order)
         self.actor = Waiting(Path(self._order.config.checkpoint, IS_LOADING))
         self.told: list[Response] = []
         self.kept: dict[str, Status] = {}
-        """Last status of each request, as its client finds it."""
+        """The last status of each request that its client sees."""
         self.gone: set[str] = set()
         """Subscriptions of clients that have left."""
         self.cannot_tell = False
@@ -168,7 +168,7 @@ class StandIn(RemoteActor):
 
 
 class Frozen(StandIn):
-    """A replica whose process is stopped before it answers for the first time."""
+    """A replica whose process is stopped before its first answer."""
 
     def __init__(self, order: bytes) -> None:
         super().__init__(order)

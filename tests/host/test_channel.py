@@ -1,4 +1,4 @@
-"""Frames come whole and in order, however they are written and whenever they are read."""
+"""Frames of a channel arrive whole and in order, independent of the timing of writes and reads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOON_S = 0.05
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_frames_of_all_sizes_in_pieces_of_all_sizes(play: Play, seed: int) -> None:
+def test_frames_of_all_sizes_arrive_whole_and_in_order(play: Play, seed: int) -> None:
     dice = random.Random(seed)
     bodies = [dice.randbytes(dice.choice((0, 1, 50, 3000, 4096, 5000, 90_000))) for _ in range(60)]
     content = b"".join(pack(Spill(n), len(body)) + body for n, body in enumerate(bodies))
@@ -59,7 +59,9 @@ def test_frames_of_all_sizes_in_pieces_of_all_sizes(play: Play, seed: int) -> No
     play(scene)
 
 
-def test_a_body_is_read_from_its_file_and_a_lost_file_hangs_up(play: Play, tmp_path: Path) -> None:
+def test_body_is_read_from_its_file_and_missing_file_closes_channel(
+    play: Play, tmp_path: Path
+) -> None:
     content = random.Random(0).randbytes(3_500_000)
 
     async def scene() -> None:
@@ -86,7 +88,7 @@ def test_a_body_is_read_from_its_file_and_a_lost_file_hangs_up(play: Play, tmp_p
     play(scene)
 
 
-def test_a_file_that_was_cut_off_hangs_up(play: Play, tmp_path: Path) -> None:
+def test_truncated_file_closes_channel(play: Play, tmp_path: Path) -> None:
     async def scene() -> None:
         file = PayloadFile.create(tmp_path)
         file.append(bytes(2 << 20))
@@ -100,7 +102,7 @@ def test_a_file_that_was_cut_off_hangs_up(play: Play, tmp_path: Path) -> None:
     play(scene)
 
 
-def test_what_nobody_reads_stays_with_whoever_writes_it(play: Play) -> None:
+def test_unread_frames_block_their_writer(play: Play) -> None:
     async def scene() -> None:
         ours, theirs = Channel.pair()
         theirs.setblocking(False)
@@ -115,7 +117,7 @@ def test_what_nobody_reads_stays_with_whoever_writes_it(play: Play) -> None:
                     written += theirs.send(frame)
             except BlockingIOError:
                 await time_passes_async(SOON_S)
-        # No more than a socket holds, though the event loop had time for any number of reads.
+        # The reader takes no more than a socket holds, though the event loop had time for many reads.
         assert written < 5_000_000
         began = time.process_time()
         await time_passes_async(5 * SOON_S)
@@ -126,7 +128,7 @@ def test_what_nobody_reads_stays_with_whoever_writes_it(play: Play) -> None:
     play(scene)
 
 
-def test_a_reader_that_gives_up_loses_nothing(play: Play) -> None:
+def test_cancelled_read_loses_no_frame(play: Play) -> None:
     async def scene() -> None:
         ours, theirs = Channel.pair()
         for n in range(20):
@@ -142,7 +144,7 @@ def test_a_reader_that_gives_up_loses_nothing(play: Play) -> None:
     play(scene)
 
 
-def test_an_end_that_leaves_unread_what_was_sent_to_it_is_seen(play: Play) -> None:
+def test_peer_that_closes_with_unread_data_is_detected(play: Play) -> None:
     async def scene() -> None:
         ours, theirs = Channel.pair()
         theirs.sendall(pack(Signal.UPLOAD, 0) + pack(Signal.FILE, 9000) + bytes(9000))
@@ -158,7 +160,7 @@ def test_an_end_that_leaves_unread_what_was_sent_to_it_is_seen(play: Play) -> No
     play(scene)
 
 
-def test_whoever_reads_sees_the_end_that_is_made_here(play: Play) -> None:
+def test_hang_up_ends_pending_and_later_reads(play: Play) -> None:
     async def scene() -> None:
         ours, theirs = Channel.pair()
         reading = asyncio.create_task(ours.receive(lambda _: 0))

@@ -1,4 +1,4 @@
-"""CUDA's errors that mean that a GPU has failed, and a replica's report of them."""
+"""CUDA errors that mean a failed GPU, and a replica's report of them."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ ECC = "CUDA error: uncorrectable ECC error encountered"
         ([], None),
     ],
 )
-def test_a_failed_gpu_is_distinguished_from_a_wrong_program(
+def test_gpu_failure_is_distinguished_from_program_error(
     lines: list[str], failure: DeviceFailure | None
 ) -> None:
     assert device_failure(lines) == failure
 
 
-# A real model process that says so
+# A real model process that prints such an error
 
 
 SAYS = """#!{python}
@@ -79,7 +79,9 @@ def saying(word: str, folder: Path) -> Runtime:
 
 
 @on_loop
-async def test_a_load_that_fails_for_a_gpu_names_it(tiny_gpt2: Path, tmp_path: Path) -> None:
+async def test_load_failure_caused_by_gpu_reports_device_failure(
+    tiny_gpt2: Path, tmp_path: Path
+) -> None:
     served = a_replica(tiny_gpt2, saying(f"AcceleratorError: {ECC}", tmp_path))
     with pytest.raises(DeviceError) as caught:
         await served.start()
@@ -88,7 +90,9 @@ async def test_a_load_that_fails_for_a_gpu_names_it(tiny_gpt2: Path, tmp_path: P
 
 
 @on_loop
-async def test_any_other_reason_blames_no_gpu(tiny_gpt2: Path, tmp_path: Path) -> None:
+async def test_other_load_failure_reports_no_device_failure(
+    tiny_gpt2: Path, tmp_path: Path
+) -> None:
     served = a_replica(tiny_gpt2, saying("CUDA error: out of memory", tmp_path))
     with pytest.raises(ActorError) as caught:
         await served.start()
@@ -96,7 +100,7 @@ async def test_any_other_reason_blames_no_gpu(tiny_gpt2: Path, tmp_path: Path) -
 
 
 @on_loop
-async def test_a_replica_that_is_lost_to_a_gpu_names_it(tiny_gpt2: Path) -> None:
+async def test_replica_lost_to_gpu_failure_reports_it(tiny_gpt2: Path) -> None:
     async with serve(tiny_gpt2) as served:
         assert served.actor.device_failure is None
         served.actor.process._stderr.append(ECC)
@@ -106,7 +110,7 @@ async def test_a_replica_that_is_lost_to_a_gpu_names_it(tiny_gpt2: Path) -> None
 
 
 @on_loop
-async def test_an_ended_replica_blames_no_gpu(tiny_gpt2: Path) -> None:
+async def test_stopped_replica_reports_no_device_failure(tiny_gpt2: Path) -> None:
     async with serve(tiny_gpt2) as served:
         served.actor.process._stderr.append(ECC)
         await served.actor.stop()
@@ -120,7 +124,7 @@ ORDER = to_json(ReplicaOrder(DeploymentConfig("a/b", "/nowhere"), "0.8"))
 
 
 @on_loop
-async def test_a_node_reports_a_failed_gpu_to_the_leader() -> None:
+async def test_node_reports_failed_gpu_to_leader() -> None:
     replica = StandIn(ORDER)
     replica.actor = Waiting(fails=True)
     replica.actor.device_failure = DeviceFailure(ECC, 2)
@@ -133,7 +137,7 @@ async def test_a_node_reports_a_failed_gpu_to_the_leader() -> None:
 
 
 @on_loop
-async def test_a_node_reports_the_gpu_that_ended_a_replica() -> None:
+async def test_node_reports_gpu_failure_that_ended_replica() -> None:
     replica = StandIn(ORDER)
     await replica.start()
     ended = asyncio.create_task(replica.until_ended())

@@ -1,4 +1,4 @@
-"""The facts that are read of this machine; model processes run beside their GPUs."""
+"""Facts about this machine, and the binding of model processes to CPUs near their GPUs."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from tests.waiting import eventually
 
 GiB = 1 << 30
 
-# Two sockets as `nvidia-smi topo -m` has them for an eight-GPU machine: GPUs 0-3 on node 0, 4-7 on node 1.
+# Two sockets of an eight-GPU machine, from `nvidia-smi topo -m`: GPUs 0-3 on node 0, 4-7 on node 1.
 NODES = {0: frozenset([*range(24), *range(48, 72)]), 1: frozenset([*range(24, 48), *range(72, 96)])}
 ALL = NODES[0] | NODES[1]
 
 
-def test_no_variable_of_a_secret_reaches_a_model_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_variables_do_not_reach_model_process(monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = [
         n for n, info in Settings.model_fields.items() if "SecretStr" in str(info.annotation)
     ]
@@ -50,16 +50,16 @@ def test_no_variable_of_a_secret_reaches_a_model_process(monkeypatch: pytest.Mon
     assert not names & environment(runtime).keys()
 
 
-def test_the_cpus_of_its_node() -> None:
+def test_process_is_bound_to_cpus_of_its_numa_node() -> None:
     assert nearby_cpus([0], NODES, ALL) == NODES[0]
     assert nearby_cpus([1, 1, 1], NODES, ALL) == NODES[1]
 
 
-def test_gpus_of_both_nodes_are_near_all_cpus() -> None:
+def test_gpus_of_both_numa_nodes_leave_process_unbound() -> None:
     assert nearby_cpus([0, 1], NODES, ALL) is None
 
 
-def test_unknown_nodes_leave_the_process_unbound() -> None:
+def test_unknown_numa_nodes_leave_process_unbound() -> None:
     assert nearby_cpus([None], NODES, ALL) is None
     assert nearby_cpus([0, None], NODES, ALL) is None
     assert nearby_cpus([7], NODES, ALL) is None
@@ -78,18 +78,18 @@ def test_only_allowed_cpus_are_chosen() -> None:
     ("text", "cpus"),
     [("0-2,5\n", {0, 1, 2, 5}), ("7\n", {7}), ("\n", set()), ("0-1,4-5,9", {0, 1, 4, 5, 9})],
 )
-def test_lists_are_read_as_the_kernel_writes_them(text: str, cpus: set[int]) -> None:
+def test_cpu_list_of_kernel_is_parsed(text: str, cpus: set[int]) -> None:
     assert parse_cpu_list(text) == cpus
 
 
-def test_nodes_are_read_from_the_kernel(tmp_path: Path) -> None:
+def test_numa_nodes_are_read_from_sysfs(tmp_path: Path) -> None:
     for node, cpus in ((0, "0-3\n"), (1, "4-7\n"), (252, "\n")):
         (tmp_path / f"node{node}").mkdir()
         (tmp_path / f"node{node}" / "cpulist").write_text(cpus)
     (tmp_path / "node2").mkdir()
     found = {0: frozenset(range(4)), 1: frozenset(range(4, 8)), 252: frozenset()}
     assert cpus_by_node(tmp_path) == found
-    # A node of GPU memory alone has no CPUs, and binds nobody.
+    # A NUMA node of GPU memory alone has no CPUs, and binds no process.
     assert nearby_cpus([252], found, frozenset(range(8))) is None
     assert cpus_by_node(tmp_path / "missing") == {}
 
@@ -124,7 +124,7 @@ def test_every_thread_is_bound() -> None:
 
 
 @pytest.mark.process
-def test_an_ended_process_is_not_bound() -> None:
+def test_binding_ended_process_is_no_error() -> None:
     with subprocess.Popen(["/bin/true"]) as process:
         process.wait()
     bind(process.pid, os.sched_getaffinity(0))
@@ -133,7 +133,7 @@ def test_an_ended_process_is_not_bound() -> None:
 @pytest.mark.process
 @several
 @on_loop
-async def test_a_replica_runs_beside_its_gpus(tiny_gpt2: Path) -> None:
+async def test_replica_is_bound_to_cpus_near_its_gpus(tiny_gpt2: Path) -> None:
     client = TransformersModel(str(tiny_gpt2), task="text-generation")
     cpu = max(os.sched_getaffinity(0))
     asked = []
@@ -152,12 +152,12 @@ async def test_a_replica_runs_beside_its_gpus(tiny_gpt2: Path) -> None:
         assert logits.allclose(expected(tiny_gpt2), atol=1e-5)
 
 
-def test_its_memory_is_what_the_system_says() -> None:
+def test_cpu_memory_is_at_most_physical_memory() -> None:
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 0 < cpu_memory() <= whole
 
 
-def test_a_containers_limit_counts(tmp_path: Path) -> None:
+def test_container_limit_caps_cpu_memory(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:       16777216 kB\nMemFree:        1 kB\n")
     limit = tmp_path / "memory.max"

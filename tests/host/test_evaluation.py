@@ -1,4 +1,4 @@
-"""The sizes of models, worked out by real processes and compared with models that are loaded."""
+"""Sizes of models, measured by real processes and compared with loaded models."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def an_evaluator(**given: Any) -> AsyncIterator[Evaluator]:
         yield evaluator
     finally:
         await evaluator.stop()
-        # One that is forked only now ends as it finds nobody who asks.
+        # A process that is forked only now ends when it finds no caller.
         await eventually(lambda: processes() == [])
 
 
@@ -106,7 +106,7 @@ def loaded(folder: Path, kind: Any, dtype: str) -> tuple[int, int]:
 
 @pytest.mark.parametrize("name", KINDS)
 @on_loop
-async def test_sizes_are_those_of_loaded_models(name: str, tmp_path: Path) -> None:
+async def test_measured_sizes_match_loaded_models(name: str, tmp_path: Path) -> None:
     make, task, kind = KINDS[name]
     folder = make(tmp_path / name)
     truth = {dtype: loaded(folder, kind, dtype) for dtype in ("float32", "bfloat16")}
@@ -123,13 +123,13 @@ async def test_sizes_are_those_of_loaded_models(name: str, tmp_path: Path) -> No
             told = found.structure.bytes, found.structure.tree.count
             assert told == expected, "its structure tells of the same model"
             assert found.structure.tokenizer
-        # Without a task: what the architecture is for.
+        # Without a task, the architecture decides.
         assert (await evaluate(a_config(folder), HERE)).task == task
         assert processes() == []
 
 
 @on_loop
-async def test_the_dtype_of_the_checkpoint(tmp_path: Path) -> None:
+async def test_auto_dtype_follows_config_then_weight_files(tmp_path: Path) -> None:
     make_llama(tmp_path / "model")
     kind = AutoModelForCausalLM
     kind.from_pretrained(tmp_path / "model", dtype=torch.bfloat16).save_pretrained(
@@ -141,7 +141,7 @@ async def test_the_dtype_of_the_checkpoint(tmp_path: Path) -> None:
     assert config.pop("dtype") == "bfloat16"
     async with an_evaluator() as evaluate:
         assert (await evaluate(a_config(tmp_path / "model"), HERE)).size_bytes == half
-        # Where it says nothing, its files do.
+        # Without a dtype in the config, the weight files decide.
         silent = shutil.copytree(tmp_path / "model", tmp_path / "silent")
         (silent / "config.json").write_text(json.dumps(config))
         assert loaded(silent, kind, "auto")[0] == half
@@ -153,7 +153,7 @@ async def test_the_dtype_of_the_checkpoint(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_what_is_set_aside(tiny_gpt2: Path) -> None:
+async def test_padding_is_added_to_size(tiny_gpt2: Path) -> None:
     async with an_evaluator() as evaluate:
         bare = (await evaluate(a_config(tiny_gpt2), HERE)).size_bytes
         padded = a_config(tiny_gpt2, padding_factor=0.5, padding_bytes=7)
@@ -161,26 +161,26 @@ async def test_what_is_set_aside(tiny_gpt2: Path) -> None:
 
 
 @on_loop
-async def test_one_answer_for_all_who_ask_at_once(tiny_gpt2: Path) -> None:
+async def test_concurrent_measurements_share_one_process_and_cached_result(tiny_gpt2: Path) -> None:
     async with an_evaluator() as evaluate:
         asked = [
             asyncio.create_task(evaluate(a_config(tiny_gpt2, task="text-generation"), HERE))
             for _ in range(3)
         ]
         await eventually(lambda: len(processes()) == 1)
-        # One who goes takes nothing from the others.
+        # A cancelled caller does not affect the others.
         asked[0].cancel()
         assert len(processes()) == 1
         first, second = await asyncio.gather(*asked[1:])
         assert first == second
-        # And it stays known, without a process.
+        # The result is cached; no process is needed.
         assert processes() == []
         assert await evaluate(a_config(tiny_gpt2, task="text-generation"), HERE) == first
         assert processes() == []
 
 
 @on_loop
-async def test_failures_are_sentences_and_are_not_remembered(
+async def test_failures_have_clear_messages_and_are_not_cached(
     tiny_gpt2: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "model"
@@ -203,7 +203,7 @@ async def test_failures_are_sentences_and_are_not_remembered(
 
 
 @on_loop
-async def test_a_task_that_a_generation_does_not_serve(tiny_gpt2: Path) -> None:
+async def test_task_unsupported_by_generation_is_rejected(tiny_gpt2: Path) -> None:
     old = Runtime("0.7", "0.7", HERE.interpreter, ())
     async with an_evaluator() as evaluate:
         with pytest.raises(EvaluationError, match=r"0\.7 serves text generation only"):
@@ -211,11 +211,11 @@ async def test_a_task_that_a_generation_does_not_serve(tiny_gpt2: Path) -> None:
 
 
 @on_loop
-async def test_a_process_that_ends_in_the_middle(tiny_gpt2: Path) -> None:
+async def test_killed_measurement_is_retried_once(tiny_gpt2: Path) -> None:
     async with an_evaluator() as evaluate:
         asked = asyncio.create_task(evaluate(a_config(tiny_gpt2), HERE))
         await eventually(lambda: len(processes()) == 1)
-        # Once, which another's model may have caused, is made good.
+        # The first kill is retried: another model may have caused it.
         [first] = processes()
         os.kill(first, signal.SIGKILL)
         await eventually(lambda: processes() not in ([], [first]))
@@ -229,7 +229,7 @@ async def test_a_process_that_ends_in_the_middle(tiny_gpt2: Path) -> None:
 
 
 @on_loop
-async def test_one_whose_hub_takes_its_time_holds_up_no_other(
+async def test_slow_hub_does_not_delay_other_measurements(
     tiny_gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked_for = asyncio.Event()
@@ -254,7 +254,7 @@ async def test_one_whose_hub_takes_its_time_holds_up_no_other(
 
 
 @on_loop
-async def test_who_waits_when_the_server_stops(tiny_gpt2: Path) -> None:
+async def test_pending_measurement_fails_when_evaluator_stops(tiny_gpt2: Path) -> None:
     async with an_evaluator() as evaluate:
         asked = asyncio.create_task(evaluate(a_config(tiny_gpt2), HERE))
         await eventually(lambda: len(processes()) == 1)
@@ -281,7 +281,7 @@ asyncio.run(main())
 
 
 @on_loop
-async def test_it_ends_with_the_server(tiny_gpt2: Path) -> None:
+async def test_measuring_process_ends_with_server(tiny_gpt2: Path) -> None:
     server = await asyncio.create_subprocess_exec(sys.executable, "-c", SERVER, str(tiny_gpt2))
     await eventually(lambda: processes(server.pid) != [])
     [pid] = processes(server.pid)
@@ -292,7 +292,7 @@ async def test_it_ends_with_the_server(tiny_gpt2: Path) -> None:
 
 
 @on_loop
-async def test_the_task_is_the_architectures_whatever_the_card_says(
+async def test_task_follows_architecture_not_model_card(
     tiny_gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
@@ -306,7 +306,7 @@ async def test_the_task_is_the_architectures_whatever_the_card_says(
 
 
 @on_loop
-async def test_a_repository(
+async def test_repository_is_measured_without_weights_and_offline_from_cache(
     tiny_gpt2: Path, hub_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
@@ -321,7 +321,7 @@ async def test_a_repository(
         host = urlsplit(hub_url).netloc
         with pytest.raises(EvaluationError, match=f"no repository 'test-org/nothing' on {host}"):
             await evaluate(a_config("test-org/nothing"), HERE)
-        # What was seen once is in the cache, for when no hub answers.
+        # A repository that was read once is in the cache, for times without a hub.
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         evaluate = Evaluator(fork_servers=servers)
         offline = await evaluate(a_config(NAME), HERE)
@@ -340,7 +340,7 @@ async def test_a_repository(
     ],
 )
 @on_loop
-async def test_a_repository_that_the_hub_gives_to_some(
+async def test_gated_and_private_repositories_are_reported_as_gated(
     hub_url: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -348,7 +348,7 @@ async def test_a_repository_that_the_hub_gives_to_some(
     is_gated: bool,
 ) -> None:
     async def answer(http: HttpRequest) -> HttpResponse:
-        """Pass a request on, and say of the model what this hub says of it."""
+        """Forward a request, and add `said` to the hub's facts about the model."""
         asked = {name: http.headers[name] for name in ("range",) if name in http.headers}
         async with httpx.AsyncClient() as client:
             url = f"{hub_url}{http.url.path}"
@@ -363,7 +363,7 @@ async def test_a_repository_that_the_hub_gives_to_some(
         monkeypatch.setenv("HF_ENDPOINT", url)
         async with some_servers() as servers:
             found = await Evaluator(fork_servers=servers)(a_config(NAME), HERE)
-            # Whoever loads it says the same, for a leader that has not measured it.
+            # A download reports the same, for a leader that has not measured the model.
             loaded_from = await download(ModelSpec(NAME, "0.8"), HERE, lambda _, __: None)
     assert found.gated is loaded_from.gated is is_gated
     assert found.structure is not None
@@ -373,7 +373,7 @@ async def test_a_repository_that_the_hub_gives_to_some(
 
 
 @on_loop
-async def test_torch_is_asked_for_a_gpu_where_that_matters(tmp_path: Path) -> None:
+async def test_measurement_looks_for_cuda_only_if_configured(tmp_path: Path) -> None:
     config = DeploymentConfig("a/b", str(make_gpt2(tmp_path / "model")))
     async with an_evaluator() as evaluator:
         assert (await evaluator(config, HERE)).cuda is None

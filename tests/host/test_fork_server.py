@@ -1,4 +1,4 @@
-"""Fork servers, and their children compared with processes that are started anew."""
+"""Fork servers, and a comparison of their children with started processes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def some_servers(idle_s: float = 600.0) -> AsyncIterator[ForkServers]:
 
 
 CHILDREN: list[Child] = []
-"""Processes of the test that runs."""
+"""Processes of the current test."""
 
 
 @pytest.fixture
@@ -141,12 +141,12 @@ def text_of(pid: int, name: str) -> str:
     return Path(f"/proc/{pid}/{name}").read_text()
 
 
-# A child, compared with a process that was started anew
+# A child, compared with a started process
 
 
 @pytest.mark.parametrize("untrusted", [False, True])
 @on_loop
-async def test_a_child_is_as_a_process_that_was_started(
+async def test_forked_process_matches_started_process(
     untrusted: bool, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
@@ -154,7 +154,7 @@ async def test_a_child_is_as_a_process_that_was_started(
     async with some_servers() as servers:
         started = await a_child(servers, runtime, untrusted=untrusted)
         servers.prepare(runtime, untrusted=untrusted)
-        # Others' channels are not a child's.
+        # A child does not inherit the channels of other children.
         others = [await a_child(servers, runtime, untrusted=untrusted) for _ in range(2)]
         forked = await a_child(servers, runtime, untrusted=untrusted)
         fresh, mine = await started.ask(), await forked.ask()
@@ -168,7 +168,7 @@ async def test_a_child_is_as_a_process_that_was_started(
             assert len({each[kind] for each in randoms}) == 3, kind
         for state in (fresh, mine):
             del state["random"]
-            # A leader of a session of its own.
+            # The process leads its own session.
             assert state.pop("session") == state.pop("group") == state.pop("pid")
         assert ("HF_TOKEN" in mine["environment"]) is not untrusted
         assert mine["threads"] <= fresh.pop("threads")
@@ -182,8 +182,8 @@ async def test_a_child_is_as_a_process_that_was_started(
 
 
 @pytest.mark.parametrize("untrusted", [False, True])
-def test_a_child_of_the_real_server(untrusted: bool) -> None:
-    """Children have imported all that a model process does, in one thread and without CUDA."""
+def test_forked_process_has_imports_one_thread_and_no_cuda(untrusted: bool) -> None:
+    """Children have imported all modules of a model process, in one thread and without CUDA."""
     program = (
         "import sys; from tests.host.process_state import answer;"
         "from ndif.runtime.process import fork_server as s; fd, generation = int(sys.argv[1]), sys.argv[2];"
@@ -220,7 +220,7 @@ def test_a_child_of_the_real_server(untrusted: bool) -> None:
 
 
 @on_loop
-async def test_a_frozen_server_is_asked_for_nothing_more(runtime: Runtime) -> None:
+async def test_frozen_fork_server_is_abandoned(runtime: Runtime) -> None:
     async with some_servers() as servers:
         servers.prepare(runtime, untrusted=False)
         child = await a_child(servers, runtime)
@@ -230,7 +230,7 @@ async def test_a_frozen_server_is_asked_for_nothing_more(runtime: Runtime) -> No
         running._frozen_s = 1.0
         with pytest.raises(OSError, match=f"fork server {server} shows no sign of life"):
             await within(a_child(servers, runtime), PATIENCE_S)
-        # What it has forked lives on.
+        # Its children live on.
         assert (await child.ask())["pid"] == child.process.pid
         assert isinstance((await a_child(servers, runtime)).process, StartedProcess)
     assert not alive(server)
@@ -241,7 +241,7 @@ async def test_a_frozen_server_is_asked_for_nothing_more(runtime: Runtime) -> No
 
 
 @on_loop
-async def test_a_process_has_ended_although_its_output_is_held(tmp_path: Path) -> None:
+async def test_process_end_is_detected_while_its_output_is_held_open(tmp_path: Path) -> None:
     """A process that a block has started may outlive the model process."""
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nsleep 30 & echo $!; exec sleep 30\n")
@@ -257,7 +257,7 @@ async def test_a_process_has_ended_although_its_output_is_held(tmp_path: Path) -
 
 
 @on_loop
-async def test_how_a_child_ended_is_known(runtime: Runtime) -> None:
+async def test_exit_status_of_forked_process_is_reported(runtime: Runtime) -> None:
     async with some_servers() as servers:
         servers.prepare(runtime, untrusted=False)
         child = await a_child(servers, runtime)
@@ -271,7 +271,7 @@ async def test_how_a_child_ended_is_known(runtime: Runtime) -> None:
 
 
 @on_loop
-async def test_an_end_is_noticed_although_the_server_says_nothing(runtime: Runtime) -> None:
+async def test_end_is_reported_after_stopped_fork_server_continues(runtime: Runtime) -> None:
     async with some_servers() as servers:
         servers.prepare(runtime, untrusted=False)
         child = await a_child(servers, runtime)
@@ -285,7 +285,7 @@ async def test_an_end_is_noticed_although_the_server_says_nothing(runtime: Runti
 
 
 @on_loop
-async def test_what_a_child_prints(runtime: Runtime) -> None:
+async def test_output_of_forked_process_is_captured_if_requested(runtime: Runtime) -> None:
     async with some_servers() as servers:
         servers.prepare(runtime, untrusted=False)
         child = await a_child(servers, runtime)
@@ -300,7 +300,7 @@ async def test_what_a_child_prints(runtime: Runtime) -> None:
 
 
 @on_loop
-async def test_children_end_with_a_server_that_is_killed_and_another_takes_its_place(
+async def test_children_end_with_killed_fork_server_and_new_server_replaces_it(
     runtime: Runtime,
 ) -> None:
     async with some_servers() as servers:
@@ -336,7 +336,7 @@ asyncio.run(main())
 
 
 @on_loop
-async def test_a_host_that_is_killed_leaves_nothing(runtime: Runtime) -> None:
+async def test_killed_host_leaves_no_processes(runtime: Runtime) -> None:
     host = await asyncio.create_subprocess_exec(
         sys.executable, "-c", SERVER, str(runtime.interpreter), stdout=subprocess.PIPE
     )
@@ -352,20 +352,20 @@ async def test_a_host_that_is_killed_leaves_nothing(runtime: Runtime) -> None:
 
 
 @on_loop
-async def test_one_server_a_runtime_and_environment(runtime: Runtime) -> None:
+async def test_one_fork_server_per_runtime_and_trust(runtime: Runtime) -> None:
     async with some_servers() as servers:
         for _ in range(3):
             servers.prepare(runtime, untrusted=False)
         trusted = [await a_child(servers, runtime) for _ in range(2)]
         assert len({parent(child.process.pid) for child in trusted}) == 1
-        # Without a server of its own, untrusted code gets none of another's.
+        # Without its own fork server, untrusted code does not use that of trusted code.
         other = await a_child(servers, runtime, untrusted=True)
         assert parent(other.process.pid) == os.getpid()
         assert other.process.pid not in children(parent(trusted[0].process.pid))
 
 
 @on_loop
-async def test_what_cannot_be_forked_is_started(
+async def test_process_is_started_if_fork_server_fails(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("FORK_SERVER_FAILS", "1")
@@ -381,7 +381,7 @@ async def test_what_cannot_be_forked_is_started(
 
 
 @on_loop
-async def test_a_runtime_that_cannot_be_started_says_so(tmp_path: Path) -> None:
+async def test_unstartable_runtime_raises_error_with_its_path(tmp_path: Path) -> None:
     broken = Runtime("0.8", "0.8.1", tmp_path / "no-python", ())
     async with some_servers() as servers:
         servers.prepare(broken, untrusted=False)
@@ -390,9 +390,7 @@ async def test_a_runtime_that_cannot_be_started_says_so(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_the_server_of_another_runtime_ends_without_children(
-    runtime: Runtime, tmp_path: Path
-) -> None:
+async def test_idle_fork_server_of_other_runtime_ends(runtime: Runtime, tmp_path: Path) -> None:
     overlay = replace(runtime, path=(tmp_path / "overlay",))
     async with some_servers(idle_s=0.2) as servers:
         servers.prepare(runtime, untrusted=False)
@@ -413,7 +411,7 @@ async def test_the_server_of_another_runtime_ends_without_children(
 
 
 @on_loop
-async def test_servers_end_with_their_host(runtime: Runtime) -> None:
+async def test_stopping_ends_fork_servers_and_their_children(runtime: Runtime) -> None:
     async with some_servers() as servers:
         servers.prepare(runtime, untrusted=False)
         child = await a_child(servers, runtime)
@@ -446,7 +444,7 @@ def command(pid: int) -> str:
 
 
 @on_loop
-async def test_models_are_measured_and_loaded_by_children(
+async def test_models_are_measured_and_loaded_in_forked_processes(
     tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: dict[str, Process] = {}
@@ -468,7 +466,7 @@ async def test_models_are_measured_and_loaded_by_children(
         processes = [a_model(tiny_gpt2, servers) for _ in range(2)]
         first, second = [await load(process) for process in processes]
         assert parent(first) == parent(second)
-        assert len(children(parent(first))) == 2  # the one that measured has ended
+        assert len(children(parent(first))) == 2  # the measuring process has ended
         arguments = command(first).strip("\0").split("\0")
         assert arguments[1:3] == ["-m", "ndif.runtime"]
         assert re.fullmatch(r"\d+", arguments[3])
@@ -480,7 +478,7 @@ async def test_models_are_measured_and_loaded_by_children(
 
 
 @on_loop
-async def test_models_are_lost_with_their_server_and_can_be_loaded_again(
+async def test_models_are_lost_with_fork_server_and_can_be_reloaded(
     tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")

@@ -49,10 +49,10 @@ def uuids(cards: Sequence[PhysicalGpu], *indices: int) -> list[str]:
     return [cards[index].gpu.uuid for index in indices]
 
 
-# Without a word of anybody's
+# Without any variable
 
 
-def test_all_gpus_in_the_order_of_the_bus() -> None:
+def test_all_gpus_are_used_in_pci_bus_order() -> None:
     assert named(MIXED[::-1]) == uuids(MIXED, 0, 1, 2, 3, 4)
     assert named(H100) == uuids(H100, *range(8))
     # 0F comes after 07 and before 0001:00, whatever the driver counts first.
@@ -64,10 +64,10 @@ def test_reserved_memory_is_not_usable() -> None:
     assert H100[0].gpu.usable_bytes == (81559 - 454) * MIB
 
 
-def test_the_variable_for_a_process_names_uuids() -> None:
+def test_variable_of_process_lists_uuids() -> None:
     found = select_visible(H100, {"CUDA_VISIBLE_DEVICES": "3,1"})
     assert found.variable == ",".join(uuids(H100, 3, 1))
-    # Whoever reads it again finds the same, in the same order.
+    # Reading the variable again gives the same GPUs, in the same order.
     assert select_visible(H100, {"CUDA_VISIBLE_DEVICES": found.variable}).gpus == found.gpus
     assert select_visible((), {}).variable is None
 
@@ -101,11 +101,11 @@ def test_the_variable_for_a_process_names_uuids() -> None:
         ("MIG-7c3", ()),
     ],
 )
-def test_a_list_is_read_as_cuda_reads_it(text: str, indices: tuple[int, ...]) -> None:
+def test_device_list_is_parsed_like_cuda(text: str, indices: tuple[int, ...]) -> None:
     assert named(H100, CUDA_VISIBLE_DEVICES=text) == uuids(H100, *indices)
 
 
-def test_entries_that_are_left_out_are_reported() -> None:
+def test_ignored_list_entries_are_reported() -> None:
     (note,) = select_visible(H100, {"CUDA_VISIBLE_DEVICES": "0,9,1"}).notes
     assert "'9' names no GPU of this machine" in note
     (note,) = select_visible(H100, {"CUDA_VISIBLE_DEVICES": "GPU-7c3,GPU-7c3c"}).notes
@@ -114,7 +114,7 @@ def test_entries_that_are_left_out_are_reported() -> None:
         assert select_visible(H100, {"CUDA_VISIBLE_DEVICES": nothing}).notes == ()
 
 
-def test_a_container_uses_all_gpus_of_its_driver() -> None:
+def test_container_uses_all_gpus_of_its_driver() -> None:
     assert named(H100[2:4], NVIDIA_VISIBLE_DEVICES="2,3") == uuids(H100, 2, 3)
     assert named(H100[2:4], NVIDIA_VISIBLE_DEVICES="2,3", CUDA_VISIBLE_DEVICES="1") == uuids(
         H100, 3
@@ -122,7 +122,7 @@ def test_a_container_uses_all_gpus_of_its_driver() -> None:
 
 
 @given(st.text("0123-,GPUMIGb7 \t", max_size=20))
-def test_any_text_selects_some_gpus(text: str) -> None:
+def test_any_list_selects_distinct_existing_gpus(text: str) -> None:
     found = named(H100, CUDA_VISIBLE_DEVICES=text)
     assert len(set(found)) == len(found)
     assert set(found) <= set(uuids(H100, *range(8)))
@@ -131,8 +131,8 @@ def test_any_text_selects_some_gpus(text: str) -> None:
 # Slurm
 
 
-def test_slurms_own_list_is_the_one_that_cuda_reads() -> None:
-    # With ConstrainDevices a job sees its two cards alone, and their numbers begin at 0.
+def test_cuda_list_has_precedence_in_slurm_job() -> None:
+    # With ConstrainDevices a job sees only its two cards, and their numbers begin at 0.
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "4,5", "CUDA_VISIBLE_DEVICES": "0,1"}
     assert named(H100[4:6], **job) == uuids(H100, 4, 5)
     # Without, it sees all of them.
@@ -140,7 +140,7 @@ def test_slurms_own_list_is_the_one_that_cuda_reads() -> None:
     assert named(H100, **job) == uuids(H100, 4, 5)
 
 
-def test_slurms_other_variables_count_if_that_list_is_unset() -> None:
+def test_slurm_variables_apply_if_cuda_list_is_unset() -> None:
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "4,5"}
     assert named(H100[4:6], **job) == uuids(H100, 4, 5)
     assert named(H100, **job) == uuids(H100, 4, 5)
@@ -151,7 +151,7 @@ def test_slurms_other_variables_count_if_that_list_is_unset() -> None:
     assert named(swapped, SLURM_JOB_GPUS="0") == uuids(H100, 1)
 
 
-def test_outside_of_a_slurm_job_its_opencl_variable_is_ignored() -> None:
+def test_gpu_device_ordinal_is_ignored_outside_slurm_job() -> None:
     assert named(H100, GPU_DEVICE_ORDINAL="1") == uuids(H100, *range(8))
     assert named(H100, SLURM_JOB_GPUS="gpu:2") == uuids(H100, *range(8))
 
@@ -159,7 +159,7 @@ def test_outside_of_a_slurm_job_its_opencl_variable_is_ignored() -> None:
 # Divided cards
 
 
-def test_one_instance_is_used() -> None:
+def test_one_mig_instance_is_used() -> None:
     found = select_visible(A100_MIG, {})
     assert found.gpus == (MIG[0],)
     (note,) = found.notes
@@ -176,16 +176,16 @@ def test_one_instance_is_used() -> None:
         ("GPU-8e1", MIG[0]),
     ],
 )
-def test_an_instance_by_its_uuid_or_its_gpus(text: str, used: Gpu) -> None:
+def test_mig_instance_is_selected_by_its_uuid_or_its_gpu(text: str, used: Gpu) -> None:
     assert select_visible(A100_MIG, {"CUDA_VISIBLE_DEVICES": text}).gpus == (used,)
 
 
-def test_instances_as_drivers_named_them_before_470() -> None:
+def test_old_mig_names_from_before_driver_470_are_recognised() -> None:
     second = (A100_40_MIG[0].instances or ())[1]
     assert named(A100_40_MIG, CUDA_VISIBLE_DEVICES=second.uuid) == [second.uuid]
 
 
-def test_whole_gpus_have_precedence_over_instances() -> None:
+def test_whole_gpus_have_precedence_over_mig_instances() -> None:
     whole = replace(A100_MIG[1], instances=None)
     found = select_visible([A100_MIG[0], whole], {})
     assert found.gpus == (whole.gpu,)
@@ -195,7 +195,7 @@ def test_whole_gpus_have_precedence_over_instances() -> None:
     )
 
 
-def test_a_gpu_in_mig_mode_without_instances_is_not_used() -> None:
+def test_mig_gpu_without_instances_is_not_used() -> None:
     bare = replace(A100_MIG[0], instances=())
     found = select_visible([bare, H100[0]], {})
     assert found.gpus == (H100[0].gpu,)
@@ -204,22 +204,22 @@ def test_a_gpu_in_mig_mode_without_instances_is_not_used() -> None:
     )
 
 
-# One memory for all
+# Memory that CPU and GPU share
 
 
-def test_an_unknown_size_stays_unknown() -> None:
+def test_unknown_memory_size_stays_unknown() -> None:
     (gpu,) = select_visible(GB10, {}).gpus
     assert gpu.total_bytes is None
     assert gpu.usable_bytes is None
     assert "NDIF_NODE_GPUS" in without_memory(gpu)
 
 
-# The driver itself, as far as it can be pretended
+# The driver, replaced by a pretend library
 
 
 @pytest.mark.parametrize("name", MACHINES)
 @on_loop
-async def test_a_machines_gpus_are_reported(name: str, machine: Machine) -> None:
+async def test_driver_reports_all_gpus_of_machine(name: str, machine: Machine) -> None:
     machine.becomes(MACHINES[name])
     driver = Driver()
     assert await driver.physical_gpus() == (list(MACHINES[name]), [])
@@ -227,7 +227,7 @@ async def test_a_machines_gpus_are_reported(name: str, machine: Machine) -> None
 
 
 @on_loop
-async def test_a_driver_from_before_510_has_no_reserve(machine: Machine) -> None:
+async def test_driver_before_510_reports_no_reserved_memory(machine: Machine) -> None:
     machine.becomes(H100, "old")
     driver = Driver()
     cards, _ = await driver.physical_gpus()
@@ -237,7 +237,7 @@ async def test_a_driver_from_before_510_has_no_reserve(machine: Machine) -> None
 
 
 @on_loop
-async def test_a_lost_gpu_does_not_shift_the_others(machine: Machine) -> None:
+async def test_lost_gpu_does_not_shift_others(machine: Machine) -> None:
     machine.becomes(H100[:3], "lost 1")
     driver = Driver()
     found = await find_gpus(driver, {})
@@ -247,7 +247,7 @@ async def test_a_lost_gpu_does_not_shift_the_others(machine: Machine) -> None:
 
 
 @on_loop
-async def test_memory_by_process(machine: Machine) -> None:
+async def test_driver_reports_memory_by_process(machine: Machine) -> None:
     one, two = uuids(H100, 0, 1)
     machine.becomes(H100[:2], f"process {one} 41 {5 << 20}", f"process {one} 42 {6 << 20}")
     driver = Driver()
@@ -259,7 +259,7 @@ async def test_memory_by_process(machine: Machine) -> None:
 
 
 @on_loop
-async def test_a_driver_that_hangs_is_abandoned(machine: Machine) -> None:
+async def test_hanging_driver_is_abandoned_and_queried_again_later(machine: Machine) -> None:
     machine.becomes((), "hang")
     driver = Driver(timeout_s=1)
     found = await find_gpus(driver, {})
@@ -274,7 +274,7 @@ async def test_a_driver_that_hangs_is_abandoned(machine: Machine) -> None:
 
 
 @on_loop
-async def test_a_driver_of_another_version_is_reported(machine: Machine) -> None:
+async def test_driver_version_mismatch_is_reported(machine: Machine) -> None:
     machine.becomes((), "mismatch")
     driver = Driver()
     (note,) = (await find_gpus(driver, {})).notes
@@ -286,7 +286,7 @@ async def test_a_driver_of_another_version_is_reported(machine: Machine) -> None
 
 
 @on_loop
-async def test_an_ended_child_is_started_again(machine: Machine) -> None:
+async def test_ended_driver_process_is_restarted(machine: Machine) -> None:
     machine.becomes(H100)
     driver = Driver()
     await driver.physical_gpus()
@@ -296,11 +296,11 @@ async def test_an_ended_child_is_started_again(machine: Machine) -> None:
     await driver.close()
 
 
-# Where there is none
+# Machines without a driver
 
 
 @on_loop
-async def test_without_a_driver_there_is_no_gpu_and_no_note() -> None:
+async def test_machine_without_driver_has_no_gpu_and_no_note() -> None:
     driver = Driver()
     with pytest.raises(DriverError) as caught:
         await driver.physical_gpus()
@@ -309,7 +309,7 @@ async def test_without_a_driver_there_is_no_gpu_and_no_note() -> None:
     await driver.close()
 
 
-def test_a_container_without_the_drivers_library_is_reported(tmp_path: Path) -> None:
+def test_container_without_driver_library_is_reported(tmp_path: Path) -> None:
     absent = DriverError("the NVIDIA driver says NVML Shared Library Not Found", absent=True)
     assert gpus._explain_missing(absent, tmp_path) == []
     (tmp_path / "nvidia0").touch()
@@ -318,7 +318,7 @@ def test_a_container_without_the_drivers_library_is_reported(tmp_path: Path) -> 
 
 
 @on_loop
-async def test_a_query_can_be_cancelled(machine: Machine) -> None:
+async def test_driver_query_can_be_cancelled(machine: Machine) -> None:
     machine.becomes((), "hang")
     driver = Driver()
     asking = asyncio.create_task(driver.physical_gpus())

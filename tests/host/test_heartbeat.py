@@ -1,4 +1,4 @@
-"""Processes that are busy, asleep, stopped or gone, and a host that is stopped itself."""
+"""Detection of frozen processes: busy, asleep, stopped and ended ones, and a stopped host."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def is_frozen(sign: Callable[[], Hashable], within_s: float = PATIENCE_S) 
     ],
 )
 @on_loop
-async def test_whoever_runs_is_not_frozen(
+async def test_only_process_that_makes_no_progress_is_frozen(
     program: str, sign: Callable[[int], Hashable], frozen: bool
 ) -> None:
     with a_process(program) as process:
@@ -77,14 +77,14 @@ async def test_whoever_runs_is_not_frozen(
 
 
 @on_loop
-async def test_the_end_of_a_process_is_told_elsewhere() -> None:
+async def test_ended_process_is_not_reported_as_frozen() -> None:
     with a_process(ASLEEP) as process:
         pid = process.pid
     assert not await is_frozen(lambda: sign_of_life(pid), 2 * FROZEN_S)
 
 
-def test_a_host_that_was_stopped_finds_its_processes_alive() -> None:
-    """As on a laptop that slept: neither ran, and both go on."""
+def test_processes_are_not_frozen_after_host_was_stopped_too() -> None:
+    """A laptop slept: neither process ran, and both continue."""
     with a_process(BUSY) as process, a_process(HOST, str(process.pid)) as host:
         assert host.stdout is not None
         for number in (signal.SIGSTOP, signal.SIGCONT):

@@ -1,4 +1,4 @@
-"""The cache of adapters that untrusted users name, filled from a real hub on loopback."""
+"""The cache of adapters for untrusted users, filled from a real hub on loopback."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RUNTIME = Runtime("0.8", "0.8", Path(sys.executable), ())
 
 
 class Counted(HfMirror):
-    """A hub that notes how often it was asked."""
+    """A hub that counts requests."""
 
     asked = 0
 
@@ -60,13 +60,13 @@ def kept(cache: Path) -> set[str]:
 
 
 def whole(cache: Path, name: str) -> bool:
-    """Return True if the files of one are there to be read."""
+    """Return True if the files of an adapter are complete."""
     files = list(cache.glob(f"models--org--{name}/snapshots/*/adapter_model.safetensors"))
     return len(files) == 1 and files[0].stat().st_size == ROUGHLY
 
 
 @on_loop
-async def test_what_was_fetched_just_now_is_not_asked_for_again(
+async def test_recently_fetched_adapter_is_not_requested_again(
     hub: Counted, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
@@ -82,7 +82,7 @@ async def test_what_was_fetched_just_now_is_not_asked_for_again(
 
 
 @on_loop
-async def test_after_a_while_it_is(
+async def test_older_adapter_is_requested_again(
     hub: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetching = Adapters(RUNTIME, tmp_path / "cache", 1 << 20, 1 << 30)
@@ -94,7 +94,7 @@ async def test_after_a_while_it_is(
 
 
 @on_loop
-async def test_a_trusted_request_has_what_the_operator_has(
+async def test_trusted_request_uses_operators_cache_and_bypasses_rules(
     hub: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, home = tmp_path / "cache", tmp_path / "home"
@@ -111,29 +111,27 @@ async def test_a_trusted_request_has_what_the_operator_has(
         AdapterError, match=r"'org/nine' cannot be used here: there is no repository"
     ):
         await fetching.fetch({"peft": "org/nine"}, trusted=True)
-    # What one user may have, another may not.
+    # A trusted user's right does not extend to other users.
     with pytest.raises(AdapterError, match="'org/one' is not used on this server"):
         await fetching.fetch({"peft": "org/one"})
 
 
 @on_loop
-async def test_those_named_longest_ago_make_room(hub: Counted, tmp_path: Path) -> None:
+async def test_least_recently_used_adapters_are_evicted(hub: Counted, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     fetching = Adapters(RUNTIME, cache, 1 << 20, 2 * ROUGHLY + 10_000)
     for name in ("one", "two", "one", "three"):
         await fetching.fetch({"peft": f"org/{name}"})
         assert whole(cache, name)
     assert kept(cache) == {"one", "three"}
-    # One that had to go comes back.
+    # An evicted adapter is fetched again.
     await fetching.fetch({"peft": "org/two"})
     assert kept(cache) == {"two", "three"}
     assert whole(cache, "two")
 
 
 @on_loop
-async def test_one_that_the_operator_does_not_allow_is_not_used(
-    hub: Counted, tmp_path: Path
-) -> None:
+async def test_adapter_denied_by_operator_is_rejected(hub: Counted, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     for rules in (Repositories(allowed=("other/*",)), Repositories(denied=("ORG/o*",))):
         fetching = Adapters(RUNTIME, cache, 1 << 20, 1 << 30, rules)
@@ -147,7 +145,7 @@ async def test_one_that_the_operator_does_not_allow_is_not_used(
 
 
 @on_loop
-async def test_one_alone_is_kept_however_large(hub: Counted, tmp_path: Path) -> None:
+async def test_single_adapter_is_kept_beyond_cache_limit(hub: Counted, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     fetching = Adapters(RUNTIME, cache, 1 << 20, 1)
     await fetching.fetch({"peft": "org/four"})
@@ -155,7 +153,7 @@ async def test_one_alone_is_kept_however_large(hub: Counted, tmp_path: Path) -> 
 
 
 @on_loop
-async def test_one_that_is_too_large_is_not_fetched(hub: Counted, tmp_path: Path) -> None:
+async def test_too_large_adapter_is_not_fetched(hub: Counted, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     fetching = Adapters(RUNTIME, cache, ROUGHLY // 2, 1 << 30)
     with pytest.raises(AdapterError, match="this server takes at most 15kB"):

@@ -1,4 +1,4 @@
-"""Installation by uv as pip is configured, and by pip where uv cannot."""
+"""Installation by uv with pip's configuration, and by pip if uv cannot install."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write_wheel(folder: Path, version: str) -> None:
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of wheels, and nothing but pip's variables that leads there."""
+    """A folder of wheels that only pip's variables point to."""
     for variable in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(variable)
     folder = tmp_path / "wheels"
@@ -63,7 +63,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def ignore(line: str) -> None:
-    """Output of an installer, where it does not matter."""
+    """Ignore the output of an installer."""
 
 
 # Settings of pip
@@ -101,13 +101,13 @@ def ignore(line: str) -> None:
         ({"disable-pip-version-check": "1", "no-index": "1", "quiet": "2"}, {}),
     ],
 )
-def test_settings_of_pip_are_variables_of_uv(
+def test_pip_settings_become_uv_variables(
     settings: dict[str, str], variables: dict[str, str]
 ) -> None:
     assert uv_variables(settings) == variables
 
 
-def test_a_variable_overrides_the_command_and_the_command_what_is_global() -> None:
+def test_pip_settings_precedence_is_variable_then_command_then_global() -> None:
     listing = [
         ":env:.find-links='/env'",
         "download.timeout='1'",
@@ -130,7 +130,7 @@ def test_a_variable_overrides_the_command_and_the_command_what_is_global() -> No
 @pytest.mark.process
 @pytest.mark.parametrize("has_pip", [True, False])
 @pytest.mark.usefixtures("wheels")
-def test_settings_are_read_with_and_without_pip(
+def test_pip_settings_are_read_with_and_without_pip(
     has_pip: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(installer, "has_pip", lambda: has_pip)
@@ -141,7 +141,7 @@ def test_settings_are_read_with_and_without_pip(
 
 @pytest.mark.process
 @pytest.mark.usefixtures("wheels")
-def test_a_configuration_that_pip_cannot_read_is_not_left_out(
+def test_unreadable_pip_configuration_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pip.conf").write_text("no section\n")
@@ -150,7 +150,7 @@ def test_a_configuration_that_pip_cannot_read_is_not_left_out(
         Uv()
 
 
-def test_variables_of_uv_are_not_overridden() -> None:
+def test_uv_variables_are_not_overridden() -> None:
     settings = {
         "index-url": "https://pip",
         "extra-index-url": "https://pip/2",
@@ -168,7 +168,7 @@ def test_variables_of_uv_are_not_overridden() -> None:
     assert uv_environment(settings, older).keys() & {"UV_DEFAULT_INDEX", "UV_INDEX"} == set()
 
 
-def test_a_bundle_of_certificates_that_pip_reads_is_used() -> None:
+def test_certificate_bundle_of_pip_is_used() -> None:
     environ = {"REQUESTS_CA_BUNDLE": "/r.pem", "CURL_CA_BUNDLE": "/c.pem"}
     assert uv_environment({}, environ)["SSL_CERT_FILE"] == "/r.pem"
     assert uv_environment({"cert": "/pip.pem"}, environ)["SSL_CERT_FILE"] == "/pip.pem"
@@ -176,7 +176,7 @@ def test_a_bundle_of_certificates_that_pip_reads_is_used() -> None:
 
 @pytest.mark.process
 @pytest.mark.usefixtures("wheels")
-def test_uv_does_not_install_otherwise_than_pip_would(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uv_rejects_pip_settings_that_it_cannot_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_USER", "0")
     Uv()
     monkeypatch.setenv("PIP_NO_BINARY", ":all:")
@@ -190,7 +190,7 @@ def test_uv_does_not_install_otherwise_than_pip_would(monkeypatch: pytest.Monkey
 @pytest.mark.process
 @pytest.mark.parametrize("of", [Uv, Pip])
 @pytest.mark.usefixtures("wheels")
-def test_find_links_of_pip_alone_are_honoured(of: type[Installer], tmp_path: Path) -> None:
+def test_pip_find_links_are_honoured(of: type[Installer], tmp_path: Path) -> None:
     said: list[str] = []
     of().install_into(tmp_path / "there", [f"{THING}==2.0"], said.append)
     assert any(line.lower().startswith(("installed", "successfully")) for line in said)
@@ -203,7 +203,7 @@ def test_find_links_of_pip_alone_are_honoured(of: type[Installer], tmp_path: Pat
 @pytest.mark.process
 @pytest.mark.parametrize("of", [Uv, Pip])
 @pytest.mark.usefixtures("wheels")
-def test_constraints_of_pip_add_to_those_that_are_given(
+def test_pip_constraints_add_to_given_constraints(
     of: type[Installer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert of().missing([THING], ignore) == [Package(THING, "3.0")]
@@ -218,7 +218,7 @@ def test_constraints_of_pip_add_to_those_that_are_given(
 @pytest.mark.process
 @pytest.mark.parametrize("of", [Uv, Pip])
 @pytest.mark.usefixtures("wheels")
-def test_a_failure_has_the_last_lines(of: type[Installer], tmp_path: Path) -> None:
+def test_install_error_quotes_last_lines_of_output(of: type[Installer], tmp_path: Path) -> None:
     with pytest.raises(InstallError, match=rf"(?s)could not install it\. It said:.*{THING}"):
         of().install_into(tmp_path / "there", [f"{THING}==4.0"], ignore)
 
@@ -228,7 +228,7 @@ def test_a_failure_has_the_last_lines(of: type[Installer], tmp_path: Path) -> No
 
 @pytest.mark.process
 @pytest.mark.usefixtures("wheels")
-def test_pip_installs_where_there_is_no_uv(
+def test_pip_installs_if_uv_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(installer, "find_uv", lambda: None)
@@ -243,7 +243,7 @@ def test_pip_installs_where_there_is_no_uv(
 
 @pytest.mark.process
 @pytest.mark.usefixtures("wheels")
-def test_pip_installs_what_uv_could_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pip_installs_if_uv_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "uv"
     broken.write_text("#!/bin/sh\necho of no use >&2\nexit 2\n")
     broken.chmod(0o755)
@@ -261,7 +261,7 @@ def test_pip_installs_what_uv_could_not(tmp_path: Path, monkeypatch: pytest.Monk
         by_uv_or_pip(lambda by: by.missing([THING], ignore), ignore)
 
 
-def test_a_plan_is_understood_or_refused() -> None:
+def test_install_plan_is_parsed_or_rejected() -> None:
     plan = [
         "Resolved 71 packages in 2s",
         "Would download 2 packages",
@@ -288,7 +288,7 @@ def test_a_plan_is_understood_or_refused() -> None:
 
 @pytest.mark.process
 @pytest.mark.usefixtures("wheels")
-def test_the_makefile_runs_it_before_ndif_is_installed(tmp_path: Path) -> None:
+def test_installer_runs_as_script_without_ndif(tmp_path: Path) -> None:
     command = [sys.executable, "-I", installer.__file__, f"--target={tmp_path / 'there'}"]
     done = subprocess.run([*command, THING], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -301,7 +301,7 @@ def test_the_makefile_runs_it_before_ndif_is_installed(tmp_path: Path) -> None:
     assert "nothing-like-it" in done.stdout
 
 
-def test_it_imports_the_standard_library_alone() -> None:
+def test_installer_imports_only_standard_library() -> None:
     imported: set[str] = set()
     for node in ast.walk(ast.parse(Path(installer.__file__).read_text())):
         if isinstance(node, ast.Import):

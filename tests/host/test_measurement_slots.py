@@ -1,4 +1,4 @@
-"""Turns: how many run, who goes first, and who makes room."""
+"""Slots for measurements: concurrency, order, and interruption of long work."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.on_loop import on_virtual_loop
 from tests.waiting import virtual_time_passes
 
 LONG_S = 0.3
-"""Seconds of work that is interrupted where others wait."""
+"""Seconds of work that is interrupted if other work waits."""
 FIRST_S = 0.05
 
 
 class Bench:
-    """Work that notes when it begins and how many run."""
+    """Work that records its order and its concurrency."""
 
     def __init__(self) -> None:
         self.began: list[str] = []
@@ -41,7 +41,7 @@ class Bench:
 
 
 @on_virtual_loop
-async def test_few_run_at_once_and_all_end() -> None:
+async def test_concurrency_is_limited_and_all_work_ends() -> None:
     bench, turns = Bench(), Turns(3, 10)
     names = [str(number) for number in range(20)]
     ended = await asyncio.gather(*(turns.run("a", bench.work(name, 0.001)) for name in names))
@@ -49,7 +49,7 @@ async def test_few_run_at_once_and_all_end() -> None:
 
 
 @on_virtual_loop
-async def test_one_owner_does_not_keep_another_waiting() -> None:
+async def test_owner_with_many_tasks_does_not_starve_another() -> None:
     bench, turns = Bench(), Turns(2, 10)
     many = [
         asyncio.create_task(turns.run("many", bench.work(f"many {number}", 0.01)))
@@ -62,7 +62,7 @@ async def test_one_owner_does_not_keep_another_waiting() -> None:
 
 
 @on_virtual_loop
-async def test_long_work_makes_room_and_ends_in_the_end() -> None:
+async def test_long_work_yields_to_waiting_work_and_still_completes() -> None:
     bench, turns = Bench(), Turns(2, FIRST_S)
     long = [
         asyncio.create_task(turns.run(f"long {number}", bench.work("long", LONG_S)))
@@ -79,7 +79,7 @@ async def test_long_work_makes_room_and_ends_in_the_end() -> None:
 
 
 @on_virtual_loop
-async def test_long_work_is_left_alone_while_nobody_waits() -> None:
+async def test_long_work_is_not_interrupted_while_no_work_waits() -> None:
     bench, turns = Bench(), Turns(2, FIRST_S)
     both = [turns.run("a", bench.work(name, LONG_S)) for name in ("one", "two")]
     assert await asyncio.gather(*both) == ["one", "two"]
@@ -87,7 +87,7 @@ async def test_long_work_is_left_alone_while_nobody_waits() -> None:
 
 
 @on_virtual_loop
-async def test_work_that_fails_and_callers_that_leave_give_their_places_back() -> None:
+async def test_failed_and_cancelled_work_frees_its_slot() -> None:
     bench, turns = Bench(), Turns(1, 10)
 
     async def fail() -> None:
@@ -98,7 +98,7 @@ async def test_work_that_fails_and_callers_that_leave_give_their_places_back() -
     running = asyncio.create_task(turns.run("a", bench.work("first", 60)))
     waiting = [asyncio.create_task(turns.run("b", bench.work("never", 60))) for _ in range(3)]
     await asyncio.sleep(0.01)
-    # The one that would be next leaves as it is let in.
+    # The next caller leaves at the moment when it gets the slot.
     running.cancel()
     await end(waiting)
     await end([running])

@@ -1,4 +1,4 @@
-"""A replica on the CPU, with a real model process: taken off its device, brought back, ended."""
+"""A replica on the CPU with a real model process: caching, return, cancellation and end."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def client(tiny_gpt2: Path) -> TransformersModel:
 
 @pytest.fixture
 def strict(tmp_path: Path) -> Settings:
-    """Of a server that trusts nobody."""
+    """Settings of a sandboxed server."""
     return Settings(session_root=tmp_path / "session")
 
 
 async def begun(served: Served, payload: bytes, *, trusted: bool = True) -> asyncio.Task[Response]:
-    """A block that runs now."""
+    """Start a block and wait until it runs; return its task."""
     running = asyncio.create_task(served.run(payload, trusted=trusted))
     await asyncio.wait(
         {running, asyncio.create_task(served.begun.wait())}, return_when="FIRST_COMPLETED"
@@ -80,7 +80,7 @@ async def begun(served: Served, payload: bytes, *, trusted: bool = True) -> asyn
 
 @pytest.mark.parametrize("trusted", [True, False])
 @on_loop
-async def test_warm_and_back(
+async def test_replica_returns_from_cache_without_its_files(
     trusted: bool, tiny_gpt2: Path, client: TransformersModel, strict: Settings, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(tiny_gpt2, tmp_path / "checkpoint")
@@ -88,14 +88,14 @@ async def test_warm_and_back(
     async with serve(folder, settings=None if trusted else strict) as served:
         actor: ModelActor = served.actor
         assert torch.equal(await served.logits(read, trusted=trusted), truth)
-        # What comes back is what was there: the files may be gone.
+        # The weights return from memory: the files may be gone.
         shutil.rmtree(folder)
         for _ in range(2):
             zygote = served.zygote
             await actor.to_cache()
             await eventually(lambda zygote=zygote: not children(zygote))
             assert alive(zygote)
-            # No fault of the job's, and no reason to end the process.
+            # This is no error of the job, and no reason to end the process.
             with pytest.raises(ReplicaEvictedError, match="taken off its device"):
                 await served.run(read, trusted=trusted)
 
@@ -109,7 +109,7 @@ async def test_warm_and_back(
 
 @pytest.mark.parametrize("trusted", [True, False])
 @on_loop
-async def test_what_runs_is_evicted(
+async def test_running_job_is_evicted_with_its_replica(
     trusted: bool, tiny_gpt2: Path, client: TransformersModel, strict: Settings
 ) -> None:
     last, read = lasting(client), reading(client)
@@ -132,7 +132,7 @@ async def test_what_runs_is_evicted(
 
 
 @on_loop
-async def test_a_trusted_request_has_an_adapter_of_the_hub_beside_untrusted_ones(
+async def test_trusted_and_untrusted_requests_use_hub_adapters_on_one_replica(
     tiny_gpt2: Path,
     tiny_adapter: Path,
     client: TransformersModel,
@@ -141,7 +141,7 @@ async def test_a_trusted_request_has_an_adapter_of_the_hub_beside_untrusted_ones
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The process of the model holds no token and reaches no hub."""
+    """The model process has no token and no access to a hub."""
     monkeypatch.setenv("HF_ENDPOINT", hub_url)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     read = reading(client)
@@ -156,15 +156,15 @@ async def test_a_trusted_request_has_an_adapter_of_the_hub_beside_untrusted_ones
 
 
 @on_loop
-async def test_what_has_not_begun_is_evicted_too(
+async def test_job_waiting_for_runner_is_evicted_with_its_replica(
     tiny_gpt2: Path, client: TransformersModel, strict: Settings
 ) -> None:
-    """Wherever its call waits meanwhile: for a runner that is forked, warmed up, confined."""
+    """The job may wait for a runner that is being forked, warmed up or confined."""
     read = reading(client)
     pool_of_one = strict.model_copy(update={"runner_pool": 1})
     async with serve(tiny_gpt2, settings=pool_of_one) as served:
         for turns in (0, 1, 2, 5, 10, 20, 40, 80):
-            # The next finds no runner that waits: one is being forked, or is to be.
+            # The next request finds no waiting runner: one is being forked, or will be.
             assert (await served.run(read, trusted=False)).status is Status.COMPLETED
             running = asyncio.create_task(served.run(read, trusted=False))
             for _ in range(turns):
@@ -181,7 +181,7 @@ async def test_what_has_not_begun_is_evicted_too(
 
 
 @on_loop
-async def test_a_cancelled_job_is_an_error_whatever_comes_then(
+async def test_cancelled_job_stays_error_after_eviction(
     tiny_gpt2: Path, client: TransformersModel
 ) -> None:
     last = lasting(client)
@@ -194,7 +194,7 @@ async def test_a_cancelled_job_is_an_error_whatever_comes_then(
 
 
 @on_loop
-async def test_so_is_one_whose_client_does_not_read(
+async def test_job_is_cancelled_though_its_client_does_not_read(
     tiny_gpt2: Path, client: TransformersModel
 ) -> None:
     last = lasting(client)
@@ -209,7 +209,7 @@ async def test_so_is_one_whose_client_does_not_read(
 
 
 @on_loop
-async def test_so_is_one_that_is_cancelled_while_its_result_is_stored(
+async def test_job_cancelled_while_its_result_is_stored_is_error(
     tiny_gpt2: Path, client: TransformersModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serve(tiny_gpt2) as served:
@@ -231,7 +231,7 @@ async def test_so_is_one_that_is_cancelled_while_its_result_is_stored(
 
 
 @on_loop
-async def test_a_result_for_which_the_disk_has_no_room(
+async def test_result_fails_if_disk_is_full(
     tiny_gpt2: Path, client: TransformersModel, small_disk: Path
 ) -> None:
     async with serve(tiny_gpt2, objects=FileStore(small_disk, 60)) as served:
@@ -242,7 +242,7 @@ async def test_a_result_for_which_the_disk_has_no_room(
 
 
 class Narrow(FileStore):
-    """A store on a machine whose memory takes no second result."""
+    """A store on a machine whose memory has room for one result."""
 
     is_full = False
 
@@ -254,7 +254,7 @@ class Narrow(FileStore):
 
 
 @on_loop
-async def test_a_result_for_which_the_memory_has_no_room(
+async def test_result_fails_if_memory_is_full(
     tiny_gpt2: Path, client: TransformersModel, strict: Settings, tmp_path: Path
 ) -> None:
     settings = strict.model_copy(update={"max_inline_result_bytes": 0})
@@ -270,7 +270,7 @@ async def test_a_result_for_which_the_memory_has_no_room(
 
 @pytest.mark.parametrize("polled", [True, False])
 @on_loop
-async def test_a_strangers_results_have_as_much_room_as_the_server_says(
+async def test_stored_results_of_untrusted_user_are_limited_by_quota(
     polled: bool, tiny_gpt2: Path, client: TransformersModel, strict: Settings, tmp_path: Path
 ) -> None:
     # Sent in a frame, and written into a file.
@@ -301,16 +301,16 @@ def kill_runners(served: Served) -> None:
 
 @pytest.mark.parametrize("trusted", [True, False])
 @on_loop
-async def test_idle_runners_that_are_killed_cost_nobody_a_job(
+async def test_killed_idle_runners_cost_no_job(
     trusted: bool, tiny_gpt2: Path, client: TransformersModel, strict: Settings
 ) -> None:
     read, last = reading(client), lasting(client)
     settings = None if trusted else strict.model_copy(update={"protector": "off"})
     async with serve(tiny_gpt2, settings=settings) as served:
         kill_runners(served)
-        # Nobody has heard of their end yet.
+        # The host has not noticed their end yet.
         assert (await served.run(read, trusted=trusted)).status is Status.COMPLETED
-        # What has begun is not begun again.
+        # A started block is not rerun.
         running = await begun(served, last, trusted=trusted)
         kill_runners(served)
         response = await running
@@ -319,7 +319,7 @@ async def test_idle_runners_that_are_killed_cost_nobody_a_job(
 
 
 @on_loop
-async def test_a_runner_that_takes_too_much_between_requests_is_ended(
+async def test_runner_over_limits_between_requests_is_ended(
     tiny_gpt2: Path, client: TransformersModel, strict: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_too_much = False
@@ -344,13 +344,15 @@ async def test_a_runner_that_takes_too_much_between_requests_is_ended(
 
 
 @on_loop
-async def test_a_killed_process_has_ended(tiny_gpt2: Path, client: TransformersModel) -> None:
+async def test_killed_model_process_loses_replica_and_job(
+    tiny_gpt2: Path, client: TransformersModel
+) -> None:
     last = lasting(client)
     async with serve(tiny_gpt2) as served:
         running = await begun(served, last)
         os.kill(served.zygote, signal.SIGKILL)
         await within(served.actor.ended.wait(), PATIENCE_S)
-        # Whoever clears up is not who ended the job.
+        # Stopping afterwards is not the reason why the job ended.
         await served.actor.stop()
         with pytest.raises(ReplicaLostError) as lost:
             await running
@@ -358,7 +360,7 @@ async def test_a_killed_process_has_ended(tiny_gpt2: Path, client: TransformersM
 
 
 @on_loop
-async def test_a_process_that_is_killed_while_warm(
+async def test_model_process_killed_in_cache_cannot_return(
     tiny_gpt2: Path, client: TransformersModel
 ) -> None:
     async with serve(tiny_gpt2) as served:
@@ -371,7 +373,7 @@ async def test_a_process_that_is_killed_while_warm(
 
 
 @on_loop
-async def test_gpus_that_are_only_declared_change_nothing(
+async def test_cpu_replica_ignores_declared_gpus(
     tiny_gpt2: Path, client: TransformersModel
 ) -> None:
     async with serve(tiny_gpt2, devices=ReplicaDevices(device="cpu")) as served:
@@ -382,7 +384,7 @@ async def test_gpus_that_are_only_declared_change_nothing(
 
 
 @on_loop
-async def test_warm_after_a_crash_and_after_a_write(
+async def test_weights_are_intact_after_crash_write_and_return_from_cache(
     tiny_gpt2: Path, client: TransformersModel
 ) -> None:
     read, truth = reading(client), expected(tiny_gpt2)
@@ -396,7 +398,7 @@ async def test_warm_after_a_crash_and_after_a_write(
 
 
 @on_loop
-async def test_one_that_is_ended_while_it_is_loaded(tiny_gpt2: Path) -> None:
+async def test_replica_stopped_while_loading_leaves_no_process(tiny_gpt2: Path) -> None:
     served = a_replica(tiny_gpt2)
     starting = asyncio.create_task(served.start())
     await eventually(lambda: served.actor.process._process is not None)
@@ -409,7 +411,7 @@ async def test_one_that_is_ended_while_it_is_loaded(tiny_gpt2: Path) -> None:
 
 
 @on_loop
-async def test_no_call_before_the_start(tiny_gpt2: Path) -> None:
+async def test_unstarted_replica_rejects_request(tiny_gpt2: Path) -> None:
     served = a_replica(tiny_gpt2)
     assert served.actor.model is None
     with pytest.raises(ReplicaLostError, match="not been started"):
@@ -417,7 +419,7 @@ async def test_no_call_before_the_start(tiny_gpt2: Path) -> None:
 
 
 @on_loop
-async def test_what_cannot_be_loaded(tmp_path: Path) -> None:
+async def test_missing_checkpoint_fails_to_load(tmp_path: Path) -> None:
     served = a_replica(tmp_path / "nothing-is-here")
     with pytest.raises(ActorError, match="nothing-is-here"):
         await served.start()
@@ -435,11 +437,11 @@ def end():
 
 os.register_at_fork(after_in_child=end)
 """
-"""A module that Python imports first, by which what is forked from a process with a model ends."""
+"""A module that Python imports first; it ends every fork of a process with a model."""
 
 
 @on_loop
-async def test_a_model_whose_runners_cannot_start(tiny_gpt2: Path, tmp_path: Path) -> None:
+async def test_load_fails_with_last_words_of_failed_runner(tiny_gpt2: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(ENDS_ITS_RUNNERS)
     served = a_replica(tiny_gpt2, replace(HERE, path=(tmp_path,)))
     with pytest.raises(ActorError) as caught:
@@ -452,20 +454,20 @@ async def test_a_model_whose_runners_cannot_start(tiny_gpt2: Path, tmp_path: Pat
 
 
 @on_loop
-async def test_the_device_that_is_given(tiny_gpt2: Path) -> None:
+async def test_replica_uses_given_device(tiny_gpt2: Path) -> None:
     async with serve(tiny_gpt2, devices=ReplicaDevices(device="cpu")) as served:
         assert served.actor.process.spec.device == "cpu"
         assert served.actor.model.device == "cpu"
 
 
-def test_what_contexts_take_is_not_for_tensors(tiny_gpt2: Path) -> None:
+def test_cuda_context_memory_is_reserved_from_tensors(tiny_gpt2: Path) -> None:
     gpus, none = ReplicaDevices({1: 100, 2: 80}, 30), ReplicaDevices({}, 30)
     assert a_replica(tiny_gpt2, devices=gpus).actor.process.spec.max_memory == {1: 70, 2: 50}
     assert a_replica(tiny_gpt2, devices=none).actor.process.spec.max_memory is None
 
 
 async def rehearsal_of(zygote: int) -> int:
-    """Return the first fork, stopped; a child that is about to be another program goes on."""
+    """Stop and return the first fork; a child that is about to run another program continues."""
     while True:
         for child in children(zygote):
             with contextlib.suppress(OSError):  # it has ended
@@ -490,10 +492,10 @@ def command_of(pid: int) -> bytes:
 
 
 @on_loop
-async def test_one_that_is_killed_while_it_rehearses(
+async def test_zygote_killed_during_rehearsal_is_detected_and_leaves_no_process(
     tiny_gpt2: Path, client: TransformersModel, strict: Settings
 ) -> None:
-    """Three times in a row, each of which is noticed at once and leaves nothing; the fourth serves."""
+    """Three zygotes are killed; each is noticed at once and leaves no process. The fourth serves."""
     settings = strict.model_copy(update={"model_start_timeout_s": PATIENCE_S})
     servers = await fork_servers(untrusted=True)
     for _ in range(3):
@@ -522,7 +524,7 @@ FROZEN_S = 1.5
 async def impatient(
     checkpoint: Path, settings: Settings, frozen_s: float = FROZEN_S, *, starts: bool = True
 ) -> AsyncIterator[Served]:
-    """A replica whose processes count as frozen sooner."""
+    """A replica whose processes count as frozen after a short time."""
     servers = await fork_servers(untrusted=True)
     served = a_replica(checkpoint, settings=settings, fork_servers=servers)
     served.actor.process.frozen_s = frozen_s
@@ -535,12 +537,12 @@ async def impatient(
 
 
 @on_loop
-async def test_a_frozen_process_is_ended_and_gives_its_job_back(
+async def test_frozen_model_process_is_ended_and_loses_its_job(
     tiny_gpt2: Path, client: TransformersModel, strict: Settings
 ) -> None:
-    """A runner that is at work goes on, and nobody else could have one."""
+    """The running runner would continue, but no other request could get a runner."""
     async with impatient(tiny_gpt2, strict) as served:
-        # Nothing happens to one that has nothing to do.
+        # An idle process is not ended.
         await time_passes_async(FROZEN_S * 1.2)
         assert not served.actor.ended.is_set()
         running = await begun(served, lasting(client), trusted=False)
@@ -554,7 +556,9 @@ async def test_a_frozen_process_is_ended_and_gives_its_job_back(
 
 
 @on_loop
-async def test_one_that_freezes_before_it_is_ready(tiny_gpt2: Path, strict: Settings) -> None:
+async def test_model_process_frozen_while_loading_fails_load(
+    tiny_gpt2: Path, strict: Settings
+) -> None:
     async with impatient(tiny_gpt2, strict, starts=False) as served:
         starting = asyncio.create_task(served.start())
         await eventually(lambda: served.actor.process._process is not None)
@@ -566,7 +570,7 @@ async def test_one_that_freezes_before_it_is_ready(tiny_gpt2: Path, strict: Sett
 
 
 @on_loop
-async def test_a_rehearsal_that_freezes_keeps_nobody_waiting(
+async def test_frozen_rehearsal_does_not_delay_requests(
     tiny_gpt2: Path, client: TransformersModel, strict: Settings
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
@@ -591,13 +595,13 @@ async def test_a_rehearsal_that_freezes_keeps_nobody_waiting(
 
 
 @on_loop
-async def test_who_waits_for_a_frozen_process_need_not(
+async def test_job_on_frozen_process_can_time_out_and_be_cancelled(
     tiny_gpt2: Path,
     client: TransformersModel,
     strict: Settings,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The time of a job runs from when it was dispatched, and a client may leave at any time."""
+    """A job's time limit counts from its dispatch, and its client may leave at any time."""
     monkeypatch.setattr("ndif.host.runner_pool._DELIVERY_S", 60.0)  # no runner is forked ahead
     settings = strict.model_copy(update={"runner_pool": 1, "protector": "off"})
     read, last = reading(client), lasting(client)
@@ -628,7 +632,7 @@ async def test_who_waits_for_a_frozen_process_need_not(
 
 
 @on_loop
-async def test_a_runner_that_froze_before_its_block_began(
+async def test_runner_frozen_before_its_block_is_replaced(
     tiny_gpt2: Path, client: TransformersModel, strict: Settings
 ) -> None:
     pool_of_one = strict.model_copy(update={"runner_pool": 1})
@@ -654,7 +658,7 @@ def looping(client: TransformersModel) -> bytes:
 
 @pytest.mark.parametrize("trusted", [True, False])
 @on_loop
-async def test_a_loop_that_the_limit_ends_names_its_line(
+async def test_timeout_error_names_line_of_endless_loop(
     trusted: bool,
     tiny_gpt2: Path,
     client: TransformersModel,

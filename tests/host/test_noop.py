@@ -1,4 +1,4 @@
-"""The model process that runs nothing is, for a host, as good as one that does."""
+"""The no-op model process behaves like a real one for its host."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def answered(served: Served, trusted: bool) -> None:
 
 @pytest.mark.parametrize("trusted", [True, False])
 @on_loop
-async def test_a_replica_of_nothing(trusted: bool, tmp_path: Path) -> None:
+async def test_noop_replica_answers_and_returns_from_cache(trusted: bool, tmp_path: Path) -> None:
     settings = None if trusted else Settings(session_root=tmp_path)
     async with serve(tmp_path, noop_runtime(tmp_path), settings) as served:
         for _ in range(20):
@@ -48,7 +48,7 @@ async def test_a_replica_of_nothing(trusted: bool, tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_a_process_of_nothing_shows_that_it_lives(tmp_path: Path) -> None:
+async def test_noop_process_is_not_taken_for_frozen(tmp_path: Path) -> None:
     served = a_replica(tmp_path, noop_runtime(tmp_path))
     served.actor.process.frozen_s = 1.0
     await served.start()
@@ -62,15 +62,15 @@ async def test_a_process_of_nothing_shows_that_it_lives(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_a_repository_of_nothing(tmp_path: Path) -> None:
-    """Untrusted, so that it is fetched first."""
+async def test_noop_replica_serves_repository_to_untrusted_request(tmp_path: Path) -> None:
+    """The server is sandboxed, so that it fetches the repository first."""
     runtime = noop_runtime(tmp_path)
     async with serve(Path("test-org/nothing"), runtime, Settings(session_root=tmp_path)) as served:
         await answered(served, trusted=False)
 
 
 @on_loop
-async def test_the_size_of_nothing(tmp_path: Path) -> None:
+async def test_noop_runtime_reports_configured_size(tmp_path: Path) -> None:
     evaluate = Evaluator()
     config = DeploymentConfig("test/model", "test-org/nothing", padding_factor=0)
     found = await evaluate(config, noop_runtime(tmp_path, size_bytes=1234))
@@ -78,14 +78,14 @@ async def test_the_size_of_nothing(tmp_path: Path) -> None:
     await evaluate.stop()
 
 
-def test_what_is_asked_for_compressed_is() -> None:
+def test_noop_compressed_result_equals_plain_result() -> None:
     from bench.noop import process
 
     assert zstandard.ZstdDecompressor().decompress(process.COMPRESSED) == process.RESULT
 
 
 @on_loop
-async def test_replicas_of_nothing_side_by_side(tmp_path: Path) -> None:
+async def test_noop_replicas_run_concurrently(tmp_path: Path) -> None:
     runtime = noop_runtime(tmp_path)
 
     async def one() -> None:

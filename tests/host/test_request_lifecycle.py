@@ -1,8 +1,8 @@
 """The life of a request: its table of transitions, and every order of events over both brokers.
 
-`Lives` plays a server's day one event at a time: requests come, run, end, are cancelled and lose replicas,
-clients leave and come back, leaders crash, hand over, or go on beside their successor. Afterwards
-everything that still runs is let end, and each request must have had exactly one end.
+`Lives` simulates a server one event at a time: requests arrive, run, end, are cancelled and lose replicas;
+clients leave and come back; leaders crash, hand over, or continue beside their successor. Afterwards all
+running requests may finish, and each request must have had exactly one end.
 
 The queue, its controller and both brokers are real. With Redis the replicas outlive their leaders and are
 reached as Ray carries them, over real job channels; only the calls through Ray are calls in this process.
@@ -101,19 +101,19 @@ def reachable(by: frozenset[Party]) -> set[Status | None]:
         found |= further
 
 
-def test_every_state_is_reached_and_left_by_those_who_hold_requests() -> None:
+def test_every_state_is_reachable_and_queue_can_end_every_live_state() -> None:
     assert reachable(frozenset(Party)) == {*Status, None} - {Status.LOG, Status.STREAM}
     for state in reachable(frozenset(Party)) - {None, Status.RECEIVED}:
         assert state is not None
         following = [t for t in TRANSITIONS.values() if state in t.sources]
         assert bool(following) is not state.terminal, "an end has nothing after it"
         if not state.terminal:
-            # Wherever a request is, the queue can end it, and give it back.
+            # In every live state, the queue can end a request and give it back.
             assert next_state(state, Event.FAIL, Party.QUEUE) is Status.ERROR
             assert next_state(state, Event.GIVE_BACK, Party.QUEUE) in WAITING
 
 
-def test_nothing_of_a_live_request_is_left_when_it_has_ended(tmp_path: Path) -> None:
+def test_ended_request_leaves_no_garbage(tmp_path: Path) -> None:
     """A result that its client never reads must not wait for the garbage collector."""
 
     async def live_and_end() -> None:
@@ -144,7 +144,7 @@ def test_nothing_of_a_live_request_is_left_when_it_has_ended(tmp_path: Path) -> 
         gc.enable()
 
 
-def test_an_end_is_stored_by_those_events_that_lead_to_it() -> None:
+def test_only_terminal_transitions_store_end() -> None:
     for transition in TRANSITIONS.values():
         ends = transition.target is not None and transition.target.terminal
         assert ends is (transition.stored is Stored.END)
@@ -163,7 +163,7 @@ def test_an_end_is_stored_by_those_events_that_lead_to_it() -> None:
         (None, Event.CLAIM, Party.GATEWAY),
     ],
 )
-def test_what_may_not_happen_is_refused(state: Status | None, event: Event, by: Party) -> None:
+def test_illegal_transition_is_rejected(state: Status | None, event: Event, by: Party) -> None:
     with pytest.raises(IllegalTransitionError, match=event.value):
         next_state(state, event, by)
 
@@ -172,7 +172,7 @@ def test_what_may_not_happen_is_refused(state: Status | None, event: Event, by: 
 
 
 class Scripted:
-    """A `ModelActor` that runs a request until it is told how the request ends."""
+    """A `ModelActor` that runs a request until the test ends it."""
 
     def __init__(self, lives: Lives) -> None:
         self.shared_passes = None
@@ -237,7 +237,7 @@ class Scripted:
 
 @dataclass
 class Client:
-    """One that listens, or polls."""
+    """A client that listens or polls."""
 
     lives: Lives
     request: Request
@@ -250,7 +250,7 @@ class Client:
         while True:
             response = frames.read(await subscription.next())
             assert response.id == self.request.id
-            # A leader that took over meanwhile may tell an ended request that it waits.
+            # A leader that took over meanwhile may report an ended request as waiting.
             assert not (self.ends and response.status.terminal), (self.ends, response)
             if response.status.terminal:
                 self.ends.append(response)
@@ -280,7 +280,7 @@ class Client:
 
 @dataclass
 class Leader:
-    """A dispatcher and its controller, on a broker of its own where there are several."""
+    """A dispatcher and its controller, with its own broker if there are several leaders."""
 
     broker: Broker
     controller: Controller
@@ -294,7 +294,7 @@ class Leader:
         await self._go()
 
     async def crash(self) -> None:
-        """End without another word."""
+        """End without a hand-over."""
         await end([*self.dispatcher._tasks.values(), *self.dispatcher.lifecycle._tasks])
         await self.dispatcher.stop()
         await self._go()
@@ -309,7 +309,7 @@ class Leader:
 
 
 class Lives:
-    """A server, its clients, and all that can happen to them."""
+    """A server, its clients, and the events that can happen to them."""
 
     def __init__(self, folder: Path, url: str | None, *, spools: bool = False) -> None:
         self.url = url
@@ -318,7 +318,7 @@ class Lives:
         self.spool = folder / "spool"
         self.gateway: Broker = self.redis() if url is not None else self.memory(spools=spools)
         self.kept: dict[str, bytes] = {}
-        """Ends of polled requests at the moments at which the server was killed."""
+        """Ends of polled requests when the server was killed."""
         self.clients: list[Client] = []
         self.leaders: list[Leader] = []
         self.scripted: list[Scripted] = []
@@ -343,7 +343,7 @@ class Lives:
     # Leaders
 
     async def lead(self) -> None:
-        """Add a leader; the earlier ones do not know."""
+        """Add a leader without notifying earlier leaders."""
         whereabouts: dict[str, RayModelActor] = {}
         ray_actors: list[RayModelActor] = []
         lanes = None
@@ -450,7 +450,7 @@ class Lives:
             running[number % len(running)].finish(outcome)
 
     async def lose(self, number: int, *, process: bool) -> None:
-        """Lose a model process, or with it all of a replica's."""
+        """Lose a model process, or the whole replica's process."""
         living = [one for one in self.scripted if not one.ended.is_set()]
         if process and self.remote:
             self.remote[number % len(self.remote)].kill()
@@ -458,14 +458,14 @@ class Lives:
             living[number % len(living)].lose()
 
     async def settle(self, times: int) -> None:
-        """Let things go on, more or less."""
+        """Let the event loop run for a number of short waits."""
         for _ in range(times):
             await asyncio.sleep(0.002)
 
-    # The end of the day
+    # The end of a simulation
 
     async def end(self) -> None:
-        """Let everything end, and see that each request has."""
+        """Let all requests finish, and check that each one has ended once."""
         for leader in self.leaders[:-1]:
             await leader.crash()
         self.is_over = True
@@ -523,7 +523,7 @@ async def one_machine() -> list[Node]:
 
 
 class Remote(RemoteActor):
-    """A replica as it is in its own process, with connections of its own."""
+    """A replica in its own process, with its own connections."""
 
     def __init__(self, lives: Lives, said: Mapping[str, Any], name: str) -> None:
         super().__init__(said)
@@ -539,7 +539,7 @@ class Remote(RemoteActor):
         return NodeServices(Scripted(self._lives), self.broker, responder, channel)
 
     async def end(self) -> None:
-        """End as a process that is killed."""
+        """End like a killed process."""
         runs = self._jobs._runs.values() if self._jobs is not None else ()
         lifecycle = self._jobs._lifecycle._tasks if self._jobs is not None else ()
         tasks = [self._starting, self._watching, self._running, *runs, *lifecycle]
@@ -550,7 +550,7 @@ class Remote(RemoteActor):
 
 
 class Process:
-    """Ray's handle to a replica's process: each method has a `remote`, which fails once that is killed."""
+    """Ray's handle to a replica's process; its methods fail once the process is killed."""
 
     def __init__(
         self, lives: Lives, config: DeploymentConfig, generation: str, place: PlacedReplica
@@ -601,7 +601,7 @@ class Process:
 
 
 class LivesMachine(RuleBasedStateMachine):
-    """All orders of events that hypothesis thinks of."""
+    """Orders of events that Hypothesis generates."""
 
     url: str | None = None
 
@@ -674,7 +674,7 @@ class LivesMachine(RuleBasedStateMachine):
 
 
 class RestartsMachine(LivesMachine):
-    """With a server that ends, in good order or not, and starts again."""
+    """Orders of events that include stops, kills and restarts of the server."""
 
     @initialize()
     def begin(self) -> None:
@@ -695,7 +695,7 @@ class RestartsMachine(LivesMachine):
 
 
 class LeadersMachine(LivesMachine):
-    """With leaders that come and go, too."""
+    """Orders of events that include hand-overs and crashes of leaders."""
 
     @rule()
     def a_leader_hands_over(self) -> None:
@@ -715,7 +715,7 @@ class LeadersMachine(LivesMachine):
 
 @pytest.fixture(autouse=True)
 def hasty() -> Iterator[None]:
-    """Waits of seconds take no time."""
+    """Shorten waits of seconds."""
     with (
         patch.object(queue_lifecycle, "_LOOK_S", BRIEFLY_S / 10),
         patch.object(redis_broker, "_LOOK_S", BRIEFLY_S),
@@ -741,18 +741,18 @@ def play(machine: type[LivesMachine], share: float, steps: int) -> None:
 
 
 @pytest.mark.hypothesis
-def test_each_request_has_one_end_whatever_happens_to_an_embedded_server() -> None:
+def test_each_request_ends_once_on_embedded_server() -> None:
     play(LivesMachine, 1, 40)
 
 
 @pytest.mark.hypothesis
-def test_each_request_has_one_end_whenever_an_embedded_server_is_killed() -> None:
+def test_each_request_ends_once_across_restarts_of_embedded_server() -> None:
     play(RestartsMachine, 0.2, 40)
 
 
 @pytest.mark.engine
 @pytest.mark.hypothesis
-def test_each_request_has_one_end_whatever_happens_to_a_server_of_many_processes(
+def test_each_request_ends_once_with_redis_and_changing_leaders(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LeadersMachine, "url", redis.url)

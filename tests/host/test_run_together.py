@@ -55,7 +55,7 @@ def payloads(tiny_gpt2: Path) -> dict[str, bytes]:
         return sent.payload
 
     def holds_it_up(model: TransformersModel, sent: Sent) -> None:
-        """Row-wise, and without end."""
+        """Never end, with a trace that can share a pass."""
         with model.trace("The Eiffel Tower is in", backend=sent):
             for _ in range(1 << 60):
                 pass
@@ -77,7 +77,9 @@ def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
 
 
 @on_loop
-async def test_each_has_its_own_values(tiny_gpt2: Path, payloads: dict[str, bytes]) -> None:
+async def test_requests_of_shared_pass_get_their_own_values(
+    tiny_gpt2: Path, payloads: dict[str, bytes]
+) -> None:
     async with serve(tiny_gpt2, trusting=SHARING) as served:
         names = ["reads", "prints", "edits", "fails", "generates", "reads"]
         squeezed = zstandard.compress(payloads["edits"])
@@ -103,7 +105,7 @@ async def test_each_has_its_own_values(tiny_gpt2: Path, payloads: dict[str, byte
 
 
 @on_loop
-async def test_one_that_polls_finds_its_result_stored(
+async def test_polled_request_of_shared_pass_has_stored_result(
     tiny_gpt2: Path, payloads: dict[str, bytes], tmp_path: Path
 ) -> None:
     objects = FileStore(tmp_path, 3600)
@@ -120,7 +122,7 @@ async def test_one_that_polls_finds_its_result_stored(
 
 
 @on_loop
-async def test_a_result_that_no_frame_takes_has_a_run_of_its_own(
+async def test_request_with_too_large_result_must_run_alone(
     tiny_gpt2: Path, payloads: dict[str, bytes]
 ) -> None:
     small = Settings(co_batch=8, max_inline_result_bytes=5_000)
@@ -130,7 +132,7 @@ async def test_a_result_that_no_frame_takes_has_a_run_of_its_own(
 
 
 @on_loop
-async def test_a_payload_in_a_file_is_read_alone(
+async def test_request_with_payload_file_must_run_alone(
     tiny_gpt2: Path, payloads: dict[str, bytes], tmp_path: Path
 ) -> None:
     file = PayloadFile.create(tmp_path)
@@ -142,7 +144,7 @@ async def test_a_payload_in_a_file_is_read_alone(
 
 
 @on_loop
-async def test_a_pass_without_end_is_ended_and_its_requests_run_alone(
+async def test_endless_pass_is_ended_and_its_requests_must_run_alone(
     tiny_gpt2: Path, payloads: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_passes, "_PASS_S", 0.5)
@@ -156,7 +158,7 @@ async def test_a_pass_without_end_is_ended_and_its_requests_run_alone(
 
 
 @on_loop
-async def test_a_runner_that_is_killed_takes_no_request_with_it(
+async def test_requests_of_killed_runner_must_run_alone(
     tiny_gpt2: Path, payloads: dict[str, bytes]
 ) -> None:
     async with serve(tiny_gpt2, trusting=SHARING) as served:
@@ -171,14 +173,14 @@ async def test_a_runner_that_is_killed_takes_no_request_with_it(
 
 
 @on_loop
-async def test_a_pass_ends_with_its_replica(tiny_gpt2: Path, payloads: dict[str, bytes]) -> None:
+async def test_stopping_replica_ends_its_pass(tiny_gpt2: Path, payloads: dict[str, bytes]) -> None:
     requests = [a_request(payloads["holds_it_up"])] * 2
     async with serve(tiny_gpt2, trusting=SHARING) as served:
         running = asyncio.create_task(together(served, requests))
         await eventually(lambda: served.actor.state.runner_pid is not None)
         zygote = served.zygote
         await served.actor.stop()
-        assert await running == [None, None]  # which then find it gone
+        assert await running == [None, None]  # their individual runs then find the replica ended
         assert not alive(zygote)
         with pytest.raises(ReplicaEvictedError):
             await together(served, requests)
@@ -188,7 +190,7 @@ async def test_a_pass_ends_with_its_replica(tiny_gpt2: Path, payloads: dict[str,
 
 
 @on_loop
-async def test_a_replica_whose_process_was_killed_is_lost(
+async def test_killed_process_loses_replica_for_shared_passes(
     tiny_gpt2: Path, payloads: dict[str, bytes]
 ) -> None:
     async with serve(tiny_gpt2, trusting=SHARING) as served:
@@ -199,7 +201,9 @@ async def test_a_replica_whose_process_was_killed_is_lost(
 
 
 @pytest.mark.parametrize(("generation", "most"), [("0.8", 6), ("0.7", 1), ("0.6", 1)])
-def test_how_many_it_takes(tiny_gpt2: Path, generation: str, most: int) -> None:
+def test_shared_pass_size_depends_on_generation(
+    tiny_gpt2: Path, generation: str, most: int
+) -> None:
     async def made() -> int:
         runtime = Runtime(generation, generation, HERE.interpreter, ())
         passes = a_replica(tiny_gpt2, runtime, trusting=Settings(co_batch=6)).actor.shared_passes
@@ -208,5 +212,5 @@ def test_how_many_it_takes(tiny_gpt2: Path, generation: str, most: int) -> None:
     assert asyncio.run(made()) == most
 
 
-def test_nobody_shares_unless_the_operator_says_so() -> None:
+def test_shared_passes_are_off_by_default() -> None:
     assert Settings().co_batch == 1

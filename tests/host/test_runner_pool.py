@@ -1,4 +1,4 @@
-"""Persistent, fresh and per-user runners, over socket pairs whose other ends the tests hold."""
+"""Persistent, fresh and per-user runners, over socket pairs with the tests at the other end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def a_process() -> subprocess.Popen[bytes]:
 
 
 class Zygote:
-    """Forks runners as a test tells it to: what each says first, or that it ends."""
+    """A zygote that forks runners under a test's control."""
 
     def __init__(self) -> None:
         self.runners: list[RunnerHandle] = []
@@ -75,12 +75,12 @@ class Zygote:
         return runner
 
     def end(self, runner: RunnerHandle, code: int = -9) -> None:
-        """The runner ends, and the host hears it."""
+        """End a runner and notify the host."""
         self.ends[self.runners.index(runner)].close()
         runner.exited(code)
 
     def says(self, runner: RunnerHandle, frame: bytes) -> None:
-        """The runner sends a frame."""
+        """Send a frame as the runner."""
         self.ends[self.runners.index(runner)].sendall(frame)
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ async def nothing_more_happens() -> None:
 
 
 async def full(zygote: Zygote, size: int) -> FreshRunners:
-    """Return a pool that has as many runners as it wants."""
+    """Return a full pool."""
     pool = FreshRunners(zygote.fork, size)
     await pool.start()
     await eventually(lambda: len(zygote.runners) == size)
@@ -119,7 +119,7 @@ async def full(zygote: Zygote, size: int) -> FreshRunners:
 
 
 @on_loop
-async def test_a_pool_has_started_once_a_runner_waits() -> None:
+async def test_pool_starts_once_first_runner_is_ready() -> None:
     async with a_zygote() as zygote:
         pool = FreshRunners(zygote.fork, 3)
         await pool.start()
@@ -129,7 +129,7 @@ async def test_a_pool_has_started_once_a_runner_waits() -> None:
 
 
 @on_loop
-async def test_runners_start_one_after_the_other() -> None:
+async def test_runners_start_sequentially() -> None:
     async with a_zygote() as zygote:
         zygote.mute = True
         starting = asyncio.create_task(FreshRunners(zygote.fork, 3).start())
@@ -144,7 +144,7 @@ async def test_runners_start_one_after_the_other() -> None:
 
 
 @on_loop
-async def test_a_pool_that_is_cleared_forks_no_more() -> None:
+async def test_cleared_pool_forks_no_runners() -> None:
     async with a_zygote() as zygote:
         pool = FreshRunners(zygote.fork, 3)
         await pool.start()
@@ -155,7 +155,7 @@ async def test_a_pool_that_is_cleared_forks_no_more() -> None:
 
 
 @on_loop
-async def test_the_oldest_runner_is_used_first() -> None:
+async def test_oldest_runner_is_used_first() -> None:
     async with a_zygote() as zygote:
         pool = await full(zygote, 3)
         assert [await pool.acquire("") for _ in range(3)] == zygote.runners
@@ -163,7 +163,7 @@ async def test_the_oldest_runner_is_used_first() -> None:
 
 
 @on_loop
-async def test_a_runner_is_used_once() -> None:
+async def test_fresh_runner_is_used_once() -> None:
     async with a_zygote() as zygote:
         pool = await full(zygote, 2)
         taken = []
@@ -174,7 +174,7 @@ async def test_a_runner_is_used_once() -> None:
 
 
 @on_loop
-async def test_a_pool_is_filled_after_the_request() -> None:
+async def test_pool_is_refilled_only_after_request() -> None:
     async with a_zygote() as zygote:
         pool = await full(zygote, 2)
         runner = await pool.acquire("")
@@ -188,7 +188,7 @@ async def test_a_pool_is_filled_after_the_request() -> None:
 
 
 @on_loop
-async def test_a_pool_keeps_its_size() -> None:
+async def test_pool_keeps_its_size() -> None:
     async with a_zygote() as zygote:
         pool = await full(zygote, 2)
         for count in range(3, 10):
@@ -199,7 +199,7 @@ async def test_a_pool_keeps_its_size() -> None:
 
 
 @on_loop
-async def test_a_burst_of_requests_refills_the_pool_once() -> None:
+async def test_burst_of_requests_refills_pool_once() -> None:
     async with a_zygote() as zygote:
         pool = await full(zygote, 2)
         zygote.mute = True
@@ -218,7 +218,7 @@ async def test_a_burst_of_requests_refills_the_pool_once() -> None:
 
 @pytest.mark.process
 @on_loop
-async def test_a_released_runner_ends() -> None:
+async def test_released_runner_ends() -> None:
     async with a_zygote() as zygote:
         zygote.real = True
         pool = FreshRunners(zygote.fork, 1)
@@ -233,7 +233,7 @@ async def test_a_released_runner_ends() -> None:
 
 @pytest.mark.process
 @on_loop
-async def test_a_runner_that_is_released_before_its_pid_is_known_ends() -> None:
+async def test_runner_released_before_its_pid_is_known_ends() -> None:
     async with a_zygote() as zygote:
         pool = FreshRunners(zygote.fork, 1)
         await pool.start()
@@ -245,7 +245,7 @@ async def test_a_runner_that_is_released_before_its_pid_is_known_ends() -> None:
 
 
 @on_loop
-async def test_a_runner_that_ended_while_waiting_is_skipped() -> None:
+async def test_runner_that_ended_while_waiting_is_skipped() -> None:
     async with a_zygote() as zygote:
         pool = await full(zygote, 3)
         zygote.end(zygote.runners[0])
@@ -255,7 +255,7 @@ async def test_a_runner_that_ended_while_waiting_is_skipped() -> None:
 
 
 @on_loop
-async def test_a_runner_is_forked_if_all_have_ended() -> None:
+async def test_runner_is_forked_if_all_have_ended() -> None:
     async with a_zygote() as zygote:
         pool = await full(zygote, 2)
         for runner in list(zygote.runners):
@@ -280,7 +280,7 @@ async def test_runners_that_ended_while_waiting_are_replaced() -> None:
 
 
 @on_loop
-async def test_an_empty_pool_forks_a_runner() -> None:
+async def test_empty_pool_forks_runner() -> None:
     async with a_zygote() as zygote:
         pool = FreshRunners(zygote.fork, 1)
         await pool.start()
@@ -296,13 +296,13 @@ async def test_an_empty_pool_forks_a_runner() -> None:
 
 
 @on_loop
-async def test_a_pool_that_was_never_started() -> None:
+async def test_unstarted_pool_forks_runner() -> None:
     async with a_zygote() as zygote:
         assert await FreshRunners(zygote.fork, 2).acquire("") is zygote.runners[0]
 
 
 @on_loop
-async def test_a_request_during_a_refill_gets_a_runner_of_its_own() -> None:
+async def test_request_during_refill_gets_its_own_runner() -> None:
     async with a_zygote() as zygote:
         pool = FreshRunners(zygote.fork, 1)
         await pool.start()
@@ -320,11 +320,11 @@ async def test_a_request_during_a_refill_gets_a_runner_of_its_own() -> None:
         assert len({taken, other}) == 2
 
 
-# Runners that cannot be.
+# Runners that fail.
 
 
 @on_loop
-async def test_the_reason_of_a_failed_runner_is_reported() -> None:
+async def test_failure_reason_of_runner_is_reported() -> None:
     async with a_zygote() as zygote:
         zygote.mute = True
         starting = asyncio.create_task(FreshRunners(zygote.fork, 2).start())
@@ -336,7 +336,7 @@ async def test_the_reason_of_a_failed_runner_is_reported() -> None:
 
 
 @on_loop
-async def test_a_runner_that_ends_before_it_is_ready() -> None:
+async def test_runner_that_ends_before_it_is_ready_raises_error() -> None:
     async with a_zygote() as zygote:
         zygote.mute = True
         taking = asyncio.create_task(FreshRunners(zygote.fork, 2).acquire(""))
@@ -347,7 +347,7 @@ async def test_a_runner_that_ends_before_it_is_ready() -> None:
 
 
 @on_loop
-async def test_a_runner_that_ends_within_its_first_frame() -> None:
+async def test_runner_that_ends_within_its_first_frame_raises_error() -> None:
     async with a_zygote() as zygote:
         zygote.first_words = IDLE[:-3]
         taking = asyncio.create_task(FreshRunners(zygote.fork, 2).acquire(""))
@@ -358,7 +358,7 @@ async def test_a_runner_that_ends_within_its_first_frame() -> None:
 
 
 @on_loop
-async def test_a_pool_that_could_not_be_filled_is_filled_after_the_next_request() -> None:
+async def test_failed_refill_is_repeated_after_next_request() -> None:
     async with a_zygote() as zygote:
         pool = await full(zygote, 2)
         zygote.first_words = pack(Signal.FAILED)
@@ -374,7 +374,7 @@ async def test_a_pool_that_could_not_be_filled_is_filled_after_the_next_request(
 
 @pytest.mark.process
 @on_loop
-async def test_a_failed_runner_is_killed_and_closed() -> None:
+async def test_failed_runner_is_killed() -> None:
     async with a_zygote() as zygote:
         zygote.real = True
         zygote.first_words = pack(Signal.FAILED)
@@ -385,7 +385,7 @@ async def test_a_failed_runner_is_killed_and_closed() -> None:
 
 @pytest.mark.process
 @on_loop
-async def test_a_runner_of_a_cancelled_request_is_killed_and_closed() -> None:
+async def test_runner_of_cancelled_request_is_killed() -> None:
     async with a_zygote() as zygote:
         zygote.real = zygote.mute = True
         taking = asyncio.create_task(FreshRunners(zygote.fork, 1).acquire(""))
@@ -399,7 +399,7 @@ async def test_a_runner_of_a_cancelled_request_is_killed_and_closed() -> None:
 
 @pytest.mark.parametrize("kind", [FreshRunners, PersistentRunner])
 @on_loop
-async def test_without_its_zygote_there_is_none(
+async def test_pool_without_zygote_raises_error(
     kind: type[FreshRunners] | type[PersistentRunner],
 ) -> None:
     async with a_zygote() as zygote:
@@ -418,11 +418,11 @@ async def test_without_its_zygote_there_is_none(
             await pool.acquire("")
 
 
-# The runner that is kept.
+# Persistent runners.
 
 
 @on_loop
-async def test_one_runner_persists_and_one_is_spare() -> None:
+async def test_persistent_pool_keeps_one_runner_and_one_spare() -> None:
     async with a_zygote() as zygote:
         pool = PersistentRunner(zygote.fork)
         await pool.start()
@@ -437,7 +437,7 @@ async def test_one_runner_persists_and_one_is_spare() -> None:
 
 
 @on_loop
-async def test_the_next_request_waits_until_the_runner_is_reset() -> None:
+async def test_next_request_waits_until_persistent_runner_is_reset() -> None:
     async with a_zygote() as zygote:
         pool = PersistentRunner(zygote.fork)
         await pool.start()
@@ -451,7 +451,7 @@ async def test_the_next_request_waits_until_the_runner_is_reset() -> None:
 
 @pytest.mark.parametrize("last", ["spent", "ended", "unanswered"])
 @on_loop
-async def test_the_spare_takes_the_place_of_one_that_is_not_reset(last: str) -> None:
+async def test_spare_replaces_runner_that_is_not_reset(last: str) -> None:
     async with a_zygote() as zygote:
         zygote.reaping = True
         pool = PersistentRunner(zygote.fork)
@@ -471,7 +471,7 @@ async def test_the_spare_takes_the_place_of_one_that_is_not_reset(last: str) -> 
 
 
 @on_loop
-async def test_the_spare_is_not_forked_before_the_first_is_ready() -> None:
+async def test_spare_is_forked_only_after_first_runner_is_ready() -> None:
     async with a_zygote() as zygote:
         zygote.mute = True
         starting = asyncio.create_task(PersistentRunner(zygote.fork).start())
@@ -485,7 +485,7 @@ async def test_the_spare_is_not_forked_before_the_first_is_ready() -> None:
 
 
 @on_loop
-async def test_the_spare_takes_the_place_of_one_that_ended() -> None:
+async def test_spare_replaces_ended_runner() -> None:
     async with a_zygote() as zygote:
         pool = PersistentRunner(zygote.fork)
         await pool.start()
@@ -498,7 +498,7 @@ async def test_the_spare_takes_the_place_of_one_that_ended() -> None:
 
 
 @on_loop
-async def test_two_runners_are_forked_if_both_ended() -> None:
+async def test_two_runners_are_forked_if_both_have_ended() -> None:
     async with a_zygote() as zygote:
         pool = PersistentRunner(zygote.fork)
         await pool.start()
@@ -509,35 +509,33 @@ async def test_two_runners_are_forked_if_both_ended() -> None:
 
 
 @on_loop
-async def test_a_runner_persists_in_a_pool_that_was_never_started() -> None:
+async def test_unstarted_persistent_pool_forks_runner_and_spare() -> None:
     async with a_zygote() as zygote:
         assert await PersistentRunner(zygote.fork).acquire("") is zygote.runners[0]
         assert len(zygote.runners) == 2
 
 
 @on_loop
-async def test_the_reason_of_a_failed_persistent_runner_is_reported() -> None:
+async def test_failure_reason_of_persistent_runner_is_reported() -> None:
     async with a_zygote() as zygote:
         zygote.first_words = pack(Signal.FAILED, 3) + b"why"
         with pytest.raises(RunnerError, match=r"^why$"):
             await PersistentRunner(zygote.fork).start()
 
 
-# Runners that one key keeps.
+# Runners that are kept for one key.
 
 
 @st.composite
 def visits(draw: st.DrawFn) -> list[tuple[str, str]]:
-    """Users in any order, and how each one's request ends."""
+    """Return users in any order, and the end of each request."""
     ends = st.sampled_from(["reset", "reset", "reset", "spent", "no answer", "killed", "ended"])
     return draw(st.lists(st.tuples(st.sampled_from(["", "ada", "bob", "eve"]), ends), max_size=30))
 
 
 @settings(suppress_health_check=list(HealthCheck))
 @given(visits=visits(), most=st.integers(1, 5), users=st.integers(1, 3))
-def test_a_runner_never_serves_two_keys(
-    visits: list[tuple[str, str]], most: int, users: int
-) -> None:
+def test_runner_never_serves_two_keys(visits: list[tuple[str, str]], most: int, users: int) -> None:
     asyncio.run(_serve_them_all(visits, most, users))
 
 
@@ -549,20 +547,20 @@ async def _serve_them_all(visits: list[tuple[str, str]], most: int, users: int) 
         served: dict[RunnerHandle, list[str]] = {}
         ended: set[RunnerHandle] = set()
         waiting: dict[str, RunnerHandle] = {}
-        """Runners that wait for their key, the one unused for longest first."""
+        """Runners that wait for their key, the least recently used first."""
         for key, end in visits:
             runner = await pool.acquire(key)
             kept = waiting.pop(key, None)
             assert (runner is kept) is (kept is not None)
             if kept is None and len(waiting) == users:
                 ended.add(waiting.pop(next(iter(waiting))))
-            # Who no longer waits is gone before the request starts.
+            # A runner that no longer waits has ended before the request starts.
             assert not any(one.alive for one in ended)
             assert runner not in ended
             assert runner.alive
             of = served.setdefault(runner, [])
             of.append(key)
-            # It serves on for who it served, as long as it may, and for nobody else.
+            # A runner serves only its first key, and at most `most` requests.
             assert set(of) == {key}
             assert len(of) <= (most if key else 1)
             if end == "spent":
@@ -584,7 +582,7 @@ async def _serve_them_all(visits: list[tuple[str, str]], most: int, users: int) 
 
 
 async def taken_and_reset(zygote: Zygote, pool: PerUserRunners, key: str) -> RunnerHandle:
-    """A runner after a request that it was reset from."""
+    """Return a runner that was reset after a request."""
     runner = await pool.acquire(key)
     zygote.says(runner, IDLE)
     pool.release(runner, answered=True)
@@ -593,7 +591,7 @@ async def taken_and_reset(zygote: Zygote, pool: PerUserRunners, key: str) -> Run
 
 
 @on_loop
-async def test_the_next_key_waits_until_the_last_ones_process_is_gone() -> None:
+async def test_next_key_waits_until_runner_of_last_key_has_ended() -> None:
     async with a_zygote() as zygote:
         pool = PerUserRunners(FreshRunners(zygote.fork, 2), 60, 10)
         await pool.start()
@@ -606,7 +604,7 @@ async def test_the_next_key_waits_until_the_last_ones_process_is_gone() -> None:
 
 
 @on_loop
-async def test_where_memory_is_short_nobodys_process_waits_beside_anothers() -> None:
+async def test_idle_runners_of_other_keys_end_if_memory_is_short() -> None:
     async with a_zygote() as zygote:
         zygote.reaping = True
         short = False
@@ -622,7 +620,7 @@ async def test_where_memory_is_short_nobodys_process_waits_beside_anothers() -> 
 
 
 @on_loop
-async def test_the_next_request_waits_for_the_reset() -> None:
+async def test_next_request_of_key_waits_for_reset() -> None:
     async with a_zygote() as zygote:
         pool = PerUserRunners(FreshRunners(zygote.fork, 2), 60, 10)
         await pool.start()
@@ -636,7 +634,7 @@ async def test_the_next_request_waits_for_the_reset() -> None:
 
 
 @on_loop
-async def test_a_runner_that_does_not_report_its_reset_is_ended() -> None:
+async def test_runner_that_does_not_report_reset_is_replaced() -> None:
     async with a_zygote() as zygote:
         pool = PerUserRunners(FreshRunners(zygote.fork, 2), 60, 10)
         await pool.start()
@@ -654,13 +652,13 @@ def state(process: subprocess.Popen[bytes]) -> str:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runners that are stopped soon after their last request."""
+    """Pause runners soon after their last request."""
     monkeypatch.setattr(runner_pool, "_STOPPED_AFTER_S", 0.05)
 
 
 @pytest.mark.process
 @on_loop
-async def test_a_waiting_runner_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_runner_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_zygote() as zygote:
         zygote.real = True
         pool = PerUserRunners(FreshRunners(zygote.fork, 1), 60, 10)
@@ -681,7 +679,7 @@ async def test_a_waiting_runner_is_stopped(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("waits_for_reset", [False, True])
 @on_loop
-async def test_a_runner_that_has_its_next_request_is_not_stopped(waits_for_reset: bool) -> None:
+async def test_runner_with_next_request_is_not_paused(waits_for_reset: bool) -> None:
     async with a_zygote() as zygote:
         zygote.real = True
         pool = PerUserRunners(FreshRunners(zygote.fork, 1), 60, 10)
@@ -702,7 +700,7 @@ async def test_a_runner_that_has_its_next_request_is_not_stopped(waits_for_reset
 
 @pytest.mark.process
 @on_loop
-async def test_an_idle_runner_is_ended() -> None:
+async def test_idle_runner_is_ended_and_replaced() -> None:
     async with a_zygote() as zygote:
         zygote.real = True
         pool = PerUserRunners(FreshRunners(zygote.fork, 1), 0.5, 10)
@@ -722,14 +720,14 @@ async def test_an_idle_runner_is_ended() -> None:
     ("untrusted", "trusted", "processes"),
     [(False, True, 3), (True, False, 4), (True, True, 6)],
 )
-def test_each_process_has_a_context(untrusted: bool, trusted: bool, processes: int) -> None:
+def test_each_process_reserves_cuda_context(untrusted: bool, trusted: bool, processes: int) -> None:
     config = Settings(gpu_context_bytes=100 * MiB, runner_pool=2)
     assert context_bytes(config, untrusted=untrusted, trusted=trusted) == processes * 100 * MiB
 
 
-def test_waiting_runners_have_contexts() -> None:
+def test_waiting_runners_reserve_cuda_contexts() -> None:
     config = Settings(runner_pool=6, runner_scope="request")
     assert context_bytes(config, untrusted=True, trusted=False) == 7 * config.gpu_context_bytes
-    # And the one that a key has for itself.
+    # One more for the runner that is kept for a key.
     config = Settings(runner_pool=6)
     assert context_bytes(config, untrusted=True, trusted=False) == 8 * config.gpu_context_bytes

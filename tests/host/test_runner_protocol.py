@@ -62,13 +62,13 @@ def of(kind: str) -> Message:
 
 
 def read(header: dict[str, Any]) -> Message:
-    """Return the message that a host reads from a header."""
+    """Return the message that a host parses from a header."""
     message, _ = unpack(json.dumps(header).encode())
     return message
 
 
 class Clock:
-    """A time that passes when it is told to."""
+    """A clock that a test sets."""
 
     now = 1000.0
 
@@ -100,12 +100,12 @@ def stream(protocol: RunnerProtocol, body: bytes = b"") -> None:
     protocol.accept(of("stream"), body)
 
 
-# Which may come when.
+# Order of frames.
 
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("kind", EVERY)
-def test_each_kind_in_each_state(state: str, kind: str) -> None:
+def test_only_allowed_frames_are_accepted_in_each_state(state: str, kind: str) -> None:
     protocol = a_protocol(state=state)
     if kind in STATES[state]:
         protocol.accept(of(kind), b"x")
@@ -115,7 +115,7 @@ def test_each_kind_in_each_state(state: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["stream", "await upload"])
-def test_a_polling_client_gets_no_hybrid_frames(kind: str) -> None:
+def test_polling_client_gets_no_hybrid_frames(kind: str) -> None:
     limits = Limits(1000, 1000, 1000, 1000)
     protocol = RunnerProtocol(limits, is_hybrid=True, has_live_client=False, clock=Clock())
     protocol.accept(of("running"), b"")
@@ -127,7 +127,7 @@ def test_a_polling_client_gets_no_hybrid_frames(kind: str) -> None:
 @pytest.mark.parametrize(
     ("state", "kind"), [(state, kind) for state in STATES for kind in sorted(STATES[state])]
 )
-def test_the_state_after_each_kind(state: str, kind: str) -> None:
+def test_each_frame_leads_to_its_state(state: str, kind: str) -> None:
     protocol = a_protocol(state=state)
     protocol.accept(of(kind), b"")
     after = {"running": DURING, "spill": SPILLING}.get(kind, STATES[state])
@@ -141,7 +141,7 @@ def test_the_state_after_each_kind(state: str, kind: str) -> None:
                 trial.accept(of(following), b"")
 
 
-def test_all_frames_of_a_request() -> None:
+def test_complete_sequence_of_frames_is_accepted() -> None:
     protocol = a_protocol(state="before")
     kinds = [
         "idle", "running", "log", "stream", "await upload", "stream", "log", "spill", "spilled"
@@ -150,20 +150,20 @@ def test_all_frames_of_a_request() -> None:
         protocol.accept(of(kind), b"x")
 
 
-def test_a_request_runs_once() -> None:
+def test_second_running_frame_is_rejected() -> None:
     protocol = a_protocol()
     with pytest.raises(ProtocolError, match="frame 'running' is not allowed in this state"):
         protocol.accept(of("running"), b"")
 
 
-def test_a_request_spills_once() -> None:
-    # Each would have another made for it.
+def test_second_spill_frame_is_rejected() -> None:
+    # Each spill frame would make the host create another file.
     protocol = a_protocol(state="spilling")
     with pytest.raises(ProtocolError, match="'spill' is not allowed in this state"):
         protocol.accept(of("spill"), b"")
 
 
-def test_nothing_is_printed_or_streamed_while_a_file_is_written() -> None:
+def test_logs_and_streams_are_rejected_while_spilling() -> None:
     for kind in ("log", "stream", "await upload", "returned"):
         with pytest.raises(ProtocolError):
             a_protocol(state="spilling").accept(of(kind), b"")
@@ -176,7 +176,7 @@ def test_hybrid_frames_need_a_hybrid_client() -> None:
     log(a_protocol(is_hybrid=False))
 
 
-def test_the_largest_body_of_each_kind() -> None:
+def test_body_size_limit_depends_on_frame_kind() -> None:
     room = a_protocol().max_body_bytes
     assert {room(of(kind)) for kind in ("returned", "stream")} == {1000}
     assert {room(of(kind)) for kind in ("log", "error")} == {MAX_TEXT}
@@ -184,17 +184,17 @@ def test_the_largest_body_of_each_kind() -> None:
     assert {room(of(kind)) for kind in others} == {0}
 
 
-def test_a_kind_that_there_is_not_is_shortened_in_the_message() -> None:
+def test_error_shortens_unknown_frame_kind() -> None:
     for kind in ("", "Running", "running ", "\0", "x" * 10_000):
         with pytest.raises(ValueError, match="there is no frame") as refused:
             read({"kind": kind})
         assert str(refused.value) == f"there is no frame {kind[:20]!r}"
 
 
-# How much is printed.
+# Limits of logs.
 
 
-def test_logs_to_the_last_byte() -> None:
+def test_log_limit_is_exact_in_bytes() -> None:
     protocol = a_protocol(log_bytes=10)
     log(protocol, b"x" * 4)
     log(protocol, b"x" * 6)
@@ -203,7 +203,7 @@ def test_logs_to_the_last_byte() -> None:
         log(protocol)
 
 
-def test_logs_do_not_become_fewer_with_time() -> None:
+def test_log_byte_limit_does_not_recover_with_time() -> None:
     clock = Clock()
     protocol = a_protocol(log_bytes=10, clock=clock)
     log(protocol, b"x" * 10)
@@ -212,7 +212,7 @@ def test_logs_do_not_become_fewer_with_time() -> None:
         log(protocol)
 
 
-def test_ten_seconds_of_lines_may_come_at_once() -> None:
+def test_burst_of_ten_seconds_of_log_lines_is_allowed() -> None:
     protocol = a_protocol(log_lines_per_s=5)
     for _ in range(50):
         log(protocol)
@@ -220,7 +220,7 @@ def test_ten_seconds_of_lines_may_come_at_once() -> None:
         log(protocol)
 
 
-def test_allowed_lines_return_with_time() -> None:
+def test_log_line_allowance_recovers_with_time() -> None:
     clock = Clock()
     protocol = a_protocol(log_lines_per_s=5, clock=clock)
     for _ in range(50):
@@ -232,7 +232,7 @@ def test_allowed_lines_return_with_time() -> None:
         log(protocol)
 
 
-def test_allowed_lines_do_not_accumulate() -> None:
+def test_log_line_allowance_does_not_accumulate() -> None:
     clock = Clock()
     protocol = a_protocol(log_lines_per_s=5, clock=clock)
     clock.now += 3600
@@ -242,7 +242,7 @@ def test_allowed_lines_do_not_accumulate() -> None:
         log(protocol)
 
 
-def test_a_rate_below_the_limit_goes_on_for_ever() -> None:
+def test_log_rate_at_limit_is_never_rejected() -> None:
     clock = Clock()
     protocol = a_protocol(log_lines_per_s=5, clock=clock)
     for _ in range(10_000):
@@ -250,21 +250,21 @@ def test_a_rate_below_the_limit_goes_on_for_ever() -> None:
         log(protocol)
 
 
-def test_lines_of_one_frame_count_each() -> None:
+def test_each_line_of_log_frame_counts() -> None:
     protocol = a_protocol(log_lines_per_s=1)
     log(protocol, b"\n" * 9)
     with pytest.raises(LimitError):
         log(protocol)
 
 
-def test_empty_frames_count_as_lines() -> None:
+def test_empty_log_frames_count_as_lines() -> None:
     protocol = a_protocol(log_lines_per_s=0.1)
     log(protocol, b"")
     with pytest.raises(LimitError, match=r"more than 0\.1 lines a second"):
         log(protocol, b"")
 
 
-def test_a_clock_that_stands_still_allows_no_more_lines() -> None:
+def test_log_line_allowance_needs_passing_time() -> None:
     protocol = a_protocol(log_lines_per_s=1)
     for _ in range(10):
         log(protocol)
@@ -272,10 +272,10 @@ def test_a_clock_that_stands_still_allows_no_more_lines() -> None:
         log(protocol)
 
 
-# How much is streamed.
+# Limits of streams.
 
 
-def test_streams_to_the_last_byte() -> None:
+def test_stream_limit_is_exact_in_bytes() -> None:
     protocol = a_protocol(streamed_bytes=2 * FRAME + 10)
     stream(protocol, b"x" * 4)
     stream(protocol, b"x" * 6)
@@ -283,13 +283,13 @@ def test_streams_to_the_last_byte() -> None:
         stream(protocol)
 
 
-def test_one_byte_too_many_at_once() -> None:
+def test_single_frame_over_stream_limit_is_rejected() -> None:
     protocol = a_protocol(streamed_bytes=FRAME + 10)
     with pytest.raises(LimitError):
         stream(protocol, b"x" * 11)
 
 
-def test_empty_streamed_frames_have_an_end() -> None:
+def test_number_of_empty_stream_frames_is_limited() -> None:
     protocol = a_protocol(streamed_bytes=100 * FRAME)
     for _ in range(100):
         stream(protocol)
@@ -297,7 +297,7 @@ def test_empty_streamed_frames_have_an_end() -> None:
         stream(protocol)
 
 
-def test_logs_and_streams_are_counted_apart() -> None:
+def test_logs_and_streams_have_separate_limits() -> None:
     protocol = a_protocol(log_bytes=10, streamed_bytes=FRAME + 10)
     log(protocol, b"x" * 10)
     stream(protocol, b"x" * 10)
@@ -307,7 +307,7 @@ def test_logs_and_streams_are_counted_apart() -> None:
         stream(protocol)
 
 
-def test_results_and_errors_are_not_counted_here() -> None:
+def test_results_and_errors_do_not_count_towards_limits() -> None:
     protocol = a_protocol(log_bytes=1, streamed_bytes=1)
     protocol.accept(of("returned"), bytes(1000))
     a_protocol(log_bytes=1).accept(of("error"), bytes(1000))
@@ -317,7 +317,7 @@ def test_results_and_errors_are_not_counted_here() -> None:
 
 
 @pytest.mark.parametrize("peak", [0, 1, 1 << 40])
-def test_a_cost(peak: int) -> None:
+def test_run_report_is_parsed(peak: int) -> None:
     header = {"kind": "error", "report": {"peak_memory": peak, "steps": []}, "and": "more"}
     assert read(header) == Error(RunReport(peak, ()))
 
@@ -337,7 +337,7 @@ def test_a_cost(peak: int) -> None:
         {"report": {"Peak_memory": 1, "steps": []}},
     ],
 )
-def test_no_cost(fields: dict[str, Any]) -> None:
+def test_malformed_run_report_is_rejected(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"report|`object`|peak_memory|steps"):
         read({"kind": "error", **fields})
 
@@ -363,7 +363,7 @@ def test_no_cost(fields: dict[str, Any]) -> None:
     ],
     ids=lambda value: repr(value)[:20],
 )
-def test_a_cost_that_is_no_number(value: object) -> None:
+def test_invalid_peak_memory_is_rejected(value: object) -> None:
     with pytest.raises(ValueError, match=r"malformed|\$\.report\.peak_memory"):
         read({"kind": "error", "report": {"peak_memory": value, "steps": []}})
 
@@ -379,7 +379,7 @@ def a_step(name: object = "execute", start: object = 1.0, end: object = 2.0) -> 
     return {"name": name, "start": start, "end": end}
 
 
-def test_steps_of_a_run() -> None:
+def test_steps_of_run_are_parsed() -> None:
     report = steps(
         a_step("prepare", 10.0, 10.5), a_step("execute", 10.5, 11.0), a_step("pack", 11.0, 12.0)
     )
@@ -395,7 +395,7 @@ def test_steps_of_a_run() -> None:
     ("reported", "is_taken_as"),
     [((0.0, 99.0), (9.0, 12.0)), ((99.0, 0.0), (12.0, 12.0)), ((11.0, 10.0), (11.0, 11.0))],
 )
-def test_no_step_is_outside_of_its_run(
+def test_steps_are_clamped_to_duration_of_run(
     reported: tuple[float, float], is_taken_as: tuple[float, float]
 ) -> None:
     (step,) = steps_of(steps(a_step("execute", *reported)), 9.0, 12.0)
@@ -403,7 +403,7 @@ def test_no_step_is_outside_of_its_run(
 
 
 @pytest.mark.parametrize("reported", [[a_step("another")], [a_step()] * 4])
-def test_steps_that_no_run_has(reported: list[object]) -> None:
+def test_unknown_or_surplus_steps_are_rejected(reported: list[object]) -> None:
     with pytest.raises(ProtocolError, match="a frame has steps that no run has"):
         steps_of(steps(*reported), 9.0, 12.0)
 
@@ -427,6 +427,6 @@ def test_steps_that_no_run_has(reported: list[object]) -> None:
         [a_step(end=math.inf)],
     ],
 )
-def test_no_steps(reported: object) -> None:
+def test_malformed_steps_are_rejected(reported: object) -> None:
     with pytest.raises(ValueError, match=r"malformed|\$\.report\.steps"):
         read({"kind": "spilled", "report": {"peak_memory": 1, "steps": reported}})

@@ -59,7 +59,7 @@ def installer(name: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(scope="session")
 def with_07(name: str, tmp_path_factory: pytest.TempPathFactory) -> Runtimes:
-    """A folder into which an installer really installed 0.7."""
+    """A folder with a real installation of 0.7."""
     runtimes = Runtimes(tmp_path_factory.mktemp("runtimes"))
     said: list[str] = []
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -72,7 +72,7 @@ def with_07(name: str, tmp_path_factory: pytest.TempPathFactory) -> Runtimes:
 
 @pytest.fixture
 def own_07(with_07: Runtimes, installer: str, tmp_path: Path) -> Runtimes:
-    """A copy of it, to be changed, by the same installer."""
+    """A copy of `with_07` that a test may change, with the same installer."""
     folder = tmp_path / "runtimes"
     shutil.copytree(with_07.folder, folder, copy_function=os.link)
     return Runtimes(folder)
@@ -80,14 +80,14 @@ def own_07(with_07: Runtimes, installer: str, tmp_path: Path) -> Runtimes:
 
 @pytest.fixture
 def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the real installers, a world that has no packages."""
+    """Hide all packages from the real installers."""
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
 
 
 def ignore(line: str) -> None:
-    """Output of an installer, where it does not matter."""
+    """Ignore the output of an installer."""
 
 
 def python(runtime_path: tuple[Path, ...], code: str) -> str:
@@ -116,11 +116,11 @@ def python(runtime_path: tuple[Path, ...], code: str) -> str:
         (f"0.{'9' * 5000}", None),
     ],
 )
-def test_generation_of_a_version(version: str, generation: str | None) -> None:
+def test_generation_is_derived_from_version(version: str, generation: str | None) -> None:
     assert generation_of(version) == generation
 
 
-def test_an_empty_or_missing_folder_gives_the_nnsight_beside_ndif(tmp_path: Path) -> None:
+def test_folder_without_runtimes_lists_only_base_nnsight(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "missing"):
         installed = Runtimes(folder).installed()
         assert list(installed) == ["0.8"]
@@ -129,7 +129,7 @@ def test_an_empty_or_missing_folder_gives_the_nnsight_beside_ndif(tmp_path: Path
         assert installed["0.8"].interpreter == Path(sys.executable)
 
 
-def test_looking_does_not_import_nnsight(with_07: Runtimes) -> None:
+def test_listing_runtimes_does_not_import_nnsight(with_07: Runtimes) -> None:
     code = (
         "import sys; from pathlib import Path; from ndif.host.runtimes import Runtimes;"
         f"print(*Runtimes(Path({str(with_07.folder)!r})).installed());"
@@ -138,7 +138,7 @@ def test_looking_does_not_import_nnsight(with_07: Runtimes) -> None:
     assert python((Path(ndif.__file__).parents[1],), code) == "0.8 0.7"
 
 
-def test_an_added_runtime_is_another_nnsight_on_the_same_torch(with_07: Runtimes) -> None:
+def test_added_runtime_brings_its_nnsight_and_shares_torch(with_07: Runtimes) -> None:
     runtime = with_07.installed()["0.7"]
     assert runtime.path == (with_07.folder / "0.7",)
     code = "import nnsight, torch; print(nnsight.__version__, torch.__file__)"
@@ -148,11 +148,11 @@ def test_an_added_runtime_is_another_nnsight_on_the_same_torch(with_07: Runtimes
     assert not Path(torch).is_relative_to(with_07.folder)
     assert not (runtime.path[0] / "torch").exists()
     assert not (runtime.path[0] / "transformers").exists()
-    # The base is as it was.
+    # The base is unchanged.
     assert generation_of(python((), "import nnsight; print(nnsight.__version__)")) == "0.8"
 
 
-def test_nothing_else_is_left_in_the_folder(with_07: Runtimes) -> None:
+def test_adding_leaves_only_runtime_and_lock(with_07: Runtimes) -> None:
     assert sorted(path.name for path in with_07.folder.iterdir()) == [".lock", "0.7"]
 
 
@@ -199,19 +199,19 @@ def age(overlay: Path) -> None:
         age,
     ],
 )
-def test_what_is_not_whole_is_not_installed(own_07: Runtimes, spoil: Edit) -> None:
+def test_incomplete_runtime_is_not_listed(own_07: Runtimes, spoil: Edit) -> None:
     assert list(own_07.installed()) == ["0.8", "0.7"]
     spoil(own_07.folder / "0.7")
     assert list(own_07.installed()) == ["0.8"]
 
 
-def test_bytecode_does_not_count(own_07: Runtimes) -> None:
+def test_missing_bytecode_does_not_make_runtime_incomplete(own_07: Runtimes) -> None:
     for cache in list((own_07.folder / "0.7" / "nnsight").rglob("__pycache__")):
         shutil.rmtree(cache)
     assert "0.7" in own_07.installed()
 
 
-def test_adding_over_a_half_installs_the_whole(own_07: Runtimes) -> None:
+def test_adding_replaces_incomplete_runtime(own_07: Runtimes) -> None:
     drop_package(own_07.folder / "0.7")
     left = own_07.folder / ".unfinished-killed"
     left.mkdir()
@@ -220,12 +220,12 @@ def test_adding_over_a_half_installs_the_whole(own_07: Runtimes) -> None:
     assert not left.exists()
 
 
-def test_adding_twice_says_how_to_install_anew(with_07: Runtimes) -> None:
+def test_adding_twice_explains_reinstallation(with_07: Runtimes) -> None:
     with pytest.raises(RuntimesError, match=r"already installed in .*ndif runtime remove 0\.7"):
         with_07.add("0.7", ignore)
 
 
-def test_the_base_is_neither_added_nor_removed(tmp_path: Path) -> None:
+def test_base_runtime_cannot_be_added_or_removed(tmp_path: Path) -> None:
     with pytest.raises(RuntimesError, match="ndif is installed with it"):
         Runtimes(tmp_path).add("0.8", ignore)
     with pytest.raises(RuntimesError, match="only runtimes that were added can be removed"):
@@ -233,7 +233,9 @@ def test_the_base_is_neither_added_nor_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("generation", ["0.5", "nonsense", "../0.7", ""])
-def test_an_unknown_generation_names_the_supported_ones(tmp_path: Path, generation: str) -> None:
+def test_unknown_generation_error_lists_supported_generations(
+    tmp_path: Path, generation: str
+) -> None:
     with pytest.raises(RuntimesError) as caught:
         Runtimes(tmp_path).add(generation, ignore)
     assert all(supported in str(caught.value) for supported in SUPPORTED)
@@ -241,7 +243,7 @@ def test_an_unknown_generation_names_the_supported_ones(tmp_path: Path, generati
         Runtimes(tmp_path).remove(generation)
 
 
-def test_remove(own_07: Runtimes) -> None:
+def test_remove_deletes_runtime_once(own_07: Runtimes) -> None:
     own_07.remove("0.7")
     assert list(own_07.installed()) == ["0.8"]
     assert [path.name for path in own_07.folder.iterdir()] == [".lock"]
@@ -250,7 +252,9 @@ def test_remove(own_07: Runtimes) -> None:
 
 
 @pytest.mark.usefixtures("no_index")
-def test_a_failing_installer_is_quoted_and_leaves_nothing(tmp_path: Path, installer: str) -> None:
+def test_failed_installation_quotes_installer_and_leaves_no_files(
+    tmp_path: Path, installer: str
+) -> None:
     said: list[str] = []
     with pytest.raises(RuntimesError, match=NOT_FOUND[installer]):
         Runtimes(tmp_path).add("0.6", said.append)
@@ -274,7 +278,7 @@ class Copying(Installer):
         raise AssertionError
 
 
-def test_pip_installs_what_uv_left_half(
+def test_pip_installs_runtime_that_uv_left_incomplete(
     own_07: Runtimes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half, whole = tmp_path / "half", own_07.folder / "0.7"
@@ -293,7 +297,7 @@ def test_pip_installs_what_uv_left_half(
     ]
 
 
-def test_only_one_changes_the_folder(own_07: Runtimes) -> None:
+def test_concurrent_change_of_runtimes_is_rejected(own_07: Runtimes) -> None:
     with (own_07.folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(RuntimesError, match="wait until it is done"):
@@ -303,14 +307,14 @@ def test_only_one_changes_the_folder(own_07: Runtimes) -> None:
     own_07.remove("0.7")
 
 
-def test_a_second_torch_is_refused() -> None:
+def test_runtime_with_its_own_torch_is_rejected() -> None:
     nnsight, torch = Package("nnsight", "0.7.0"), Package("Torch", "2.14.0")
     assert pins([nnsight], "pip") == ["nnsight==0.7.0"]
     with pytest.raises(RuntimesError, match=r"pip would bring Torch 2\.14\.0"):
         pins([nnsight, torch], "pip")
 
 
-def test_an_environment_without_installers_is_told_so(tmp_path: Path) -> None:
+def test_environment_without_installers_is_reported(tmp_path: Path) -> None:
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     libraries = tmp_path / "libraries"
@@ -343,7 +347,7 @@ class TestCommandLine:
         result = CliRunner().invoke(command, arguments)
         return result.exit_code, result.output
 
-    def test_list(self) -> None:
+    def test_list_shows_installed_and_available_runtimes(self) -> None:
         code, output = self.run("list")
         assert code == 0
         assert metadata.version("nnsight") in output
@@ -351,7 +355,7 @@ class TestCommandLine:
         assert "ndif runtime add 0.6" in output
         assert "ndif runtime add 0.7" not in output
 
-    def test_list_as_json(self, own_07: Runtimes) -> None:
+    def test_list_prints_json(self, own_07: Runtimes) -> None:
         code, output = self.run("list", "--json")
         assert code == 0
         rows = {row["generation"]: row for row in json.loads(output)}
@@ -363,7 +367,7 @@ class TestCommandLine:
         assert rows["0.6"]["version"] is None
         assert rows["0.6"]["install"] == "ndif runtime add 0.6"
 
-    def test_remove_and_add_take_a_version_too(self, own_07: Runtimes, installer: str) -> None:
+    def test_remove_and_add_accept_version(self, own_07: Runtimes, installer: str) -> None:
         code, output = self.run("remove", "0.7.0")
         assert (code, output) == (0, "nnsight 0.7 is removed\n")
         code, output = self.run("add", "0.7.0")
@@ -379,7 +383,7 @@ class TestCommandLine:
         assert code == 1
         assert "Error: nnsight 0.7" in output
 
-    def test_errors_are_sentences(self) -> None:
+    def test_errors_are_printed_with_exit_code_1(self) -> None:
         code, output = self.run("add", "0.5.2")
         assert (code, output) == (
             1,
@@ -390,6 +394,6 @@ class TestCommandLine:
         assert output.startswith("Error: nnsight 0.8")
 
 
-def test_a_generation_that_nothing_serves_cannot_be_added() -> None:
+def test_how_to_add_lists_supported_generations_for_unknown_one() -> None:
     assert how_to_add("0.7") == "`ndif runtime add 0.7` adds it."
     assert how_to_add("0.9") == "ndif serves nnsight 0.8, 0.7, 0.6."

@@ -1,4 +1,4 @@
-"""Shared memory for weights, which one process fills and others map."""
+"""Shared memory for weights: one process fills it, and others map it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def descriptors() -> int:
 
 
 @on_loop
-async def test_the_first_fills_and_the_second_finds_it_filled() -> None:
+async def test_first_process_fills_memory_and_second_finds_it_filled() -> None:
     weights = SharedWeights()
     fd = await weights.of("first", "a model", SIZE)
     assert fd is not None
@@ -36,7 +36,7 @@ async def test_the_first_fills_and_the_second_finds_it_filled() -> None:
 
 
 @on_loop
-async def test_a_second_waits_while_the_first_fills() -> None:
+async def test_second_process_waits_while_first_fills_memory() -> None:
     weights = SharedWeights()
     fd = await weights.of("first", "a model", SIZE)
     waiting = asyncio.create_task(weights.of("second", "a model", SIZE))
@@ -49,7 +49,7 @@ async def test_a_second_waits_while_the_first_fills() -> None:
 
 
 @on_loop
-async def test_the_next_process_fills_if_the_first_ends() -> None:
+async def test_next_process_fills_memory_if_first_ends() -> None:
     weights = SharedWeights()
     await weights.of("first", "a model", SIZE)
     waiting = [asyncio.create_task(weights.of(n, "a model", SIZE)) for n in ("second", "third")]
@@ -66,7 +66,7 @@ async def test_the_next_process_fills_if_the_first_ends() -> None:
 
 
 @on_loop
-async def test_no_process_fills_if_the_first_could_not() -> None:
+async def test_memory_is_not_shared_if_first_process_could_not_fill_it() -> None:
     weights = SharedWeights()
     await weights.of("first", "a model", SIZE)
     weights.fill("a model", usable=False)
@@ -76,7 +76,7 @@ async def test_no_process_fills_if_the_first_could_not() -> None:
 
 
 @on_loop
-async def test_the_memory_exists_as_long_as_a_process_uses_it() -> None:
+async def test_memory_is_freed_after_its_last_process() -> None:
     before = descriptors()
     weights = SharedWeights()
     fd = await weights.of("first", "a model", SIZE)
@@ -87,7 +87,7 @@ async def test_the_memory_exists_as_long_as_a_process_uses_it() -> None:
     os.fstat(fd)
     assert await weights.of("third", "a model", SIZE) == fd
     weights.leave("second")
-    weights.leave("second")  # whoever ends may end twice
+    weights.leave("second")  # leaving twice is no error
     os.fstat(fd)
     weights.leave("third")
     assert descriptors() == before
@@ -99,7 +99,7 @@ async def test_the_memory_exists_as_long_as_a_process_uses_it() -> None:
 
 
 @on_loop
-async def test_at_most_half_of_the_free_memory_is_used() -> None:
+async def test_too_large_model_is_not_shared() -> None:
     weights = SharedWeights()
     assert await weights.of("first", "a large model", 1 << 50) is None
     assert not weights.filled("a large model")

@@ -18,7 +18,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def checkpoint(folder: Path) -> Path:
-    """One with a folder in it, weights, and what is nobody's business."""
+    """Write a checkpoint with a subfolder, weights and a secret file."""
     for name, content in {
         "config.json": b"{}",
         "tokenizer.json": b'{"model": 1}' * 1000,
@@ -32,7 +32,7 @@ def checkpoint(folder: Path) -> Path:
     return folder
 
 
-def test_an_unpacked_snapshot_equals_the_packed_one(tmp_path: Path) -> None:
+def test_unpacked_snapshot_equals_packed_snapshot(tmp_path: Path) -> None:
     of = checkpoint(tmp_path / "of")
     packed = pack(scan(of, COMMIT, share_weights=False))
     found = unpack(packed, tmp_path / "to")
@@ -43,7 +43,7 @@ def test_an_unpacked_snapshot_equals_the_packed_one(tmp_path: Path) -> None:
     assert b"secret" not in packed
 
 
-def test_the_same_files_are_packed_the_same(tmp_path: Path) -> None:
+def test_equal_files_give_equal_archives(tmp_path: Path) -> None:
     first, second = checkpoint(tmp_path / "first"), checkpoint(tmp_path / "second")
     (second / "config.json").touch()
     packed = [pack(scan(folder, None, share_weights=False)) for folder in (first, second)]
@@ -52,7 +52,7 @@ def test_the_same_files_are_packed_the_same(tmp_path: Path) -> None:
     assert pack(scan(second, None, share_weights=False)) != packed[0]
 
 
-def test_what_a_repository_calls_a_vocabulary_does_not_fill_the_memory(tmp_path: Path) -> None:
+def test_oversized_vocabulary_files_are_withheld(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "of")
     for name in ("vocab.txt", "model_index.json"):
         (folder / name).touch()
@@ -67,7 +67,7 @@ def test_what_a_repository_calls_a_vocabulary_does_not_fill_the_memory(tmp_path:
     assert found.withheld == {"vocab.txt", "merges.txt", "model.safetensors"}
 
 
-def test_a_download_that_was_ended_between_two_shards_is_not_the_whole_model(
+def test_checkpoint_with_missing_shard_is_not_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = checkpoint(tmp_path / "snapshots" / COMMIT)
@@ -82,7 +82,7 @@ def test_a_download_that_was_ended_between_two_shards_is_not_the_whole_model(
     assert find_files("org/name", None) == folder
 
 
-def test_no_name_is_extracted_outside_of_the_folder(tmp_path: Path) -> None:
+def test_no_file_is_extracted_outside_folder(tmp_path: Path) -> None:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         archive.comment = json.dumps({"commit": None, "withheld": []}).encode()
@@ -96,13 +96,13 @@ def test_no_name_is_extracted_outside_of_the_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"no archive", pack(scan(Path("/nowhere"), None, share_weights=False))[:-3]]
 )
-def test_an_invalid_archive_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_invalid_archive_is_rejected(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ValueError, match="no archive of a checkpoint"):
         unpack(content, tmp_path)
 
 
 @on_loop
-async def test_a_published_snapshot_does_not_expire(tmp_path: Path) -> None:
+async def test_published_snapshot_does_not_expire(tmp_path: Path) -> None:
     objects = FileStore(tmp_path / "objects", ttl_s=0)
     key = await publish(checkpoint(tmp_path / "of"), None, objects)
     await objects.sweep()

@@ -110,23 +110,23 @@ def process() -> Iterator[Process]:
     process.end()
 
 
-# What a process holds.
+# Resource usage of a process.
 
 
-def test_private_and_shared_memory_count(process: Process) -> None:
+def test_private_and_shared_memory_counts(process: Process) -> None:
     for what in ("private", "shared"):
         before = process.taken().memory_bytes
         process.take(what, 32 * MIB)
         assert 32 * MIB <= process.taken().memory_bytes - before < 36 * MIB
 
 
-def test_page_tables_count(process: Process) -> None:
+def test_page_table_memory_counts(process: Process) -> None:
     before = process.taken().memory_bytes
     process.take("tables", 32 * MIB)
     assert 32 * MIB <= process.taken().memory_bytes - before < 36 * MIB
 
 
-def test_pages_of_files_do_not_count(process: Process) -> None:
+def test_mapped_files_do_not_count(process: Process) -> None:
     assert Path(sys.executable).stat().st_size > 0
     before = process.taken().memory_bytes
     process.take("file")
@@ -153,9 +153,7 @@ def test_an_ending_process_has_no_usage() -> None:
         os.waitpid(pid, 0)
 
 
-def test_a_watched_process_has_a_cgroup_where_some_can_be_made(
-    process: Process, tmp_path: Path
-) -> None:
+def test_watched_process_is_placed_in_cgroup(process: Process, tmp_path: Path) -> None:
     def placed() -> list[Path]:
         return [file.parent for file in tmp_path.glob("*/cgroup.procs") if file.read_text()]
 
@@ -172,7 +170,7 @@ def test_a_watched_process_has_a_cgroup_where_some_can_be_made(
     assert (made / "pids.max").read_text() == str(THREADS + 1)
 
 
-# What is too much.
+# Limits.
 
 
 @pytest.mark.parametrize(
@@ -185,12 +183,14 @@ def test_a_watched_process_has_a_cgroup_where_some_can_be_made(
         (ResourceUsage(MEMORY, 1), ResourceUsage(2 * MEMORY + 1, 1), MEMORY_WORDS),
         (ResourceUsage(MEMORY, 1), ResourceUsage(0, 1), None),
         (ResourceUsage(0, 1), ResourceUsage(0, THREADS + 1), THREAD_WORDS),
-        # A thread is one's own, whenever it was started.
+        # Threads from before the request count, too.
         (ResourceUsage(0, THREADS), ResourceUsage(0, THREADS + 1), THREAD_WORDS),
         (ResourceUsage(0, 1), ResourceUsage(MEMORY + 1, THREADS + 1), MEMORY_WORDS),
     ],
 )
-def test_limits(before: ResourceUsage, now: ResourceUsage, words: str | None) -> None:
+def test_exceeded_limit_gives_its_message(
+    before: ResourceUsage, now: ResourceUsage, words: str | None
+) -> None:
     assert WATCH.exceeded(before, now) == words
 
 
@@ -213,19 +213,19 @@ async def watched(process: Process, what: str, number: int) -> list[str]:
 
 
 @pytest.mark.parametrize("what", ["private", "shared"])
-def test_too_much_memory_ends_the_request(process: Process, what: str) -> None:
+def test_request_over_memory_limit_is_ended(process: Process, what: str) -> None:
     assert asyncio.run(watched(process, what, 80 * MIB)) == [MEMORY_WORDS]
 
 
-def test_too_many_threads_end_the_request(process: Process) -> None:
+def test_request_over_thread_limit_is_ended(process: Process) -> None:
     assert asyncio.run(watched(process, "threads", THREADS)) == [THREAD_WORDS]
 
 
 @on_loop
-async def test_a_request_within_its_limits_is_not_ended() -> None:
+async def test_request_within_limits_is_not_ended() -> None:
     process = Process()
     said: list[str] = []
-    process.take("private", 2 * MEMORY)  # before: what it was forked with
+    process.take("private", 2 * MEMORY)  # memory from before the request does not count
     watching = asyncio.create_task(WATCH.enforce(process.pid, said.append))
     await time_passes_async(0.06)
     for _ in range(3):
@@ -239,7 +239,7 @@ async def test_a_request_within_its_limits_is_not_ended() -> None:
 
 
 @on_loop
-async def test_the_watchdog_ends_with_the_process() -> None:
+async def test_watchdog_ends_with_process() -> None:
     process = Process()
     said: list[str] = []
     watching = asyncio.create_task(WATCH.enforce(process.pid, said.append))
@@ -260,7 +260,7 @@ async def test_an_ended_process_is_not_watched() -> None:
 
 
 @on_loop
-async def test_the_watchdog_can_be_cancelled() -> None:
+async def test_watchdog_can_be_cancelled() -> None:
     process = Process()
     said: list[str] = []
     watching = asyncio.create_task(WATCH.enforce(process.pid, said.append))

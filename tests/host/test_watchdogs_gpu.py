@@ -68,10 +68,10 @@ def replica() -> Iterator[Replica]:
 
 
 def use(machine: Machine, gpu: int, **mib: int) -> None:
-    """Let processes hold so much of a GPU; `p123` is a process."""
+    """Report GPU memory of processes in MiB; `p123` is the process 123."""
     uuid = GPUS[gpu].uuid
     lines = (f"process {uuid} {name[1:]} {size * MIB}" for name, size in mib.items())
-    # Whoever reads it meanwhile is to find it whole.
+    # Replace the file atomically.
     new = Machine(machine.file.with_suffix(".new"))
     new.becomes(H100[:2], *lines)
     new.file.replace(machine.file)
@@ -83,23 +83,23 @@ def holding(
     return {f"p{replica.owner}": owner, f"p{replica.runner}": runner, f"p{replica.other}": other}
 
 
-# What is too much
+# Limits
 
 
-def test_a_request_within_its_share_is_not_ended() -> None:
+def test_gpu_use_within_share_is_allowed() -> None:
     before = GpuUsage(500 * MIB, 9000 * MIB)
     assert exceeded(SHARE, before, GpuUsage(1600 * MIB, 10100 * MIB)) is None
     assert exceeded(SHARE, before, GpuUsage(1740 * MIB, SHARE)) is None
 
 
-def test_the_message_states_what_the_request_took() -> None:
+def test_gpu_limit_message_states_memory_of_request() -> None:
     reason = exceeded(SHARE, GpuUsage(500 * MIB, 9000 * MIB), GpuUsage(4500 * MIB, 13000 * MIB))
     assert reason is not None
     assert "took 3.9GiB of GPU memory" in reason
     assert f"the {format_size(SHARE)} that it has of a GPU" in reason
 
 
-def test_memory_beyond_the_share_before_the_request_does_not_count() -> None:
+def test_memory_over_share_before_request_does_not_count() -> None:
     before = GpuUsage(500 * MIB, SHARE + 900 * MIB)
     assert exceeded(SHARE, before, before) is None
     grown = GpuUsage(before.runner_bytes + SLACK, before.replica_bytes + SLACK)
@@ -108,11 +108,11 @@ def test_memory_beyond_the_share_before_the_request_does_not_count() -> None:
     assert exceeded(SHARE, before, grown) is not None
 
 
-def test_memory_of_the_replicas_other_processes_does_not_count() -> None:
+def test_memory_of_other_replica_processes_does_not_count() -> None:
     assert exceeded(SHARE, GpuUsage(0, SHARE), GpuUsage(SLACK, SHARE + 5 * SLACK)) is None
 
 
-def test_a_replica_is_its_zygotes_children(replica: Replica) -> None:
+def test_replica_usage_sums_children_of_zygote(replica: Replica) -> None:
     used = {replica.owner: 5, replica.runner: 2, replica.other: None, os.getpid(): 100}
     assert usage_of(used, replica.runner, replica.zygote) == GpuUsage(2, 7)
     assert usage_of(used, replica.other, replica.zygote) == GpuUsage(0, 7)
@@ -133,7 +133,7 @@ async def watched(
 
 
 @on_loop
-async def test_a_request_that_takes_too_much_is_ended(machine: Machine, replica: Replica) -> None:
+async def test_request_over_gpu_share_is_ended(machine: Machine, replica: Replica) -> None:
     use(machine, 1, **holding(replica))
     driver = Driver()
     watching, reasons, watch = await watched(machine, replica, {1: SHARE}, driver)
@@ -148,9 +148,7 @@ async def test_a_request_that_takes_too_much_is_ended(machine: Machine, replica:
 
 
 @on_loop
-async def test_what_a_request_takes_before_the_first_look_counts(
-    machine: Machine, replica: Replica
-) -> None:
+async def test_memory_taken_before_first_sample_counts(machine: Machine, replica: Replica) -> None:
     use(machine, 1, **holding(replica))
     driver = Driver()
     watch = GpuWatch(driver, GPUS, SIZES, EVERY_S)
@@ -165,7 +163,7 @@ async def test_what_a_request_takes_before_the_first_look_counts(
 
 
 @on_loop
-async def test_no_request_waits_for_a_driver_that_hangs(
+async def test_request_does_not_wait_for_hanging_driver(
     machine: Machine, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.becomes((), "hang")
@@ -177,7 +175,7 @@ async def test_no_request_waits_for_a_driver_that_hangs(
 
 
 @on_loop
-async def test_a_gpu_of_its_own_is_not_watched(machine: Machine, replica: Replica) -> None:
+async def test_exclusive_gpu_is_not_watched(machine: Machine, replica: Replica) -> None:
     machine.becomes((), "hang")
     driver = Driver()
     watching, reasons, _ = await watched(machine, replica, {0: 80 << 30}, driver)
@@ -188,7 +186,7 @@ async def test_a_gpu_of_its_own_is_not_watched(machine: Machine, replica: Replic
 
 @pytest.mark.parametrize("kind", ["other ids", "no driver"])
 @on_loop
-async def test_a_driver_that_reports_no_processes_is_logged_once(
+async def test_driver_without_process_memory_is_logged_once(
     kind: str, machine: Machine, replica: Replica, caplog: pytest.LogCaptureFixture
 ) -> None:
     if kind == "no driver":
@@ -205,22 +203,20 @@ async def test_a_driver_that_reports_no_processes_is_logged_once(
 
 
 @on_loop
-async def test_a_job_that_is_ended_on_a_shared_gpu_gets_the_reason(
-    machine: Machine, tiny_gpt2: Path
-) -> None:
+async def test_job_ended_on_shared_gpu_gets_reason(machine: Machine, tiny_gpt2: Path) -> None:
     client = TransformersModel(str(tiny_gpt2), task="text-generation")
     driver = Driver()
     watch = GpuWatch(driver, GPUS, SIZES, EVERY_S)
     devices = ReplicaDevices({0: SHARE}, device="cpu")
     async with serve(tiny_gpt2, gpu_watch=watch, devices=devices) as served:
         served.actor.process.exposes_weights = True  # as on a GPU
-        # Without a GPU no owner is there: the spare runner stands in for one.
+        # Without a GPU there is no owner: the spare runner stands in for it.
         await eventually(lambda: len(children(served.zygote)) == 2)
         owner = max(children(served.zygote))
         use(machine, 0, **{f"p{owner}": 8000})
         running = asyncio.create_task(served.run(lasting(client)))
         await within(served.begun.wait(), PATIENCE_S)
-        assert watch._sample[0] > 0  # of before it began
+        assert watch._sample[0] > 0  # a sample from before the job began
         runner = served.actor.state.runner_pid
         assert runner is not None
         use(machine, 0, **{f"p{owner}": 8000, f"p{runner}": 4000})

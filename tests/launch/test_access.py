@@ -1,4 +1,4 @@
-"""The checks of accounts before a start, and what brings their database to this version."""
+"""Checks of accounts before a start, and migration of their database."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check(settings: Settings) -> list[Check]:
 
 
 def problem(settings: Settings) -> str:
-    """Return why a start is refused, which `ndif doctor` says, too."""
+    """Return the reason why a start is refused, which `ndif doctor` also shows."""
     with pytest.raises(StartError) as refused:
         preflight(settings, ServerOptions("127.0.0.1", free_port(), (), None))
     (said,) = check(settings)
@@ -48,7 +48,7 @@ def started(settings: Settings) -> None:
     prepare_access(settings, "http://127.0.0.1:8001")
 
 
-def test_a_database_is_checked_and_then_brought_to_this_version(
+def test_check_leaves_database_empty_and_start_migrates_it(
     database: TestDatabase, tmp_path: Path
 ) -> None:
     settings = options(tmp_path, database_url=database.url)
@@ -61,7 +61,7 @@ def test_a_database_is_checked_and_then_brought_to_this_version(
         assert asyncio.run(Database(database.url).check_and_close()) == "ours"
 
 
-def test_another_server_s_database_stays_as_it_is(database: TestDatabase, tmp_path: Path) -> None:
+def test_foreign_database_is_not_migrated(database: TestDatabase, tmp_path: Path) -> None:
     database.sql(FOREIGN)
     settings = options(tmp_path, database_url=database.url)
     (said,) = check(settings)
@@ -70,7 +70,7 @@ def test_another_server_s_database_stays_as_it_is(database: TestDatabase, tmp_pa
     assert asyncio.run(Database(database.url).check_and_close()) == "foreign"
 
 
-def test_the_specification_s_variables_reach_it(postgres: PostgresServer, tmp_path: Path) -> None:
+def test_postgres_variables_configure_database(postgres: PostgresServer, tmp_path: Path) -> None:
     name = postgres.database().rpartition("/")[2]
     there: dict[str, Any] = {
         "POSTGRES_HOST": "127.0.0.1",
@@ -93,13 +93,13 @@ def test_the_specification_s_variables_reach_it(postgres: PostgresServer, tmp_pa
         ({"api_keys": "/none.yaml"}, "/none.yaml cannot be read"),
     ],
 )
-def test_accounts_that_cannot_be_used_keep_a_server_from_starting(
+def test_invalid_account_settings_prevent_start(
     settings: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     assert said in problem(options(tmp_path, **settings))
 
 
-def test_services_and_ray_s_nodes_do_not_have_its_secrets() -> None:
+def test_secrets_are_removed_from_environment_of_services_and_ray() -> None:
     variables = {
         "NDIF_DATABASE_URL": "1",
         "POSTGRES_PASSWORD": "2",

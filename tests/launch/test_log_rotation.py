@@ -1,4 +1,4 @@
-"""Logs that grow, and are written by processes that keep them open."""
+"""Rotation of logs that processes keep open."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ for line in sys.stdin:
 """
 
 
-def test_programs_write_on_into_the_log_that_was_rotated(tmp_path: Path) -> None:
+def test_open_writers_continue_into_rotated_log(tmp_path: Path) -> None:
     log = tmp_path / "api" / "output.log"
     log.parent.mkdir()
     ours = logging.FileHandler(log)
@@ -55,7 +55,7 @@ def test_programs_write_on_into_the_log_that_was_rotated(tmp_path: Path) -> None
     assert len([*log.parent.iterdir()]) == 4
 
 
-def test_a_log_is_rotated_once_it_is_large(tmp_path: Path) -> None:
+def test_only_large_logs_are_rotated(tmp_path: Path) -> None:
     for name, size in (("api", 99), ("broker", 100)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "output.log").write_bytes(bytes(size))
@@ -64,7 +64,7 @@ def test_a_log_is_rotated_once_it_is_large(tmp_path: Path) -> None:
     assert sizes == {"api": 99, "broker": 0}
 
 
-def test_a_full_disk_costs_no_earlier_part(small_disk: Path) -> None:
+def test_full_disk_keeps_earlier_log_parts(small_disk: Path) -> None:
     log = small_disk / "output.log"
     log.write_bytes(b"new" * (1 << 16))
     log.with_name("output.log.1").write_text("old")

@@ -1,4 +1,4 @@
-"""The plan of a server and its requirements, without starting one."""
+"""Checks and deployments of a server before its start."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def ready(
     return found.deployments
 
 
-def test_nothing_is_deployed_where_nothing_is_named(tmp_path: Path) -> None:
+def test_no_model_is_deployed_by_default(tmp_path: Path) -> None:
     assert ready(tmp_path) == ()
 
 
-def test_the_command_line_stands_before_the_file_and_the_file_before_the_variable(
+def test_deployment_precedence_is_arguments_then_file_then_variable(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "models.yaml"
@@ -60,7 +60,7 @@ def test_the_command_line_stands_before_the_file_and_the_file_before_the_variabl
         ("", 6379, "", None),
     ],
 )
-def test_a_ray_client_of_this_machine_that_does_not_answer_gets_a_head(
+def test_unreachable_local_ray_address_gets_own_head(
     address: str, head: int, broker: str, found: str | None
 ) -> None:
     def of(port: int) -> str | None:
@@ -73,13 +73,13 @@ def test_a_ray_client_of_this_machine_that_does_not_answer_gets_a_head(
         assert of(ray.getsockname()[1]) is None
 
 
-def test_a_folder_that_is_not_there_yet_is_not_made(tmp_path: Path) -> None:
+def test_preflight_does_not_create_session_root(tmp_path: Path) -> None:
     assert ready(tmp_path / "a" / "b") == ()
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("total", "least"), [(10**11, 5 * 10**9), (10**13, 20 * 10**9)])
-def test_a_disk_that_is_full_is_told(
+def test_low_disk_space_is_rejected(
     total: int, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large disk needs no more than a fixed size."""
@@ -95,7 +95,7 @@ def test_a_disk_that_is_full_is_told(
     assert ready(tmp_path) == ()
 
 
-def test_the_port_is_held_from_then_on(tmp_path: Path) -> None:
+def test_preflight_holds_port(tmp_path: Path) -> None:
     server = ServerOptions("127.0.0.1", free_port(), (), None)
     options = Settings(session_root=tmp_path)
     taken = rf"^Port {server.port} is in use\. Choose another"

@@ -1,4 +1,4 @@
-"""The folder of sessions: who may begin one, what is left of one, whose process it is of."""
+"""Session folders: exclusive start, remains of ended sessions, and detection of the server's process."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def mode(path: Path) -> int:
 
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A server's process, which has a session there."""
+    """The process of a server with a session in `tmp_path`."""
     process = subprocess.Popen(
         [sys.executable, "-c", BEGIN, tmp_path], stdout=subprocess.PIPE, text=True
     )
@@ -76,7 +76,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_a_session_is_what_the_specification_says(tmp_path: Path) -> None:
+def test_session_folder_follows_specification(tmp_path: Path) -> None:
     root = tmp_path / "a" / "b"
     sessions = RunFolders(root)
     session = sessions.create()
@@ -112,7 +112,7 @@ def test_a_session_is_what_the_specification_says(tmp_path: Path) -> None:
     session.end()
 
 
-def test_of_a_session_that_ended_its_log_and_record_are_left(tmp_path: Path) -> None:
+def test_ended_session_keeps_log_and_record(tmp_path: Path) -> None:
     sessions = RunFolders(tmp_path)
     session = sessions.create()
     session.publish(record(session))
@@ -132,7 +132,7 @@ def test_of_a_session_that_ended_its_log_and_record_are_left(tmp_path: Path) -> 
     assert latest.record() is not None
 
 
-def test_what_jobs_came_to_is_found_in_the_session_that_follows(tmp_path: Path) -> None:
+def test_results_move_to_next_session(tmp_path: Path) -> None:
     sessions = RunFolders(tmp_path)
     first = sessions.create()
     (first.results / "large.pt").write_bytes(b"x")
@@ -143,7 +143,7 @@ def test_what_jobs_came_to_is_found_in_the_session_that_follows(tmp_path: Path) 
     second.end()
 
 
-def test_what_jobs_came_to_outlasts_a_start_that_fails(tmp_path: Path) -> None:
+def test_results_and_signing_key_survive_failed_start(tmp_path: Path) -> None:
     sessions = RunFolders(tmp_path)
     first = sessions.create()
     (first.results / "large.pt").write_bytes(b"x")
@@ -156,7 +156,7 @@ def test_what_jobs_came_to_outlasts_a_start_that_fails(tmp_path: Path) -> None:
     third.end()
 
 
-def test_of_one_that_never_was_nothing_is_left(tmp_path: Path) -> None:
+def test_discarded_session_leaves_no_files(tmp_path: Path) -> None:
     session = RunFolders(tmp_path).create()
     session.publish(record(session))
     session.discard()
@@ -164,7 +164,7 @@ def test_of_one_that_never_was_nothing_is_left(tmp_path: Path) -> None:
     RunFolders(tmp_path).create().discard()
 
 
-def test_two_that_begin_in_one_second_are_two(tmp_path: Path) -> None:
+def test_sessions_created_in_same_second_have_distinct_ids(tmp_path: Path) -> None:
     ids = set()
     for _ in range(3):
         session = RunFolders(tmp_path).create()
@@ -173,7 +173,7 @@ def test_two_that_begin_in_one_second_are_two(tmp_path: Path) -> None:
     assert len(ids) == 3
 
 
-def test_a_second_server_is_refused_and_changes_nothing(
+def test_second_server_is_rejected_and_changes_nothing(
     tmp_path: Path, other: subprocess.Popen[str]
 ) -> None:
     name = first_line(other)
@@ -188,7 +188,7 @@ def test_a_second_server_is_refused_and_changes_nothing(
     assert running[0].id == name
 
 
-def test_of_many_that_begin_at_once_one_does(tmp_path: Path) -> None:
+def test_only_one_of_concurrent_servers_starts(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen([sys.executable, "-c", BEGIN, tmp_path], stdout=subprocess.PIPE, text=True)
         for _ in range(6)
@@ -203,7 +203,9 @@ def test_of_many_that_begin_at_once_one_does(tmp_path: Path) -> None:
     assert sum("running already" in line for line in said) == 5, said
 
 
-def test_a_killed_servers_place_is_taken_over(tmp_path: Path, other: subprocess.Popen[str]) -> None:
+def test_new_session_replaces_session_of_killed_server(
+    tmp_path: Path, other: subprocess.Popen[str]
+) -> None:
     name = first_line(other)
     other.send_signal(signal.SIGKILL)
     other.wait()
@@ -221,7 +223,7 @@ def test_a_killed_servers_place_is_taken_over(tmp_path: Path, other: subprocess.
     session.end()
 
 
-def test_another_process_of_the_same_number_is_not_the_servers(tmp_path: Path) -> None:
+def test_reused_pid_does_not_count_as_alive(tmp_path: Path) -> None:
     session = RunFolders(tmp_path).create()
     mine = record(session)
     assert mine.is_alive
@@ -229,7 +231,7 @@ def test_another_process_of_the_same_number_is_not_the_servers(tmp_path: Path) -
     session.end()
 
 
-def test_a_process_that_was_not_waited_for_is_gone() -> None:
+def test_zombie_process_has_no_start_time() -> None:
     process = subprocess.Popen(["true"])
     status = Path(f"/proc/{process.pid}/stat")
     until(lambda: status.read_text().rpartition(")")[2].split()[0] == "Z")
@@ -238,7 +240,7 @@ def test_a_process_that_was_not_waited_for_is_gone() -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}', "null"])
-def test_a_record_that_cannot_be_read_is_none(tmp_path: Path, content: str) -> None:
+def test_unreadable_record_is_none(tmp_path: Path, content: str) -> None:
     session = RunFolders(tmp_path).create()
     session.publish(record(session))
     (session.folder / "config.json").write_text(content)
@@ -247,7 +249,7 @@ def test_a_record_that_cannot_be_read_is_none(tmp_path: Path, content: str) -> N
     session.end()
 
 
-def test_a_root_that_cannot_be_written_is_said_to_be(tmp_path: Path) -> None:
+def test_unwritable_session_root_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match=r"cannot be kept in .*file.*NDIF_SESSION_ROOT"):
         RunFolders(tmp_path / "file").create()

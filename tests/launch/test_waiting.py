@@ -1,4 +1,4 @@
-"""Commands that wait say for what, once it takes longer than two seconds."""
+"""Messages of commands that wait longer than two seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ndif.launch.waiting import waiting_for
 from tests.waiting import PATIENCE_S, time_passes, until
 
 
-def test_a_long_wait_is_told_once_and_a_short_one_not(
+def test_only_long_wait_is_reported_and_only_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(waiting, "_SILENCE_S", 0.05)

@@ -30,7 +30,7 @@ from tests.placement.worlds import (
 
 
 def found(nodes: list[Node], **demand: object) -> tuple[str, CandidateLevel]:
-    """Where one more replica of "a" goes, and what it takes."""
+    """Return the node and the candidate level of one more replica of "a"."""
     decision = deploy(nodes, want("a", 20, **demand))  # type: ignore[arg-type]
     placement = decision.placed[-1]
     return placement.replica.node_id, placement.level
@@ -39,7 +39,7 @@ def found(nodes: list[Node], **demand: object) -> tuple[str, CandidateLevel]:
 # Which node
 
 
-def test_the_lowest_level_wins() -> None:
+def test_lowest_candidate_level_wins() -> None:
     cached_and_free = with_warm(a_node("1x24GiB", node_id="n1"), "a", 20)
     free = a_node("1x24GiB", node_id="n2")
     full = with_hot(a_node("1x24GiB", node_id="n3"), "b", 20, [0])
@@ -53,14 +53,14 @@ def test_the_lowest_level_wins() -> None:
     assert not deploy(nodes[:1], want("a", 20)).placed
 
 
-def test_chance_decides_between_equals_and_the_seed_decides_chance() -> None:
+def test_equal_nodes_are_chosen_at_random_by_seed() -> None:
     nodes = [a_node("1x24GiB", node_id=f"n{i}") for i in range(8)]
     chosen = [deploy(nodes, want("a", 20), seed=seed).placed[0] for seed in range(40)]
     assert len({placement.replica.node_id for placement in chosen}) > 4
     assert deploy(nodes, want("a", 20), seed=3) == deploy(nodes, want("a", 20), seed=3)
 
 
-def test_a_gpu_is_found_anywhere_before_a_cpu_is_taken() -> None:
+def test_any_gpu_is_preferred_to_cpu() -> None:
     cpu_only, full = a_node(node_id="n1"), with_hot(a_node("1x24GiB", node_id="n2"), "b", 20, [0])
     assert found([cpu_only, full], device=Device.AUTO) == ("n2", CandidateLevel.FULL)
     kept = with_hot(a_node("1x24GiB", node_id="n2", cpu=1), "b", 20, [0], dedicated=True)
@@ -71,7 +71,7 @@ def test_a_gpu_is_found_anywhere_before_a_cpu_is_taken() -> None:
 # Which replicas
 
 
-def test_replicas_that_serve_count_and_only_the_others_are_made() -> None:
+def test_serving_replicas_count_and_only_missing_ones_are_created() -> None:
     node = with_hot(a_node("4x24GiB"), "a", 20, [0])
     decision = deploy([node], want("a", 20, 3))
     assert [p.level for p in decision.placed] == [
@@ -83,14 +83,14 @@ def test_replicas_that_serve_count_and_only_the_others_are_made() -> None:
     assert len(set(decision.replica_ids("a"))) == 3
 
 
-def test_fewer_wanted_than_there_are_ends_none_and_changes_nothing() -> None:
+def test_smaller_demand_ends_no_replica() -> None:
     cluster = Cluster.of(with_hot(with_hot(a_node("4x24GiB"), "a", 20, [0]), "b", 20, [1]))
     decision = deploy(cluster, want("a", 20, 1), want("b", 20, 0))
     assert decision.cluster is cluster
     assert decision.replica_ids("a") == ("a-1",)
 
 
-def test_warm_replicas_return_before_new_ones_are_made_and_where_they_are() -> None:
+def test_warm_replicas_return_in_place_before_new_ones_are_created() -> None:
     here = with_warm(a_node("1x24GiB", node_id="n1"), "a", 20, replica="1")
     there = with_warm(a_node("1x24GiB", node_id="n2"), "a", 20, replica="2")
     other = a_node("4x24GiB", node_id="n3")
@@ -102,7 +102,7 @@ def test_warm_replicas_return_before_new_ones_are_made_and_where_they_are() -> N
     assert not list(warm(decision.cluster, "a"))
 
 
-def test_a_warm_replica_that_cannot_return_stays_warm_and_a_new_one_is_made_elsewhere() -> None:
+def test_blocked_warm_replica_stays_warm_and_new_one_is_created_elsewhere() -> None:
     stuck = with_warm(a_node("1x24GiB", node_id="n1"), "a", 20)
     stuck = with_hot(stuck, "b", 20, [0], dedicated=True)
     decision = deploy([stuck, a_node("1x24GiB", node_id="n2")], want("a", 20))
@@ -110,7 +110,7 @@ def test_a_warm_replica_that_cannot_return_stays_warm_and_a_new_one_is_made_else
     assert levels(decision.cluster) == {"a-1": "WARM", "b-1": "HOT", new: "HOT"}
 
 
-def test_a_new_id_is_one_that_nobody_has() -> None:
+def test_new_replica_id_is_unique() -> None:
     class Repeating(random.Random):
         def getrandbits(self, k: int) -> int:
             return drawn.pop() if k == 128 else super().getrandbits(k)
@@ -128,8 +128,8 @@ def test_a_new_id_is_one_that_nobody_has() -> None:
 # Several models
 
 
-def test_the_largest_goes_first() -> None:
-    # The other way round "small" might take the large GPU's place.
+def test_largest_model_is_placed_first() -> None:
+    # In the other order, "small" might take the large GPU.
     node = a_node("1x80GiB,1x24GiB")
     node = with_hot(node, "kept", 20, [1], dedicated=True)
     decision = deploy([node], want("small", 40), want("large", 70))
@@ -137,13 +137,13 @@ def test_the_largest_goes_first() -> None:
     assert [refusal.model_key for refusal in decision.refused] == ["small"]
 
 
-def test_a_dedicated_model_goes_before_a_larger_one_that_is_not() -> None:
+def test_dedicated_model_is_placed_before_larger_one() -> None:
     decision = deploy([a_node("1x80GiB")], want("large", 70), want("kept", 40, dedicated=True))
     assert decision.replica_ids("kept")
     assert [refusal.model_key for refusal in decision.refused] == ["large"]
 
 
-def test_nobody_goes_of_what_is_asked_for_together() -> None:
+def test_models_demanded_together_do_not_evict_each_other() -> None:
     node = with_hot(with_hot(a_node("2x24GiB"), "a", 20, [0]), "b", 20, [1])
     assert gone(deploy([node], want("c", 20), want("a", 20))) == ["b"]
     decision = deploy([node], want("c", 20), want("a", 20), want("b", 20))
@@ -152,20 +152,20 @@ def test_nobody_goes_of_what_is_asked_for_together() -> None:
     assert gone(deploy([node], want("a", 20, 3))) == ["b"]
 
 
-def test_a_model_is_asked_for_once() -> None:
+def test_duplicate_demand_is_rejected() -> None:
     with pytest.raises(ValueError, match="twice"):
         deploy([a_node()], want("a", 1), want("a", 2))
 
 
-def test_as_many_replicas_as_there_is_room_for_are_placed_and_the_rest_refused_once() -> None:
+def test_fitting_replicas_are_placed_and_rest_is_refused_once() -> None:
     decision = deploy([a_node("2x24GiB"), a_node("1x24GiB", node_id="n2")], want("a", 20, 5))
     assert len(decision.placed) == 3
     (refusal,) = decision.refused
     assert refusal.replicas == 2
 
 
-def test_memory_that_a_returning_replica_still_holds_is_not_given_to_one_that_leaves() -> None:
-    # "a" returns to GPU 0. "b" takes GPU 1 from "old", for which there is memory only once "a" has left it.
+def test_cpu_memory_of_returning_replica_is_not_given_to_evicted_one() -> None:
+    # "a" returns to GPU 0. "b" evicts "old" from GPU 1; CPU memory for it is free only once "a" has left.
     node = with_warm(a_node("1x80GiB,1x24GiB", cpu=70), "a", 60)
     node = with_hot(node, "old", 20, [1])
     decision = deploy([node], want("a", 60), want("b", 20))
@@ -178,7 +178,7 @@ def test_memory_that_a_returning_replica_still_holds_is_not_given_to_one_that_le
 # Dedication
 
 
-def test_a_dedicated_model_makes_as_many_replicas_dedicated_as_it_asks_for() -> None:
+def test_dedicated_demand_dedicates_requested_number_of_replicas() -> None:
     node = with_hot(a_node("3x24GiB"), "a", 20, [0], age=100, replica="1")
     node = with_hot(node, "a", 20, [1], age=300, replica="2")
     node = with_hot(node, "a", 20, [2], age=200, replica="3")
@@ -188,12 +188,12 @@ def test_a_dedicated_model_makes_as_many_replicas_dedicated_as_it_asks_for() -> 
     assert {p.replica.replica_id for p in decision.placed if p.replica.dedicated} == dedicated
 
 
-def test_a_model_that_is_dedicated_remains_so_when_it_is_asked_for_by_chance() -> None:
+def test_dedicated_replica_stays_dedicated_after_ordinary_demand() -> None:
     cluster = Cluster.of(with_hot(a_node("1x24GiB"), "a", 20, [0], dedicated=True))
     assert deploy(cluster, want("a", 20)).cluster is cluster
 
 
-def test_dedication_can_be_taken_back() -> None:
+def test_dedication_can_be_revoked() -> None:
     cluster = Cluster.of(with_hot(a_node("1x24GiB"), "a", 20, [0], dedicated=True))
     freed = cluster.with_dedicated("a", 0)
     assert not freed.hot("a")[0].dedicated
@@ -201,7 +201,7 @@ def test_dedication_can_be_taken_back() -> None:
     assert cluster.with_dedicated("a", 1) is cluster
 
 
-def test_a_dedicated_newcomer_displaces_the_young_but_not_the_dedicated() -> None:
+def test_dedicated_demand_evicts_young_but_not_dedicated_replicas() -> None:
     node = with_hot(
         with_hot(a_node("2x24GiB"), "y", 20, [0], age=YOUNG), "d", 20, [1], dedicated=True
     )
@@ -218,7 +218,7 @@ def a_cluster() -> Cluster:
     return Cluster.of(with_warm(node, "a", 20, replica="3"), a_node(node_id="n2"))
 
 
-def test_an_operator_evicts_whatever_protects_a_replica_and_its_nodes_share_the_rest() -> None:
+def test_operator_evicts_protected_replicas_and_other_nodes_are_unchanged() -> None:
     cluster = a_cluster()
     decision = cluster.evict(["a"])
     assert levels(decision.cluster) == {"a-1": "WARM", "a-2": "WARM", "a-3": "WARM"}
@@ -228,13 +228,13 @@ def test_an_operator_evicts_whatever_protects_a_replica_and_its_nodes_share_the_
     assert not any(d.dedicated for d in decision.cluster.replicas())
 
 
-def test_single_replicas_are_evicted() -> None:
+def test_operator_evicts_single_replicas() -> None:
     decision = a_cluster().evict(replica_keys=[("a", "a-2"), ("a", "a-3"), ("a", "none")])
     assert levels(decision.cluster) == {"a-1": "HOT", "a-2": "WARM", "a-3": "WARM"}
     assert decision.evictions == (("a", "a-2"),)
 
 
-def test_evicted_to_cold_nothing_is_left() -> None:
+def test_eviction_to_cold_leaves_no_replica() -> None:
     decision = a_cluster().evict(["a"], to=COLD)
     assert levels(decision.cluster) == {}
     assert len(decision.evictions) == 2
@@ -244,7 +244,7 @@ def test_evicted_to_cold_nothing_is_left() -> None:
         a_cluster().evict(["a"], to=HOT)
 
 
-def test_what_never_came_up_is_taken_out() -> None:
+def test_failed_replica_is_removed() -> None:
     cluster = a_cluster().without([("a", "a-1"), ("b", "none")])
     assert levels(cluster) == {"a-2": "HOT", "a-3": "WARM"}
     assert cluster.find(("a", "a-1")) is None
@@ -255,7 +255,7 @@ def test_what_never_came_up_is_taken_out() -> None:
 # Nodes that come and go
 
 
-def test_new_nodes_are_added_and_what_was_on_removed_ones_is_lost() -> None:
+def test_new_nodes_are_added_and_replicas_of_removed_nodes_are_lost() -> None:
     cluster = a_cluster()
     again = a_node("4x24GiB"), a_node(node_id="n2")
     assert cluster.with_nodes(again).cluster is cluster
@@ -267,14 +267,14 @@ def test_new_nodes_are_added_and_what_was_on_removed_ones_is_lost() -> None:
     assert list(shrunk.cluster.nodes) == ["n2"]
 
 
-def test_a_node_with_other_memory_is_another_machine() -> None:
+def test_node_with_changed_memory_is_new_node() -> None:
     changed = a_cluster().with_nodes([a_node("2x24GiB"), a_node(node_id="n2")])
     assert (changed.removed, {*changed.cluster.nodes}) == (("n1",), {"n1", "n2"})
     assert len(changed.lost) == 3
     assert not list(changed.cluster.replicas())
 
 
-def test_a_node_may_change_its_name() -> None:
+def test_node_can_be_renamed() -> None:
     cluster = a_cluster()
     node = Node("n1", "renamed", cluster.nodes["n1"].resources.emptied())
     renamed = cluster.with_nodes([node, a_node(node_id="n2")])
@@ -283,7 +283,7 @@ def test_a_node_may_change_its_name() -> None:
     assert levels(renamed.cluster) == levels(cluster)
 
 
-def test_a_node_counts_what_its_replicas_hold() -> None:
+def test_node_subtracts_memory_of_its_replicas() -> None:
     node = with_cpu(with_warm(with_hot(a_node("1x24GiB"), "a", 4, [0], share=True), "b", 2), "c", 3)
     assert node.resources.free_gpu_bytes == (20 * GiB,)
     assert (node.resources.cpu_bytes, node.resources.free_cpu_bytes) == (100 * GiB, 95 * GiB)
@@ -291,7 +291,7 @@ def test_a_node_counts_what_its_replicas_hold() -> None:
     assert node.hot["a"]["a-1"].gpu_mem_bytes_by_id == {0: 4 * GiB}
 
 
-def test_a_replica_has_the_name_of_its_actor() -> None:
+def test_replica_has_name_of_its_actor() -> None:
     cluster = Cluster.of(Node("n", "n", Resources.of((24 * GiB,), 0)))
     (placement,) = deploy(cluster, want("a", 1)).placed
     replica_id = placement.replica.replica_id

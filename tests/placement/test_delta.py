@@ -1,4 +1,4 @@
-"""Deltas, and that nothing is left to do after one is applied."""
+"""Deltas between clusters; an applied delta leaves no difference."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def names(hot: tuple[PlacedReplica, ...]) -> list[str]:
     return [replica.replica_id for replica in hot]
 
 
-def test_nothing_has_to_be_done_for_what_is_so() -> None:
+def test_delta_of_equal_clusters_is_empty() -> None:
     cluster = Cluster.of(with_warm(with_hot(a_node("1x24GiB"), "a", 20, [0]), "b", 20))
     assert build(cluster, cluster) == DeploymentDelta()
     assert not build(cluster, cluster)
     assert not build(cluster, cluster.with_dedicated("a", 1))
 
 
-def test_each_change_is_one_kind_of_work() -> None:
+def test_delta_sorts_changes_into_delete_cache_return_and_create() -> None:
     node = with_hot(a_node("3x24GiB", cpu=30), "leaves", 20, [0])
     node = with_warm(node, "dropped", 20)
     node = with_hot(node, "stays", 20, [1], dedicated=True)
@@ -43,7 +43,7 @@ def test_each_change_is_one_kind_of_work() -> None:
     assert not build(apply_to(before, delta), after)
 
 
-def test_the_work_says_where_replicas_are_and_where_they_are_to_be() -> None:
+def test_delta_contains_current_and_future_gpus_of_replicas() -> None:
     before = Cluster.of(with_hot(a_node("1x24GiB"), "a", 20, [0]))
     after = deploy(before, want("b", 20)).cluster
     delta = build(before, after)
@@ -51,7 +51,7 @@ def test_the_work_says_where_replicas_are_and_where_they_are_to_be() -> None:
     assert delta.to_create[0].gpu_mem_bytes_by_id == delta.to_cache[0].gpu_mem_bytes_by_id
 
 
-def test_a_replica_on_other_gpus_is_cached_and_returns() -> None:
+def test_replica_moved_to_other_gpus_is_cached_and_returns() -> None:
     before = Cluster.of(with_hot(a_node("2x24GiB"), "a", 20, [0]))
     after = Cluster.of(with_hot(a_node("2x24GiB"), "a", 20, [1]))
     delta = build(before, after)
@@ -60,7 +60,7 @@ def test_a_replica_on_other_gpus_is_cached_and_returns() -> None:
     assert apply_to(before, delta) == after
 
 
-def test_a_replica_on_another_node_or_device_is_deleted_and_made_anew() -> None:
+def test_replica_moved_to_other_node_or_device_is_deleted_and_recreated() -> None:
     nodes = a_node("1x24GiB", node_id="n1"), a_node("1x24GiB", node_id="n2")
     before = Cluster.of(with_hot(nodes[0], "a", 20, [0]), nodes[1])
     for after in (
@@ -73,7 +73,7 @@ def test_a_replica_on_another_node_or_device_is_deleted_and_made_anew() -> None:
         assert apply_to(before, delta) == after
 
 
-def test_a_replica_that_does_not_exist_is_not_kept_warm() -> None:
+def test_nonexistent_warm_replica_is_not_created() -> None:
     empty = a_node("1x24GiB")
     after = Cluster.of(with_warm(empty, "a", 20))
     delta = build(Cluster.of(empty), after)
@@ -82,14 +82,14 @@ def test_a_replica_that_does_not_exist_is_not_kept_warm() -> None:
     assert names(build(Cluster.of(empty), back).to_create) == ["a-1"]
 
 
-def test_on_the_cpu_warm_and_hot_are_still_two_levels() -> None:
+def test_cpu_replica_is_cached_and_returns() -> None:
     hot = Cluster.of(with_cpu(a_node(), "a", 20))
     warm = hot.evict(["a"]).cluster
     assert names(build(hot, warm).to_cache) == ["a-1"]
     assert names(build(warm, hot).from_cache) == ["a-1"]
 
 
-def test_what_was_on_a_node_that_is_gone_is_deleted() -> None:
+def test_replicas_of_removed_node_are_deleted() -> None:
     before = Cluster.of(with_hot(a_node("1x24GiB"), "a", 20, [0]), a_node(node_id="n2"))
     after = before.with_nodes([a_node(node_id="n2")]).cluster
     delta = build(before, after)

@@ -1,4 +1,4 @@
-"""Whatever happens to a cluster, in whatever order, some things always hold."""
+"""Invariants of a cluster that hold through any sequence of events."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def wishes(rng: random.Random) -> list[Demand]:
 
 
 def holds_what_it_says(node: Node) -> None:
-    """A node's memory, summed anew from its replicas."""
+    """Check a node's memory against the sum of its replicas."""
     resources = node.resources
     used = [0] * len(resources.gpu_bytes)
     tenants: Counter[int] = Counter()
@@ -73,7 +73,7 @@ def holds_what_it_says(node: Node) -> None:
 
 
 def carried_out_step_by_step(before: Cluster, after: Cluster) -> None:
-    """No memory is taken before it is free, if the work is done in its order: a node would raise."""
+    """Apply a delta in order; a node raises if memory is taken before it is free."""
     delta = build(before, after)
     nodes = dict(before.nodes)
     for replica in delta.to_delete:
@@ -92,7 +92,7 @@ def carried_out_step_by_step(before: Cluster, after: Cluster) -> None:
 
 
 class History:
-    """A cluster, and what really exists, which follows it at times."""
+    """A planned cluster, and the existing one, which follows at times."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -103,7 +103,7 @@ class History:
         self.exists = self.cluster
 
     def goes_on(self) -> None:
-        """One thing happens."""
+        """Apply one random event."""
         happens = self.rng.choices(
             [
                 self.deploy,
@@ -141,7 +141,7 @@ class History:
         self.cluster = decision.cluster
 
     def answers(self, demand: list[Demand], decision: Decision) -> None:
-        """Every replica asked for is placed or refused."""
+        """Check that every requested replica is placed or refused."""
         refused = {refusal.model_key: refusal.replicas for refusal in decision.refused}
         for one in demand:
             hot = decision.cluster.hot(one.model_key)
@@ -264,7 +264,7 @@ class History:
 
 
 @given(st.integers(0, 2**64).map(random.Random), st.integers(1, 40))
-def test_histories(rng: random.Random, length: int) -> None:
+def test_invariants_hold_through_any_history_of_cluster(rng: random.Random, length: int) -> None:
     history = History(rng)
     for _ in range(length):
         history.goes_on()

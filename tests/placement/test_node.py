@@ -34,12 +34,12 @@ def evicted(node: Node, demand: Demand) -> list[str]:
 # Levels
 
 
-def test_a_further_replica_of_a_model_may_take_the_place_of_one() -> None:
+def test_new_replica_can_evict_replica_of_same_model() -> None:
     node = with_hot(a_node("1x24GiB"), "a", 20, [0])
     assert evaluated(node, want("a", 20), "a-2").level is CandidateLevel.FULL
 
 
-def test_a_replica_that_is_warm_is_cached_and_returns_with_or_without_evictions() -> None:
+def test_warm_replica_is_cached_candidate_with_or_without_evictions() -> None:
     node = with_warm(a_node("1x24GiB"), "a", 20)
     assert evaluated(node, want("a", 20), "a-1").level is CandidateLevel.CACHED_AND_FREE
     full = with_hot(node, "b", 20, [0])
@@ -48,14 +48,14 @@ def test_a_replica_that_is_warm_is_cached_and_returns_with_or_without_evictions(
     assert evaluated(kept, want("a", 20), "a-1").level is CandidateLevel.CANT_ACCOMMODATE
 
 
-def test_a_new_replica_finds_a_node_free_or_full_or_too_small() -> None:
+def test_new_replica_is_free_full_or_unplaceable_candidate() -> None:
     node = a_node("1x24GiB")
     assert evaluated(node, want("a", 20)).level is CandidateLevel.FREE
     assert evaluated(with_hot(node, "b", 20, [0]), want("a", 20)).level is CandidateLevel.FULL
     assert evaluated(node, want("a", 25)).level is CandidateLevel.CANT_ACCOMMODATE
 
 
-def test_a_warm_replica_returns_with_the_size_that_it_has() -> None:
+def test_warm_replica_returns_with_its_own_size() -> None:
     node = with_warm(a_node("1x24GiB,1x80GiB"), "a", 40)
     candidate = evaluated(node, want("a", 20), "a-1")
     assert candidate.gpu_mem_bytes_by_id == {1: 80 * GiB}
@@ -64,10 +64,10 @@ def test_a_warm_replica_returns_with_the_size_that_it_has() -> None:
     assert after.resources.free_cpu_bytes == 100 * GiB
 
 
-# Who has to go
+# Choice of evictions
 
 
-def test_whoever_is_on_the_fewest_gpus_goes_first() -> None:
+def test_replica_on_fewest_gpus_is_evicted_first() -> None:
     node = with_hot(a_node("3x24GiB"), "two", 30, [0, 1])
     node = with_hot(node, "one", 20, [2])
     assert evicted(node, want("new", 20)) == ["one"]
@@ -75,14 +75,14 @@ def test_whoever_is_on_the_fewest_gpus_goes_first() -> None:
     assert sorted(evicted(node, want("new", 60))) == ["one", "two"]
 
 
-def test_of_equals_the_smallest_goes_first_and_then_the_oldest() -> None:
+def test_eviction_prefers_smallest_then_oldest_replica() -> None:
     node = with_hot(a_node("3x24GiB"), "large", 20, [0])
     node = with_hot(node, "small", 10, [1])
     node = with_hot(node, "older", 10, [2], age=OLD + 1)
     assert evicted(node, want("new", 20)) == ["older"]
 
 
-def test_dedicated_replicas_never_go() -> None:
+def test_dedicated_replicas_are_never_evicted() -> None:
     node = with_hot(a_node("1x24GiB"), "a", 20, [0], dedicated=True)
     assert evicted(node, want("new", 20)) == []
     assert evaluated(node, want("new", 20, dedicated=True)).level is (
@@ -90,13 +90,13 @@ def test_dedicated_replicas_never_go() -> None:
     )
 
 
-def test_young_replicas_go_only_for_dedicated_ones() -> None:
+def test_young_replicas_are_evicted_only_for_dedicated_demand() -> None:
     node = with_hot(a_node("1x24GiB"), "a", 20, [0], age=YOUNG)
     assert evaluated(node, want("new", 20)).level is CandidateLevel.CANT_ACCOMMODATE
     assert evicted(node, want("new", 20, dedicated=True)) == ["a"]
 
 
-def test_a_replica_is_young_until_the_minimum_deployment_time_has_passed() -> None:
+def test_replica_is_young_until_minimum_deployment_time_has_passed() -> None:
     node = with_hot(a_node("1x24GiB"), "a", 20, [0], age=3599.9)
     assert evaluated(node, want("new", 20)).level is CandidateLevel.CANT_ACCOMMODATE
     node = with_hot(a_node("1x24GiB"), "a", 20, [0], age=3600)
@@ -106,14 +106,14 @@ def test_a_replica_is_young_until_the_minimum_deployment_time_has_passed() -> No
     assert node.evaluate(want("new", 20), "new", NOW, impatient).level is CandidateLevel.FULL
 
 
-def test_nobody_goes_of_what_is_asked_for_together() -> None:
+def test_replica_of_model_demanded_together_is_not_evicted() -> None:
     node = with_hot(a_node("1x24GiB"), "a", 20, [0])
     candidate = evaluated(node, want("new", 20), together=frozenset({"a", "new"}))
     assert candidate.level is CandidateLevel.CANT_ACCOMMODATE
 
 
-def test_nobody_goes_who_is_not_in_the_way() -> None:
-    # By the order "tiny" and "small" would go first, but only "large" makes a whole GPU free.
+def test_eviction_spares_replicas_that_do_not_help() -> None:
+    # "tiny" and "small" would be evicted first, but only the eviction of "large" frees a whole GPU.
     node = with_hot(a_node("2x24GiB"), "tiny", 1, [0], share=True)
     node = with_hot(node, "small", 2, [0], share=True)
     node = with_hot(node, "kept", 2, [0], share=True, dedicated=True)
@@ -121,7 +121,7 @@ def test_nobody_goes_who_is_not_in_the_way() -> None:
     assert evicted(node, want("new", 20)) == ["large"]
 
 
-def test_a_share_displaces_only_what_it_needs_of_one_gpu() -> None:
+def test_gpu_share_evicts_only_as_much_as_it_needs() -> None:
     node = a_node("1x100GiB")
     for name, size in (("a", 25), ("b", 26), ("c", 27)):
         node = with_hot(node, name, size, [0], share=True)
@@ -130,19 +130,19 @@ def test_a_share_displaces_only_what_it_needs_of_one_gpu() -> None:
     assert candidate.gpu_mem_bytes_by_id == {0: 20 * GiB}
 
 
-def test_a_replica_on_the_cpu_is_not_in_the_way_of_one_on_gpus() -> None:
+def test_cpu_replica_is_not_evicted_for_gpu_replica() -> None:
     node = with_cpu(with_hot(a_node("1x24GiB"), "a", 20, [0]), "on-cpu", 1)
     assert evicted(node, want("new", 20)) == ["a"]
 
 
-# What becomes of those that go
+# Evicted replicas
 
 
 def deployed(node: Node, demand: Demand, replica_id: str = "new") -> Node:
     return node.with_deployed(demand, replica_id, evaluated(node, demand, replica_id), NOW)
 
 
-def test_who_goes_becomes_warm_where_memory_suffices() -> None:
+def test_evicted_replica_is_cached_if_cpu_memory_suffices() -> None:
     node = deployed(with_hot(a_node("1x24GiB", cpu=20), "a", 20, [0]), want("new", 20))
     warm = node.warm["a"]["a-1"]
     assert (warm.level, warm.gpu_mem_bytes_by_id, warm.gpu_memory_fraction) == (WARM, {}, None)
@@ -150,13 +150,13 @@ def test_who_goes_becomes_warm_where_memory_suffices() -> None:
     assert set(node.hot) == {"new"}
 
 
-def test_who_goes_is_deleted_where_it_does_not() -> None:
+def test_evicted_replica_is_deleted_if_cpu_memory_is_short() -> None:
     node = deployed(with_hot(a_node("1x24GiB", cpu=19), "a", 20, [0]), want("new", 20))
     assert not node.warm
     assert node.resources.free_cpu_bytes == 19 * GiB
 
 
-def test_the_smallest_warm_ones_are_dropped_for_it_and_no_more_than_needed() -> None:
+def test_fewest_and_smallest_warm_replicas_are_dropped_for_evicted_one() -> None:
     node = with_hot(a_node("1x24GiB", cpu=40), "a", 20, [0])
     for name, size in (("w3", 3), ("w5", 5), ("w12", 12)):
         node = with_warm(node, name, size)
@@ -169,26 +169,24 @@ def test_the_smallest_warm_ones_are_dropped_for_it_and_no_more_than_needed() -> 
     assert set(deployed(with_warm(node, "w20", 20), want("new", 20)).warm) == {"a", "w20"}
 
 
-def test_nothing_is_dropped_for_what_cannot_become_warm_anyway() -> None:
+def test_no_warm_replica_is_dropped_for_evicted_one_that_cannot_be_cached() -> None:
     node = with_hot(a_node("1x24GiB", cpu=18), "a", 20, [0])
     node = deployed(with_warm(node, "w", 10), want("new", 20))
     assert set(node.warm) == {"w"}
 
 
-def test_of_two_that_go_the_larger_is_kept_warm() -> None:
+def test_larger_of_two_evicted_replicas_is_cached() -> None:
     node = with_hot(a_node("2x24GiB", cpu=25), "large", 20, [0])
     node = deployed(with_hot(node, "small", 10, [1]), want("new", 40))
     assert set(node.warm) == {"large"}
 
 
-def test_what_returns_gives_its_memory_back_but_only_after_the_others_have_left_their_gpus() -> (
-    None
-):
+def test_returning_replica_frees_cpu_memory_only_after_others_left_gpus() -> None:
     node = with_warm(with_hot(a_node("1x24GiB", cpu=40), "a", 20, [0]), "b", 20)
     after = deployed(node, want("b", 20), "b-1")
     assert set(after.warm) == {"a"}
     assert after.resources.free_cpu_bytes == 20 * GiB
-    # With less memory "a" would have to wait for what "b" gives back, and "b" for the GPU of "a".
+    # With less memory, "a" would wait for the CPU memory of "b", and "b" for the GPU of "a".
     node = with_warm(with_hot(a_node("1x24GiB", cpu=39), "a", 20, [0]), "b", 19.5)
     after = deployed(node, want("b", 20), "b-1")
     assert not after.warm
@@ -198,7 +196,7 @@ def test_what_returns_gives_its_memory_back_but_only_after_the_others_have_left_
 # On the CPU
 
 
-def test_a_replica_on_the_cpu_takes_the_nodes_memory() -> None:
+def test_cpu_replica_takes_cpu_memory_of_node() -> None:
     demand = want("new", 60, device=Device.CPU)
     candidate = evaluated(a_node(cpu=100), demand)
     assert (candidate.level, candidate.on_cpu) == (CandidateLevel.FREE, True)
@@ -207,16 +205,16 @@ def test_a_replica_on_the_cpu_takes_the_nodes_memory() -> None:
     assert node.hot["new"]["new"].on_cpu
 
 
-def test_warm_replicas_make_way_for_it_before_hot_ones() -> None:
+def test_warm_replicas_are_dropped_before_hot_ones_for_cpu_replica() -> None:
     node = with_warm(with_cpu(a_node(cpu=100), "hot", 50), "warm", 30)
     after = deployed(node, want("new", 40, device=Device.CPU))
     assert (set(after.hot), set(after.warm)) == ({"hot", "new"}, set())
-    # Where the warm one alone would not do, and the hot one alone does, the warm one stays.
+    # If the warm replica alone does not suffice, and the hot one alone does, the warm one stays.
     after = deployed(node, want("new", 60, device=Device.CPU))
     assert (set(after.hot), set(after.warm)) == ({"new"}, {"warm"})
 
 
-def test_who_goes_from_the_cpu_for_another_is_deleted_since_warm_it_would_free_nothing() -> None:
+def test_cpu_replica_is_deleted_not_cached_on_eviction() -> None:
     node = with_cpu(a_node(cpu=100), "a", 60)
     candidate = evaluated(node, want("new", 60, device=Device.CPU))
     assert candidate.level is CandidateLevel.FULL
@@ -224,7 +222,7 @@ def test_who_goes_from_the_cpu_for_another_is_deleted_since_warm_it_would_free_n
     assert (set(after.hot), set(after.warm)) == ({"new"}, set())
 
 
-def test_on_the_cpu_warm_and_hot_take_the_same_memory() -> None:
+def test_warm_and_hot_cpu_replicas_take_same_memory() -> None:
     node = with_cpu(a_node(cpu=100), "a", 60)
     warm = node.with_evicted([("a", "a-1")])
     assert warm.resources == node.resources
@@ -236,14 +234,14 @@ def test_on_the_cpu_warm_and_hot_take_the_same_memory() -> None:
     assert back.hot["a"]["a-1"].deployed == NOW
 
 
-def test_a_warm_replica_returns_to_its_own_kind_of_device() -> None:
+def test_warm_replica_returns_to_its_own_kind_of_device() -> None:
     node = with_cpu(a_node("1x24GiB"), "a", 10, level=WARM)
     assert evaluated(node, want("a", 10), "a-1").level is CandidateLevel.CANT_ACCOMMODATE
     auto = want("a", 10, device=Device.AUTO)
     assert evaluated(node, auto, "a-1").level is CandidateLevel.CACHED_AND_FREE
 
 
-def test_auto_is_a_gpu_where_one_can_be_had_and_else_a_cpu() -> None:
+def test_auto_device_prefers_gpu_and_falls_back_to_cpu() -> None:
     auto = want("new", 20, device=Device.AUTO)
     assert not evaluated(a_node("1x24GiB"), auto).on_cpu
     displacing = evaluated(with_hot(a_node("1x24GiB"), "a", 20, [0]), auto)
@@ -253,7 +251,7 @@ def test_auto_is_a_gpu_where_one_can_be_had_and_else_a_cpu() -> None:
     assert evaluated(a_node(), auto).on_cpu
 
 
-def test_a_node_is_never_changed() -> None:
+def test_node_is_immutable() -> None:
     node = with_warm(with_hot(a_node("2x24GiB"), "a", 20, [0]), "b", 10)
     before = copy.deepcopy(node)
     deployed(node, want("new", 40))
@@ -262,7 +260,7 @@ def test_a_node_is_never_changed() -> None:
     assert node == before
 
 
-def test_the_quick_look_follows_the_rules_it_is_asked_by() -> None:
+def test_room_follows_given_placement_rules() -> None:
     node = a_node("1x30GiB")
     assert node.room(False, DEFAULT_RULES) == 30 * GiB
     shared = with_hot(node, "a", 5, [0], share=True)

@@ -1,4 +1,4 @@
-"""Why there is no room, as data and as a sentence."""
+"""Reasons of a refused placement, as data and as a sentence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def holds(refusal: PlacementRefusal) -> dict[str, BlockReason]:
     return {blocker.model_key: blocker.reason for blocker in refusal.blockers}
 
 
-def test_what_is_young_is_named_with_the_time_until_it_may_go() -> None:
+def test_refusal_names_young_replica_and_its_remaining_time() -> None:
     node = with_hot(a_node("1x24GiB"), "a", 20, [0], age=3600 - 12 * 60)
     refusal = refused([node], want("new", 20))
     assert holds(refusal) == {"a": BlockReason.YOUNG}
@@ -33,7 +33,7 @@ def test_what_is_young_is_named_with_the_time_until_it_may_go() -> None:
     assert deploy([node], want("new", 20), now=1_000_000 + 12 * 60).placed
 
 
-def test_the_node_that_is_ready_first_is_named() -> None:
+def test_refusal_names_node_that_is_ready_first() -> None:
     later = with_hot(a_node("1x24GiB", node_id="n1"), "a", 20, [0], age=100)
     never = with_hot(a_node("1x24GiB", node_id="n2"), "b", 20, [0], age=3000, dedicated=True)
     sooner = with_hot(a_node("2x24GiB", node_id="n3"), "c", 20, [0], age=3000)
@@ -47,14 +47,14 @@ def test_the_node_that_is_ready_first_is_named() -> None:
     assert both.retry_after_s == pytest.approx(2600)
 
 
-def test_what_may_go_but_does_not_suffice_is_no_reason() -> None:
+def test_refusal_does_not_blame_evictable_replica() -> None:
     node = with_hot(with_hot(a_node("2x24GiB"), "old", 20, [0]), "young", 20, [1], age=0)
     refusal = refused([node], want("new", 40))
     assert holds(refusal) == {"old": BlockReason.NOTHING, "young": BlockReason.YOUNG}
     assert "'old'" not in explain_refusal(refusal)
 
 
-def test_what_is_dedicated_is_named_and_no_time_is() -> None:
+def test_refusal_names_dedicated_replica_and_no_time() -> None:
     node = with_hot(a_node("2x24GiB"), "d", 20, [0], dedicated=True)
     node = with_hot(node, "y", 20, [1], age=0)
     refusal = refused([node], want("new", 40))
@@ -66,13 +66,13 @@ def test_what_is_dedicated_is_named_and_no_time_is() -> None:
     )
 
 
-def test_nobody_dedicated_is_named_who_is_not_in_the_way() -> None:
+def test_refusal_omits_dedicated_replica_that_does_not_block() -> None:
     node = with_hot(a_node("2x24GiB"), "d", 20, [0], dedicated=True)
     node = with_hot(node, "y", 20, [1], age=0)
     assert holds(refused([node], want("new", 20))) == {"y": BlockReason.YOUNG}
 
 
-def test_what_was_asked_for_together_is_named() -> None:
+def test_refusal_names_model_demanded_together() -> None:
     node = with_hot(a_node("1x24GiB"), "a", 20, [0])
     refusal = refused([node], want("new", 20), want("a", 20))
     assert holds(refusal) == {"a": BlockReason.TOGETHER}
@@ -80,7 +80,7 @@ def test_what_was_asked_for_together_is_named() -> None:
     assert refusal.retry_after_s is None
 
 
-def test_a_model_too_large_for_every_node_hears_of_the_largest() -> None:
+def test_refusal_of_too_large_model_names_largest_node() -> None:
     nodes = [a_node("1x24GiB"), a_node("2x24GiB", node_id="n2"), a_node(node_id="n3")]
     refusal = refused(nodes, want("new", 100))
     assert (refusal.blockers, refusal.capacity_bytes) == ((), 48 * GiB)
@@ -89,7 +89,7 @@ def test_a_model_too_large_for_every_node_hears_of_the_largest() -> None:
     )
 
 
-def test_a_model_on_the_cpu_hears_of_cpu_memory() -> None:
+def test_refusal_of_cpu_model_states_cpu_memory() -> None:
     node = with_warm(with_cpu(a_node(cpu=100), "a", 60, age=0), "w", 20)
     refusal = refused([node], want("new", 50, device=Device.CPU))
     assert refusal.on_cpu
@@ -100,7 +100,7 @@ def test_a_model_on_the_cpu_hears_of_cpu_memory() -> None:
     )
 
 
-def test_a_cluster_without_such_memory_says_so() -> None:
+def test_refusal_reports_missing_gpus_or_cpu_memory() -> None:
     assert explain_refusal(refused([], want("new", 1))).endswith(
         "; no node of this server has GPUs."
     )
@@ -111,14 +111,14 @@ def test_a_cluster_without_such_memory_says_so() -> None:
     assert explain_refusal(on_cpu).endswith("no node of this server has CPU memory.")
 
 
-def test_auto_hears_of_whichever_is_nearest() -> None:
+def test_refusal_of_auto_model_describes_nearest_device() -> None:
     node = with_hot(a_node("1x24GiB", cpu=30), "d", 20, [0], dedicated=True)
     node = with_cpu(node, "y", 20, age=0)
     refusal = refused([node], want("new", 20, device=Device.AUTO))
     assert (refusal.on_cpu, holds(refusal)) == (True, {"y": BlockReason.YOUNG})
 
 
-def test_models_are_called_by_the_names_that_users_know() -> None:
+def test_refusal_uses_repo_ids_of_models() -> None:
     def key(name: str, revision: str | None = None) -> str:
         text = "null" if revision is None else f'"{revision}"'
         return f'nnsight.LanguageModel:{{"repo_id": "{name}", "revision": {text}}}@0.8'
@@ -135,7 +135,7 @@ def test_models_are_called_by_the_names_that_users_know() -> None:
     )
 
 
-def test_a_refusal_says_how_long_a_young_replica_is_protected() -> None:
+def test_blocker_contains_remaining_protection_time() -> None:
     node = with_hot(a_node("1x24GiB"), "a", 20, [0], age=3000)
     refusal = refused([node], want("new", 20))
     assert refusal.blockers == (Blocker("a", "a-1", BlockReason.YOUNG, 600),)

@@ -26,7 +26,7 @@ GiB = 1024**3
         ("0", ()),
     ],
 )
-def test_gpus_are_declared(text: str, gpus: tuple[int, ...]) -> None:
+def test_gpu_declaration_is_parsed(text: str, gpus: tuple[int, ...]) -> None:
     assert parse_gpus(text) == gpus
 
 
@@ -38,17 +38,17 @@ def test_gpus_are_declared(text: str, gpus: tuple[int, ...]) -> None:
         *("1x1024", "2", "24", "2x24", "2x1e3GiB", "2x24GiB 1x80GiB", "2x.5GiB", "٢x24GiB" * 99),
     ],
 )
-def test_what_declares_none_is_refused_with_an_example(text: str) -> None:
+def test_invalid_gpu_declaration_is_rejected_with_example(text: str) -> None:
     with pytest.raises(ValueError, match="2x24GiB, or 1x80GiB,2x24GiB"):
         parse_gpus(text)
 
 
-def test_a_part_of_the_cpu_memory_is_left_to_others() -> None:
+def test_part_of_cpu_memory_is_reserved_for_other_programs() -> None:
     assert Resources.of((), 1000).cpu_bytes == 900
     assert Resources.of((), 1000, 0.5).free_cpu_bytes == 500
 
 
-def test_what_is_taken_is_not_free_until_it_is_given_back() -> None:
+def test_taken_memory_is_free_again_once_given_back() -> None:
     resources = Resources.of((80, 24), 1000, 1.0)
     taken = resources.taken({1: 24}, 400)
     assert (taken.free_gpu_bytes, taken.free_cpu_bytes) == ((80, 0), 600)
@@ -56,7 +56,7 @@ def test_what_is_taken_is_not_free_until_it_is_given_back() -> None:
 
 
 @pytest.mark.parametrize(("gpus", "cpu"), [({0: 81}, 0), ({}, 1001)])
-def test_nothing_is_taken_twice_or_given_back_twice(gpus: dict[int, int], cpu: int) -> None:
+def test_memory_cannot_be_taken_or_given_back_twice(gpus: dict[int, int], cpu: int) -> None:
     resources = Resources.of((80, 24), 1000, 1.0)
     with pytest.raises(ValueError, match="free"):
         resources.taken(gpus, cpu)
@@ -74,19 +74,19 @@ def test_nothing_is_taken_twice_or_given_back_twice(gpus: dict[int, int], cpu: i
         {"minimum_deployment_time_s": -1.0},
     ],
 )
-def test_rules_that_contradict_each_other_are_refused(changed: dict[str, float]) -> None:
+def test_contradictory_placement_rules_are_rejected(changed: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(changed)).split("_")[0]):
         PlacementRules(**changed)
 
 
-def test_nobody_can_want_nothing() -> None:
+def test_demand_without_size_or_with_negative_replicas_is_rejected() -> None:
     with pytest.raises(ValueError, match="at least one byte"):
         Demand("m", 0)
     with pytest.raises(ValueError, match="-1 replicas"):
         Demand("m", 1, -1)
 
 
-def test_each_gpu_has_a_name_or_none_has() -> None:
+def test_gpu_uuids_must_be_given_for_all_gpus_or_none() -> None:
     named = Resources.of((80, 24), 0, 1.0, ["GPU-1", "GPU-2"])
     assert named.gpu_uuids == ("GPU-1", "GPU-2")
     assert named.taken({0: 80}, 0).emptied() == named

@@ -1,4 +1,4 @@
-"""One replica is placed whenever there is any placement under the rules, and as cheaply: by brute force.
+"""A brute-force check: a replica is placed whenever the rules allow it, at the lowest level.
 
 The rules are written here a second time, from their description, over plain numbers: nothing below `places`
 knows how the cluster goes about it.
@@ -73,7 +73,7 @@ def subsets(items: Sequence[PlacedReplica]) -> Iterable[tuple[PlacedReplica, ...
 
 
 def goes(replica: PlacedReplica, demand: Demand, together: set[str], on_cpu: bool) -> bool:
-    """Return True if a replica may have to go for what is wanted."""
+    """Return True if a replica may be evicted for the demand."""
     if replica.level is DeploymentLevel.WARM:
         return on_cpu and replica.model_key not in together - {demand.model_key}
     ripe = demand.dedicated or NOW - replica.deployed >= MINIMUM_S
@@ -81,7 +81,7 @@ def goes(replica: PlacedReplica, demand: Demand, together: set[str], on_cpu: boo
 
 
 def places(cluster: Cluster, demand: Demand, together: set[str]) -> set[Place]:
-    """Every way there is."""
+    """Return every possible placement."""
     found: set[Place] = set()
     kinds = {Device.GPU: [False], Device.CPU: [True], Device.AUTO: [False, True]}[demand.device]
     for node, on_cpu in itertools.product(cluster.nodes.values(), kinds):
@@ -141,7 +141,7 @@ def a_cluster(rng: random.Random) -> Cluster:
 
 
 def one_more(node: Node, replica_id: str, rng: random.Random) -> Node:
-    """A node with one replica more, if what chance would have fits."""
+    """Return the node with one more random replica, if it fits."""
     kind = rng.choice(["share", "share", "whole", "whole", "whole", "cpu", "warm", "warm cpu"])
     size = rng.randint(1, 60)
     gpus: dict[int, int] = {}
@@ -214,12 +214,12 @@ many = settings(max_examples=examples(8))
 
 @many
 @given(chances)
-def test_a_replica_is_placed_where_there_is_any_place_and_at_the_lowest_level(
+def test_replica_is_placed_at_lowest_level_if_any_place_exists(
     rng: random.Random,
 ) -> None:
     cluster = a_cluster(rng)
     demand = one_more_of(cluster, a_wish(rng))
-    # Another model that is asked for together, and has what it asks for.
+    # Another model that is demanded together and already satisfied.
     others = [Demand("b", 1, 0)] if demand.model_key != "b" and rng.random() < 0.4 else []
     together = {demand.model_key, *(other.model_key for other in others)}
     ways = places(cluster, demand, together)
@@ -253,7 +253,7 @@ def test_a_replica_is_placed_where_there_is_any_place_and_at_the_lowest_level(
 
 
 @given(chances)
-def test_no_node_has_a_second_replica_before_each_has_one(rng: random.Random) -> None:
+def test_replicas_spread_over_nodes_evenly(rng: random.Random) -> None:
     nodes = (Node(f"n{i}", f"n{i}", Resources.of([24, 24], 60, 1.0)) for i in range(3))
     device = rng.choice([Device.GPU, Device.CPU])
     decision = Cluster.of(*nodes).deploy([Demand("a", 20, 4, device=device)], NOW, rng)
@@ -262,7 +262,7 @@ def test_no_node_has_a_second_replica_before_each_has_one(rng: random.Random) ->
 
 
 @given(chances)
-def test_where_chance_would_decide_a_node_with_the_files_is_chosen(rng: random.Random) -> None:
+def test_node_with_model_files_is_preferred_among_equals(rng: random.Random) -> None:
     nodes = [Node(f"n{i}", f"n{i}", Resources.of([24], 60, 1.0)) for i in range(5)]
     files_on = frozenset(rng.sample([node.id for node in nodes], 2))
 
@@ -279,10 +279,10 @@ def test_where_chance_would_decide_a_node_with_the_files_is_chosen(rng: random.R
 
 @many
 @given(chances)
-def test_a_refusal_is_true(rng: random.Random) -> None:
+def test_refusal_states_true_reason(rng: random.Random) -> None:
     cluster = a_cluster(rng)
     demand = one_more_of(cluster, a_wish(rng))
-    # What is WARM returns with a size of its own; a refusal speaks of what was asked for.
+    # A WARM replica returns with its own size; a refusal describes the demanded size.
     cluster = cluster.without(replica.key for replica in warm(cluster, demand.model_key))
     for refusal in cluster.deploy([demand], NOW, rng, DEFAULT_RULES).refused:
         if refusal.retry_after_s is not None:

@@ -1,4 +1,4 @@
-"""Small clusters in few words. Sizes are in GiB, times in seconds before `NOW`."""
+"""Builders of small clusters. Sizes are in GiB, times in seconds before `NOW`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def with_hot(
     dedicated: bool = False,
     replica: str = "1",
 ) -> Node:
-    """On whole GPUs, or on a share of one."""
+    """Add a HOT replica on whole GPUs, or on a share of one."""
     size_bytes = int(size * GiB)
     total = node.resources.gpu_bytes
     return node.with_replica(
@@ -64,7 +64,7 @@ def with_cpu(
     dedicated: bool = False,
     replica: str = "1",
 ) -> Node:
-    """In the node's CPU memory."""
+    """Add a replica in the node's CPU memory."""
     return node.with_replica(
         PlacedReplica(
             model_key=model,
@@ -80,7 +80,7 @@ def with_cpu(
 
 
 def with_warm(node: Node, model: str, size: float, *, replica: str = "1") -> Node:
-    """WARM, to return to GPUs."""
+    """Add a WARM replica that returns to GPUs."""
     return with_cpu(node, model, size, level=WARM, on_cpu=False, replica=replica)
 
 
@@ -103,7 +103,7 @@ def deploy(
 
 
 def gone(decision: Decision) -> list[str]:
-    """Models of the replicas that were displaced."""
+    """Return the models of the evicted replicas."""
     return [model_key for model_key, _ in decision.evictions]
 
 

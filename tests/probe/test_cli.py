@@ -1,4 +1,4 @@
-"""`ndif probe` against a server that serves a model to two generations, and against what goes wrong."""
+"""`ndif probe` against a server with a model for two generations, and against failures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Operated:
         return ndif(*arguments, environment=variables)
 
     def deploy(self, folder: Path, generation: str) -> None:
-        """Deploy the model of a folder for a generation; it is there when this returns."""
+        """Deploy the model of a folder for a generation, and wait until it serves."""
         options = "--dedicated", "--generation", generation
         done = self.ndif("deploy", f"{NAME}={folder}", *options)
         assert done.returncode == 0, done
@@ -97,7 +97,7 @@ def operated(
         operated.server.stop()
 
 
-def test_every_generation_gets_the_same_value(operated: Operated) -> None:
+def test_probe_gets_same_value_from_every_generation(operated: Operated) -> None:
     """The operator needs no API key on the server's machine."""
     code, probes = operated.probes()
     assert code == 0, probes
@@ -113,14 +113,14 @@ def test_every_generation_gets_the_same_value(operated: Operated) -> None:
     until_no_client(operated.environment)
 
 
-def test_a_probe_is_no_job_of_a_users(operated: Operated) -> None:
-    """No user has its job in the sums."""
+def test_probe_does_not_count_as_user_job(operated: Operated) -> None:
+    """The sums of usage contain no job of a probe."""
     operated.probes("--generation", "0.8")
     usage = json.loads(operated.ndif("usage", "--json").stdout)["usage"]
     assert usage == []
 
 
-def test_a_server_elsewhere_is_probed_with_an_api_key(operated: Operated) -> None:
+def test_remote_server_is_probed_with_api_key(operated: Operated) -> None:
     made = operated.ndif("keys", "create", "--user", "ada@example.org", "--json")
     key = json.loads(made.stdout)["api_key"]
     elsewhere = {"NDIF_SESSION_ROOT": f"{operated.environment['NDIF_SESSION_ROOT']}/none"}
@@ -134,7 +134,7 @@ def test_a_server_elsewhere_is_probed_with_an_api_key(operated: Operated) -> Non
     assert " error " in refused.stdout
 
 
-def test_what_is_not_there_is_said(operated: Operated) -> None:
+def test_missing_model_and_missing_runtime_are_reported(operated: Operated) -> None:
     done = operated.ndif("probe", "test-org/other")
     assert (done.returncode, done.stdout) == (4, "")
     assert "no model 'test-org/other'" in done.stderr
@@ -146,7 +146,7 @@ def test_what_is_not_there_is_said(operated: Operated) -> None:
 
 
 def hold(server: StartedServer, held: set[int]) -> None:
-    """Stop the processes of models that are not in `held`: a server replaces one that does not answer."""
+    """Stop all model processes that are not in `held`: the server replaces a frozen one."""
     with contextlib.suppress(OSError):  # one has just ended
         for process in server.processes():
             for one in {*family(process)} - held:
@@ -155,14 +155,14 @@ def hold(server: StartedServer, held: set[int]) -> None:
 
 
 def is_confined(process: int) -> bool:
-    """Return True if a process has given up gaining rights, as one does that confines itself."""
+    """Return True if a process has set no_new_privs, as a confined process does."""
     try:
         return "NoNewPrivs:\t1\n" in Path(f"/proc/{process}/status").read_text()
     except OSError:  # it has ended
         return False
 
 
-def test_a_replica_that_hangs_is_a_timeout_and_leaves_no_process(operated: Operated) -> None:
+def test_hanging_replica_is_timeout_and_leaves_no_process(operated: Operated) -> None:
     held: set[int] = set()
     hold(operated.server, held)
     assert held
@@ -189,10 +189,10 @@ def test_a_replica_that_hangs_is_a_timeout_and_leaves_no_process(operated: Opera
     until_no_client(operated.environment)
 
 
-def test_other_weights_under_the_same_name_are_wrong(
+def test_probe_reports_other_weights_under_same_name_as_wrong(
     server_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """One generation has the model as it was; the other one loads it after its files have changed."""
+    """One generation loads the model before its files change; the other one loads it afterwards."""
     model = make_gpt2(tmp_path / "model", seed=1)
     environment = {**server_environment, "NDIF_SESSION_ROOT": str(tmp_path / "sessions")}
     operated = Operated(environment, f"{NAME}={model}")

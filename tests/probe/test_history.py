@@ -1,4 +1,4 @@
-"""The sums of the outcomes of probes, and which of them count."""
+"""Sums of probe outcomes, and the outcomes that count."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OK = Outcome(ProbeKind.OK, seconds=0.25, value=VALUE)
 WATCHED = Watched(TARGET, serves=False, problem=None, withdrawals=0, trust_remote_code=False)
 
 
-def test_the_share_counts_what_was_up_or_down() -> None:
+def test_up_share_counts_only_up_and_down_outcomes() -> None:
     history = History()
     assert history.public(0.0) is None
     for kind in (ProbeKind.LOADING, ProbeKind.UNSUPPORTED):
@@ -47,7 +47,7 @@ def test_the_share_counts_what_was_up_or_down() -> None:
     )
 
 
-def test_it_is_bounded_by_a_day_and_by_a_number() -> None:
+def test_history_is_bounded_by_age_and_number() -> None:
     history = History()
     for second in range(2000):
         history.note(OK, float(second))
@@ -59,7 +59,7 @@ def test_it_is_bounded_by_a_day_and_by_a_number() -> None:
     assert (late.probes, late.up_share, late.up) == (1, 1.0, True)
 
 
-def test_a_first_value_holds_for_all_generations_until_the_model_is_evicted() -> None:
+def test_first_value_holds_for_all_generations_until_model_is_evicted() -> None:
     histories = Histories(now=lambda: 10.0)
     histories.of(TARGET).note(OK, 1.0)
     histories.of(OLDER).note(
@@ -83,8 +83,8 @@ def prober(**fields: float) -> Prober:
     )
 
 
-def test_a_model_that_does_not_serve_gets_no_trace(tmp_path: Path) -> None:
-    """No runtime is there that could send one."""
+def test_model_that_does_not_serve_is_not_traced(tmp_path: Path) -> None:
+    """No runtime could send a trace."""
 
     async def look(one: Watched, prober: Prober) -> Outcome:
         return await prober.look(one, tmp_path)
@@ -101,7 +101,7 @@ def test_a_model_that_does_not_serve_gets_no_trace(tmp_path: Path) -> None:
     assert (foreign.kind, foreign.failed) == (ProbeKind.UNSUPPORTED, False)
 
 
-def test_the_key_of_probes_lets_jobs_run_and_nothing_else() -> None:
+def test_probe_key_only_allows_running_jobs() -> None:
     key = probe_key_of("the operator's token")
     assert "token" not in key
     assert key != probe_key_of("another token")
@@ -113,7 +113,7 @@ def test_the_key_of_probes_lets_jobs_run_and_nothing_else() -> None:
     assert key not in repr(account)
     rights = account.trusted, account.hotswapping, account.gated, account.priority
     assert not any(rights)
-    # Everybody else is whoever the other form says.
+    # The wrapped accounts admit all other keys.
     assert asyncio.run(accounts.account(Caller("owner"))).trusted
     for other in ("", f"{key}0", "é"):
         try:

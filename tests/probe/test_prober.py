@@ -1,4 +1,4 @@
-"""The server's own probes: what it, its metrics and its clients tell of a model whose weights change."""
+"""The server's own probes: status, metrics and clients report a model whose weights change."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Probed(Operated):
         super().__init__({**environment, **settings}, f"{NAME}={model}")
 
     def public(self) -> dict[str, Any]:
-        """Return what everybody is told of the probes; empty before the first."""
+        """Return the public outcome of the probes; empty before the first."""
         (entry,) = json.loads(self.server.get("/status")[1])["deployments"].values()
         found: dict[str, Any] = entry.get("probes", {}).get("0.8", {})
         return found
@@ -80,7 +80,7 @@ def probed(server_environment: dict[str, str], model: Path, tmp_path: Path) -> I
     until_no_client(server_environment)
 
 
-def test_a_server_tells_how_its_models_are_served(
+def test_server_publishes_probe_outcomes_of_its_models(
     probed: Probed, model: Path, runtimes: Path, tmp_path: Path
 ) -> None:
     found = probed.until_outcome("ok")
@@ -90,7 +90,7 @@ def test_a_server_tells_how_its_models_are_served(
     assert probed.metric("ndif_probe_up") == 1
     assert (probed.metric("ndif_probe_seconds_count") or 0) >= 1
     assert (probed.metric("ndif_probes_total", outcome="ok") or 0) >= 1
-    # It has the job for itself: no user's sums have it, and older clients pass over the field.
+    # No user's usage contains the probe's job, and older clients ignore the field.
     assert json.loads(probed.ndif("usage", "--json").stdout)["usage"] == []
     for overlay in (None, runtimes / "0.7"):
         environment = client_environment(probed.server, tmp_path / "home", overlay)
@@ -104,7 +104,7 @@ def test_a_server_tells_how_its_models_are_served(
         assert done.stdout.startswith("UP ")
         assert NAME in done.stdout
         assert "'probes': {'0.8'" in done.stdout
-    # Other weights under the same name, in the replicas of now.
+    # Other weights under the same name, after a restart.
     make_gpt2(model, seed=1)
     done = probed.ndif("restart", NAME)
     assert done.returncode == 0, done
@@ -116,13 +116,13 @@ def test_a_server_tells_how_its_models_are_served(
     (row,) = shown["models"]
     assert "another than in the first probe" in row["probe"]["reason"]
     assert f"The last probe of {NAME} by nnsight 0.8" in probed.ndif("status").stdout
-    # An operator who evicts it says that another model may come.
+    # After an eviction, another model may have this name.
     assert probed.ndif("evict", NAME).returncode == 0
     probed.deploy(model, "0.8")
     assert probed.until_outcome("ok")["up"] is True
 
 
-def test_the_process_that_leads_probes_through_the_gateways(
+def test_leader_probes_through_gateways(
     server_environment: dict[str, str], model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "redis").mkdir()

@@ -26,7 +26,7 @@ def runtime(interpreter: str = sys.executable) -> Runtime:
     return Runtime("0.8", "0.8.1", Path(interpreter), path=())
 
 
-def test_a_client_has_no_secret_and_knows_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_client_gets_proxy_settings_but_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = {"NDIF_CLUSTER_SECRET": "a", "HF_TOKEN": "b", "AWS_SECRET_ACCESS_KEY": "c"}
     way = {"HTTPS_PROXY": "http://proxy:3128", "SSL_CERT_FILE": "/ca.pem"}
     for name, value in {**secrets, **way}.items():
@@ -50,7 +50,7 @@ def program(folder: Path, text: str) -> Path:
     return file
 
 
-def test_a_client_that_ends_without_an_answer_says_why(tmp_path: Path) -> None:
+def test_probe_client_that_ends_without_answer_is_error_with_reason(tmp_path: Path) -> None:
     ended = outcome(program(tmp_path, "echo first >&2; echo 'it broke' >&2; exit 1"))
     assert ended == Outcome(ProbeKind.ERROR, "The client ended without an answer: it broke")
     assert outcome(program(tmp_path, "echo nonsense")).kind is ProbeKind.ERROR
@@ -59,7 +59,7 @@ def test_a_client_that_ends_without_an_answer_says_why(tmp_path: Path) -> None:
     assert endless.reason.endswith("its line is longer than 64KiB")
 
 
-def test_all_that_a_client_started_ends_with_it(tmp_path: Path) -> None:
+def test_child_processes_of_probe_client_end_with_it(tmp_path: Path) -> None:
     """A child of the client holds a socket, whose other end sees it go."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The check of a value: what a wrong one is, and what is mere rounding."""
+"""The check of a value: wrong values, and rounding differences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH, TOP, VOCABULARY = 64, 5, 512
 
 
 def saved(dtype: torch.dtype = torch.float32, seed: int = 0) -> Saved:
-    """Return what a probe's trace saves of a head of random weights."""
+    """Return the values that a probe's trace saves, for a head with random weights."""
     torch.manual_seed(seed)
     weight = torch.randn(VOCABULARY, WIDTH, dtype=torch.float64).to(dtype)
     hidden = torch.randn(WIDTH, dtype=torch.float64).to(dtype)
@@ -40,7 +40,7 @@ def saved(dtype: torch.dtype = torch.float32, seed: int = 0) -> Saved:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_value_that_was_computed_is_right(dtype: torch.dtype, seed: int) -> None:
+def test_computed_value_is_right(dtype: torch.dtype, seed: int) -> None:
     value = _value(saved(dtype, seed))
     assert _why_wrong(saved(dtype, seed), value) is None
     assert (value.shape, len(value.tokens)) == ((VOCABULARY,), TOP)
@@ -83,7 +83,7 @@ def cut(value: Saved) -> None:
         (cut, "another shape"),
     ],
 )
-def test_a_value_that_was_changed_is_wrong(
+def test_changed_value_is_wrong(
     change: Callable[[Saved], None], reason: str, dtype: torch.dtype
 ) -> None:
     value = saved(dtype)
@@ -103,19 +103,19 @@ def value(seed: int = 0, noise: float = 0.0, dtype: torch.dtype = torch.float32)
     return Value((VOCABULARY,), str(dtype), tolerance, tuple(numbers.tolist()), (1, 2, 3))
 
 
-def test_rounding_is_no_difference() -> None:
+def test_rounding_difference_is_accepted() -> None:
     assert value(noise=1e-4).differs_from(value()) is None
     assert value(noise=1e-2, dtype=torch.bfloat16).differs_from(value()) is None
 
 
-def test_other_numbers_are() -> None:
+def test_different_numbers_or_shape_are_reported() -> None:
     assert "another than in the first probe" in str(value(noise=1e-2).differs_from(value()))
     assert value(1, dtype=torch.bfloat16).differs_from(value(dtype=torch.bfloat16)) is not None
     shorter = Value((VOCABULARY - 1,), "float32", 1e-3, value().numbers, ())
     assert "shape" in str(shorter.differs_from(value()))
 
 
-def test_an_outcome_is_judged_by_the_first_value() -> None:
+def test_outcome_is_wrong_if_it_differs_from_first_value() -> None:
     ok = Outcome(ProbeKind.OK, seconds=0.5, value=value(1))
     assert ok.against(None) is ok
     assert ok.against(value(1)) is ok
@@ -126,11 +126,11 @@ def test_an_outcome_is_judged_by_the_first_value() -> None:
 
 
 @pytest.mark.parametrize("kind", ProbeKind)
-def test_only_what_is_not_served_has_failed(kind: ProbeKind) -> None:
+def test_only_ok_loading_and_unsupported_outcomes_have_not_failed(kind: ProbeKind) -> None:
     fine = (ProbeKind.OK, ProbeKind.LOADING, ProbeKind.UNSUPPORTED)
     assert Outcome(kind).failed is (kind not in fine)
 
 
-def test_a_target_is_named_with_its_revision() -> None:
+def test_target_label_contains_revision() -> None:
     assert Target("org/name", None, None, "0.8").label == "org/name"
     assert Target("org/name", "v1", None, "0.8").label == "org/name@v1"

@@ -1,4 +1,4 @@
-"""A waiting request of which nothing but its turn matters."""
+"""A minimal waiting request for tests of the queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many replicas: up when those in line wait, down when not needed, and never to and fro."""
+"""The number of replicas: it grows with waits, shrinks when idle, and does not oscillate."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def nobody(replicas: int) -> Observation:
 # Up
 
 
-def test_a_long_wait_brings_one_more() -> None:
+def test_long_wait_adds_one_replica() -> None:
     assert Autoscaler(BOUNDS, 1).step(long_wait(1), 0.0) == 2
 
 
-def test_a_wait_within_the_target_brings_none() -> None:
+def test_wait_within_target_adds_no_replica() -> None:
     scaler = Autoscaler(BOUNDS, 1)
     assert scaler.step(Observation(1, busy=1, waiting=9, waited_s=29.0), 0.0) == 1
 
 
-def test_each_one_more_is_given_time_to_show_what_it_does() -> None:
+def test_replicas_are_added_one_per_cooldown() -> None:
     scaler = Autoscaler(BOUNDS, 1)
     assert [scaler.step(long_wait(2 if now else 1), now) for now in (0.0, 30.0, 59.0, 60.0)] == [
         2,
@@ -55,14 +55,14 @@ def test_each_one_more_is_given_time_to_show_what_it_does() -> None:
     ]
 
 
-def test_what_is_still_loading_is_waited_for() -> None:
+def test_autoscaler_waits_for_loading_replica() -> None:
     scaler = Autoscaler(BOUNDS, 1)
     for now in range(0, 1000, 10):
         assert scaler.step(long_wait(1), float(now)) == 2
     assert scaler.step(long_wait(2), 1000.0) == 3
 
 
-def test_from_none_the_first_request_brings_one() -> None:
+def test_first_request_scales_up_from_zero() -> None:
     scaler = Autoscaler(replace(BOUNDS, least=0), 0)
     assert scaler.step(nobody(0), 0.0) == 0
     assert scaler.step(Observation(0, busy=0, waiting=1), 5.0) == 1
@@ -71,7 +71,7 @@ def test_from_none_the_first_request_brings_one() -> None:
 # Down
 
 
-def test_what_is_not_needed_for_long_is_let_go_one_by_one() -> None:
+def test_idle_replicas_are_removed_one_by_one() -> None:
     scaler = Autoscaler(BOUNDS, 3)
     replicas, changes = 3, {}
     for now in range(0, 2000, 10):
@@ -82,13 +82,13 @@ def test_what_is_not_needed_for_long_is_let_go_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("moment", [Observation(2, busy=2), Observation(2, busy=1, waiting=1)])
-def test_one_busy_moment_keeps_a_replica(moment: Observation) -> None:
+def test_one_busy_observation_keeps_replica(moment: Observation) -> None:
     scaler = Autoscaler(BOUNDS, 2)
     for now in range(0, 3000, 100):
         assert scaler.step(nobody(2) if now % 200 else moment, float(now)) == 2
 
 
-def test_what_took_long_to_load_is_not_let_go_for_that() -> None:
+def test_loading_time_does_not_count_as_idle() -> None:
     scaler = Autoscaler(BOUNDS, 1)
     scaler.step(long_wait(1), 0.0)
     for now in range(10, 1000, 10):
@@ -96,7 +96,7 @@ def test_what_took_long_to_load_is_not_let_go_for_that() -> None:
     assert [scaler.step(nobody(2), now) for now in (1000.0, 1299.0, 1300.0)] == [2, 2, 1]
 
 
-def test_a_replica_that_is_soon_missed_is_kept_longer() -> None:
+def test_replica_removed_too_soon_is_kept_longer_next_time() -> None:
     scaler = Autoscaler(BOUNDS, 2)
     kept, replicas, since = [], 2, 0.0
     for now in range(0, 12_000, 10):
@@ -115,7 +115,7 @@ def test_a_replica_that_is_soon_missed_is_kept_longer() -> None:
 # Refusals
 
 
-def test_what_is_refused_is_asked_again_later_and_later() -> None:
+def test_refused_replica_is_requested_again_with_backoff() -> None:
     scaler = Autoscaler(replace(BOUNDS, longest_backoff_s=480), 1)
     wanted = [1]
     for now in range(0, 2000, 5):
@@ -126,7 +126,7 @@ def test_what_is_refused_is_asked_again_later_and_later() -> None:
     assert pauses == [65, 65, 125, 245, 485, 485, 485]
 
 
-def test_what_has_come_after_all_ends_the_doubling() -> None:
+def test_granted_replica_resets_backoff() -> None:
     scaler = Autoscaler(BOUNDS, 1)
     now, asked = 0.0, scaler.step(long_wait(1), 0.0)
     for _ in range(5):
@@ -139,7 +139,7 @@ def test_what_has_come_after_all_ends_the_doubling() -> None:
     assert scaler.state.refusals == 0
 
 
-def test_a_refusal_is_not_taken_for_a_replica_let_go_too_soon() -> None:
+def test_refusal_does_not_count_as_early_removal() -> None:
     scaler = Autoscaler(BOUNDS, 1)
     scaler.step(long_wait(1), 0.0)
     scaler.step(long_wait(1, refused=True), 1.0)
@@ -147,7 +147,7 @@ def test_a_refusal_is_not_taken_for_a_replica_let_go_too_soon() -> None:
     assert scaler.state.holds == 1
 
 
-def test_while_a_refusal_stands_there_may_be_less_than_the_least() -> None:
+def test_refusal_can_keep_replicas_below_minimum() -> None:
     scaler = Autoscaler(replace(BOUNDS, least=2), 2)
     assert scaler.step(nobody(1), 0.0) == 2
     assert scaler.step(replace(nobody(1), refused=True), 1.0) == 1
@@ -155,7 +155,7 @@ def test_while_a_refusal_stands_there_may_be_less_than_the_least() -> None:
     assert scaler.step(nobody(1), 31.0) == 2
 
 
-def test_a_lost_replica_is_asked_for_again() -> None:
+def test_lost_replica_is_requested_again() -> None:
     scaler = Autoscaler(BOUNDS, 3)
     for now in range(5):
         assert scaler.step(Observation(2, busy=2), float(now)) == 3
@@ -164,7 +164,7 @@ def test_a_lost_replica_is_asked_for_again() -> None:
 # Bounds
 
 
-def test_bounds_that_change_are_held_to_at_once() -> None:
+def test_changed_bounds_apply_immediately() -> None:
     scaler = Autoscaler(BOUNDS, 4)
     scaler.bounds = replace(BOUNDS, most=2)
     assert scaler.step(long_wait(4), 0.0) == 2
@@ -183,12 +183,12 @@ def test_bounds_that_change_are_held_to_at_once() -> None:
         {"backoff_s": 1e6},
     ],
 )
-def test_bounds_without_sense_are_refused(wrong: dict[str, float]) -> None:
+def test_invalid_bounds_are_rejected(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
         replace(BOUNDS, **wrong)  # type: ignore[arg-type]
 
 
-def test_the_median_of_nobodys_wait_is_nothing() -> None:
+def test_median_wait_is_zero_for_empty_queue() -> None:
     assert median_wait([], 5.0) == 0.0
     assert median_wait([1.0, 2.0, 4.5], 5.0) == 3.0
 
@@ -220,7 +220,7 @@ _moments = st.lists(
 
 @settings(max_examples=examples(2))
 @given(_bounds, st.integers(0, 9), _moments)
-def test_no_history_breaks_the_rules(
+def test_bounds_backoff_and_cooldown_hold_for_any_history(
     bounds: Bounds, replicas: int, moments: list[tuple[float, int, int, float, str]]
 ) -> None:
     scaler = Autoscaler(bounds, replicas)
@@ -255,7 +255,7 @@ def test_no_history_breaks_the_rules(
 
 
 @given(_bounds, st.integers(0, 9), _moments)
-def test_at_idle_it_goes_to_the_least_and_stays(
+def test_idle_autoscaler_settles_at_minimum(
     bounds: Bounds, replicas: int, moments: list[tuple[float, int, int, float, str]]
 ) -> None:
     scaler = Autoscaler(bounds, replicas)
@@ -280,10 +280,10 @@ def test_at_idle_it_goes_to_the_least_and_stays(
     st.sampled_from([0.5, 5.0, 40.0]),
     st.sampled_from([0, 2, 12]),
 )
-def test_under_a_constant_load_it_converges_and_stays(
+def test_autoscaler_converges_under_constant_load(
     load: float, start: int, most: int, runs_s: float, loads_steps: int
 ) -> None:
-    """`load` is how many replicas the arrivals keep busy; a line grows by what exceeds those there are."""
+    """`load` is the number of replicas that the arrivals keep busy; the queue grows by the excess."""
     every_s = 10.0
     bounds = replace(BOUNDS, most=most)
     scaler = Autoscaler(bounds, start)
@@ -311,8 +311,8 @@ def test_under_a_constant_load_it_converges_and_stays(
 
 @pytest.mark.parametrize("load", [0.3, 1.5, 2.6])
 @pytest.mark.parametrize("runs_s", [1.0, 40.0])
-def test_chance_in_a_constant_load_makes_it_change_rarely(load: float, runs_s: float) -> None:
-    """Two days of Poisson arrivals and exponential run times: replicas are not loaded to and fro."""
+def test_random_fluctuation_of_load_rarely_changes_replicas(load: float, runs_s: float) -> None:
+    """Two days of Poisson arrivals and exponential run times rarely change the number of replicas."""
     dice = random.Random(3)
     bounds = replace(BOUNDS, most=6, idle_s=600)
     scaler = Autoscaler(bounds, 1)
@@ -345,7 +345,7 @@ def test_chance_in_a_constant_load_makes_it_change_rarely(load: float, runs_s: f
     assert sum(at > end / 2 for at in changes) <= 30
 
 
-def test_a_step_depends_on_its_arguments_alone() -> None:
+def test_step_is_pure_function() -> None:
     state = ScalingState(1)
     once = desired(state, long_wait(1), BOUNDS, 5.0)
     assert desired(state, long_wait(1), BOUNDS, 5.0) == once

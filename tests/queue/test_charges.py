@@ -1,4 +1,4 @@
-"""A job is charged for the time that it had a runner, whoever ended it, and its record says who did."""
+"""A job is charged for the time on its runner, however it ended; its record says who ended it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.waiting import virtual_time_passes as elapse
 
 NAME = "a/a"
 WAITS_S, RUNS_S = 4.0, 100.0
-"""Seconds until a runner has the job, and that its block would take."""
+"""Seconds until the job has a runner, and seconds that its block takes."""
 
 
 class Forking(Actor):
-    """Actor that has a runner only after a while, as a real one may."""
+    """An actor that gets a runner after a delay, as a real one may."""
 
     async def run(self, request: Request, respond: Respond) -> Response:
         asyncio.get_running_loop().call_later(WAITS_S, self._begin, request, respond)

@@ -1,4 +1,4 @@
-"""Requests that come while there is nothing yet that could run them."""
+"""Requests that arrive before a dispatcher can run them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def a_request(subscription_id: str) -> Request:
 
 
 @on_loop
-async def test_each_is_told_and_none_is_lost(tmp_path: Path) -> None:
+async def test_holding_queue_notifies_clients_and_keeps_every_request(tmp_path: Path) -> None:
     broker = MemoryBroker()
     room = HoldingQueue(broker, Responder(broker, FileStore(tmp_path, 60)), TEXT)
     client = await broker.subscribe()
@@ -37,7 +37,7 @@ async def test_each_is_told_and_none_is_lost(tmp_path: Path) -> None:
     for request in sent:
         update = frames.read(await client.next())
         assert (update.id, update.status, update.description) == (request.id, Status.QUEUED, TEXT)
-    # Whoever has left hears nothing, and is kept like the others.
+    # A departed client gets no update; its request is kept like the others.
     gone = a_request("gone")
     await broker.submit(gone)
     last = a_request(client.id)
@@ -45,13 +45,13 @@ async def test_each_is_told_and_none_is_lost(tmp_path: Path) -> None:
     assert frames.read(await client.next()).id == last.id
     waited = await room.close()
     assert [request.id for request in waited] == [one.id for one in (*sent, gone, last)]
-    # From now on others take them.
+    # After closing, other consumers claim requests.
     await broker.submit(later := a_request(client.id))
     assert (await broker.claim()).id == later.id
 
 
 @on_loop
-async def test_one_that_was_never_opened(tmp_path: Path) -> None:
+async def test_unopened_holding_queue_claims_no_request(tmp_path: Path) -> None:
     broker = MemoryBroker()
     room = HoldingQueue(broker, Responder(broker, FileStore(tmp_path, 60)), TEXT)
     await broker.submit(a_request("me"))

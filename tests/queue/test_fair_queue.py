@@ -1,4 +1,4 @@
-"""Choice of the next request: fairness, priority and its ageing, honest positions, invariants."""
+"""Fair scheduling of requests: fairness, priority, ageing, positions and invariants."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def users(entries: list[Waiting]) -> list[str]:
     return [one.user for one in entries]
 
 
-# Turns
+# Fairness
 
 
-def test_one_user_is_served_in_the_order_they_came() -> None:
+def test_requests_of_one_user_are_served_in_order() -> None:
     line: FairQueue[Waiting] = FairQueue()
     came = add(line, "ann", 50)
     assert takes(line) == came
 
 
-def test_a_flood_does_not_hold_up_another_users_single_request() -> None:
+def test_flood_of_one_user_does_not_delay_another_user() -> None:
     line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", 1000)
     takes(line, 100)
@@ -64,14 +64,14 @@ def test_a_flood_does_not_hold_up_another_users_single_request() -> None:
     assert "bob" in users(takes(line, 3))
 
 
-def test_users_take_turns() -> None:
+def test_users_are_served_round_robin() -> None:
     line: FairQueue[Waiting] = FairQueue()
     for user in ("ann", "bob", "carol"):
         add(line, user, 4)
     assert users(takes(line)) == ["ann", "bob", "carol"] * 4
 
 
-def test_a_weight_of_three_is_served_three_times_as_often() -> None:
+def test_user_with_weight_three_is_served_three_times_as_often() -> None:
     line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", 400, weight=1)
     add(line, "bob", 400, weight=3)
@@ -79,7 +79,7 @@ def test_a_weight_of_three_is_served_three_times_as_often() -> None:
     assert abs(served["bob"] - 300) <= 4
 
 
-def test_long_jobs_get_no_more_of_the_machine() -> None:
+def test_long_jobs_get_equal_share_of_time() -> None:
     line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", 100, cost=10)
     add(line, "bob", 1000, cost=1)
@@ -89,7 +89,7 @@ def test_long_jobs_get_no_more_of_the_machine() -> None:
     assert abs(seconds["ann"] - seconds["bob"]) <= 11
 
 
-def test_what_an_estimate_got_wrong_is_settled() -> None:
+def test_measured_run_time_corrects_estimated_cost() -> None:
     line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", 400)
     add(line, "bob", 400)
@@ -109,7 +109,7 @@ def takes_settled(
         yield one
 
 
-def test_settling_what_nobody_remembers_is_nothing() -> None:
+def test_settling_after_reset_has_no_effect() -> None:
     line: FairQueue[Waiting] = FairQueue()
     [one] = add(line, "ann")
     line.take()
@@ -120,7 +120,7 @@ def test_settling_what_nobody_remembers_is_nothing() -> None:
     assert users(takes(line)) == ["ann", "bob"]
 
 
-def test_who_was_idle_has_saved_nothing_up() -> None:
+def test_idle_user_accumulates_no_credit() -> None:
     line: FairQueue[Waiting] = FairQueue()
     add(line, "bob")
     add(line, "ann", 500)
@@ -130,7 +130,7 @@ def test_who_was_idle_has_saved_nothing_up() -> None:
     assert Counter(users(takes(line, 30))) == {"ann": 10, "bob": 10, "carol": 10}
 
 
-def test_who_goes_away_for_a_moment_still_owes() -> None:
+def test_debt_of_user_survives_short_absence() -> None:
     line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", cost=20)
     add(line, "bob", 100)
@@ -140,7 +140,7 @@ def test_who_goes_away_for_a_moment_still_owes() -> None:
     assert "ann" in users(takes(line, 2))
 
 
-def test_what_nobody_waited_for_is_not_held_against_a_user() -> None:
+def test_reset_of_idle_queue_clears_debt() -> None:
     line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", cost=3600)
     takes(line, 1)
@@ -154,7 +154,7 @@ def test_what_nobody_waited_for_is_not_held_against_a_user() -> None:
 # Priority and age
 
 
-def test_priority_goes_first() -> None:
+def test_priority_requests_go_first() -> None:
     line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", 10)
     takes(line, 5)
@@ -163,14 +163,14 @@ def test_priority_goes_first() -> None:
     assert users(takes(line, 3)) == ["carol"] * 3
 
 
-def test_priority_goes_before_the_same_users_ordinary_requests() -> None:
+def test_priority_request_precedes_ordinary_requests_of_its_user() -> None:
     line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", 3)
     [urgent] = add(line, "ann", priority=True)
     assert line.take() is urgent
 
 
-def test_a_priority_request_brings_its_waiting_user_forward() -> None:
+def test_priority_request_brings_its_waiting_user_forward() -> None:
     line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", 5)
     add(line, "bob", 5)
@@ -179,7 +179,7 @@ def test_a_priority_request_brings_its_waiting_user_forward() -> None:
     assert line.take() is urgent
 
 
-def test_newcomers_do_not_pay_for_anothers_head_start() -> None:
+def test_new_user_does_not_pay_for_head_start_of_another() -> None:
     line: FairQueue[Waiting] = FairQueue(head_start_s=50, patience=FOREVER)
     add(line, "ann", 500)
     add(line, "bob", 500, priority=True)
@@ -188,7 +188,7 @@ def test_newcomers_do_not_pay_for_anothers_head_start() -> None:
     assert "carol" in users(takes(line, 4))
 
 
-def test_newcomers_do_not_pay_for_what_was_due_by_age() -> None:
+def test_new_user_does_not_pay_for_request_that_was_due_by_age() -> None:
     line: FairQueue[Waiting] = FairQueue(patience=4)
     add(line, "bob", cost=500)
     takes(line, 1)
@@ -199,7 +199,7 @@ def test_newcomers_do_not_pay_for_what_was_due_by_age() -> None:
     assert "carol" in users(takes(line, 4))
 
 
-def test_a_flood_of_priority_uses_its_head_start_up() -> None:
+def test_flood_of_priority_requests_uses_up_head_start() -> None:
     line: FairQueue[Waiting] = FairQueue(head_start_s=20, patience=FOREVER)
     add(line, "ann", 1000, priority=True)
     add(line, "bob", 1000)
@@ -208,7 +208,7 @@ def test_a_flood_of_priority_uses_its_head_start_up() -> None:
     assert Counter(users(takes(line, 100))) == {"ann": 50, "bob": 50}
 
 
-def test_a_head_start_is_earned_again_by_standing_back() -> None:
+def test_head_start_is_restored_while_user_waits() -> None:
     line: FairQueue[Waiting] = FairQueue(head_start_s=20, patience=FOREVER)
     add(line, "ann", 20, priority=True)
     add(line, "bob", 1000)
@@ -223,7 +223,7 @@ def test_a_head_start_is_earned_again_by_standing_back() -> None:
 
 @pytest.mark.parametrize("patience", [1, 2, 8, 32])
 @pytest.mark.parametrize("ahead", [0, 5])
-def test_nobody_starves_behind_new_users_without_end(patience: int, ahead: int) -> None:
+def test_request_does_not_starve_behind_endless_new_users(patience: int, ahead: int) -> None:
     line: FairQueue[Waiting] = FairQueue(patience=patience)
     add(line, "ann", ahead)
     [waits] = add(line, "ann")
@@ -236,8 +236,8 @@ def test_nobody_starves_behind_new_users_without_end(patience: int, ahead: int) 
     assert strangers <= most + ahead
 
 
-def test_without_patience_somebody_would_starve() -> None:
-    """The flood of the test before is one that turns alone do not stop."""
+def test_request_starves_without_ageing() -> None:
+    """Fair scheduling alone does not prevent the starvation of the previous test."""
     line: FairQueue[Waiting] = FairQueue(patience=FOREVER)
     add(line, "ann")
     for number in range(2000):
@@ -277,16 +277,16 @@ _lines = st.builds(
 
 @dataclass
 class History:
-    """Apply a history to a queue; return who overtook whom."""
+    """A history applied to a queue, with a count of overtaken requests."""
 
     line: FairQueue[Waiting]
     ahead: dict[str, int] = field(default_factory=dict)
     came: dict[str, int] = field(default_factory=dict)
     overtaken: Counter[str] = field(default_factory=Counter)
     taken: list[Waiting] = field(default_factory=list)
-    """Out, and not given back."""
+    """Requests that were taken and not given back."""
     seen: set[str] = field(default_factory=set)
-    """Taken once, if not more."""
+    """Requests that were taken at least once."""
 
     def run(self, steps: list[Step]) -> None:
         for step in steps:
@@ -327,7 +327,7 @@ class History:
 
 
 @given(_lines, _histories)
-def test_positions_are_the_order_of_takes(line: FairQueue[Waiting], steps: list[Step]) -> None:
+def test_positions_match_order_of_takes(line: FairQueue[Waiting], steps: list[Step]) -> None:
     History(line).run(steps)
     told = line.positions()
     assert line.positions() == told, "asking changes nothing"
@@ -338,7 +338,7 @@ def test_positions_are_the_order_of_takes(line: FairQueue[Waiting], steps: list[
 
 @settings(max_examples=examples(2))
 @given(_lines, _histories, st.integers(0, 60))
-def test_no_history_breaks_the_bound(
+def test_number_of_overtaking_requests_is_bounded(
     line: FairQueue[Waiting], steps: list[Step], strangers: int
 ) -> None:
     history = History(line)
@@ -353,9 +353,7 @@ def test_no_history_breaks_the_bound(
 
 
 @given(_lines, _histories)
-def test_nothing_is_lost_and_nothing_comes_twice(
-    line: FairQueue[Waiting], steps: list[Step]
-) -> None:
+def test_no_request_is_lost_or_duplicated(line: FairQueue[Waiting], steps: list[Step]) -> None:
     history = History(line)
     history.run(steps)
     waiting = sorted(one.id for one in line)
@@ -385,10 +383,10 @@ def test_nothing_is_lost_and_nothing_comes_twice(
     st.integers(1, 20),
     st.integers(1, 20),
 )
-def test_users_who_both_wait_are_served_alike(
+def test_waiting_users_are_served_equally(
     demands: dict[str, tuple[float, list[float]]], since: int, count: int
 ) -> None:
-    """Start-time fair queueing's theorem: no two differ by more than an entry of each, by weight."""
+    """Start-time fair queueing: two users differ by at most one weighted entry of each."""
     line: FairQueue[Waiting] = FairQueue(patience=FOREVER)
     for user, (weight, costs) in demands.items():
         for cost in costs:
@@ -397,7 +395,7 @@ def test_users_who_both_wait_are_served_alike(
     served = dict.fromkeys(demands, 0.0)
     for _ in range(count):
         if len({one.user for one in line}) < len(demands):
-            return  # who has nothing to wait for is owed nothing
+            return  # the bound holds only while all users wait
         [one] = takes(line, 1)
         served[one.user] += one.cost / one.weight
         for a, b in itertools.combinations(demands, 2):
@@ -406,10 +404,10 @@ def test_users_who_both_wait_are_served_alike(
             assert abs(served[a] - served[b]) <= most + 1e-6
 
 
-# Coming back, going away
+# Returned and removed requests
 
 
-def test_what_is_given_back_goes_next_and_is_charged_once() -> None:
+def test_returned_request_goes_next_and_is_charged_once() -> None:
     line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", 100, cost=5)
     add(line, "bob", 500)
@@ -423,7 +421,7 @@ def test_what_is_given_back_goes_next_and_is_charged_once() -> None:
     assert served.count("ann") == 10
 
 
-def test_several_given_back_keep_their_order_whatever_died_first() -> None:
+def test_returned_requests_keep_their_order() -> None:
     line: FairQueue[Waiting] = FairQueue()
     came = add(line, "ann", 5)
     out = takes(line, 3)
@@ -433,7 +431,7 @@ def test_several_given_back_keep_their_order_whatever_died_first() -> None:
     assert takes(line) == came
 
 
-def test_removal_in_the_middle() -> None:
+def test_request_in_middle_of_queue_is_removed() -> None:
     line: FairQueue[Waiting] = FairQueue()
     came = add(line, "ann", 5)
     bobs = add(line, "bob", 2)
@@ -444,7 +442,7 @@ def test_removal_in_the_middle() -> None:
     assert bobs[0].id not in line
 
 
-def test_removing_a_later_request_does_not_move_the_first() -> None:
+def test_removing_later_request_does_not_move_first_one() -> None:
     line: FairQueue[Waiting] = FairQueue()
     came = add(line, "ann", 3)
     add(line, "bob", 3)
@@ -452,7 +450,7 @@ def test_removing_a_later_request_does_not_move_the_first() -> None:
     assert line.take() is came[0]
 
 
-def test_a_removed_priority_request_leaves_no_head_start() -> None:
+def test_removed_priority_request_leaves_no_head_start() -> None:
     line: FairQueue[Waiting] = FairQueue()
     add(line, "bob", 3)
     add(line, "ann", 1)
@@ -461,7 +459,7 @@ def test_a_removed_priority_request_leaves_no_head_start() -> None:
     assert users(takes(line, 2)) == ["bob", "ann"]
 
 
-def test_what_was_given_back_can_be_removed() -> None:
+def test_returned_request_can_be_removed() -> None:
     line: FairQueue[Waiting] = FairQueue()
     came = add(line, "ann", 2)
     line.take()
@@ -470,7 +468,7 @@ def test_what_was_given_back_can_be_removed() -> None:
     assert list(line) == came[1:]
 
 
-def test_all_that_may_not_stay_are_removed() -> None:
+def test_remove_all_removes_matching_requests() -> None:
     line: FairQueue[Waiting] = FairQueue()
     anns = add(line, "ann", 3)
     bobs = add(line, "bob", 3)
@@ -481,7 +479,7 @@ def test_all_that_may_not_stay_are_removed() -> None:
     assert line.remove_all(lambda one: one.user == "ann") == []
 
 
-def test_a_place_far_back_is_not_looked_for() -> None:
+def test_position_search_is_bounded() -> None:
     line: FairQueue[Waiting] = FairQueue()
     came = add(line, "ann", 20)
     assert line.position(came[4].id, within=5) == 5
@@ -489,10 +487,10 @@ def test_a_place_far_back_is_not_looked_for() -> None:
     assert line.position("nobody") is None
 
 
-# What is refused
+# Invalid arguments
 
 
-def test_nothing_waits_twice() -> None:
+def test_duplicate_request_is_rejected() -> None:
     line: FairQueue[Waiting] = FairQueue()
     [one] = add(line, "ann")
     for put in (line.add, line.give_back):
@@ -505,24 +503,24 @@ def test_nothing_waits_twice() -> None:
 
 
 @pytest.mark.parametrize("number", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_weight_that_would_disorder_turns_is_refused(number: float) -> None:
+def test_invalid_weight_is_rejected(number: float) -> None:
     with pytest.raises(ValueError, match="weight"):
         FairQueue().add(entry(weight=number))
 
 
 @pytest.mark.parametrize("number", [-1.0, float("nan"), float("inf")])
-def test_a_cost_that_would_disorder_turns_is_refused(number: float) -> None:
+def test_invalid_cost_is_rejected(number: float) -> None:
     with pytest.raises(ValueError, match="cost"):
         FairQueue().add(entry(cost=number))
 
 
 @pytest.mark.parametrize(("head_start_s", "patience"), [(-1.0, 1), (float("nan"), 1), (1.0, 0)])
-def test_a_line_without_sense_is_refused(head_start_s: float, patience: int) -> None:
+def test_invalid_queue_settings_are_rejected(head_start_s: float, patience: int) -> None:
     with pytest.raises(ValueError, match="must be"):
         FairQueue(head_start_s, patience)
 
 
-def test_a_line_that_is_never_empty_forgets_who_has_gone() -> None:
+def test_busy_queue_forgets_former_users() -> None:
     line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", 2)
     dice = random.Random(0)
@@ -534,7 +532,7 @@ def test_a_line_that_is_never_empty_forgets_who_has_gone() -> None:
     assert len(line._turns) < 5_000
 
 
-def test_a_line_from_which_nothing_is_taken_forgets_what_was_removed() -> None:
+def test_queue_without_takes_forgets_removed_requests() -> None:
     line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", cost=100)
     takes(line, 1)
@@ -546,7 +544,7 @@ def test_a_line_from_which_nothing_is_taken_forgets_what_was_removed() -> None:
     assert users(takes(line)) == ["bob", "ann"]
 
 
-def test_a_debt_is_not_forgotten_in_a_crowd() -> None:
+def test_debt_of_user_survives_many_other_users() -> None:
     line: FairQueue[Waiting] = FairQueue()
     add(line, "ann", cost=10_000)
     add(line, "bob", 10)

@@ -1,4 +1,4 @@
-"""The line of one model, with a real broker and store and a replica that does what a test says."""
+"""The queue of one model, with a real broker and store, and a scripted replica."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ OFTEN_S = 0.02
 
 @dataclass
 class Replica:
-    """Stands in for `ModelActor`: its process is an event, and a request runs as `act` says."""
+    """A stand-in for `ModelActor`: its process is an event, and `act` runs each request."""
 
     act: Act
     reason: str | None
-    """Why it does not start."""
+    """The reason why the replica does not start; None if it starts."""
     ran: list[str]
     may_start: asyncio.Event | None = None
     shared_passes: SharedPasses | None = None
@@ -109,14 +109,14 @@ class Replica:
         self.cancelled.put_nowait(reason)
 
     def lose(self) -> ReplicaLostError:
-        """End as a model process does."""
+        """End like a lost model process."""
         self.ended.set()
         return ReplicaLostError("the model process ended")
 
 
 @dataclass
 class Line:
-    """A processor that runs, and what it runs on."""
+    """A running processor with its broker, store and replicas."""
 
     dispatcher: Dispatcher
     processor: Processor
@@ -135,7 +135,7 @@ class Line:
         trusted: bool = False,
         env: Mapping[str, Any] | None = None,
     ) -> Client:
-        """A client that sends one request and waits for it."""
+        """Submit one request and return its client."""
         channel = None if polled else await self.broker.subscribe()
         request = Request(
             model=MODEL,
@@ -169,7 +169,7 @@ class Client:
         return [response.status.value for response in self.told]
 
     async def hears(self, status: Status) -> Response:
-        """Listen up to the next update of that status."""
+        """Wait for the next update with that status."""
         assert self.channel is not None
         while True:
             response = frames.read(await self.channel.next())
@@ -208,7 +208,7 @@ async def a_line(
     broker: Broker | None = None,
     kind: type[Replica] = Replica,
 ) -> AsyncIterator[Line]:
-    """A line whose replicas `act`; `reasons` are those for which the first of them do not start."""
+    """A queue whose replicas run `act`; `reasons` are the start errors of the first replicas."""
     broker, store = broker or MemoryBroker(), store or FileStore(folder, 3600)
     replicas: list[Replica] = []
     ran: list[str] = []
@@ -248,7 +248,7 @@ async def a_controller(make: MakeActor, replicas: int = 1) -> Controller:
 
 @dataclass
 class Gate:
-    """An `act` that says when it begins, and ends when it is let."""
+    """An `act` that reports its begin, and ends when the test allows it."""
 
     began: asyncio.Queue[Request] = field(default_factory=asyncio.Queue)
     may_end: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
@@ -277,7 +277,7 @@ def position(response: Response) -> int:
 
 
 @on_virtual_loop
-async def test_replicas_serve_one_line_side_by_side(tmp_path: Path) -> None:
+async def test_replicas_serve_one_queue_in_parallel(tmp_path: Path) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate, count=2) as line:
         clients = [await line.join() for _ in range(4)]
@@ -297,7 +297,7 @@ async def test_replicas_serve_one_line_side_by_side(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_a_probe_waits_like_a_user_and_calls_for_no_replica(tmp_path: Path) -> None:
+async def test_probe_waits_like_user_and_does_not_count_as_load(tmp_path: Path) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         running = await line.join("ada")
@@ -314,7 +314,7 @@ async def test_a_probe_waits_like_a_user_and_calls_for_no_replica(tmp_path: Path
 
 
 @on_loop
-async def test_what_lost_its_replica_goes_on_with_another(tmp_path: Path) -> None:
+async def test_request_that_lost_its_replica_runs_on_another(tmp_path: Path) -> None:
     gate = Gate()
     lost: list[str] = []
 
@@ -343,17 +343,17 @@ async def test_what_lost_its_replica_goes_on_with_another(tmp_path: Path) -> Non
 
 
 @on_virtual_loop
-async def test_a_replica_that_cannot_be_started_is_held_against_nobody(tmp_path: Path) -> None:
+async def test_replica_that_fails_to_start_fails_no_request(tmp_path: Path) -> None:
     async with a_line(tmp_path, reasons=["it is broken"], count=2) as line:
         clients = [await line.join() for _ in range(5)]
         for client in clients:
             await client.hears(Status.COMPLETED)
-        # It is left alone for a while.
+        # The failed replica is not retried for a while.
         assert len(line.replicas) == 2
 
 
 @on_loop
-async def test_a_model_that_no_replica_can_load_is_told_to_everyone_in_line(tmp_path: Path) -> None:
+async def test_waiting_requests_fail_if_no_replica_loads(tmp_path: Path) -> None:
     async with a_line(tmp_path, reasons=["it is broken"] * 2, count=2) as line:
         clients = [await line.join() for _ in range(3)]
         for client in clients:
@@ -362,7 +362,7 @@ async def test_a_model_that_no_replica_can_load_is_told_to_everyone_in_line(tmp_
 
 
 @on_loop
-async def test_a_job_is_cancelled_on_whichever_replica_it_is(tmp_path: Path) -> None:
+async def test_job_is_cancelled_on_its_own_replica(tmp_path: Path) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         return Response(request.id, Status.ERROR, await replica.cancelled.get())
 
@@ -376,11 +376,11 @@ async def test_a_job_is_cancelled_on_whichever_replica_it_is(tmp_path: Path) -> 
             assert response.description == f"no {client.request.id}"
 
 
-# The usual way
+# Normal operation
 
 
 @on_loop
-async def test_the_first_request_hears_every_step_in_order(tmp_path: Path) -> None:
+async def test_first_request_receives_every_status_in_order(tmp_path: Path) -> None:
     async with a_line(tmp_path) as line:
         client = await line.join()
         await client.hears(Status.COMPLETED)
@@ -398,7 +398,7 @@ async def test_the_first_request_hears_every_step_in_order(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("polled", [False, True])
 @on_virtual_loop
-async def test_a_client_is_told_how_far_its_model_is_loaded(tmp_path: Path, polled: bool) -> None:
+async def test_client_receives_loading_progress(tmp_path: Path, polled: bool) -> None:
     may_start = asyncio.Event()
     async with a_line(tmp_path, may_start=may_start, update_interval_s=OFTEN_S) as line:
         line.processor.model.load_s["0.8"] = 21.0
@@ -426,7 +426,7 @@ async def test_a_client_is_told_how_far_its_model_is_loaded(tmp_path: Path, poll
 
 
 @on_loop
-async def test_a_replica_that_is_ready_needs_no_deploying(tmp_path: Path) -> None:
+async def test_ready_replica_skips_deploying_status(tmp_path: Path) -> None:
     async with a_line(tmp_path) as line:
         await (await line.join()).hears(Status.COMPLETED)
         client = await line.join()
@@ -436,7 +436,7 @@ async def test_a_replica_that_is_ready_needs_no_deploying(tmp_path: Path) -> Non
 
 
 @on_virtual_loop
-async def test_requests_run_one_at_a_time_in_the_order_they_came(tmp_path: Path) -> None:
+async def test_requests_run_one_at_a_time_in_order(tmp_path: Path) -> None:
     at_once = most = 0
 
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
@@ -456,7 +456,7 @@ async def test_requests_run_one_at_a_time_in_the_order_they_came(tmp_path: Path)
 
 
 @on_loop
-async def test_users_take_turns(tmp_path: Path) -> None:
+async def test_processor_serves_users_fairly(tmp_path: Path) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         flood = [await line.join("busy") for _ in range(50)]
@@ -469,12 +469,12 @@ async def test_users_take_turns(tmp_path: Path) -> None:
         assert line.ran.index(other.request.id) <= 2
         for client in flood:
             await client.hears(Status.COMPLETED)
-        # Whoever it is, their own stay in the order they came.
+        # The requests of one user stay in order.
         assert [r for r in line.ran if r != other.request.id] == [c.request.id for c in flood]
 
 
 @on_virtual_loop
-async def test_what_runs_long_costs_its_user_as_many_turns(tmp_path: Path) -> None:
+async def test_long_runs_are_charged_to_their_user(tmp_path: Path) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         await elapse(0.05 if request.user == "long" else 0.005)
         return await complete(replica, request, respond)
@@ -485,12 +485,12 @@ async def test_what_runs_long_costs_its_user_as_many_turns(tmp_path: Path) -> No
             await client.hears(Status.COMPLETED)
         users = {client.request.id: client.request.user for client in clients}
         order = [users[request] for request in line.ran]
-        # By what was measured the one has ten times as long: the other's are done long before.
+        # The runs of "long" take ten times as long, so the jobs of "short" finish long before.
         assert order[:16].count("short") >= 9
 
 
 @on_virtual_loop
-async def test_a_wait_is_told_once_there_is_something_to_tell_it_by(tmp_path: Path) -> None:
+async def test_wait_is_estimated_once_run_times_are_known(tmp_path: Path) -> None:
     gate = Gate()
 
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
@@ -520,20 +520,20 @@ async def test_a_wait_is_told_once_there_is_something_to_tell_it_by(tmp_path: Pa
 
 
 @on_loop
-async def test_everyone_is_told_the_position(tmp_path: Path) -> None:
+async def test_each_client_receives_its_position(tmp_path: Path) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         first = await line.join()
         assert position(await first.hears(Status.QUEUED)) == 1
         await gate.began.get()
-        # What runs still counts: two are ahead of the third.
+        # The running job counts: two jobs are ahead of the third.
         for expected in (2, 3, 4):
             client = await line.join()
             assert position(await client.hears(Status.QUEUED)) == expected
 
 
 @on_virtual_loop
-async def test_those_who_wait_are_told_how_the_line_moves(tmp_path: Path) -> None:
+async def test_waiting_clients_receive_position_updates(tmp_path: Path) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate, update_interval_s=OFTEN_S) as line:
         first, second, third = [await line.join() for _ in range(3)]
@@ -554,13 +554,13 @@ async def test_those_who_wait_are_told_how_the_line_moves(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("took_s", "pause_s"), [(0.0, 3.0), (0.29, 3.0), (1.5, 15.0), (600.0, 60.0)]
 )
-def test_a_long_line_is_told_less_often(took_s: float, pause_s: float) -> None:
-    """Else the updates of 10,000 clients take a third of the server from the jobs that they wait for."""
+def test_long_queue_is_updated_less_often(took_s: float, pause_s: float) -> None:
+    """Otherwise updates for 10,000 clients would take a third of the server's time."""
     assert QueuePolicy(update_interval_s=3.0).update_pause_s(took_s) == pytest.approx(pause_s)
 
 
 @on_virtual_loop
-async def test_nothing_follows_the_last_word(tmp_path: Path) -> None:
+async def test_no_update_follows_final_response(tmp_path: Path) -> None:
     async with a_line(tmp_path, update_interval_s=OFTEN_S) as line:
         client = await line.join()
         await client.hears(Status.COMPLETED)
@@ -574,14 +574,14 @@ async def test_nothing_follows_the_last_word(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_what_a_replica_says_reaches_the_user_in_between(tmp_path: Path) -> None:
+async def test_logs_and_streams_reach_client_before_final_response(tmp_path: Path) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         await respond(Response(request.id, Status.LOG, "printed"))
         await respond(Response(request.id, Status.STREAM, data=b"streamed"))
         return Response(request.id, Status.ERROR, "ZeroDivisionError", meta={"peak_memory": 1})
 
     async with a_line(tmp_path, act) as line:
-        # Each wire has room for something that the other has not.
+        # Only the header wire carries streams, and only the envelope wire carries `meta`.
         for wire, streamed, meta in (
             (Wire.ENVELOPE, None, {"peak_memory": 1}),
             (Wire.HEADERS, b"streamed", None),
@@ -597,10 +597,10 @@ async def test_what_a_replica_says_reaches_the_user_in_between(tmp_path: Path) -
 
 
 @on_loop
-async def test_a_polled_job_finds_its_last_state_stored(
+async def test_polled_job_has_current_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processor_module, "_COUNTING", math.inf)  # anew at each question
+    monkeypatch.setattr(processor_module, "_COUNTING", math.inf)  # count again for each call
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         first, second = [await line.join(polled=True) for _ in range(2)]
@@ -618,7 +618,7 @@ async def test_a_polled_job_finds_its_last_state_stored(
 
 
 @on_loop
-async def test_one_that_waits_for_longer_than_responses_are_kept_is_still_its_users(
+async def test_job_with_expired_response_still_belongs_to_its_user(
     tmp_path: Path,
 ) -> None:
     keys = tmp_path / "keys.yaml"
@@ -649,14 +649,14 @@ async def test_one_that_waits_for_longer_than_responses_are_kept_is_still_its_us
 
 
 @on_loop
-async def test_a_long_line_of_polled_jobs_holds_up_nobody(tmp_path: Path) -> None:
+async def test_long_queue_of_polled_jobs_does_not_block_event_loop(tmp_path: Path) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate, update_interval_s=OFTEN_S) as line:
         clients = [await line.join(polled=True) for _ in range(2000)]
         await gate.began.get()
         delays, over = [], time.monotonic() + 1
         while time.monotonic() < over:
-            # In time of this thread: other programs of the machine hold it up as well.
+            # Measure the time of this thread: other programs may delay it, too.
             began = time.thread_time()
             await asyncio.sleep(0)
             delays.append(time.thread_time() - began)
@@ -664,12 +664,12 @@ async def test_a_long_line_of_polled_jobs_holds_up_nobody(tmp_path: Path) -> Non
         assert sorted(delays)[int(len(delays) * 0.99)] < 0.05
         assert sorted(delays)[-1] < 0.5, "somebody was held up"
         assert (await clients[-1].polls())["description"].startswith("Your job is number 2000 ")
-        # Nothing was stored of those who wait.
+        # Nothing was stored for waiting jobs.
         assert len([*(tmp_path / "responses").iterdir()]) == 1
 
 
 @on_loop
-async def test_a_log_does_not_hide_a_polled_jobs_state(tmp_path: Path) -> None:
+async def test_log_does_not_replace_status_of_polled_job(tmp_path: Path) -> None:
     logged, may_end = asyncio.Event(), asyncio.Event()
 
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
@@ -695,7 +695,7 @@ async def test_a_log_does_not_hide_a_polled_jobs_state(tmp_path: Path) -> None:
 
 
 class SlowStore(FileStore):
-    """Takes a while to store a position, as one at the other end of a network may."""
+    """A store that is slow to store a position, as over a network."""
 
     async def put(self, key: str, content: bytes, *, soon: bool = False) -> None:
         if b"QUEUED" in content:
@@ -704,13 +704,13 @@ class SlowStore(FileStore):
 
 
 @on_virtual_loop
-async def test_a_position_stored_late_does_not_hide_how_a_job_ended(tmp_path: Path) -> None:
+async def test_late_position_update_does_not_replace_end_of_job(tmp_path: Path) -> None:
     gate, store = Gate(), SlowStore(tmp_path, 3600)
     async with a_line(tmp_path, gate, store=store, update_interval_s=OFTEN_S) as line:
         clients = [await line.join(polled=True) for _ in range(3)]
         await gate.began.get()
         telling = asyncio.create_task(line.dispatcher.notify_waiting("The cluster is away."))
-        # Those who wait are being told so, and before that is stored everything is over.
+        # Waiting clients are being notified; all jobs end before the notice is stored.
         await asyncio.sleep(0)
         gate.let_end(4)
         await (await line.join()).hears(Status.COMPLETED)
@@ -720,7 +720,7 @@ async def test_a_position_stored_late_does_not_hide_how_a_job_ended(tmp_path: Pa
 
 
 class HeldStore(FileStore):
-    """Does not answer who stores that a job waits again, until it is let."""
+    """A store that blocks updates of the status QUEUED until the test allows them."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, NEVER_S)
@@ -734,7 +734,7 @@ class HeldStore(FileStore):
 
 
 @on_virtual_loop
-async def test_a_job_that_is_cancelled_while_a_slow_store_hears_of_it_leaves_the_line(
+async def test_job_cancelled_during_slow_store_write_leaves_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(dispatcher_module, "_ENDED_WITHIN_S", OFTEN_S)
@@ -762,7 +762,7 @@ async def test_a_job_that_is_cancelled_while_a_slow_store_hears_of_it_leaves_the
 
 
 @on_loop
-async def test_a_request_that_lost_its_replica_runs_again_before_all_others(
+async def test_request_that_lost_its_replica_is_rerun_first(
     tmp_path: Path,
 ) -> None:
     gate = Gate()
@@ -782,20 +782,20 @@ async def test_a_request_that_lost_its_replica_runs_again_before_all_others(
         await second.hears(Status.COMPLETED)
         assert line.ran == [first.request.id, first.request.id, second.request.id]
         assert len(line.replicas) == 2
-        # Its user sees it wait for a replica again, and the one behind it does, too.
+        # Both clients see their job wait for the second replica.
         assert first.statuses.count("DEPLOYING") == 2
         assert second.statuses.count("DEPLOYING") == 1
 
 
 @pytest.mark.parametrize("polled", [True, False])
 @on_virtual_loop
-async def test_a_request_whose_replica_is_lost_after_its_last_response_does_not_run_again(
+async def test_completed_request_is_not_rerun_after_loss_of_its_replica(
     tmp_path: Path, polled: bool
 ) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         response = await complete(replica, request, respond)
         if request.id == first.request.id:
-            # As a replica does that is elsewhere, and delivers for itself.
+            # A remote replica delivers its own responses.
             await respond(response)
             raise replica.lose()
         return response
@@ -816,8 +816,8 @@ async def test_a_request_whose_replica_is_lost_after_its_last_response_does_not_
 
 @pytest.mark.parametrize("first", ["nobody", "the replica", "the line"])
 @on_virtual_loop
-async def test_a_request_that_had_ended_elsewhere_keeps_its_end(tmp_path: Path, first: str) -> None:
-    """Unless it was told since that it waits: then nobody knows any more what it came to."""
+async def test_request_that_ended_elsewhere_keeps_its_end(tmp_path: Path, first: str) -> None:
+    """If a waiting status was stored since, its end is unknown, and the request fails."""
 
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         if request.id != ended.request.id:
@@ -842,7 +842,7 @@ async def test_a_request_that_had_ended_elsewhere_keeps_its_end(tmp_path: Path, 
 
 
 @on_loop
-async def test_a_request_that_loses_every_replica_ends_as_an_error(tmp_path: Path) -> None:
+async def test_request_that_loses_every_replica_fails(tmp_path: Path) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         if request.id == deadly.request.id:
             raise replica.lose()
@@ -860,9 +860,7 @@ async def test_a_request_that_loses_every_replica_ends_as_an_error(tmp_path: Pat
 
 @pytest.mark.parametrize(("attempts", "said"), [(1, "lost once"), (3, "lost 3 times")])
 @on_loop
-async def test_how_often_it_is_tried_is_the_operators(
-    tmp_path: Path, attempts: int, said: str
-) -> None:
+async def test_operator_sets_number_of_attempts(tmp_path: Path, attempts: int, said: str) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         raise replica.lose()
 
@@ -893,7 +891,7 @@ async def ends(client: Client) -> dict[str, Any]:
 
 @pytest.mark.engine
 @on_loop
-async def test_jobs_wait_for_a_broker_that_is_away_however_long(
+async def test_jobs_wait_for_unavailable_broker(
     tmp_path: Path, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broker_module, "_UPDATE_S", 0.1)
@@ -907,7 +905,7 @@ async def test_jobs_wait_for_a_broker_that_is_away_however_long(
 
     began, may_end = asyncio.Event(), asyncio.Event()
     async with on_redis(redis, tmp_path) as broker, a_line(tmp_path, act, broker=broker) as line:
-        # One has yet to read what it runs when the broker leaves, and the others wait.
+        # When the broker ends, one job has not read its payload yet, and the others wait.
         clients = [await line.join(polled=True) for _ in range(4)]
         await began.wait()
         redis.kill()
@@ -926,7 +924,7 @@ async def test_jobs_wait_for_a_broker_that_is_away_however_long(
 
 @pytest.mark.engine
 @on_loop
-async def test_gateways_ask_the_leader_where_a_polled_job_is(
+async def test_gateways_get_position_of_polled_job_from_leader(
     tmp_path: Path, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_leader, "_ASK_S", OFTEN_S)
@@ -951,7 +949,7 @@ async def test_gateways_ask_the_leader_where_a_polled_job_is(
         assert told is not None
         assert told.status is Status.RUNNING  # as that wire has it
         assert await asks.update_of(unknown, None) is None
-        # As one that was accepted, and that no leader had claimed before Redis lost it.
+        # This request was accepted, but Redis lost it before a leader claimed it.
         lost = await asks.update_of(unknown, Status.RECEIVED)
         assert lost is not None
         assert lost.status is Status.ERROR
@@ -966,9 +964,7 @@ async def test_gateways_ask_the_leader_where_a_polled_job_is(
 
 @pytest.mark.engine
 @on_loop
-async def test_a_job_whose_payload_the_broker_has_lost_says_so(
-    tmp_path: Path, redis: RedisServer
-) -> None:
+async def test_job_fails_if_broker_lost_its_payload(tmp_path: Path, redis: RedisServer) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         if began.is_set():
             await line.broker.payload(replace(request, payload=b""))
@@ -987,7 +983,7 @@ async def test_a_job_whose_payload_the_broker_has_lost_says_so(
 
 
 @on_loop
-async def test_a_lost_replica_is_not_held_against_the_next_request(tmp_path: Path) -> None:
+async def test_lost_replica_does_not_count_against_next_request(tmp_path: Path) -> None:
     lost: set[str] = set()
 
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
@@ -1003,7 +999,7 @@ async def test_a_lost_replica_is_not_held_against_the_next_request(tmp_path: Pat
 
 
 @on_loop
-async def test_a_model_that_cannot_be_loaded_is_told_to_everyone_in_line(tmp_path: Path) -> None:
+async def test_waiting_requests_fail_if_model_cannot_be_loaded(tmp_path: Path) -> None:
     async with a_line(tmp_path, reasons=["the checkpoint is corrupt"]) as line:
         clients = [await line.join() for _ in range(3)]
         polling = await line.join(polled=True)
@@ -1013,13 +1009,13 @@ async def test_a_model_that_cannot_be_loaded_is_told_to_everyone_in_line(tmp_pat
             assert "the checkpoint is corrupt" in error.description
         assert (await polling.polls())["status"] == "ERROR"
         assert line.ran == []
-        # The next request tries anew.
+        # The next request loads the model again.
         await (await line.join()).hears(Status.COMPLETED)
         assert len(line.replicas) == 2
 
 
 @on_loop
-async def test_a_replica_that_is_not_to_be_had_again_is_told_to_who_lost_it(
+async def test_request_that_lost_its_replica_fails_if_no_other_starts(
     tmp_path: Path,
 ) -> None:
     reasons: list[str] = []
@@ -1034,7 +1030,7 @@ async def test_a_replica_that_is_not_to_be_had_again_is_told_to_who_lost_it(
 
 
 @on_loop
-async def test_a_defect_costs_one_request(tmp_path: Path) -> None:
+async def test_internal_error_fails_only_one_request(tmp_path: Path) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         if len(line.ran) == 1:
             raise KeyError("a secret of ours")
@@ -1053,7 +1049,7 @@ async def test_a_defect_costs_one_request(tmp_path: Path) -> None:
 
 
 @on_virtual_loop
-async def test_a_client_that_left_while_it_waited_is_skipped(
+async def test_request_of_departed_client_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_lifecycle, "_LOOK_S", OFTEN_S)
@@ -1072,7 +1068,7 @@ async def test_a_client_that_left_while_it_waited_is_skipped(
 
 
 @on_virtual_loop
-async def test_clients_that_hang_up_leave_the_line(tmp_path: Path) -> None:
+async def test_disconnected_clients_leave_queue(tmp_path: Path) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         running = await line.join()
@@ -1090,7 +1086,7 @@ async def test_clients_that_hang_up_leave_the_line(tmp_path: Path) -> None:
 
 
 @on_virtual_loop
-async def test_a_job_is_cancelled_whose_client_is_away(tmp_path: Path) -> None:
+async def test_job_of_disconnected_client_is_cancelled(tmp_path: Path) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         first, away, third = [await line.join() for _ in range(3)]
@@ -1110,10 +1106,10 @@ async def test_a_job_is_cancelled_whose_client_is_away(tmp_path: Path) -> None:
 
 
 @on_virtual_loop
-async def test_a_client_that_is_away_for_a_moment_waits_again(
+async def test_briefly_disconnected_client_waits_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one whose gateway lost its connection to the broker."""
+    """Its gateway lost the connection to the broker."""
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         first, away, third = [await line.join() for _ in range(3)]
@@ -1134,7 +1130,7 @@ async def test_a_client_that_is_away_for_a_moment_waits_again(
 
 
 @on_loop
-async def test_a_job_is_cancelled_when_its_client_leaves(tmp_path: Path) -> None:
+async def test_running_job_is_cancelled_when_its_client_leaves(tmp_path: Path) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         if request.id == gone.request.id:
             began.set()
@@ -1151,7 +1147,7 @@ async def test_a_job_is_cancelled_when_its_client_leaves(tmp_path: Path) -> None
 
 
 @on_virtual_loop
-async def test_leaving_after_the_end_cancels_nobody_elses_job(tmp_path: Path) -> None:
+async def test_leaving_after_end_does_not_cancel_another_job(tmp_path: Path) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         first, second = await line.join(), await line.join()
@@ -1167,7 +1163,7 @@ async def test_leaving_after_the_end_cancels_nobody_elses_job(tmp_path: Path) ->
 
 
 @on_loop
-async def test_a_job_is_cancelled_wherever_it_is(tmp_path: Path) -> None:
+async def test_waiting_and_running_jobs_are_cancelled(tmp_path: Path) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         began.set()
         return Response(request.id, Status.ERROR, await replica.cancelled.get())
@@ -1186,7 +1182,7 @@ async def test_a_job_is_cancelled_wherever_it_is(tmp_path: Path) -> None:
 
 
 @on_virtual_loop
-async def test_a_job_that_is_cancelled_has_ended_though_its_replica_does_not_answer(
+async def test_cancelled_job_ends_although_its_replica_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatcher_module, "_ENDED_WITHIN_S", OFTEN_S)
@@ -1198,7 +1194,7 @@ async def test_a_job_that_is_cancelled_has_ended_though_its_replica_does_not_ans
             assert await line.dispatcher.cancel(client.request.id, "Killed.")
             assert await line.broker.is_complete(client.request)
             assert not await line.dispatcher.cancel(client.request.id, "Killed again.")
-            # Should the replica answer, nobody hears of it.
+            # A later answer of the replica is dropped.
             gate.let_end()
         await (await line.join()).hears(Status.QUEUED)
         assert (await live.hears(Status.ERROR)).description == "Killed."
@@ -1207,7 +1203,7 @@ async def test_a_job_that_is_cancelled_has_ended_though_its_replica_does_not_ans
 
 @pytest.mark.parametrize("status", [Status.COMPLETED, Status.ERROR])
 @on_loop
-async def test_a_job_that_ends_as_it_is_cancelled_is_not_said_to_be(
+async def test_job_that_ends_during_cancellation_is_not_cancelled(
     tmp_path: Path, status: Status
 ) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
@@ -1224,7 +1220,7 @@ async def test_a_job_that_ends_as_it_is_cancelled_is_not_said_to_be(
 
 
 @on_virtual_loop
-async def test_a_job_is_cancelled_while_its_model_is_loaded(tmp_path: Path) -> None:
+async def test_job_is_cancelled_while_its_model_loads(tmp_path: Path) -> None:
     may_start = asyncio.Event()
     async with a_line(tmp_path, may_start=may_start) as line:
         client = await line.join()
@@ -1241,7 +1237,7 @@ async def test_a_job_is_cancelled_while_its_model_is_loaded(tmp_path: Path) -> N
 
 
 @on_virtual_loop
-async def test_a_processor_says_what_it_is_doing(tmp_path: Path) -> None:
+async def test_processor_reports_its_status(tmp_path: Path) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         assert line.processor.status is ProcessorStatus.UNINITIALIZED
@@ -1256,7 +1252,7 @@ async def test_a_processor_says_what_it_is_doing(tmp_path: Path) -> None:
 
 
 @on_virtual_loop
-async def test_a_processor_without_its_replica_is_not_ready(tmp_path: Path) -> None:
+async def test_processor_without_replica_is_uninitialized(tmp_path: Path) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         raise replica.lose()
 
@@ -1269,7 +1265,7 @@ async def test_a_processor_without_its_replica_is_not_ready(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("turns", range(12))
 @on_loop
-async def test_a_processor_ends_when_told_to_even_as_a_job_does(tmp_path: Path, turns: int) -> None:
+async def test_processor_stops_while_job_ends(tmp_path: Path, turns: int) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         client = await line.join()
@@ -1277,7 +1273,7 @@ async def test_a_processor_ends_when_told_to_even_as_a_job_does(tmp_path: Path, 
         gate.let_end()
         for _ in range(turns):
             await asyncio.sleep(0)
-        # Leaving the line cancels it, and it is waited for.
+        # Leaving the context cancels the processor and waits for it.
     assert line.processor.status is ProcessorStatus.CANCELLED
     assert client.request.id in line.ran
 
@@ -1286,7 +1282,7 @@ async def test_a_processor_ends_when_told_to_even_as_a_job_does(tmp_path: Path, 
 
 
 @on_loop
-async def test_each_generation_has_a_line_of_its_own(tmp_path: Path) -> None:
+async def test_each_generation_has_its_own_queue(tmp_path: Path) -> None:
     gate = Gate()
 
     def make(config: DeploymentConfig, generation: str, place: PlacedReplica) -> Replica:
@@ -1305,7 +1301,7 @@ async def test_each_generation_has_a_line_of_its_own(tmp_path: Path) -> None:
         for request in requests:
             await broker.submit(request)
         assert await gate.began.get() == requests[0]
-        # The first holds up its own line, and no other.
+        # The first request blocks its own queue only.
         ended = Client(requests[1], channel, store, dispatcher)
         assert (await ended.hears(Status.COMPLETED)).id == requests[1].id
         assert gate.began.empty()

@@ -1,4 +1,4 @@
-"""Deployments with other settings: what serves goes on serving, and settings that are not given stay."""
+"""Deployments with changed settings: the old replica serves on, and unspecified settings stay."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SERVING = DeploymentConfig(NAME, NAME, device="cuda")
 
 
 class Fussy(World):
-    """A server that knows one dtype by name alone, and cannot load another."""
+    """A server that rejects dtype float33, cannot load float8, and finds float64 too large."""
 
     async def _size(self, config: DeploymentConfig, generation: str) -> Measured:
         if config.dtype == "float33":
@@ -41,7 +41,7 @@ class Fussy(World):
 
 
 def fussy(folder: Path, test: Callable[[Fussy], Any], *, size: int, gpus: int) -> None:
-    """Run a test on a model that serves while a job is sent every second; each of them must be run."""
+    """Run a test while a job is sent every second; each job must complete."""
 
     async def main() -> None:
         async with Fussy(folder, {NAME: size}, gpus=gpus) as world:
@@ -67,20 +67,20 @@ def fussy(folder: Path, test: Callable[[Fussy], Any], *, size: int, gpus: int) -
 
 
 async def deploy(world: World, wait: bool = True, **settings: Any) -> Any:
-    """Deploy the model with these settings, and no others, as a client of the server does."""
+    """Deploy the model with only these settings, as a client does."""
     fields = {"deployments": [{"repo_id": NAME, **settings}], "wait": wait}
     answer = await parse_operation(Deploy, fields).perform(world.operations)
     return to_plain(answer.models[0])
 
 
 def replica_of(world: World) -> str:
-    """Return the id of the replica that takes requests, beside those that end."""
+    """Return the id of the serving replica, without replicas that are ending."""
     placed = {each.key for each in world.controller.cluster.replicas()}
     (replica,) = (each for each in world.of(NAME) if each.serving and each.placed.key in placed)
     return replica.placed.replica_id
 
 
-def test_old_replica_serves_until_the_new_one_does(tmp_path: Path) -> None:
+def test_old_replica_serves_until_new_one_does(tmp_path: Path) -> None:
     async def test(world: Fussy) -> None:
         old = replica_of(world)
         deploying = asyncio.create_task(deploy(world, dtype="float32"))
@@ -95,7 +95,7 @@ def test_old_replica_serves_until_the_new_one_does(tmp_path: Path) -> None:
     fussy(tmp_path, test, size=60, gpus=2)
 
 
-def test_old_replica_leaves_first_where_there_is_no_room_for_both(tmp_path: Path) -> None:
+def test_old_replica_leaves_first_if_both_do_not_fit(tmp_path: Path) -> None:
     async def test(world: Fussy) -> None:
         told = await deploy(world, dtype="float32")
         assert told["replicas"] == [replica_of(world)]
@@ -105,7 +105,7 @@ def test_old_replica_leaves_first_where_there_is_no_room_for_both(tmp_path: Path
     fussy(tmp_path, test, size=90, gpus=1)
 
 
-def test_an_answer_that_does_not_wait_tells_the_expected_pause(tmp_path: Path) -> None:
+def test_deploy_without_waiting_reports_expected_downtime(tmp_path: Path) -> None:
     async def test(world: Fussy) -> None:
         (model,) = world.controller.models
         model.load_s["0.8"] = 17.0
@@ -125,7 +125,7 @@ def test_an_answer_that_does_not_wait_tells_the_expected_pause(tmp_path: Path) -
         ({"dtype": "float64", "device": "cpu"}, "the largest node, here, has"),
     ],
 )
-def test_settings_that_cannot_work_take_nothing_away(
+def test_unusable_settings_leave_old_replica_serving(
     settings: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     async def test(world: Fussy) -> None:
@@ -141,7 +141,7 @@ def test_settings_that_cannot_work_take_nothing_away(
     fussy(tmp_path, test, size=60, gpus=1)
 
 
-def test_a_device_that_there_is_none_of_is_refused() -> None:
+def test_unknown_device_is_rejected() -> None:
     with pytest.raises(OperationError, match=r"device must be auto, cpu, cuda, or one GPU"):
         parse_operation(Deploy, {"deployments": [{"repo_id": NAME, "device": "gpu"}]})
 
@@ -153,7 +153,7 @@ def test_a_device_that_there_is_none_of_is_refused() -> None:
         (90, 1, "'a/a' was loaded again with the settings from before."),
     ],
 )
-def test_old_settings_come_back_when_new_ones_cannot_be_loaded(
+def test_old_settings_are_restored_if_new_ones_cannot_be_loaded(
     size: int, gpus: int, ends: str, tmp_path: Path
 ) -> None:
     async def test(world: Fussy) -> None:
@@ -171,7 +171,7 @@ def test_old_settings_come_back_when_new_ones_cannot_be_loaded(
     fussy(tmp_path, test, size=size, gpus=gpus)
 
 
-def test_a_model_that_is_evicted_while_it_is_replaced_does_not_come_back(tmp_path: Path) -> None:
+def test_model_evicted_during_replacement_does_not_return(tmp_path: Path) -> None:
     async def main() -> None:
         async with Fussy(tmp_path, {NAME: 90}) as world:
             await world.operations.deploy([SERVING], None, wait=True, sync=False)
@@ -185,7 +185,7 @@ def test_a_model_that_is_evicted_while_it_is_replaced_does_not_come_back(tmp_pat
     run(main())
 
 
-def test_deployments_of_one_model_follow_each_other(tmp_path: Path) -> None:
+def test_deployments_of_one_model_run_sequentially(tmp_path: Path) -> None:
     async def test(world: Fussy) -> None:
         deploying = []
         for dtype in ("float32", "float16", "bfloat16"):
@@ -200,7 +200,7 @@ def test_deployments_of_one_model_follow_each_other(tmp_path: Path) -> None:
     fussy(tmp_path, test, size=60, gpus=2)
 
 
-def test_sync_takes_nothing_away_for_what_cannot_be_loaded(tmp_path: Path) -> None:
+def test_sync_evicts_no_model_if_deployment_fails(tmp_path: Path) -> None:
     async def main() -> None:
         async with Fussy(tmp_path, {NAME: 20, "a/b": 20}) as world:
             other = DeploymentConfig("a/b", "a/b")
@@ -213,7 +213,7 @@ def test_sync_takes_nothing_away_for_what_cannot_be_loaded(tmp_path: Path) -> No
     run(main())
 
 
-def test_settings_that_are_not_given_stay(tmp_path: Path) -> None:
+def test_unspecified_settings_are_kept(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {NAME: 20}, gpus=2) as world:
             first = await deploy(world, dedicated=True, replicas=2, max_replicas=3)
@@ -235,7 +235,7 @@ def test_settings_that_are_not_given_stay(tmp_path: Path) -> None:
     run(main())
 
 
-def test_with_sync_settings_that_are_not_given_are_the_defaults(tmp_path: Path) -> None:
+def test_sync_resets_unspecified_settings_to_defaults(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {NAME: 20}, gpus=2) as world:
             await deploy(world, dedicated=True, replicas=2)
@@ -248,7 +248,7 @@ def test_with_sync_settings_that_are_not_given_are_the_defaults(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("dedicated", [False, True])
-def test_a_name_that_does_not_exist_leaves_nothing(dedicated: bool, tmp_path: Path) -> None:
+def test_deploying_unknown_repository_leaves_no_model(dedicated: bool, tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {}) as world:
             world.keep_up()
@@ -261,7 +261,7 @@ def test_a_name_that_does_not_exist_leaves_nothing(dedicated: bool, tmp_path: Pa
     run(main())
 
 
-def test_every_key_may_use_a_deployed_model_while_it_is_loaded(tmp_path: Path) -> None:
+def test_every_key_can_use_deployed_model_while_it_loads(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {NAME: 20}) as world:
             deploying = asyncio.create_task(deploy(world))
@@ -283,7 +283,7 @@ def test_every_key_may_use_a_deployed_model_while_it_is_loaded(tmp_path: Path) -
     run(main())
 
 
-def test_a_job_of_every_key_survives_the_loss_of_a_deployed_model(tmp_path: Path) -> None:
+def test_job_without_hotswapping_survives_loss_of_deployed_replica(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {NAME: 20}) as world:
             await deploy(world)
@@ -297,7 +297,7 @@ def test_a_job_of_every_key_survives_the_loss_of_a_deployed_model(tmp_path: Path
     run(main())
 
 
-def test_a_model_that_users_have_loaded_is_not_open_to_every_key(tmp_path: Path) -> None:
+def test_model_loaded_on_demand_requires_hotswapping_right(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {NAME: 20}) as world:
             await world.until_ended(await world.send(NAME))

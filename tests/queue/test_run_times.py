@@ -1,4 +1,4 @@
-"""How long the line is, in seconds: honest beside a simulated one, and said in a user's words."""
+"""Estimated waits: compared with a simulated queue, and described in words."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def measured(*runs_s: float, user: str = "ann") -> RunTimes:
 # One request
 
 
-def test_before_any_measurement() -> None:
+def test_no_wait_is_estimated_before_any_measurement() -> None:
     times = RunTimes()
     assert times.expected("ann") == 1.0
     assert times.wait_s(1, 1, [0.0], 0.0) is None
 
 
-def test_an_entry_is_expected_to_run_as_its_users_others_did() -> None:
+def test_expected_run_time_follows_user_history() -> None:
     times = RunTimes()
     for _ in range(30):
         times.measured("ann", 0.1)
@@ -46,12 +46,12 @@ def test_an_entry_is_expected_to_run_as_its_users_others_did() -> None:
     assert times.expected("carol") == pytest.approx(10, rel=0.2)
 
 
-def test_one_outlier_says_little_about_a_stranger() -> None:
+def test_outlier_hardly_affects_expectation_for_new_user() -> None:
     times = measured(*[1.0] * 100, 3600.0)
     assert times.expected("bob") == pytest.approx(1.0)
 
 
-def test_one_outlier_counts_only_where_another_is_likely() -> None:
+def test_outlier_affects_only_waits_behind_many_requests() -> None:
     times = measured(*[1.0] * 199, 2000.0)
     near, far = (times.wait_s(place, 1, [0.0], 0.0) for place in (101, 1001))
     assert near is not None
@@ -60,13 +60,13 @@ def test_one_outlier_counts_only_where_another_is_likely() -> None:
     assert far == pytest.approx(11_000, rel=0.1)
 
 
-def test_what_is_long_past_is_forgotten() -> None:
+def test_old_run_times_are_forgotten() -> None:
     times = measured(*[100.0] * 300, *[1.0] * 256)
     assert times.expected("ann") == pytest.approx(1.0)
     assert times.expected("bob") == pytest.approx(1.0)
 
 
-def test_many_users_are_not_all_remembered() -> None:
+def test_number_of_remembered_users_is_bounded() -> None:
     times = RunTimes()
     for number in range(5000):
         times.measured(f"user-{number}", 1.0)
@@ -76,23 +76,23 @@ def test_many_users_are_not_all_remembered() -> None:
 # The line
 
 
-def test_without_a_replica_nobody_knows() -> None:
+def test_no_wait_is_estimated_without_replica() -> None:
     assert measured(1.0).wait_s(1, 0, [], 0.0) is None
 
 
-def test_an_idle_replica_takes_at_once() -> None:
+def test_wait_is_zero_for_idle_replica() -> None:
     times = measured(*[10.0] * 9)
     assert times.wait_s(1, 2, [0.0], 0.0) == 0.0
     assert times.wait_s(2, 2, [], 0.0) == 0.0
 
 
-def test_run_times_that_are_all_alike_are_foreseen() -> None:
+def test_waits_are_exact_for_equal_run_times() -> None:
     times = measured(*[10.0] * 100)
     seconds = [times.wait_s(place, 2, [0.0, 4.0], 6.0) for place in range(1, 6)]
     assert seconds == pytest.approx([4, 8, 14, 18, 24])
 
 
-def test_the_work_ahead_counts_where_it_is_known() -> None:
+def test_known_work_ahead_affects_estimate() -> None:
     times = measured(*[1.0] * 50, *[100.0] * 50)
     short = times.wait_s(11, 1, [0.0], 0.0, work_ahead_s=10.0)
     usual = times.wait_s(11, 1, [0.0], 0.0)
@@ -104,7 +104,7 @@ def test_the_work_ahead_counts_where_it_is_known() -> None:
     assert long > 900
 
 
-def test_a_request_that_runs_longer_than_any_is_expected_to_run_on() -> None:
+def test_request_that_exceeds_all_run_times_is_expected_to_continue() -> None:
     wait = measured(*[1.0] * 100).wait_s(1, 1, [0.0], 60.0)
     assert wait is not None
     assert 30 <= wait <= 120
@@ -121,14 +121,14 @@ DISTRIBUTIONS: dict[str, Draw] = {
 
 @dataclass
 class Told:
-    """The estimate that an arrival was told, and its real wait."""
+    """The estimated wait of an arrival, and its real wait."""
 
     wait: float
     real: float
 
 
 def simulated(draw: Draw, replicas: int, load: float, count: int = 1000) -> list[Told]:
-    """A line in the order of arrival, Poisson arrivals, `replicas` that serve it (M/G/c)."""
+    """Simulate a first-come queue with Poisson arrivals and `replicas` servers (M/G/c)."""
     dice = random.Random(7)
     mean = statistics.fmean(draw(dice) for _ in range(20_000))
     times = RunTimes()
@@ -158,15 +158,15 @@ def simulated(draw: Draw, replicas: int, load: float, count: int = 1000) -> list
 @pytest.mark.parametrize("load", [0.7, 0.95, 1.3])
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 @pytest.mark.parametrize("kind", DISTRIBUTIONS)
-def test_waits_are_honest_beside_a_simulated_line(kind: str, replicas: int, load: float) -> None:
+def test_estimated_waits_match_simulated_queue(kind: str, replicas: int, load: float) -> None:
     told = simulated(DISTRIBUTIONS[kind], replicas, load)
     assert len(told) > 100
     ratios = [one.real / max(one.wait, 1e-9) for one in told]
     assert 0.67 <= statistics.median(ratios) <= 1.5
 
 
-def test_waits_are_honest_where_users_are_unlike() -> None:
-    """Many short jobs of one user and a few long ones of another, in the order of a fair line."""
+def test_estimated_waits_match_queue_of_different_users() -> None:
+    """Many short jobs of one user and a few long ones of another, in a fair queue."""
     dice = random.Random(1)
     runs_s: dict[str, Draw] = {
         "ann": lambda dice: dice.lognormvariate(3, 0.5),
@@ -198,7 +198,7 @@ def test_waits_are_honest_where_users_are_unlike() -> None:
     st.integers(1, 5),
     st.lists(st.floats(0, 1e4), max_size=5),
 )
-def test_a_wait_is_finite_whatever_was_measured(
+def test_estimated_wait_is_always_finite(
     runs_s: list[float], replicas: int, running_since: list[float]
 ) -> None:
     times = measured(*runs_s)
@@ -230,7 +230,7 @@ def test_a_wait_is_finite_whatever_was_measured(
         (1e6, "more than a day"),
     ],
 )
-def test_a_wait_in_words(seconds: float, words: str) -> None:
+def test_wait_is_described_in_words(seconds: float, words: str) -> None:
     assert describe_wait(seconds) == words
 
 
@@ -243,7 +243,7 @@ def seconds_said(words: str) -> float:
 
 
 @given(st.floats(3, 1e6))
-def test_words_are_true(seconds: float) -> None:
+def test_description_of_wait_is_accurate(seconds: float) -> None:
     words = describe_wait(seconds)
     said = seconds_said(words)
     if words.startswith("about"):

@@ -1,4 +1,4 @@
-"""Requests that share a forward pass: who takes part, who is answered, and what becomes of the others."""
+"""Requests that share a forward pass: selection, answers and individual reruns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def with_others(request: Request) -> Response | None:
 
 @dataclass
 class Passes:
-    """The forward passes of several; `answer` gives the response of each request, None for alone."""
+    """Shared passes; `answer` returns each response, or None if the request must be rerun individually."""
 
     answer: Answer = with_others
     began: asyncio.Queue[list[str]] = field(default_factory=asyncio.Queue)
@@ -43,7 +43,7 @@ class Passes:
 async def sharing(
     folder: Path, passes: Passes, gate: Gate, count: int = 1
 ) -> AsyncIterator[tuple[Line, Client]]:
-    """A line of one replica, and the client whose request it runs by itself until the gate opens."""
+    """A queue with `count` replicas, and a client whose request runs alone until the gate opens."""
 
     class Sharing(Replica):
         async def pass_of(self, requests: Sequence[Request]) -> list[Response | None]:
@@ -73,7 +73,7 @@ async def ends(client: Client) -> str:
 
 
 @on_loop
-async def test_those_who_wait_share_a_pass(tmp_path: Path) -> None:
+async def test_waiting_requests_share_pass(tmp_path: Path) -> None:
     passes, gate = Passes(), Gate()
     async with sharing(tmp_path, passes, gate) as (line, busy):
         clients = [await line.join(user, trusted=True) for user in "abcdef"]
@@ -90,7 +90,7 @@ async def test_those_who_wait_share_a_pass(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_one_who_waits_alone_runs_alone(tmp_path: Path) -> None:
+async def test_single_waiting_request_runs_alone(tmp_path: Path) -> None:
     passes, gate = Passes(), Gate()
     async with sharing(tmp_path, passes, gate) as (line, _):
         client = await line.join("a", trusted=True)
@@ -100,8 +100,8 @@ async def test_one_who_waits_alone_runs_alone(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_turns_stay_as_they_are(tmp_path: Path) -> None:
-    """Nobody overtakes one who may not take part."""
+async def test_shared_pass_keeps_queue_order(tmp_path: Path) -> None:
+    """No request overtakes one that may not share a pass."""
     passes, gate = Passes(), Gate()
     passes.may_end.set()
     async with sharing(tmp_path, passes, gate) as (line, _):
@@ -122,7 +122,7 @@ async def test_turns_stay_as_they_are(tmp_path: Path) -> None:
 
 
 @on_virtual_loop
-async def test_what_a_pass_does_not_answer_runs_alone(tmp_path: Path) -> None:
+async def test_request_unanswered_by_pass_is_rerun_individually(tmp_path: Path) -> None:
     gate = Gate()
     async with sharing(tmp_path, passes := Passes(), gate) as (line, _):
         clients = [await line.join(user, trusted=True) for user in "abc"]
@@ -141,7 +141,7 @@ async def test_what_a_pass_does_not_answer_runs_alone(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_a_defect_of_a_pass_costs_nobody_the_job(tmp_path: Path) -> None:
+async def test_error_of_pass_fails_no_job(tmp_path: Path) -> None:
     passes, gate = Passes(error=ZeroDivisionError()), Gate()
     passes.may_end.set()
     async with sharing(tmp_path, passes, gate) as (line, _):
@@ -151,7 +151,7 @@ async def test_a_defect_of_a_pass_costs_nobody_the_job(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_who_has_left_holds_up_nobody(tmp_path: Path) -> None:
+async def test_departed_client_does_not_delay_pass(tmp_path: Path) -> None:
     passes, gate = Passes(), Gate()
     passes.may_end.set()
     async with sharing(tmp_path, passes, gate) as (line, _):
@@ -163,7 +163,7 @@ async def test_who_has_left_holds_up_nobody(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_who_does_not_read_holds_up_nobody(
+async def test_slow_client_does_not_delay_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hears = asyncio.Event()
@@ -186,7 +186,7 @@ async def test_who_does_not_read_holds_up_nobody(
 
 
 @on_loop
-async def test_one_that_is_cancelled_ends_at_once_and_the_others_with_the_pass(
+async def test_cancelled_request_leaves_pass_and_others_complete(
     tmp_path: Path,
 ) -> None:
     passes, gate = Passes(), Gate()
@@ -201,7 +201,7 @@ async def test_one_that_is_cancelled_ends_at_once_and_the_others_with_the_pass(
 
 
 @on_virtual_loop
-async def test_one_that_is_cancelled_before_its_turn_alone_does_not_run(tmp_path: Path) -> None:
+async def test_request_cancelled_before_individual_rerun_does_not_run(tmp_path: Path) -> None:
     passes, gate = Passes(answer=lambda _: None), Gate()
     passes.may_end.set()
     async with sharing(tmp_path, passes, gate) as (line, _):
@@ -221,7 +221,7 @@ async def test_one_that_is_cancelled_before_its_turn_alone_does_not_run(tmp_path
 
 
 @on_loop
-async def test_a_pass_that_loses_its_replica_is_held_against_nobody(tmp_path: Path) -> None:
+async def test_replica_lost_during_pass_does_not_count_as_attempt(tmp_path: Path) -> None:
     gate = Gate()
     async with sharing(tmp_path, passes := Passes(), gate) as (line, _):
         clients = [await line.join(user, trusted=True) for user in "ab"]
@@ -230,14 +230,14 @@ async def test_a_pass_that_loses_its_replica_is_held_against_nobody(tmp_path: Pa
         passes.error = line.replicas[0].lose()
         passes.may_end.set()
         gate.let_end(2)
-        # Each alone, on another replica, as if for the first time.
+        # Each request runs alone on another replica, as a first attempt.
         assert [await ends(each) for each in clients] == ["Done."] * 2
         assert passes.began.empty()
         assert len(line.replicas) == 2
 
 
 @on_loop
-async def test_what_a_pass_does_not_answer_runs_on_any_replica(tmp_path: Path) -> None:
+async def test_request_unanswered_by_pass_is_rerun_on_any_replica(tmp_path: Path) -> None:
     passes, gate = Passes(answer=lambda _: None), Gate()
     passes.may_end.set()
     async with sharing(tmp_path, passes, gate, count=2) as (line, _):
@@ -254,7 +254,7 @@ async def test_what_a_pass_does_not_answer_runs_on_any_replica(tmp_path: Path) -
 
 
 @on_loop
-async def test_a_shared_replica_is_one_that_is_busy(tmp_path: Path) -> None:
+async def test_shared_replica_counts_as_one_busy_replica(tmp_path: Path) -> None:
     passes, gate = Passes(), Gate()
     async with sharing(tmp_path, passes, gate) as (line, _):
         clients = [await line.join(user, trusted=True) for user in "abcd"]
@@ -269,7 +269,7 @@ async def test_a_shared_replica_is_one_that_is_busy(tmp_path: Path) -> None:
 
 
 @on_virtual_loop
-async def test_each_is_charged_its_part_of_the_time(tmp_path: Path) -> None:
+async def test_each_request_is_charged_its_share_of_pass(tmp_path: Path) -> None:
     passes, gate = Passes(), Gate()
     async with sharing(tmp_path, passes, gate) as (line, _):
         settled: list[float] = []
@@ -305,7 +305,7 @@ def request(**fields: Any) -> Request:
     )
 
 
-def test_who_may_share(tmp_path: Path) -> None:
+def test_only_compatible_trusted_requests_can_share(tmp_path: Path) -> None:
     assert may_share(request(), request(key="another", user="bob"))
     assert not may_share(request(), request(trusted=False))
     assert not may_share(request(trusted=False), request(trusted=False))

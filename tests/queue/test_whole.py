@@ -1,4 +1,4 @@
-"""Lines, decisions and what is done about them, all together in virtual time, on machines that count."""
+"""Queues, placement and replicas together in virtual time, on nodes that check their memory."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ GPU, CPU = 100, 150
 
 
 class Memory:
-    """The real contents of a memory, at every moment no more than there is."""
+    """A node's memory; it asserts that usage never exceeds the capacity."""
 
     def __init__(self, capacity: Mapping[Any, int]) -> None:
         self._capacity = capacity
@@ -144,7 +144,7 @@ class OperationCalls(ControlPlane):
 
 
 class Actor:
-    """A replica that holds memory while it should, and takes its time."""
+    """A replica that accounts for its memory, and takes virtual time."""
 
     def __init__(self, place: PlacedReplica, memory: Memory, broken: frozenset[str]) -> None:
         self.shared_passes = None
@@ -187,7 +187,7 @@ class Actor:
         self.ended.set()
 
     def die(self) -> None:
-        """As a process that is killed."""
+        """End like a killed process."""
         self._hold({})
         self.ended.set()
         self._end_run(ReplicaLostError("it was killed"))
@@ -236,9 +236,9 @@ class World:
 
     kind = Actor
     missing = ""
-    """A generation for which nothing can be loaded."""
+    """A generation whose models cannot be loaded."""
     look_s = 0.0
-    """How long a look at the machines takes."""
+    """Seconds that node discovery takes."""
 
     def __init__(
         self,
@@ -256,7 +256,7 @@ class World:
     ) -> None:
         self.sizes = sizes
         self.gated = set[str]()
-        """Models that the hub does not give to everybody."""
+        """Models that are gated on the hub."""
         self.hub: dict[str, str] = {}
         """Names of models at a hub, by their spelling in small letters."""
         self.memory = Memory({**dict.fromkeys(range(gpus), GPU), "cpu": CPU})
@@ -408,7 +408,7 @@ def read_files_at_once() -> None:
     loop.run_in_executor = at_once  # type: ignore[method-assign, assignment]
 
 
-def test_a_model_returns_without_being_loaded_again(tmp_path: Path) -> None:
+def test_cached_model_returns_without_reloading(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 60, "a/b": 70}) as world:
             for model in ("a/a", "a/b", "a/a", "a/b", "a/a"):
@@ -421,7 +421,7 @@ def test_a_model_returns_without_being_loaded_again(tmp_path: Path) -> None:
     run(main())
 
 
-def test_two_that_displace_each_other_both_come_to_an_end(tmp_path: Path) -> None:
+def test_jobs_of_models_that_evict_each_other_all_complete(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 60, "a/b": 70}) as world:
             ids = [await world.send(model, 40.0) for _ in range(4) for model in ("a/a", "a/b")]
@@ -432,7 +432,7 @@ def test_two_that_displace_each_other_both_come_to_an_end(tmp_path: Path) -> Non
     run(main())
 
 
-def test_why_there_is_no_room_and_until_when_is_told(tmp_path: Path) -> None:
+def test_refusal_reports_reason_and_remaining_protection(tmp_path: Path) -> None:
     async def main() -> None:
         sizes = {"a/a": 90, "a/b": 95, "a/c": 96, "a/d": 500}
         async with World(tmp_path, sizes, minimum_s=100) as world:
@@ -445,7 +445,7 @@ def test_why_there_is_no_room_and_until_when_is_told(tmp_path: Path) -> None:
             assert "'a/a' is protected for another" in young.description
             assert "the largest node, here, has" in large.description
             assert "there is no such repository" in unknown.description
-            # Its time began when it began to serve.
+            # The minimum deployment time counts from the begin of serving.
             served = next(iter(world.of("a/a"))).placed.deployed
             await elapse(served + 100 - world.now().timestamp() + 1)
             (response,) = await world.until_ended(await world.send("a/c"))
@@ -454,7 +454,7 @@ def test_why_there_is_no_room_and_until_when_is_told(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_job_that_is_evicted_runs_again_and_is_not_held_against(tmp_path: Path) -> None:
+def test_evicted_job_is_rerun_and_eviction_does_not_count_as_attempt(tmp_path: Path) -> None:
     async def main() -> None:
         config = DeploymentConfig("a/a", "a/a", replicas=2)
         async with World(tmp_path, {"a/a": 40}, configs=(config,), gpus=2) as world:
@@ -470,7 +470,7 @@ def test_a_job_that_is_evicted_runs_again_and_is_not_held_against(tmp_path: Path
     run(main())
 
 
-def test_eviction_tells_those_who_wait_and_lets_end_what_runs(tmp_path: Path) -> None:
+def test_eviction_fails_waiting_jobs_and_lets_running_job_finish(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
             running, waiting = [await world.send("a/a", 10.0) for _ in range(2)]
@@ -490,7 +490,7 @@ def test_eviction_tells_those_who_wait_and_lets_end_what_runs(tmp_path: Path) ->
 
 
 class Stubborn(Actor):
-    """Actor whose process breaks down, and takes its time to end."""
+    """An actor whose broken process ends slowly."""
 
     def die(self) -> None:
         self._end_run(ReplicaLostError("it does not answer"))
@@ -500,7 +500,7 @@ class Stubborn(Actor):
         await super().stop()
 
 
-def test_the_place_of_a_lost_replica_is_anothers_when_its_process_has_ended(
+def test_memory_of_lost_replica_is_reused_only_after_its_process_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(World, "kind", Stubborn)
@@ -524,7 +524,7 @@ def test_the_place_of_a_lost_replica_is_anothers_when_its_process_has_ended(
     run(main())
 
 
-def test_so_it_is_on_a_machine_that_was_started_anew(
+def test_memory_of_replaced_node_is_reused_after_its_processes_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(World, "kind", Stubborn)
@@ -542,9 +542,7 @@ def test_so_it_is_on_a_machine_that_was_started_anew(
 
 
 @pytest.mark.parametrize("look_s", [0.0, 5.0])
-def test_what_comes_and_goes_while_the_machines_are_looked_at(
-    tmp_path: Path, look_s: float
-) -> None:
+def test_replicas_change_consistently_during_node_discovery(tmp_path: Path, look_s: float) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 60, "b/b": 10}, gpus=2) as world:
             await world.send("a/a", 100.0)
@@ -557,7 +555,7 @@ def test_what_comes_and_goes_while_the_machines_are_looked_at(
             other = await world.send("b/b")
             await looking
             await elapse(2 * LOAD_S + 2 * look_s)
-            # Of the first the job runs again, in another; the second is where it was placed.
+            # The job of the first model is rerun on another replica; the second model is placed.
             places = {deployment.key for deployment in world.controller.cluster.replicas()}
             assert places == {hosted.placed.key for hosted in world.controller.replicas()}
             assert len(places) == 2
@@ -567,7 +565,7 @@ def test_what_comes_and_goes_while_the_machines_are_looked_at(
     run(main())
 
 
-def test_a_server_that_stops_waits_for_what_is_ending(
+def test_stopping_server_waits_for_ending_replicas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(World, "kind", Stubborn)
@@ -585,7 +583,7 @@ def test_a_server_that_stops_waits_for_what_is_ending(
     run(main())
 
 
-def test_a_model_that_is_still_loading_is_evicted_at_once(tmp_path: Path) -> None:
+def test_loading_model_is_evicted_immediately(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
             waiting = await world.send("a/a")
@@ -598,7 +596,7 @@ def test_a_model_that_is_still_loading_is_evicted_at_once(tmp_path: Path) -> Non
     run(main())
 
 
-def test_a_model_that_is_still_measured_is_evicted_and_does_not_come(tmp_path: Path) -> None:
+def test_model_evicted_during_measurement_is_not_loaded(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
             waiting = await world.send("a/a")
@@ -611,14 +609,14 @@ def test_a_model_that_is_still_measured_is_evicted_and_does_not_come(tmp_path: P
             await elapse(60)
             assert world.actors == {}
             assert (await world.operations.status())["problems"] == []
-            # It was no ban: who comes then is served.
+            # The eviction is no ban: later requests are served.
             (response,) = await world.until_ended(await world.send("a/a"))
             assert response.status is Status.COMPLETED
 
     run(main())
 
 
-def test_a_model_that_is_still_measured_is_scaled_to_nothing(tmp_path: Path) -> None:
+def test_model_scaled_to_zero_during_measurement_is_not_loaded(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
             config = DeploymentConfig("a/a", "a/a")
@@ -635,7 +633,7 @@ def test_a_model_that_is_still_measured_is_scaled_to_nothing(tmp_path: Path) -> 
     run(main())
 
 
-def test_a_model_that_is_deployed_anew_while_it_is_measured_is_given_what_it_needs_then(
+def test_model_redeployed_during_measurement_gets_its_new_size(
     tmp_path: Path,
 ) -> None:
     async def main() -> None:
@@ -654,7 +652,7 @@ def test_a_model_that_is_deployed_anew_while_it_is_measured_is_given_what_it_nee
     run(main())
 
 
-def test_fewer_replicas_than_were_asked_for_are_a_problem_once_they_are_up(tmp_path: Path) -> None:
+def test_deploy_reports_problem_if_fewer_replicas_fit(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 60}) as world:
             four = DeploymentConfig("a/a", "a/a", replicas=4)
@@ -665,7 +663,7 @@ def test_fewer_replicas_than_were_asked_for_are_a_problem_once_they_are_up(tmp_p
     run(main())
 
 
-def test_who_asks_again_after_an_eviction_does_not_hear_of_it(tmp_path: Path) -> None:
+def test_request_sent_after_eviction_is_served(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
             first = await world.send("a/a")
@@ -680,7 +678,7 @@ def test_who_asks_again_after_an_eviction_does_not_hear_of_it(tmp_path: Path) ->
     run(main())
 
 
-def test_a_model_that_waits_for_anothers_place_is_evicted_and_displaces_nobody(
+def test_evicted_model_that_waited_for_room_evicts_no_other(
     tmp_path: Path,
 ) -> None:
     async def main() -> None:
@@ -700,7 +698,7 @@ def test_a_model_that_waits_for_anothers_place_is_evicted_and_displaces_nobody(
     run(main())
 
 
-def test_who_deploys_what_is_evicted_meanwhile_is_told(tmp_path: Path) -> None:
+def test_deploy_reports_concurrent_eviction(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
             configs = [DeploymentConfig("a/a", "a/a", dedicated=True)]
@@ -717,7 +715,7 @@ def test_who_deploys_what_is_evicted_meanwhile_is_told(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_restart_is_a_new_process_and_loses_no_job(tmp_path: Path) -> None:
+def test_restart_replaces_replica_and_loses_no_job(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
             ids = [await world.send("a/a", 10.0) for _ in range(3)]
@@ -733,7 +731,7 @@ def test_a_restart_is_a_new_process_and_loses_no_job(tmp_path: Path) -> None:
     run(main())
 
 
-def test_sync_leaves_what_is_named_and_nothing_else(tmp_path: Path) -> None:
+def test_sync_evicts_models_that_are_not_named(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 20, "a/b": 20, "a/c": 20}) as world:
             configs = [DeploymentConfig(name, name) for name in ("a/a", "a/b")]
@@ -751,7 +749,7 @@ def test_sync_leaves_what_is_named_and_nothing_else(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_dedicated_model_that_dies_comes_back_before_anybody_asks(tmp_path: Path) -> None:
+def test_lost_dedicated_model_is_reloaded_without_request(tmp_path: Path) -> None:
     async def main() -> None:
         config = DeploymentConfig("a/a", "a/a", dedicated=True)
         async with World(tmp_path, {"a/a": 40}, configs=(config,)) as world:
@@ -767,7 +765,7 @@ def test_a_dedicated_model_that_dies_comes_back_before_anybody_asks(tmp_path: Pa
     run(main())
 
 
-def test_a_dedicated_model_that_is_broken_is_tried_less_and_less(tmp_path: Path) -> None:
+def test_broken_dedicated_model_is_retried_with_backoff(tmp_path: Path) -> None:
     async def main() -> None:
         config = DeploymentConfig("a/a", "a/a", dedicated=True)
         broken = frozenset({"a/a"})
@@ -780,7 +778,7 @@ def test_a_dedicated_model_that_is_broken_is_tried_less_and_less(tmp_path: Path)
     run(main())
 
 
-def test_what_is_wrong_in_one_runtime_is_said_of_that_alone(tmp_path: Path) -> None:
+def test_problem_of_one_generation_is_reported_only_for_it(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
             world.missing = "0.7"
@@ -804,7 +802,7 @@ def test_what_is_wrong_in_one_runtime_is_said_of_that_alone(tmp_path: Path) -> N
     run(main())
 
 
-def test_a_calendar_has_a_model_dedicated_in_its_window(tmp_path: Path) -> None:
+def test_calendar_dedicates_model_during_its_window(tmp_path: Path) -> None:
     calendar = tmp_path / "calendar.ics"
     calendar.write_text(
         "BEGIN:VCALENDAR\nVERSION:2.0\nPRODID:x\nBEGIN:VEVENT\nUID:1\nDTSTAMP:20260301T000000Z\n"
@@ -821,7 +819,7 @@ def test_a_calendar_has_a_model_dedicated_in_its_window(tmp_path: Path) -> None:
             assert response.status is Status.COMPLETED
             assert world.levels("a/a") == []
             for left in (1, 0):
-                # An hour later: it displaces what is young, and nobody had to ask.
+                # An hour later, the booked model evicts young replicas without any request.
                 hour = (9 - world.now().hour) * 3600 % 86400
                 await elapse(hour - world.now().minute * 60 + 60)
                 assert world.levels("a/a") == ["HOT"]
@@ -840,7 +838,7 @@ def test_a_calendar_has_a_model_dedicated_in_its_window(tmp_path: Path) -> None:
                 await elapse(3600)
                 (held,) = world.of("a/a")
                 assert not held.placed.dedicated
-                # The next one is told of, too.
+                # The status lists the next window, too.
                 coming = (await world.operations.status())["schedule"]["windows"]
                 assert len(coming) == left
                 assert all(each["start"] > world.now().isoformat() for each in coming)
@@ -856,7 +854,7 @@ def test_a_calendar_has_a_model_dedicated_in_its_window(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_booked_model_is_downloaded_before_and_nothing_makes_room_for_it_until_it_begins(
+def test_booked_model_is_downloaded_early_and_evicts_only_at_its_start(
     tmp_path: Path,
 ) -> None:
     calendar = tmp_path / "calendar.ics"
@@ -905,7 +903,7 @@ def test_a_booked_model_is_downloaded_before_and_nothing_makes_room_for_it_until
             (response,) = await world.until_ended(await world.send("a/b"))
             assert response.status is Status.COMPLETED
             await elapse(115 * 60)
-            # Who has its memory keeps it; what has no place, or is unknown, is not downloaded.
+            # Current replicas stay; a model that is unknown or does not fit is not downloaded.
             assert world.levels("a/b") == ["HOT"]
             assert world.levels("a/a") == []
             assert asked == [
@@ -926,7 +924,7 @@ def test_a_booked_model_is_downloaded_before_and_nothing_makes_room_for_it_until
             assert reconciler.kept_repositories()["a/a"] == "deployed"
             assert world.levels("a/a") == world.levels("a/slow") == ["HOT"]
             assert cancelled == ["09:05"]  # as it begins, and its replica downloads it
-            # It will have the place of the one before it.
+            # The next model will use the memory of the one before it.
             assert asked[3:] == [("a/next", "0.8", "here", "09:00")]
             await elapse(120 * 60)
             assert asked[4:] == [("a/later", "0.8", "here", "11:00")]
@@ -934,7 +932,7 @@ def test_a_booked_model_is_downloaded_before_and_nothing_makes_room_for_it_until
     run(main())
 
 
-def test_clients_are_told_of_every_model_in_words_that_all_of_them_know(tmp_path: Path) -> None:
+def test_status_lists_every_model_in_form_that_all_clients_read(tmp_path: Path) -> None:
     calendar = tmp_path / "calendar.ics"
     calendar.write_text(
         "BEGIN:VCALENDAR\nVERSION:2.0\nPRODID:x\nBEGIN:VEVENT\nUID:1\nDTSTAMP:20260301T000000Z\n"
@@ -994,7 +992,7 @@ def test_clients_are_told_of_every_model_in_words_that_all_of_them_know(tmp_path
             assert words("a/scheduled") == ("COLD", "NOT DEPLOYED", "NOT DEPLOYED")
             assert words("a/broken") == ("HOT", "DOWN", "UNHEALTHY")
             found = told()
-            # Nobody writes on the server's board by asking for a model.
+            # A request for an unknown model does not add it to the status.
             assert found.keys() == {*names, "a/scheduled"}
             assert found["a/running"]["dedicated"] is True
             assert found["a/warm"]["dedicated"] is found["a/asked"]["dedicated"] is False
@@ -1023,7 +1021,7 @@ def test_clients_are_told_of_every_model_in_words_that_all_of_them_know(tmp_path
     run(main())
 
 
-def test_replicas_are_added_while_many_wait_and_let_go_when_they_idle(tmp_path: Path) -> None:
+def test_replicas_are_added_under_load_and_removed_when_idle(tmp_path: Path) -> None:
     async def main() -> None:
         bounds = Bounds(most=3, target_wait_s=30, idle_s=300, cooldown_s=60)
         async with World(tmp_path, {"a/a": 40}, gpus=3, bounds=bounds) as world:
@@ -1040,7 +1038,7 @@ def test_replicas_are_added_while_many_wait_and_let_go_when_they_idle(tmp_path: 
     run(main())
 
 
-def test_a_dedicated_model_that_is_busy_displaces_nobody_who_is_protected(tmp_path: Path) -> None:
+def test_busy_dedicated_model_does_not_evict_protected_replicas(tmp_path: Path) -> None:
     async def main() -> None:
         config = DeploymentConfig("a/a", "a/a", dedicated=True)
         bounds = Bounds(most=3, target_wait_s=30, idle_s=300, cooldown_s=60)
@@ -1063,7 +1061,7 @@ def test_a_dedicated_model_that_is_busy_displaces_nobody_who_is_protected(tmp_pa
     run(main())
 
 
-def test_a_further_replica_stands_in_for_the_dedicated_one_that_is_lost(tmp_path: Path) -> None:
+def test_additional_replica_becomes_dedicated_after_loss_of_dedicated_one(tmp_path: Path) -> None:
     async def main() -> None:
         config = DeploymentConfig("a/a", "a/a", dedicated=True)
         bounds = Bounds(most=2, target_wait_s=5, idle_s=300, cooldown_s=10)
@@ -1082,7 +1080,7 @@ def test_a_further_replica_stands_in_for_the_dedicated_one_that_is_lost(tmp_path
     run(main())
 
 
-def test_a_restart_has_no_more_replicas_dedicated_than_before(tmp_path: Path) -> None:
+def test_restart_keeps_number_of_dedicated_replicas(tmp_path: Path) -> None:
     async def main() -> None:
         config = DeploymentConfig("a/a", "a/a", dedicated=True)
         async with World(tmp_path, {"a/a": 60}, gpus=2) as world:
@@ -1098,7 +1096,7 @@ def test_a_restart_has_no_more_replicas_dedicated_than_before(tmp_path: Path) ->
     run(main())
 
 
-def test_a_request_of_another_generation_reserves_nothing(tmp_path: Path) -> None:
+def test_request_of_another_generation_does_not_dedicate_replica(tmp_path: Path) -> None:
     async def main() -> None:
         config = DeploymentConfig("a/a", "a/a", dedicated=True, replicas=2)
         sizes = {"a/a": 60, "a/b": 60}
@@ -1108,7 +1106,7 @@ def test_a_request_of_another_generation_reserves_nothing(tmp_path: Path) -> Non
             await world.until_ended(await world.send("a/a", generation="0.7"))
             assert len(world.of("a/a")) == 3
             (older,) = (h.placed for h in world.of("a/a") if not h.placed.dedicated)
-            # It goes for others, does not return by itself, and is forgotten.
+            # The replica can be evicted, does not return by itself, and is forgotten.
             await world.until_ended(await world.send("a/b"))
             displaced = world.controller.cluster.find(older.key)
             assert displaced is not None
@@ -1123,7 +1121,7 @@ def test_a_request_of_another_generation_reserves_nothing(tmp_path: Path) -> Non
     run(main())
 
 
-def test_all_is_evicted_that_the_calendar_does_not_keep(tmp_path: Path) -> None:
+def test_evict_all_spares_scheduled_models(tmp_path: Path) -> None:
     async def main() -> None:
         configs = tuple(DeploymentConfig(name, name, dedicated=True) for name in ("a/a", "a/b"))
         async with World(
@@ -1150,7 +1148,7 @@ def test_all_is_evicted_that_the_calendar_does_not_keep(tmp_path: Path) -> None:
     run(main())
 
 
-def test_who_waits_for_a_model_that_is_no_longer_dedicated_is_told_which_are(
+def test_jobs_of_undeployed_model_fail_with_list_of_deployed_models(
     tmp_path: Path,
 ) -> None:
     async def main() -> None:
@@ -1178,7 +1176,7 @@ def test_who_waits_for_a_model_that_is_no_longer_dedicated_is_told_which_are(
     run(main())
 
 
-def test_what_is_scaled_is_what_its_operator_deployed(tmp_path: Path) -> None:
+def test_scale_applies_to_generation_that_operator_deployed(tmp_path: Path) -> None:
     async def main() -> None:
         config = DeploymentConfig("a/a", "a/a", dedicated=True)
         async with World(tmp_path, {"a/a": 20}, gpus=2) as world:
@@ -1186,7 +1184,7 @@ def test_what_is_scaled_is_what_its_operator_deployed(tmp_path: Path) -> None:
             await world.until_ended(await world.send("a/a"))
             (told,) = await world.operations.scale("a/a", 2, None)
             assert told["generation"] == "0.7"
-            # A user's generation that goes takes nothing from that.
+            # Scaling down a generation that a user loaded does not change the deployment.
             await world.operations.scale("a/a", 0, "0.8")
             (found,) = from_value(await world.operations.export(), "it")
             assert (found.replicas, found.dedicated) == (2, True)
@@ -1195,7 +1193,7 @@ def test_what_is_scaled_is_what_its_operator_deployed(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_model_is_deployed_for_several_generations_and_exported_so(tmp_path: Path) -> None:
+def test_model_is_deployed_and_exported_with_several_generations(tmp_path: Path) -> None:
     async def main() -> None:
         config = DeploymentConfig("a/a", "a/a", dedicated=True, generations=("0.7", "0.8"))
         async with World(tmp_path, {"a/a": 20}, gpus=2) as world:
@@ -1211,7 +1209,7 @@ def test_a_model_is_deployed_for_several_generations_and_exported_so(tmp_path: P
     run(main())
 
 
-def test_one_generation_of_a_model_is_evicted(tmp_path: Path) -> None:
+def test_one_generation_of_model_is_evicted(tmp_path: Path) -> None:
     async def main() -> None:
         config = DeploymentConfig("a/a", "a/a", dedicated=True, generations=("0.7", "0.8"))
         async with World(tmp_path, {"a/a": 20}, gpus=2) as world:
@@ -1235,7 +1233,7 @@ def test_one_generation_of_a_model_is_evicted(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_dedicated_model_comes_back_in_each_of_its_generations(tmp_path: Path) -> None:
+def test_dedicated_model_is_loaded_for_each_of_its_generations(tmp_path: Path) -> None:
     async def main() -> None:
         config = DeploymentConfig("a/a", "a/a", dedicated=True, generations=("0.7", "0.8"))
         async with World(tmp_path, {"a/a": 20}, configs=(config,), gpus=2) as world:
@@ -1248,7 +1246,7 @@ def test_a_dedicated_model_comes_back_in_each_of_its_generations(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("of_its_own", "most"), [(None, 3), (1, 1), (2, 2), (4, 4)])
-def test_how_many_replicas_a_long_line_brings_is_each_models_own(
+def test_max_replicas_of_model_overrides_autoscaling_limit(
     tmp_path: Path, of_its_own: int | None, most: int
 ) -> None:
     async def main() -> None:
@@ -1267,7 +1265,7 @@ def test_how_many_replicas_a_long_line_brings_is_each_models_own(
     run(main())
 
 
-def test_a_model_scaled_beyond_its_most_is_exported_so_that_it_can_be_read(tmp_path: Path) -> None:
+def test_export_of_model_scaled_beyond_max_replicas_is_valid(tmp_path: Path) -> None:
     async def main() -> None:
         config = DeploymentConfig("a/a", "a/a", max_replicas=2)
         async with World(tmp_path, {"a/a": 20}, gpus=3) as world:
@@ -1279,7 +1277,7 @@ def test_a_model_scaled_beyond_its_most_is_exported_so_that_it_can_be_read(tmp_p
     run(main())
 
 
-def test_a_further_replica_that_does_not_load_is_tried_less_and_less(tmp_path: Path) -> None:
+def test_additional_replica_that_fails_to_load_is_retried_with_backoff(tmp_path: Path) -> None:
     async def main() -> None:
         bounds = Bounds(most=3, target_wait_s=30, idle_s=300, cooldown_s=60)
         async with World(tmp_path, {"a/a": 60}, gpus=3, bounds=bounds) as world:
@@ -1300,7 +1298,7 @@ def test_a_further_replica_that_does_not_load_is_tried_less_and_less(tmp_path: P
     run(main())
 
 
-def test_what_is_on_its_way_is_not_ended_because_no_more_can_be_had(tmp_path: Path) -> None:
+def test_loading_replica_is_kept_if_second_one_does_not_fit(tmp_path: Path) -> None:
     async def main() -> None:
         config = DeploymentConfig("a/a", "a/a", replicas=2, device="cuda")
         async with World(tmp_path, {"a/a": 60}, configs=(config,)) as world:
@@ -1313,13 +1311,13 @@ def test_what_is_on_its_way_is_not_ended_because_no_more_can_be_had(tmp_path: Pa
 
 
 class FullStore(FileStore):
-    """A disk on which nothing can be written any more."""
+    """A store on a full disk."""
 
     async def put(self, key: str, content: bytes, *, soon: bool = False) -> None:
         raise OSError(28, "No space left on device")
 
 
-def test_a_store_that_fails_costs_nobody_else_anything(tmp_path: Path) -> None:
+def test_failing_store_does_not_affect_other_jobs(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}, store=FullStore(tmp_path, 3600)) as world:
             await world.send("a/a", polled=True)
@@ -1332,7 +1330,7 @@ def test_a_store_that_fails_costs_nobody_else_anything(tmp_path: Path) -> None:
 
 
 class SlowStore(FileStore):
-    """A store that takes its time."""
+    """A slow store."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, 3600)
@@ -1343,7 +1341,7 @@ class SlowStore(FileStore):
         self.stored.append(json.loads(content))
 
 
-def test_a_job_is_killed_until_its_answer_is_on_its_way(tmp_path: Path) -> None:
+def test_job_cannot_be_killed_while_its_result_is_stored(tmp_path: Path) -> None:
     async def main() -> None:
         store = SlowStore(tmp_path)
         async with World(tmp_path, {"a/a": 40}, store=store) as world:
@@ -1359,7 +1357,7 @@ def test_a_job_is_killed_until_its_answer_is_on_its_way(tmp_path: Path) -> None:
     run(main())
 
 
-def test_the_jobs_of_a_key_that_is_revoked_end_and_so_do_those_that_still_come(
+def test_revoked_key_ends_its_current_and_new_jobs(
     tmp_path: Path,
 ) -> None:
     async def main() -> None:
@@ -1379,7 +1377,7 @@ def test_the_jobs_of_a_key_that_is_revoked_end_and_so_do_those_that_still_come(
             (response,) = await world.until_ended(hers)
             assert response.status is Status.COMPLETED
             assert (await revoke.perform(world.operations)).killed == 0
-            # A key whose jobs an operator ends goes on: its later jobs run.
+            # An operator ends the jobs of a valid key; its later jobs run.
             runs = await world.send("a/a", 1000.0, key="hers")
             await elapse(2)
             end = KillKey(account="hers")
@@ -1387,7 +1385,7 @@ def test_the_jobs_of_a_key_that_is_revoked_end_and_so_do_those_that_still_come(
             ended = await world.until_ended(runs, await world.send("a/a", 1.0, key="hers"))
             assert [each.status for each in ended] == [Status.ERROR, Status.COMPLETED]
             assert "operator has ended this job" in ended[0].description
-            # In the end nobody has a revoked key's name in mind.
+            # The revoked key is forgotten after some time.
             await elapse(700)
             (last,) = await world.until_ended(await world.send("a/a", 1.0, key="his"))
             assert last.status is Status.COMPLETED
@@ -1395,7 +1393,7 @@ def test_the_jobs_of_a_key_that_is_revoked_end_and_so_do_those_that_still_come(
     run(main())
 
 
-def test_a_job_that_is_killed_before_its_replica_has_it_does_not_run(tmp_path: Path) -> None:
+def test_job_killed_before_reaching_its_replica_does_not_run(tmp_path: Path) -> None:
     async def main() -> None:
         store = SlowStore(tmp_path)
         async with World(tmp_path, {"a/a": 40}, store=store) as world:
@@ -1412,7 +1410,7 @@ def test_a_job_that_is_killed_before_its_replica_has_it_does_not_run(tmp_path: P
     run(main())
 
 
-def test_a_job_that_is_killed_does_not_run_again_when_its_replica_is_lost(tmp_path: Path) -> None:
+def test_killed_job_is_not_rerun_after_loss_of_its_replica(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
             await world.until_ended(await world.send("a/a"))
@@ -1427,7 +1425,7 @@ def test_a_job_that_is_killed_does_not_run_again_when_its_replica_is_lost(tmp_pa
     run(main())
 
 
-def test_who_waits_for_anothers_first_use_goes_on_when_that_is_evicted(tmp_path: Path) -> None:
+def test_model_waiting_for_replica_proceeds_after_its_eviction(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 60, "a/b": 70}) as world:
             first = await world.send("a/a", 200.0)
@@ -1443,7 +1441,7 @@ def test_who_waits_for_anothers_first_use_goes_on_when_that_is_evicted(tmp_path:
 
 
 @pytest.mark.parametrize("step", ["start", "to_cache", "from_cache"])
-def test_a_defect_on_the_way_up_or_down_leaves_nothing_behind(tmp_path: Path, step: str) -> None:
+def test_error_while_moving_replica_leaves_no_memory_taken(tmp_path: Path, step: str) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 60, "a/b": 70}) as world:
             original = getattr(Actor, step)
@@ -1464,7 +1462,7 @@ def test_a_defect_on_the_way_up_or_down_leaves_nothing_behind(tmp_path: Path, st
     run(main())
 
 
-def test_other_settings_are_another_load(tmp_path: Path) -> None:
+def test_changed_settings_reload_model(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
             first = DeploymentConfig("a/a", "/one", replicas=2)
@@ -1482,7 +1480,7 @@ def test_other_settings_are_another_load(tmp_path: Path) -> None:
     run(main())
 
 
-def test_what_is_scaled_stays_so(tmp_path: Path) -> None:
+def test_scaled_number_of_replicas_is_kept(tmp_path: Path) -> None:
     async def main() -> None:
         config = DeploymentConfig("a/a", "a/a", dedicated=True, replicas=2)
         async with World(tmp_path, {"a/a": 30}, configs=(config,)) as world:
@@ -1504,7 +1502,7 @@ def test_what_is_scaled_stays_so(tmp_path: Path) -> None:
     run(main())
 
 
-def test_what_is_scaled_to_nothing_is_named(tmp_path: Path) -> None:
+def test_scale_to_zero_reports_model_and_evicted_replicas(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 30}) as world:
             await world.until_ended(await world.send("a/a"))
@@ -1519,7 +1517,7 @@ def test_what_is_scaled_to_nothing_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["scale", "evict"])
-def test_what_has_no_replica_any_more_is_not_exported(tmp_path: Path, how: str) -> None:
+def test_model_without_replicas_is_not_exported(tmp_path: Path, how: str) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 30}) as world:
             config = DeploymentConfig("a/a", "a/a", dedicated=True)
@@ -1531,7 +1529,7 @@ def test_what_has_no_replica_any_more_is_not_exported(tmp_path: Path, how: str) 
             else:
                 await world.operations.evict("a/a", there.placed.replica_id, cold=True)
             assert await world.operations.export() == []
-            # Whoever may use it has it loaded; that is nothing that its operator asks for.
+            # A user may load the model on demand; the export does not dedicate it.
             await world.until_ended(await world.send("a/a"))
             (found,) = from_value(await world.operations.export(), "it")
             assert (found.replicas, found.dedicated) == (1, False)
@@ -1539,7 +1537,7 @@ def test_what_has_no_replica_any_more_is_not_exported(tmp_path: Path, how: str) 
     run(main())
 
 
-def test_two_names_of_one_model_are_one_deployment(tmp_path: Path) -> None:
+def test_duplicate_configs_of_model_are_one_deployment(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 30}) as world:
             configs = [
@@ -1557,23 +1555,23 @@ REAL, ALIAS = "org/name", "name"
 """The name of a model at a hub, and other spellings that the hub accepts."""
 
 
-def test_a_gated_model_is_loaded_for_who_has_the_right(tmp_path: Path) -> None:
+def test_gated_model_requires_gated_right_unless_deployed(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
             world.gated = {"a/a"}
-            # Before it is measured nobody knows.
+            # The server knows that the model is gated only once it is measured.
             without = [await world.send("a/a") for _ in range(2)]
             for refused in await world.until_ended(*without):
                 assert refused.status is Status.ERROR
                 assert "'a/a' is gated or private on the hub" in refused.description
                 assert "right `gated`" in refused.description
             assert not world.actors
-            # In one line with somebody who has it.
+            # In one queue with a user who has the right.
             mixed = await world.send("a/a"), await world.send("a/a", gated=True)
             refused, served = await world.until_ended(*mixed)
             assert (refused.status, served.status) == (Status.ERROR, Status.COMPLETED)
             assert len(world.actors) == 1
-            # Nor does anybody else use it, now that it is there.
+            # The loaded model still requires the right.
             (refused,) = await world.until_ended(await world.send("a/a"))
             assert "gated" in refused.description
             # A gateway of another process knows as much.
@@ -1582,7 +1580,7 @@ def test_a_gated_model_is_loaded_for_who_has_the_right(tmp_path: Path) -> None:
             with pytest.raises(NotServedError, match="gated"):
                 published.admit(key, "0.8", hotswapping=True)
             assert published.admit(key, "0.8", hotswapping=True, gated=True).gated
-            # An operator's decision is for everybody.
+            # A model that the operator deployed is open to all users.
             config = DeploymentConfig("a/a", "a/a", dedicated=True)
             await world.operations.deploy([config], None, wait=True, sync=False)
             (served,) = await world.until_ended(await world.send("a/a", hotswapping=False))
@@ -1591,7 +1589,7 @@ def test_a_gated_model_is_loaded_for_who_has_the_right(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_gated_model_that_is_deployed_is_everybodys_under_its_other_name(tmp_path: Path) -> None:
+def test_deployed_gated_model_is_open_to_all_under_its_alias(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {REAL: 40}) as world:
             world.gated, world.hub = {REAL}, {name.lower(): REAL for name in (REAL, ALIAS)}
@@ -1605,7 +1603,7 @@ def test_a_gated_model_that_is_deployed_is_everybodys_under_its_other_name(tmp_p
     run(main())
 
 
-def test_the_hubs_name_of_a_repository_may_be_denied(tmp_path: Path) -> None:
+def test_denied_repository_is_rejected_under_its_alias(tmp_path: Path) -> None:
     async def main() -> None:
         rules = Repositories(denied=("Org/*",))
         async with World(tmp_path, {REAL: 40}, repositories=rules) as world:
@@ -1623,7 +1621,7 @@ def test_the_hubs_name_of_a_repository_may_be_denied(tmp_path: Path) -> None:
     "order", [(REAL, ALIAS), (ALIAS, REAL), (ALIAS, "NAME"), ("Org/Name", REAL)]
 )
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_model_has_one_line_whatever_it_is_called(
+def test_all_names_of_model_share_one_queue(
     tmp_path: Path, order: tuple[str, str], at_once: bool
 ) -> None:
     async def main() -> None:
@@ -1650,7 +1648,7 @@ def test_a_model_has_one_line_whatever_it_is_called(
     run(main())
 
 
-def test_who_leaves_or_is_killed_while_two_lines_become_one_is_in_neither(
+def test_departed_and_killed_jobs_are_dropped_when_queues_merge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
@@ -1682,7 +1680,7 @@ def test_who_leaves_or_is_killed_while_two_lines_become_one_is_in_neither(
     run(main())
 
 
-def test_a_model_that_is_deployed_by_two_names_is_one_deployment(tmp_path: Path) -> None:
+def test_model_deployed_under_two_names_is_one_deployment(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {REAL: 40}) as world:
             world.hub = dict.fromkeys((REAL, ALIAS), REAL)
@@ -1701,7 +1699,7 @@ def test_a_model_that_is_deployed_by_two_names_is_one_deployment(tmp_path: Path)
     run(main())
 
 
-def test_a_name_means_the_folder_that_it_was_deployed_from(tmp_path: Path) -> None:
+def test_name_refers_to_folder_it_was_deployed_from(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
             folder = DeploymentConfig("a/a", "/models/a", task="text-generation")
@@ -1720,7 +1718,7 @@ def test_a_name_means_the_folder_that_it_was_deployed_from(tmp_path: Path) -> No
     run(main())
 
 
-def test_a_replica_that_did_not_load_is_not_said_to_be_there(tmp_path: Path) -> None:
+def test_deploy_does_not_list_replica_that_failed_to_load(tmp_path: Path) -> None:
     async def main() -> None:
         config = DeploymentConfig("a/a", "a/a")
         async with World(tmp_path, {"a/a": 40}, broken=frozenset({"a/a"})) as world:
@@ -1732,9 +1730,7 @@ def test_a_replica_that_did_not_load_is_not_said_to_be_there(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("cold", [False, True])
-def test_a_model_that_could_not_be_measured_is_forgotten_when_it_is_evicted(
-    tmp_path: Path, cold: bool
-) -> None:
+def test_unmeasurable_model_is_forgotten_on_eviction(tmp_path: Path, cold: bool) -> None:
     async def main() -> None:
         config = DeploymentConfig("a/a", "a/a")
         async with World(tmp_path, {"a/a": 40}, configs=(config,)) as world:
@@ -1757,7 +1753,7 @@ def test_a_model_that_could_not_be_measured_is_forgotten_when_it_is_evicted(
     run(main())
 
 
-def test_a_model_that_did_not_load_keeps_its_settings_when_it_is_evicted(tmp_path: Path) -> None:
+def test_model_that_failed_to_load_keeps_settings_on_eviction(tmp_path: Path) -> None:
     async def main() -> None:
         config = DeploymentConfig("a/a", "a/a", padding_bytes=3)
         async with World(tmp_path, {"a/a": 40}, broken=frozenset({"a/a"})) as world:
@@ -1776,7 +1772,7 @@ def test_a_model_that_did_not_load_keeps_its_settings_when_it_is_evicted(tmp_pat
     run(main())
 
 
-def test_a_model_that_did_not_load_has_no_problem_once_it_is_scaled_to_nothing(
+def test_scale_to_zero_clears_problem_of_model_that_failed_to_load(
     tmp_path: Path,
 ) -> None:
     async def main() -> None:
@@ -1789,7 +1785,7 @@ def test_a_model_that_did_not_load_has_no_problem_once_it_is_scaled_to_nothing(
     run(main())
 
 
-def test_what_is_evicted_while_it_loads_is_not_what_returns(tmp_path: Path) -> None:
+def test_deploy_after_eviction_during_loading_reports_running_replica(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
             config = DeploymentConfig("a/a", "a/a")
@@ -1805,7 +1801,7 @@ def test_what_is_evicted_while_it_loads_is_not_what_returns(tmp_path: Path) -> N
     run(main())
 
 
-def test_a_restart_that_brings_nothing_back_says_so(tmp_path: Path) -> None:
+def test_failed_restart_raises_error(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
             await world.until_ended(await world.send("a/a"))
@@ -1816,7 +1812,7 @@ def test_a_restart_that_brings_nothing_back_says_so(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_restart_of_one_generation_leaves_the_other(tmp_path: Path) -> None:
+def test_restart_of_one_generation_keeps_other(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 10}) as world:
             for generation in ("0.7", "0.8"):
@@ -1836,7 +1832,7 @@ def test_a_restart_of_one_generation_leaves_the_other(tmp_path: Path) -> None:
     run(main())
 
 
-def test_what_is_only_in_memory_is_restarted_on_its_device(tmp_path: Path) -> None:
+def test_restart_of_warm_replica_loads_it_on_device(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 60, "a/b": 70}) as world:
             await world.until_ended(await world.send("a/a"))
@@ -1853,7 +1849,7 @@ def test_what_is_only_in_memory_is_restarted_on_its_device(tmp_path: Path) -> No
     run(main())
 
 
-def test_nothing_is_loaded_for_a_client_that_has_left(tmp_path: Path) -> None:
+def test_model_is_not_loaded_for_departed_client(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 60, "a/b": 145}) as world:
             channel = await world.broker.subscribe()
@@ -1866,7 +1862,9 @@ def test_nothing_is_loaded_for_a_client_that_has_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_happens_memory_suffices_and_every_job_ends(tmp_path: Path, seed: int) -> None:
+def test_random_operations_never_exceed_memory_and_every_job_ends(
+    tmp_path: Path, seed: int
+) -> None:
     dice = random.Random(seed)
     sizes = {f"a/m{i}": dice.choice([5, 20, 30, 60, 90, 100, 140, 300]) for i in range(6)}
     configs = tuple(
@@ -1913,7 +1911,7 @@ def test_whatever_happens_memory_suffices_and_every_job_ends(tmp_path: Path, see
                 assert response.description
             served = [r for r in responses if r.status is Status.COMPLETED]
             assert served, responses
-            # What is decided is what is there.
+            # The planned replicas are the existing ones.
             await elapse(300)
             for hosted in world.controller.replicas():
                 assert world.controller.cluster.find(hosted.placed.key) == hosted.placed
@@ -1924,7 +1922,7 @@ def test_whatever_happens_memory_suffices_and_every_job_ends(tmp_path: Path, see
 
 
 async def _operate(world: World, operation: str, model: str, dice: random.Random) -> None:
-    # What is not there is refused, and nothing else comes of it.
+    # Operations on missing models are refused without side effects.
     with contextlib.suppress(OperationError):
         match operation:
             case "evict":

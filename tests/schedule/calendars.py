@@ -1,4 +1,4 @@
-"""Calendars as the programs that people use write them, and short ones for one thing at a time."""
+"""Calendars in the form of common programs, and short calendars for single features."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def read(
     zone: tzinfo = UTC,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Schedule:
-    """The schedule of a calendar, expanded in this process and not in one of its own."""
+    """Return the schedule of a calendar, expanded in this process."""
     content = text.encode(errors="surrogateescape")
     expansion = expand(content, zone, now - BEHIND, now + AHEAD, limits)
     return make_schedule(Expansion.from_json(expansion.to_json()), deployments)
@@ -261,7 +261,7 @@ def spans(schedule: Schedule, repo_id: str | None = None) -> list[Span]:
 
 
 def starts(text: str, zone: ZoneInfo = BERLIN, **options: object) -> list[str]:
-    """When a calendar's only model is dedicated, by the clock on a wall."""
+    """Return the local start times at which a calendar's only model is dedicated."""
     schedule = read(text, now=NOW, **options)  # type: ignore[arg-type]
     assert schedule.problems == ()
     return [f"{start.astimezone(zone):%m-%d %H:%M}" for start, _ in spans(schedule)]

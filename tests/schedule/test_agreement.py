@@ -51,7 +51,7 @@ def calendars(draw: st.DrawFn) -> str:
 
 @settings(max_examples=examples(0.5))
 @given(calendars(), st.lists(MINUTES, min_size=1, max_size=20))
-def test_what_is_dedicated_at_a_time_agrees_with_the_windows(text: str, minutes: list[int]) -> None:
+def test_dedicated_at_and_next_change_agree_with_windows(text: str, minutes: list[int]) -> None:
     schedule = read(text, now=NOW)
     windows = schedule.windows(*YEAR)
     for timeline in schedule.timelines:
@@ -76,7 +76,7 @@ def test_what_is_dedicated_at_a_time_agrees_with_the_windows(text: str, minutes:
 
 @settings(max_examples=examples(0.2))
 @given(calendars(), MINUTES)
-def test_when_it_is_read_does_not_matter(text: str, minutes: int) -> None:
+def test_schedule_does_not_depend_on_time_of_reading(text: str, minutes: int) -> None:
     moment = NOW + timedelta(minutes=minutes)
     schedules = [read(text, now=NOW + timedelta(days=days)) for days in (-300, 0, 20)]
     assert len({schedule.dedicated_at(moment) for schedule in schedules}) == 1
@@ -105,8 +105,8 @@ def rules(draw: st.DrawFn) -> str:
 
 @settings(max_examples=examples(0.5))
 @given(rules(), st.integers(-800, 100), st.sampled_from(["Europe/Berlin", "America/New_York"]))
-def test_rules_mean_what_the_library_says(rule: str, days: int, zone: str) -> None:
-    """Such rules are followed here because it has no bounds; what comes out must be the same."""
+def test_recurrence_rules_agree_with_library(rule: str, days: int, zone: str) -> None:
+    """The project expands these rules itself, as the library has no bounds; the results must agree."""
     day = f"{NOW + timedelta(days=days):%Y%m%d}"
     text = calendar(
         event(

@@ -42,7 +42,7 @@ def problem_of(*lines: str, summary: str = "org/model") -> str:
         "dedicated: true\\nreplicas: 3\\ndtype: float16",
     ],
 )
-def test_settings_in_a_description(description: str) -> None:
+def test_settings_in_description_are_read(description: str) -> None:
     assert config_of(f"DESCRIPTION:{description}") == DeploymentConfig(
         "org/model", "org/model", replicas=3, dtype="float16", dedicated=True
     )
@@ -60,23 +60,23 @@ def test_settings_in_a_description(description: str) -> None:
         "- a",
     ],
 )
-def test_prose_says_nothing(description: str) -> None:
+def test_prose_description_sets_nothing(description: str) -> None:
     assert config_of(f"DESCRIPTION:{description}") == DeploymentConfig(
         "org/model", "org/model", dedicated=True
     )
 
 
-def test_a_whole_model_key_names_a_model() -> None:
+def test_model_key_as_title_names_model() -> None:
     key = 'nnsight.modeling.language.LanguageModel:{"repo_id": "a/b"\\, "revision": "v2"}'
     assert config_of(summary=key) == DeploymentConfig("a/b", "a/b", revision="v2", dedicated=True)
 
 
-def test_a_title_may_be_anything_where_the_description_names_the_model() -> None:
+def test_repo_id_in_description_overrides_title() -> None:
     found = config_of("DESCRIPTION:repo_id: gpt2\\nreplicas: 2", summary="Anna's course")
     assert found == DeploymentConfig("gpt2", "gpt2", replicas=2, dedicated=True)
 
 
-def test_what_an_event_does_not_say_is_as_the_server_has_it() -> None:
+def test_unset_settings_come_from_deployment_of_server() -> None:
     known = [
         DeploymentConfig("org/Model", "/models/old", revision="v1"),
         DeploymentConfig("org/Model", "/models/new", dtype="float16", trust_remote_code=True),
@@ -123,7 +123,7 @@ def test_what_an_event_does_not_say_is_as_the_server_has_it() -> None:
         (["DTSTART:20261005T090000Z"], "a/b", "has more than one DTSTART."),
     ],
 )
-def test_what_is_wrong_with_an_event_is_said(lines: list[str], summary: str, why: str) -> None:
+def test_problem_of_event_is_reported(lines: list[str], summary: str, why: str) -> None:
     problem = problem_of(*lines, summary=summary)
     assert problem.startswith(f"The event {summary!r} of 2026-10-05 ")
     assert why in problem
@@ -146,14 +146,14 @@ def test_what_is_wrong_with_an_event_is_said(lines: list[str], summary: str, why
         (["DTSTART;TZID=../../etc/passwd:20261005T090000"], "which is not known."),
     ],
 )
-def test_events_that_have_no_time_are_told(lines: list[str], why: str) -> None:
+def test_event_without_valid_time_is_reported(lines: list[str], why: str) -> None:
     schedule = read(calendar(event(*lines), once(uid="good", summary="org/good")), now=NOW)
     (problem,) = schedule.problems
     assert why in problem
     assert len(spans(schedule, "org/good")) == 1
 
 
-def test_one_bad_event_spoils_no_other() -> None:
+def test_bad_events_do_not_affect_good_ones() -> None:
     events = [
         once(uid="a", summary="org/a"),
         "BEGIN:VEVENT\r\nthis is no line of a calendar\r\n;;;=\r\nEND:VEVENT",
@@ -180,7 +180,7 @@ def test_one_bad_event_spoils_no_other() -> None:
         "DURATION:P99999999999999D",
     ],
 )
-def test_what_the_library_cannot_read_spoils_no_other_event(line: str) -> None:
+def test_line_that_library_cannot_parse_does_not_affect_other_event(line: str) -> None:
     schedule = read(calendar(once(line), once(uid="good", summary="org/good")), now=NOW)
     assert len(spans(schedule, "org/good")) == 1
 
@@ -188,7 +188,7 @@ def test_what_the_library_cannot_read_spoils_no_other_event(line: str) -> None:
 # Conflicts
 
 
-def test_the_event_that_starts_later_holds() -> None:
+def test_later_event_wins_conflict() -> None:
     text = calendar(
         event("DTSTART:20261005T080000Z", "DTEND:20261005T180000Z", "DESCRIPTION:replicas: 2"),
         event(
@@ -212,23 +212,23 @@ def test_the_event_that_starts_later_holds() -> None:
     )
 
 
-def test_a_conflict_of_two_series_is_told_once() -> None:
+def test_conflict_of_two_series_is_reported_once() -> None:
     other = once("RRULE:FREQ=DAILY", "DESCRIPTION:replicas: 2", uid="two")
     schedule = read(calendar(once("RRULE:FREQ=DAILY"), other), now=NOW)
     assert len(schedule.problems) == 1
-    # Who holds does not hang on the order of the file.
+    # The winner does not depend on the order in the file.
     again = read(calendar(other, once("RRULE:FREQ=DAILY")), now=NOW)
     assert again.timelines == schedule.timelines
 
 
-def test_the_same_wish_twice_is_no_conflict() -> None:
+def test_equal_overlapping_events_are_no_conflict() -> None:
     longer = once(uid="two").replace("T100000", "T110000")
     schedule = read(calendar(once(), longer), now=NOW)
     assert schedule.problems == ()
     assert [(a.hour, b.hour) for a, b in spans(schedule)] == [(7, 9)]
 
 
-def test_two_revisions_are_two_models() -> None:
+def test_two_revisions_are_scheduled_as_two_models() -> None:
     other = once("DESCRIPTION:revision: v2", uid="two")
     schedule = read(calendar(once(), other), now=NOW)
     assert schedule.problems == ()

@@ -54,13 +54,13 @@ def _garbage_collection_takes_no_time() -> Iterator[None]:
         "FREQ=YEARLY;BYYEARDAY=" + ",".join(["1"] * 20_000),
     ],
 )  # fmt: skip
-def test_no_rule_hangs(rule: str) -> None:
+def test_no_recurrence_rule_hangs(rule: str) -> None:
     text = calendar(once(f"RRULE:{rule}"), once(uid="good", summary="org/good"))
     began = time.process_time()
     schedule = read(text, now=NOW, limits=Limits(series_cpu_s=0.1))
     assert time.process_time() - began < 3
     assert len(schedule.problems) <= 1
-    # A rule that can be followed fires seldom.
+    # A rule within the limits has few occurrences.
     assert len(spans(schedule, "org/model")) <= 2
     for problem in schedule.problems:
         assert problem.startswith("The event 'org/model' of 2026-10-05 ")
@@ -70,14 +70,14 @@ def test_no_rule_hangs(rule: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "too_often"), [("SECONDLY", True), ("MINUTELY", True), ("HOURLY", False)]
 )
-def test_a_rule_that_repeats_too_often_is_reported(rule: str, too_often: bool) -> None:
+def test_rule_that_repeats_too_often_is_reported(rule: str, too_often: bool) -> None:
     limits = Limits(series_cpu_s=0.8 if too_often else 30)
     problems = read(calendar(once(f"RRULE:FREQ={rule}")), now=NOW, limits=limits).problems
     sentence = "The event 'org/model' of 2026-10-05 repeats too often to be followed."
     assert problems == ((sentence,) if too_often else ())
 
 
-def test_a_series_that_began_long_ago_is_followed() -> None:
+def test_old_series_is_expanded() -> None:
     old = once("RRULE:FREQ=HOURLY;INTERVAL=2", uid="a", summary="org/a").replace("2026", "2001")
     older = once("RRULE:FREQ=DAILY", uid="b", summary="org/b").replace("2026", "1901")
     schedule = read(calendar(old, older), now=NOW, limits=Limits(series_cpu_s=60, all_cpu_s=60))
@@ -86,7 +86,7 @@ def test_a_series_that_began_long_ago_is_followed() -> None:
     assert len(spans(schedule, "org/b")) == 431
 
 
-def test_a_calendar_full_of_rules_does_not_hang() -> None:
+def test_calendar_with_many_rules_does_not_hang() -> None:
     minutely = [once("RRULE:FREQ=MINUTELY", uid=f"{n}", summary=f"org/{n}") for n in range(300)]
     limits = Limits(series_cpu_s=0.2, all_cpu_s=0.9)
     began = time.process_time()
@@ -96,7 +96,7 @@ def test_a_calendar_full_of_rules_does_not_hang() -> None:
     assert len(schedule.problems) <= 101
 
 
-def test_more_occurrences_than_a_calendar_may_have_are_not_looked_at() -> None:
+def test_events_beyond_occurrence_limit_are_skipped() -> None:
     daily = [once("RRULE:FREQ=DAILY", uid=f"{n}", summary=f"org/{n}") for n in range(5)]
     schedule = read(calendar(*daily), now=NOW, limits=Limits(occurrences=900))
     assert schedule.problems == (
@@ -115,7 +115,7 @@ def test_more_occurrences_than_a_calendar_may_have_are_not_looked_at() -> None:
         "FREQ=YEARLY;BYDAY=XX",
     ],
 )
-def test_a_zone_with_a_hostile_rule_costs_no_other_event(rule: str) -> None:
+def test_time_zone_with_hostile_rule_does_not_affect_other_event(rule: str) -> None:
     zone = "\r\n".join(
         [
             *("BEGIN:VTIMEZONE", "TZID:Slow", "BEGIN:STANDARD", "DTSTART:16010101T000000"),
@@ -144,20 +144,20 @@ def run(setup: str, text: str) -> subprocess.CompletedProcess[bytes]:
     )
 
 
-def test_memory_is_limited() -> None:
+def test_expansion_memory_is_limited() -> None:
     greedy = "e.expand = lambda *_: bytes(e.MEMORY_BYTES)"
     done = run(greedy, calendar())
     assert done.returncode == 1
     assert b"MemoryError" in done.stderr
 
 
-def test_cpu_time_is_limited_by_the_kernel_too() -> None:
+def test_kernel_limits_cpu_time_of_expansion() -> None:
     endless = "e.CPU_S = 1; e.expand = lambda *_: [None for _ in iter(int, 1)]"
     done = run(endless, calendar())
     assert done.returncode in (-signal.SIGXCPU, -signal.SIGKILL)
 
 
-def test_many_dates_cost_no_more_than_many_rules() -> None:
+def test_event_with_too_many_dates_is_skipped() -> None:
     dates = ",".join(f"{NOW + timedelta(minutes=n):%Y%m%dT%H%M%SZ}" for n in range(100_000))
     hostile = once(f"RDATE:{dates}")
     few = "from functools import partial; e.expand = partial(e.expand, limits=e.Limits(0.3))"
@@ -176,14 +176,14 @@ def test_many_dates_cost_no_more_than_many_rules() -> None:
         (calendar(head="CALSCALE:HEBREW"), "its days are not Gregorian, but 'HEBREW'"),
     ],
 )
-def test_what_is_no_calendar_is_refused(text: str, why: str) -> None:
+def test_invalid_calendar_is_rejected(text: str, why: str) -> None:
     with pytest.raises(CalendarError) as caught:
         read(text, now=NOW)
     assert str(caught.value) == why
 
 
 @pytest.mark.hypothesis
-def test_damage_never_raises_anything_else() -> None:
+def test_damaged_calendar_raises_only_calendar_error() -> None:
     chance = dice()
     read_at_all, count = 0, examples(1)
     for _ in range(count):

@@ -17,7 +17,7 @@ from tests.schedule.calendars import (
 )
 
 
-def test_a_weekly_event_keeps_its_hour_through_the_change_of_clocks() -> None:
+def test_weekly_event_keeps_local_hour_across_clock_change() -> None:
     text = calendar(
         event(
             "DTSTART;TZID=America/New_York:20261027T080000",
@@ -51,13 +51,13 @@ def test_a_weekly_event_keeps_its_hour_through_the_change_of_clocks() -> None:
     ("zone", "start", "hours"),
     [("America/New_York", "20261031", 11), ("Europe/Berlin", "20261024", 11)],
 )
-def test_a_night_in_which_clocks_go_back_is_longer(zone: str, start: str, hours: int) -> None:
+def test_event_is_longer_in_night_when_clocks_go_back(zone: str, start: str, hours: int) -> None:
     lines = (f"DTSTART;TZID={zone}:{start}T220000", "DURATION:PT10H", "RRULE:FREQ=DAILY;COUNT=3")
     found = spans(read(calendar(event(*lines)), now=NOW))
     assert [(end - begin) // timedelta(hours=1) for begin, end in found] == [hours, 10, 10]
 
 
-def test_an_hour_that_the_clocks_skip_does_not_lose_the_rest() -> None:
+def test_event_in_skipped_hour_keeps_its_remaining_time() -> None:
     text = calendar(
         event(
             "DTSTART;TZID=Europe/Berlin:20270327T023000",
@@ -89,11 +89,11 @@ def test_an_hour_that_the_clocks_skip_does_not_lose_the_rest() -> None:
         ("FREQ=DAILY;COUNT=2147483647;UNTIL=20261006", ["05", "06"]),
     ],
 )
-def test_count_and_until(rule: str, days: list[str]) -> None:
+def test_count_and_until_end_series(rule: str, days: list[str]) -> None:
     assert starts(calendar(once(f"RRULE:{rule}"))) == [f"10-{day} 09:00" for day in days]
 
 
-def test_a_rule_without_an_end_goes_on() -> None:
+def test_rule_without_end_continues() -> None:
     schedule = read(calendar(once("RRULE:FREQ=YEARLY")), now=NOW)
     assert [start.year for start, _ in spans(schedule)] == [2026, 2027]
     later = read(calendar(once("RRULE:FREQ=YEARLY")), now=NOW + timedelta(days=365 * 30))
@@ -109,14 +109,14 @@ def test_a_rule_without_an_end_goes_on() -> None:
         "EXDATE;VALUE=DATE:20261006",
     ],
 )
-def test_exceptions(line: str) -> None:
+def test_exception_date_removes_occurrence(line: str) -> None:
     assert starts(calendar(once("RRULE:FREQ=DAILY;COUNT=3", line))) == [
         "10-05 09:00",
         "10-07 09:00",
     ]
 
 
-def test_several_exceptions_in_a_line_and_more_dates() -> None:
+def test_several_exceptions_and_additional_dates_are_applied() -> None:
     text = once(
         "RRULE:FREQ=DAILY;COUNT=4",
         "EXDATE;TZID=Europe/Berlin:20261005T090000,20261007T090000",
@@ -128,7 +128,7 @@ def test_several_exceptions_in_a_line_and_more_dates() -> None:
     assert end - begin == timedelta(hours=3)  # a period has its own length
 
 
-def test_a_moved_occurrence() -> None:
+def test_moved_occurrence_replaces_original() -> None:
     moved = event(
         "RECURRENCE-ID;TZID=Europe/Berlin:20261006T090000",
         "DTSTART;TZID=America/New_York:20261009T140000",
@@ -136,7 +136,7 @@ def test_a_moved_occurrence() -> None:
     )
     text = calendar(once("RRULE:FREQ=DAILY;COUNT=3"), moved)
     assert starts(text) == ["10-05 09:00", "10-07 09:00", "10-09 20:00"]
-    # A change is known by the time it replaces, in whatever zone that is written.
+    # A change refers to the time that it replaces, in any time zone.
     assert starts(
         text.replace(
             "RECURRENCE-ID;TZID=Europe/Berlin:20261006T090000", "RECURRENCE-ID:20261006T070000Z"
@@ -144,7 +144,7 @@ def test_a_moved_occurrence() -> None:
     ) == starts(text)
 
 
-def test_a_change_from_a_day_on() -> None:
+def test_change_of_this_and_future_occurrences_is_applied() -> None:
     changed = event(
         "RECURRENCE-ID;RANGE=THISANDFUTURE;TZID=Europe/Berlin:20261007T090000",
         "DTSTART;TZID=Europe/Berlin:20261007T150000",
@@ -157,7 +157,7 @@ def test_a_change_from_a_day_on() -> None:
     ]
 
 
-def test_changes_of_an_old_series() -> None:
+def test_changes_of_old_series_are_applied() -> None:
     old = once("RRULE:FREQ=DAILY").replace("20261005", "20100101")
     moved = event(
         "RECURRENCE-ID;TZID=Europe/Berlin:20261006T090000",
@@ -172,12 +172,12 @@ def test_changes_of_an_old_series() -> None:
     found = starts(calendar(old, onwards))
     assert found
     assert {each[-5:] for each in found} == {"12:00"}
-    # Brought forward into what is looked at, from after it.
+    # The occurrence moves from after the period into it.
     early = moved.replace("20261006T09", "20300101T09")
     assert "10-06 12:00" in starts(calendar(old, early))
 
 
-def test_an_occurrence_may_be_of_another_model() -> None:
+def test_changed_occurrence_can_name_another_model() -> None:
     changed = event(
         "RECURRENCE-ID;TZID=Europe/Berlin:20261006T090000",
         "DTSTART;TZID=Europe/Berlin:20261006T090000",
@@ -190,7 +190,7 @@ def test_an_occurrence_may_be_of_another_model() -> None:
     ]
 
 
-def test_cancelled() -> None:
+def test_cancelled_events_and_occurrences_are_ignored() -> None:
     daily = once("RRULE:FREQ=DAILY;COUNT=3")
     without_one = event(
         "RECURRENCE-ID;TZID=Europe/Berlin:20261006T090000",
@@ -205,7 +205,7 @@ def test_cancelled() -> None:
     assert starts(calendar(once("STATUS:TENTATIVE"))) == ["10-05 09:00"]
 
 
-def test_of_two_versions_of_an_event_the_later_one_holds() -> None:
+def test_later_version_of_event_wins() -> None:
     newer = once("SEQUENCE:3").replace("T09", "T12").replace("T10", "T13")
     for text in (calendar(once("SEQUENCE:2"), newer), calendar(newer, once("SEQUENCE:2"))):
         assert starts(text) == ["10-05 12:00"]

@@ -23,10 +23,10 @@ from tests.schedule.calendars import (
     starts,
 )
 
-# What programs write
+# Calendars of common programs
 
 
-def test_google() -> None:
+def test_google_calendar_is_read() -> None:
     schedule = read(GOOGLE, now=NOW)
     assert schedule.problems == ()
     local = [
@@ -55,7 +55,7 @@ def test_google() -> None:
     assert window.end == datetime(2026, 11, 4, 11, 30, tzinfo=NEW_YORK)
 
 
-def test_google_says_in_which_zone_its_days_are() -> None:
+def test_all_day_events_use_time_zone_of_google_calendar() -> None:
     schedule = read(GOOGLE, now=NOW, zone=BERLIN)
     (window,) = schedule.dedicated_at(datetime(2026, 12, 30, tzinfo=NEW_YORK))
     assert (window.config.repo_id, window.event) == ("EleutherAI/pythia-70m",) * 2
@@ -64,12 +64,12 @@ def test_google_says_in_which_zone_its_days_are() -> None:
     assert not schedule.dedicated_at(window.end)
 
 
-def test_prose_in_a_description_is_left_alone() -> None:
+def test_prose_in_description_is_ignored() -> None:
     (window,) = read(GOOGLE, now=NOW).dedicated_at(datetime(2026, 12, 24, 17, 30, tzinfo=UTC))
     assert window.config == DeploymentConfig(*["meta-llama/Llama-3.1-8B"] * 2, dedicated=True)
 
 
-def test_outlook() -> None:
+def test_outlook_calendar_is_read() -> None:
     schedule = read(OUTLOOK, now=NOW)
     assert schedule.problems == ()
     daily = [start.astimezone(BERLIN) for start, _ in spans(schedule, "EleutherAI/pythia-70m")]
@@ -79,7 +79,7 @@ def test_outlook() -> None:
         "2026-10-19",
         "2026-11-13",
     )
-    # A zone that nobody else knows is as the calendar defines it; its clocks change on 1 November.
+    # The calendar defines an unknown time zone; its clocks change on 1 November.
     custom = [start.isoformat() for start, _ in spans(schedule, "openai-community/gpt2")]
     assert custom == [
         "2026-10-30T16:00:00+00:00",
@@ -88,12 +88,12 @@ def test_outlook() -> None:
     ]
 
 
-def test_apple() -> None:
+def test_apple_calendar_is_read() -> None:
     assert starts(APPLE) == ["10-15 20:00", "10-22 20:00", "11-06 10:00"]
 
 
 @pytest.mark.parametrize("text", [GOOGLE, OUTLOOK, APPLE], ids=["google", "outlook", "apple"])
-def test_line_ends_and_marks_do_not_matter(text: str) -> None:
+def test_line_ends_and_byte_order_mark_are_ignored(text: str) -> None:
     whole = read(text, now=NOW)
     assert read(text.replace("\r\n", "\n"), now=NOW) == whole
     assert read("\ufeff" + text, now=NOW) == whole
@@ -104,7 +104,7 @@ def test_line_ends_and_marks_do_not_matter(text: str) -> None:
 
 
 @pytest.mark.parametrize("zone", [UTC, BERLIN, NEW_YORK, ZoneInfo("Pacific/Kiritimati")])
-def test_whole_days_and_floating_times_are_where_the_server_is(zone: ZoneInfo) -> None:
+def test_whole_days_and_floating_times_use_time_zone_of_server(zone: ZoneInfo) -> None:
     text = calendar(
         event("DTSTART;VALUE=DATE:20261005", uid="day", summary="org/day"),
         event("DTSTART:20261005T090000", "DTEND:20261005T100000", summary="org/floating"),
@@ -116,7 +116,7 @@ def test_whole_days_and_floating_times_are_where_the_server_is(zone: ZoneInfo) -
     assert spans(schedule, "org/floating") == [(day + 9 * hour, day + 10 * hour)]
 
 
-def test_days_that_follow_each_other_are_one_window() -> None:
+def test_consecutive_days_are_one_window() -> None:
     text = calendar(event("DTSTART;VALUE=DATE:20261023", "RRULE:FREQ=DAILY;COUNT=4"))
     schedule = read(text, now=NOW, zone=BERLIN)
     (window,) = schedule.dedicated_at(datetime(2026, 10, 24, tzinfo=BERLIN))
@@ -124,7 +124,7 @@ def test_days_that_follow_each_other_are_one_window() -> None:
     assert (window.end - window.start) == timedelta(hours=97)  # clocks went back
 
 
-def test_all_day_series_with_exception_and_move() -> None:
+def test_all_day_series_applies_exception_and_move() -> None:
     text = calendar(
         event(
             "DTSTART;VALUE=DATE:20261005",
@@ -145,12 +145,12 @@ def test_all_day_series_with_exception_and_move() -> None:
 @pytest.mark.parametrize(
     "name", ["Europe/Berlin", "W. Europe Standard Time", "/freeassociation.net/Europe/Berlin"]
 )
-def test_a_zone_needs_no_definition(name: str) -> None:
+def test_known_time_zone_needs_no_definition(name: str) -> None:
     text = event(f"DTSTART;TZID={name}:20261005T090000", f"DTEND;TZID={name}:20261005T100000")
     assert starts(calendar(text)) == ["10-05 09:00"]
 
 
-def test_a_calendars_zones_are_forgotten_with_it() -> None:
+def test_time_zone_definitions_do_not_leak_between_calendars() -> None:
     def zone(offset: str) -> str:
         return "\r\n".join(
             [
@@ -173,7 +173,7 @@ def test_a_calendars_zones_are_forgotten_with_it() -> None:
 # Questions
 
 
-def test_the_next_change() -> None:
+def test_next_change_is_next_start_or_end() -> None:
     schedule = read(
         calendar(once(), once(uid="two", summary="org/two").replace("T10", "T11")), now=NOW
     )
@@ -187,7 +187,7 @@ def test_the_next_change() -> None:
     assert Schedule().dedicated_at(NOW) == ()
 
 
-def test_what_began_long_ago_still_goes_on() -> None:
+def test_event_that_began_long_ago_is_still_active() -> None:
     text = calendar(event("DTSTART;VALUE=DATE:20200101", "DTEND;VALUE=DATE:20300101"))
     (window,) = read(text, now=NOW).dedicated_at(NOW)
     assert (window.start.year, window.end.year) == (2020, 2030)

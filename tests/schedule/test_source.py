@@ -27,7 +27,7 @@ MINUTE = timedelta(minutes=1)
 
 
 def dedicating(name: str) -> bytes:
-    """A calendar by which one model is dedicated all October."""
+    """Return a calendar that dedicates one model all October."""
     month = ("DTSTART;VALUE=DATE:20261001", "DTEND;VALUE=DATE:20261101")
     return calendar(event(*month, summary=name)).encode()
 
@@ -97,7 +97,7 @@ async def dedicated(source: ScheduleSource, now: datetime = NOW) -> list[str]:
 
 
 @on_loop
-async def test_a_schedule_is_fetched_again_only_when_it_has_changed() -> None:
+async def test_schedule_is_reread_only_if_changed() -> None:
     with serving() as site:
         site.headers = {"ETag": '"1"', "Last-Modified": "Thu, 01 Oct 2026 10:00:00 GMT"}
         source = ScheduleSource(site.url)
@@ -113,7 +113,7 @@ async def test_a_schedule_is_fetched_again_only_when_it_has_changed() -> None:
 
 
 @on_loop
-async def test_the_same_text_again_is_the_same_schedule() -> None:
+async def test_unchanged_text_keeps_schedule() -> None:
     with serving() as site:
         source = ScheduleSource(site.url)
         first = await source.refresh(NOW)
@@ -124,7 +124,7 @@ async def test_the_same_text_again_is_the_same_schedule() -> None:
 
 
 @on_loop
-async def test_a_calendar_that_never_changes_is_still_read_for_the_time_to_come() -> None:
+async def test_unchanged_calendar_is_expanded_again_for_later_time() -> None:
     with serving() as site:
         site.headers = {"ETag": '"1"'}
         yearly = event("DTSTART;VALUE=DATE:20261001", "RRULE:FREQ=YEARLY", summary="org/yearly")
@@ -151,7 +151,9 @@ async def test_a_calendar_that_never_changes_is_still_read_for_the_time_to_come(
     ids=["500", "404", "304", "html", "cut off", "too large", "empty"],
 )
 @on_loop
-async def test_the_last_good_schedule_is_kept(status: int, body: bytes, why: str) -> None:
+async def test_last_good_schedule_is_kept_after_bad_answer(
+    status: int, body: bytes, why: str
+) -> None:
     with serving() as site:
         site.conditional = False
         source = ScheduleSource(site.url)
@@ -174,7 +176,7 @@ async def test_the_last_good_schedule_is_kept(status: int, body: bytes, why: str
             assert why in problem
             assert problem.endswith("): that of 2026-10-05 12:00 UTC still holds.")
             assert "secret" not in problem
-        # What was not taken is no version to compare with.
+        # A rejected answer's ETag is not used.
         assert "if-none-match" not in site.asked[-1]
         site.status, site.body = good
         assert await dedicated(source) == ["org/first"]
@@ -182,7 +184,7 @@ async def test_the_last_good_schedule_is_kept(status: int, body: bytes, why: str
 
 
 @on_loop
-async def test_a_kept_schedule_goes_on_into_the_future() -> None:
+async def test_kept_schedule_is_expanded_for_later_time() -> None:
     with serving() as site:
         daily = event("DTSTART;VALUE=DATE:20261001", "RRULE:FREQ=DAILY", summary="org/daily")
         site.body = calendar(daily).encode()
@@ -194,7 +196,7 @@ async def test_a_kept_schedule_goes_on_into_the_future() -> None:
 
 
 @on_loop
-async def test_a_server_that_does_not_answer_is_not_waited_for() -> None:
+async def test_unresponsive_calendar_server_times_out() -> None:
     with serving() as site:
         site.may_answer.clear()
         source = ScheduleSource(site.url, timeout_s=0.2)
@@ -204,7 +206,7 @@ async def test_a_server_that_does_not_answer_is_not_waited_for() -> None:
 
 
 @on_loop
-async def test_a_server_that_is_not_there_is_said() -> None:
+async def test_unreachable_calendar_server_is_reported() -> None:
     with serving() as site:
         url = site.url
     source = ScheduleSource(url)
@@ -212,7 +214,7 @@ async def test_a_server_that_is_not_there_is_said() -> None:
     assert "cannot be read (ConnectError" in source.problems[0]
 
 
-def test_a_private_address_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_private_address_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
 
     @on_loop
@@ -225,21 +227,21 @@ def test_a_private_address_is_not_logged(caplog: pytest.LogCaptureFixture) -> No
 
 
 @on_loop
-async def test_a_redirect_is_followed() -> None:
+async def test_redirect_is_followed() -> None:
     with serving() as site:
         source = ScheduleSource(site.url.rsplit("/", 2)[0] + "/moved")
         assert await dedicated(source) == ["org/first"]
         assert site.paths == ["/moved", "/calendar.ics"]
 
 
-def test_webcal_is_https() -> None:
+def test_webcal_address_becomes_https() -> None:
     for scheme in ("webcal", "WEBCAL", "webcals", "https"):
         source = ScheduleSource(f"{scheme}://calendar.example.org/basic.ics?a=b")
         assert source._url == "https://calendar.example.org/basic.ics?a=b"
 
 
 @on_loop
-async def test_refreshes_at_one_time_are_one_after_the_other() -> None:
+async def test_concurrent_refreshes_run_sequentially() -> None:
     with serving() as site:
         site.headers = {"ETag": '"1"'}
         source = ScheduleSource(site.url)
@@ -252,7 +254,7 @@ async def test_refreshes_at_one_time_are_one_after_the_other() -> None:
 
 
 @on_loop
-async def test_a_file_is_read_again_when_it_was_written(tmp_path: Path) -> None:
+async def test_file_is_reread_after_change(tmp_path: Path) -> None:
     path = tmp_path / "models.ics"
     path.write_bytes(dedicating("org/first"))
     for address in (str(path), f"file://{path}"):
@@ -266,7 +268,7 @@ async def test_a_file_is_read_again_when_it_was_written(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_a_file_that_goes_away_or_bad_leaves_the_last_good_schedule(tmp_path: Path) -> None:
+async def test_missing_or_bad_file_keeps_last_good_schedule(tmp_path: Path) -> None:
     path = tmp_path / "models.ics"
     source = ScheduleSource(str(path))
     assert await dedicated(source) == []
@@ -288,7 +290,7 @@ async def test_a_file_that_goes_away_or_bad_leaves_the_last_good_schedule(tmp_pa
 
 
 @on_loop
-async def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+async def test_pipe_is_rejected_without_waiting(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     source = ScheduleSource(str(path))
@@ -297,7 +299,7 @@ async def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_what_is_wrong_in_the_calendar_is_told_with_the_rest(tmp_path: Path) -> None:
+async def test_problems_of_calendar_and_source_are_both_reported(tmp_path: Path) -> None:
     path = tmp_path / "models.ics"
     path.write_bytes(calendar(event("DTSTART:x")).encode())
     source = ScheduleSource(str(path))
@@ -309,7 +311,7 @@ async def test_what_is_wrong_in_the_calendar_is_told_with_the_rest(tmp_path: Pat
 
 
 @on_loop
-async def test_a_calendar_that_takes_too_long_leaves_the_last_good_schedule(
+async def test_calendar_that_takes_too_long_keeps_last_good_schedule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "models.ics"
@@ -323,7 +325,7 @@ async def test_a_calendar_that_takes_too_long_leaves_the_last_good_schedule(
 
 
 @on_loop
-async def test_a_process_that_ends_leaves_the_last_good_schedule(
+async def test_failed_expansion_process_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "models.ics"
@@ -341,7 +343,7 @@ async def test_a_process_that_ends_leaves_the_last_good_schedule(
     ],
 )
 @on_loop
-async def test_a_good_calendar_that_cannot_be_expanded_again_still_holds(
+async def test_schedule_is_kept_if_its_calendar_cannot_be_expanded_again(
     tmp_path: Path, error: Exception, why: str
 ) -> None:
     path = tmp_path / "models.ics"
@@ -370,7 +372,7 @@ async def test_a_good_calendar_that_cannot_be_expanded_again_still_holds(
 
 
 @on_loop
-async def test_other_deployments_make_another_schedule(tmp_path: Path) -> None:
+async def test_changed_deployments_change_schedule(tmp_path: Path) -> None:
     path = tmp_path / "models.ics"
     path.write_bytes(dedicating("org/first"))
     source = ScheduleSource(str(path))

@@ -40,7 +40,7 @@ MACHINE = Machine(name="one", level=Level.HOT, memory=[Memory(bytes=3)])
 JSON = b'{"name":"one","level":"HOT","memory":[{"bytes":3,"free_bytes":null}]}'
 
 
-def test_json_has_the_fields_in_their_order() -> None:
+def test_json_keeps_order_of_fields() -> None:
     assert to_json(MACHINE) == JSON
     assert from_plain(Machine, json.loads(JSON)) == MACHINE
     assert to_plain(MACHINE)["level"] == "HOT"
@@ -49,21 +49,21 @@ def test_json_has_the_fields_in_their_order() -> None:
 @pytest.mark.parametrize(
     "content", ["{}", JSON.replace(b'"bytes":3', b'"bytes":"3x"'), JSON.replace(b"name", b"names")]
 )
-def test_what_comes_from_outside_is_validated(content: bytes | str) -> None:
+def test_invalid_answer_is_rejected(content: bytes | str) -> None:
     with pytest.raises(ValidationError):
         from_plain(Machine, json.loads(content))
 
 
-def test_a_reader_passes_over_what_a_later_version_tells() -> None:
+def test_unknown_fields_of_later_version_are_ignored() -> None:
     assert from_plain(Machine, {**json.loads(JSON), "later": 1}) == MACHINE
 
 
-def test_an_answer_does_not_change() -> None:
+def test_answer_is_immutable() -> None:
     with pytest.raises(FrozenInstanceError):
         MACHINE.name = "two"  # type: ignore[misc]
 
 
-def test_the_schema_has_descriptions_and_the_example() -> None:
+def test_schema_contains_descriptions_and_example() -> None:
     schema = adapter(Machine).json_schema()
     assert schema["description"] == "A machine."
     assert schema["examples"] == [{"name": "gpu-1"}]
@@ -79,6 +79,6 @@ class Gpu(Memory):
     uuid: str
 
 
-def test_an_answer_inherits_the_descriptions_of_its_base() -> None:
+def test_answer_inherits_descriptions_of_base() -> None:
     properties = adapter(Gpu).json_schema()["properties"]
     assert properties["free_bytes"]["description"] == "Bytes that nothing uses."

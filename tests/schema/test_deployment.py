@@ -1,4 +1,4 @@
-"""The task of a model, and the settings of one whose deployment does not give them."""
+"""The task of a model, and default settings of a deployment."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ TASKS = {
 
 
 @pytest.mark.parametrize(("named", "task"), TASKS.items(), ids=lambda value: str(value))
-def test_the_architecture_decides(named: tuple[str, str | None], task: str, tmp_path: Path) -> None:
+def test_architecture_decides_task(
+    named: tuple[str, str | None], task: str, tmp_path: Path
+) -> None:
     architecture, card = named
     assert task_of([architecture], card) == task
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
@@ -45,17 +47,17 @@ def test_the_architecture_decides(named: tuple[str, str | None], task: str, tmp_
 @pytest.mark.parametrize(
     "text", ["{}", '{"architectures": null}', '{"architectures": 3}', "no JSON"]
 )
-def test_a_config_that_names_none_leaves_it_to_the_card(text: str, tmp_path: Path) -> None:
+def test_task_of_card_is_used_if_config_names_no_architecture(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     assert read_task(tmp_path / "config.json") is None
     assert read_task(tmp_path / "config.json", "fill-mask") == "fill-mask"
 
 
-def test_a_folder_without_a_config(tmp_path: Path) -> None:
+def test_task_of_card_is_used_if_config_is_missing(tmp_path: Path) -> None:
     assert read_task(tmp_path / "config.json", "fill-mask") == "fill-mask"
 
 
-def test_a_deployment_without_settings_has_those_of_the_server() -> None:
+def test_unset_deployment_settings_use_server_defaults() -> None:
     plain = DeploymentConfig("a/b", "a/b")
     given = replace(plain, dtype="float32", padding_factor=0.0, padding_bytes=1, size_bytes=200)
     assert (Defaults().dtype_of(plain), Defaults().padded(100, plain)) == ("auto", 115)

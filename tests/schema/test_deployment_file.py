@@ -73,7 +73,7 @@ def problems_of(text: str, source: str = "models.yaml") -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("text", [LIST, MAPPING], ids=["list", "mapping"])
-def test_a_list_and_a_mapping_are_read_alike(text: str, tmp_path: Path) -> None:
+def test_list_and_mapping_are_read_alike(text: str, tmp_path: Path) -> None:
     assert read(text, "models.yaml") == BOTH
     as_json = json.dumps(yaml.safe_load(text), indent="\t")
     assert read(as_json, "models.json") == BOTH
@@ -84,7 +84,7 @@ def test_a_list_and_a_mapping_are_read_alike(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "[]", "{}", "null", "---\n"])
-def test_an_empty_file_has_no_deployments(text: str) -> None:
+def test_empty_file_has_no_deployments(text: str) -> None:
     assert read(text, "models.yaml") == ()
 
 
@@ -92,7 +92,7 @@ def test_empty_json_has_no_deployments() -> None:
     assert read(" \n", "models.json") == read("[]", "models.json") == ()
 
 
-def test_a_missing_setting_has_its_default() -> None:
+def test_missing_setting_has_its_default() -> None:
     assert read("- a/b\n", "x") == (DeploymentConfig("a/b", "a/b"),)
     known = {field.name: field.default for field in fields(DeploymentConfig)}
     for name, field in DeploymentSettings.model_fields.items():
@@ -100,19 +100,21 @@ def test_a_missing_setting_has_its_default() -> None:
             assert field.default == known[name], name
 
 
-def test_a_model_key_names_a_model() -> None:
+def test_model_key_names_model() -> None:
     expected = DeploymentConfig("a/b", "a/b", revision="v2", replicas=2)
     assert read(f"- repo_id: '{KEY}'\n  replicas: 2\n", "x") == (expected,)
     assert read(f"'{KEY}': {{replicas: 2}}", "x") == (expected,)
 
 
-def test_a_folder_has_its_whole_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_is_expanded_and_checkpoint_defaults_to_repo_id(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HOME", "/home/anna")
     configs = read("{a: {checkpoint: ~/m}, b: {checkpoint: /srv/m}, c: {checkpoint: null}}", "x")
     assert [config.checkpoint for config in configs] == ["/home/anna/m", "/srv/m", "c"]
 
 
-def test_anchors_and_merges_are_yaml_too() -> None:
+def test_yaml_anchors_and_merges_are_supported() -> None:
     text = "- &big\n  repo_id: a/b\n  replicas: 2\n- <<: *big\n  repo_id: a/c\n"
     assert [(each.repo_id, each.replicas) for each in read(text, "x")] == [("a/b", 2), ("a/c", 2)]
 
@@ -122,7 +124,7 @@ def test_two_revisions_are_two_models() -> None:
     assert [each.revision for each in read(text, "x")] == [None, "v2"]
 
 
-def test_settings_by_their_names_in_ndif_are_read() -> None:
+def test_ndif_names_of_settings_are_accepted() -> None:
     (config,) = read("org/a: {pinned: true, padding_bias: 12GiB, padding_bytes: 12GiB}", "x")
     assert (config.dedicated, config.padding_bytes) == (True, 12 << 30)
 
@@ -169,7 +171,7 @@ def test_settings_by_their_names_in_ndif_are_read() -> None:
         ("task: " + "x" * 5000 + "\n  nope: 1", "'nope' is not a setting."),
     ],
 )  # fmt: skip
-def test_a_wrong_setting_is_reported_with_its_line(setting: str, problem: str) -> None:
+def test_wrong_setting_is_reported_with_its_line(setting: str, problem: str) -> None:
     (found,) = problems_of(
         f"# models\na/good:\n  replicas: 2\n'a/b':\n  task: x\n  {setting}\n"
         if not setting.startswith("task")
@@ -199,7 +201,7 @@ def test_contradicting_settings_are_reported(settings: dict[str, object], proble
     assert found.endswith(f"'a/b': {problem}")
 
 
-def test_every_problem_of_a_file_is_reported() -> None:
+def test_every_problem_of_file_is_reported() -> None:
     text = (
         "- repo_id: a/b\n  replicas: 0\n  dedicate: 1\n- 'not a model'\n- c/d\n- replicas: 1\n- 7\n"
     )
@@ -240,7 +242,7 @@ def test_every_problem_of_a_file_is_reported() -> None:
         ("\0", "models.yaml is not readable YAML"),
     ],
 )  # fmt: skip
-def test_an_invalid_file_is_reported(text: str, problem: str) -> None:
+def test_invalid_file_is_reported(text: str, problem: str) -> None:
     assert any(problem in found for found in problems_of(text))
 
 
@@ -263,7 +265,7 @@ def test_invalid_json_is_reported(text: str, problem: str) -> None:
     assert any(problem in found for found in problems_of(text, "models.json"))
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_file_is_reported(tmp_path: Path) -> None:
     def problem(path: Path) -> str:
         with pytest.raises(DeploymentFileError) as caught:
             read_file(path)
@@ -283,7 +285,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 # The variable
 
 
-def test_the_variable() -> None:
+def test_deployments_variable_is_parsed() -> None:
     assert from_variable("") == from_variable(" | ") == ()
     assert from_variable(f"gpt2| org/name |{KEY}") == (
         DeploymentConfig("gpt2", "gpt2"),
@@ -302,7 +304,7 @@ def test_the_variable() -> None:
         ("a/b,c/d", "'a/b,c/d' names no model"),
     ],
 )
-def test_an_invalid_variable_is_reported(text: str, problem: str) -> None:
+def test_invalid_deployments_variable_is_reported(text: str, problem: str) -> None:
     with pytest.raises(DeploymentFileError) as caught:
         from_variable(text)
     (found,) = caught.value.problems
@@ -312,7 +314,7 @@ def test_an_invalid_variable_is_reported(text: str, problem: str) -> None:
 # The schema
 
 
-def test_the_schema_is_a_json_schema() -> None:
+def test_schema_is_valid_json_schema() -> None:
     Draft202012Validator.check_schema(schema())
     settings = schema()["$defs"]["DeploymentSettings"]
     assert settings["additionalProperties"] is False
@@ -340,7 +342,7 @@ VALIDATOR = Draft202012Validator(schema())
 
 @settings(max_examples=examples(2))
 @given(DOCUMENTS)
-def test_the_schema_agrees_with_the_reader(document: Any) -> None:
+def test_schema_agrees_with_reader(document: Any) -> None:
     """The schema allows every document that the reader takes; the reader alone checks names."""
     valid = VALIDATOR.is_valid(document)
     try:
@@ -355,6 +357,6 @@ def test_the_schema_agrees_with_the_reader(document: Any) -> None:
         assert all(any(words in problem for words in about_names) for problem in problems)
 
 
-def test_the_published_schema_is_up_to_date() -> None:
+def test_published_schema_is_up_to_date() -> None:
     published = Path(__file__).parents[2] / "docs" / "deployments.schema.json"
     assert json.loads(published.read_text()) == schema()

@@ -21,25 +21,27 @@ KEY = f"nnsight.modeling.transformers.TransformersModel:{REST}"
 OLD_KEY = f"nnsight.modeling.language.LanguageModel:{REST}"
 
 
-def test_a_repo_id_names_a_repository() -> None:
+def test_repo_id_names_repository() -> None:
     assert parse_checkpoint("org/name") == DeploymentConfig("org/name", "org/name")
     assert parse_checkpoint("gpt2") == DeploymentConfig("gpt2", "gpt2")
 
 
 @pytest.mark.parametrize("key", [KEY, OLD_KEY])
-def test_a_model_key_names_revision_and_task(key: str) -> None:
+def test_model_key_names_revision_and_task(key: str) -> None:
     assert parse_checkpoint(key) == DeploymentConfig(
         "org/name", "org/name", revision="v2", task="fill-mask"
     )
 
 
-def test_a_folder_has_a_name_and_its_task_is_read(tiny_gpt2: Path) -> None:
+def test_named_folder_is_resolved_and_its_task_is_read(tiny_gpt2: Path) -> None:
     assert parse_checkpoint(f"org/name={tiny_gpt2}") == DeploymentConfig(
         "org/name", str(tiny_gpt2.resolve()), task="text-generation"
     )
 
 
-def test_a_folder_may_be_a_relative_path(tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_can_be_relative_path_but_needs_name(
+    tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tiny_gpt2.parent)
     assert parse_checkpoint(f"org/name={tiny_gpt2.name}").checkpoint == str(tiny_gpt2.resolve())
     with pytest.raises(NdifError, match=f"write ORG/NAME={tiny_gpt2.name}"):
@@ -60,15 +62,13 @@ def test_a_folder_may_be_a_relative_path(tiny_gpt2: Path, monkeypatch: pytest.Mo
         ("=/tmp", "'' names no model"),
     ],
 )
-def test_an_argument_that_names_no_checkpoint_is_refused_with_advice(
-    argument: str, says: str
-) -> None:
+def test_invalid_checkpoint_argument_is_rejected_with_advice(argument: str, says: str) -> None:
     with pytest.raises(NdifError) as refused:
         parse_checkpoint(argument)
     assert says in str(refused.value)
 
 
-def test_a_folder_of_another_machine_is_not_looked_for_here() -> None:
+def test_folder_on_another_machine_is_not_checked_locally() -> None:
     assert parse_checkpoint("org/name=/models/x", here=False).checkpoint == "/models/x"
     with pytest.raises(NdifError, match="write its whole path"):
         parse_checkpoint("org/name=models/x", here=False)
@@ -107,16 +107,16 @@ CONFIGS = st.builds(
 
 
 @given(CONFIGS)
-def test_an_entry_read_back_is_the_same_deployment(config: DeploymentConfig) -> None:
+def test_entry_read_back_equals_deployment(config: DeploymentConfig) -> None:
     assert from_value([to_entry(config)], "x") == (config,)
 
 
 @given(CONFIGS)
-def test_a_deployment_that_went_through_json_is_the_same(config: DeploymentConfig) -> None:
+def test_deployment_survives_json_round_trip(config: DeploymentConfig) -> None:
     assert DeploymentConfig(**json.loads(json.dumps(asdict(config)))) == config
 
 
-def test_every_setting_of_a_deployment_is_in_its_entry() -> None:
+def test_entry_contains_every_changed_setting() -> None:
     other = DeploymentConfig(
         repo_id="a/b",
         checkpoint="/x",

@@ -22,17 +22,17 @@ OLD = "nnsight.modeling.language.LanguageModel"
         ),
         (f'{OLD}:{{"repo_id": "org/name", "revision": null}}', ModelKey(OLD, "org/name")),
         (f'{OLD}:{{"repo_id": "gpt2"}}', ModelKey(OLD, "gpt2")),
-        # What a later client adds to its keys does not make them unreadable.
+        # Unknown fields of later clients are ignored.
         (f'{NEW}:{{"repo_id": "a/b", "quantization": {{"bits": 4}}}}', ModelKey(NEW, "a/b")),
         (f'{OLD}:{{"repo_id": "org:with/colons:"}}', ModelKey(OLD, "org:with/colons:")),
         (f'{OLD}: {{"repo_id": "modèle/né"}} ', ModelKey(OLD, "modèle/né")),
     ],
 )
-def test_a_clients_key_is_parsed(text: str, key: ModelKey) -> None:
+def test_client_key_is_parsed(text: str, key: ModelKey) -> None:
     assert ModelKey.parse(text) == key
 
 
-def test_main_is_the_same_as_no_revision() -> None:
+def test_revision_main_equals_no_revision() -> None:
     named, unnamed = (
         ModelKey.parse(f'{OLD}:{{"repo_id": "a/b", "revision": {revision}}}')
         for revision in ('"main"', "null")
@@ -43,12 +43,12 @@ def test_main_is_the_same_as_no_revision() -> None:
 
 @pytest.mark.parametrize("revision", [None, "v2", "refs/pr/1"])
 @pytest.mark.parametrize("task", [None, "fill-mask"])
-def test_a_written_key_parses_to_the_same_key(revision: str | None, task: str | None) -> None:
+def test_written_key_parses_to_same_key(revision: str | None, task: str | None) -> None:
     key = ModelKey(NEW, 'org/"quoted"', revision, task)
     assert ModelKey.parse(str(key)) == key
 
 
-def test_a_key_without_a_task_is_written_as_older_clients_write_it() -> None:
+def test_key_without_task_is_written_like_older_clients() -> None:
     fields = json.loads(str(ModelKey(OLD, "a/b")).removeprefix(f"{OLD}:"))
     assert fields == {"repo_id": "a/b", "revision": None}
 
@@ -76,7 +76,7 @@ def test_a_key_without_a_task_is_written_as_older_clients_write_it() -> None:
         f'{OLD}:{{"repo_id": {"[" * 100_000}',
     ],
 )
-def test_text_that_is_not_a_key_is_refused_with_the_form_of_one(text: str) -> None:
+def test_invalid_key_is_rejected_with_expected_form(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a model key\. .*to_model_key\(\)\.$") as caught:
         ModelKey.parse(text)
     # The message quotes the text in part and on one line.
@@ -85,7 +85,7 @@ def test_text_that_is_not_a_key_is_refused_with_the_form_of_one(text: str) -> No
 
 
 @pytest.mark.parametrize("repo_id", ["null", '""', "7", "true", '["a/b"]', '{"a": "b"}'])
-def test_a_repo_id_must_be_text(repo_id: str) -> None:
+def test_repo_id_must_be_text(repo_id: str) -> None:
     with pytest.raises(ValueError, match=r"names no repo_id\.$"):
         ModelKey.parse(f'{OLD}:{{"repo_id": {repo_id}}}')
     with pytest.raises(ValueError, match=r"names no repo_id\.$"):
@@ -99,7 +99,7 @@ def test_revision_and_task_must_be_text(field: str, value: str) -> None:
         ModelKey.parse(f'{NEW}:{{"repo_id": "a/b", "{field}": {value}}}')
 
 
-def test_a_damaged_key_raises_only_value_error() -> None:
+def test_damaged_key_raises_only_value_error() -> None:
     chance = random.Random(8)
     whole = str(ModelKey(NEW, "org/name", "v2", "text-generation"))
     read = 0
@@ -131,7 +131,7 @@ def test_a_damaged_key_raises_only_value_error() -> None:
         (ModelKey(NEW, "a\ud800/b"), r"not 'a\ud800/b'"),
     ],
 )
-def test_a_key_of_another_model_is_a_mismatch(key: ModelKey, why: str | None) -> None:
+def test_key_of_another_model_is_mismatch(key: ModelKey, why: str | None) -> None:
     said = explain_mismatch(DeploymentConfig("a/b", "/models/b", task="text-generation"), key)
     if why is None:
         assert said is None
@@ -144,14 +144,14 @@ def test_a_key_of_another_model_is_a_mismatch(key: ModelKey, why: str | None) ->
 
 
 @pytest.mark.parametrize(("asked", "served"), [("v2", True), (None, False), ("main", False)])
-def test_a_key_of_another_revision_is_a_mismatch(asked: str | None, served: bool) -> None:
+def test_key_of_another_revision_is_mismatch(asked: str | None, served: bool) -> None:
     said = explain_mismatch(
         DeploymentConfig("a/b", "a/b", revision="v2"), ModelKey(NEW, "a/b", asked)
     )
     assert (said is None) is served
 
 
-def test_each_generation_that_can_be_installed_has_classes() -> None:
+def test_each_supported_generation_has_classes() -> None:
     assert SERVED_CLASSES.keys() == SUPPORTED.keys()
 
 
@@ -170,7 +170,7 @@ def test_each_generation_that_can_be_installed_has_classes() -> None:
     ],
     ids=lambda value: str(sorted(value) if isinstance(value, set) else value)[-20:],
 )
-def test_a_class_is_served_in_the_generations_whose_clients_name_it(
+def test_class_is_served_in_generations_whose_clients_name_it(
     path: str, served_in: set[str]
 ) -> None:
     key = ModelKey(path, "a/b")
@@ -178,7 +178,7 @@ def test_a_class_is_served_in_the_generations_whose_clients_name_it(
         said = explain_class(key, generation)
         assert (said is None) is (generation in served_in)
         if said is not None:
-            # Of the two, the package of 0.7 and 0.6 has the second alone.
+            # nnsight 0.7 and 0.6 have only the second class.
             both = "TransformersModel or " if generation == "0.8" else ""
             assert f"made with nnsight's {both}LanguageModel, not with" in said
             assert f"not with {path[:200]!r}. Make 'a/b'" in said
@@ -186,11 +186,11 @@ def test_a_class_is_served_in_the_generations_whose_clients_name_it(
             assert ("image-text-to-text" in said) is images
             assert ("_remoteable_class" in said) is (generation == "0.8")
             assert len(said) < 1000
-    # An operator's key may be any generation's.
+    # An operator's key may belong to any generation.
     assert (explain_class(key) is None) is bool(served_in)
     assert explain_class(key, "0.5") is not None
 
 
-def test_a_label_names_the_revision_where_there_is_one() -> None:
+def test_label_contains_revision_if_set() -> None:
     assert ModelKey(NEW, "org/name").label == "org/name"
     assert ModelKey(NEW, "org/name", "v2", "fill-mask").label == "org/name@v2"

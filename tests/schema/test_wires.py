@@ -35,7 +35,7 @@ PLAIN: dict[str, object] = {
     "pair": ("http://here", 12),
     "nested": {"a": [True, {"b": b"\x80.\x00"}]},
 }
-# A pickle's own opcodes, a whole pickle, what text cannot hold, and a size beyond one byte's.
+# A pickle opcode, a whole pickle, non-text bytes, and a size beyond one byte.
 CONTENTS = [b"", b".", b"\x80\x02}q\x00.", bytes(range(256)), b"\x00" * 300_000]
 
 
@@ -58,18 +58,18 @@ def request(wire: Wire) -> Request:
 # torch's format
 
 
-def test_torch_reads_a_mapping_of_plain_values() -> None:
+def test_torch_reads_mapping_of_plain_values() -> None:
     assert load(wires.torch_bytes(PLAIN)) == PLAIN
     assert load(wires.torch_bytes({})) == {}
 
 
-def test_torch_reads_plain_values_without_running_anything() -> None:
+def test_torch_reads_plain_values_without_running_code() -> None:
     with io.BytesIO(wires.torch_bytes(PLAIN)) as file:
         assert torch.load(file, weights_only=True) == PLAIN
 
 
 @pytest.mark.parametrize("content", CONTENTS, ids=len)
-def test_torch_reads_an_entry_of_bytes_as_they_are(content: bytes) -> None:
+def test_torch_reads_bytes_entry_unchanged(content: bytes) -> None:
     read = load(wires.torch_bytes_with(PLAIN, "data", content, load=False))
     assert read == {**PLAIN, "data": content}
     assert type(read["data"]) is bytes
@@ -78,7 +78,7 @@ def test_torch_reads_an_entry_of_bytes_as_they_are(content: bytes) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"pickle_protocol": 4}, {"_use_new_zipfile_serialization": False}], ids=str
 )
-def test_torch_loads_an_entry_that_torch_saved(options: dict[str, Any]) -> None:
+def test_torch_loads_entry_that_torch_saved(options: dict[str, Any]) -> None:
     storage = torch.arange(12, dtype=torch.bfloat16).reshape(3, 4)
     value = {"view": storage[1], "same": storage, "list": [torch.tensor(2.5), "text"]}
     read = load(wires.torch_bytes_with(PLAIN, "data", saved(value, **options), load=True))
@@ -92,17 +92,17 @@ def test_torch_loads_an_entry_that_torch_saved(options: dict[str, Any]) -> None:
     assert data["list"][0].item() == 2.5
 
 
-def test_the_entry_is_loaded_on_the_readers_device() -> None:
+def test_entry_is_loaded_on_device_of_reader() -> None:
     content = wires.torch_bytes_with({}, "data", saved(torch.ones(2)), load=True)
     assert load(content)["data"].device == torch.device("cpu")
 
 
-def test_the_entry_may_have_any_name() -> None:
+def test_entry_can_have_any_name() -> None:
     for name in ("data", "", "naïve", "x" * 300):
         assert load(wires.torch_bytes_with({}, name, b"1", load=False)) == {name: b"1"}
 
 
-def test_the_content_is_written_once() -> None:
+def test_content_is_written_once() -> None:
     content = b"0123456789" * 1000
     for is_loaded in (False, True):
         written = wires.torch_bytes_with(PLAIN, "data", content, load=is_loaded)
@@ -111,7 +111,7 @@ def test_the_content_is_written_once() -> None:
 
 
 @pytest.mark.process
-def test_writing_imports_no_torch() -> None:
+def test_writing_does_not_import_torch() -> None:
     code = (
         "import sys; from ndif.schema import wires;"
         "wires.torch_bytes_with({'a': 1}, 'data', b'', load=True);"
@@ -124,7 +124,7 @@ def test_writing_imports_no_torch() -> None:
 
 
 @pytest.mark.parametrize("status", list(Status))
-def test_the_header_wire_uses_the_statuses_that_its_clients_know(status: Status) -> None:
+def test_header_wire_uses_statuses_known_to_its_clients(status: Status) -> None:
     known = {"RECEIVED", "QUEUED", "DISPATCHED", "RUNNING", "COMPLETED", "ERROR", "LOG", "STREAM"}
     read = load(header_frame(Response(ID, status, "Words.")))
     waiting = status in (Status.PROVISIONING, Status.DEPLOYING)
@@ -140,16 +140,16 @@ def joined(*updates: Response) -> bytes | None:
 
 
 @pytest.mark.parametrize("text", ["", "id", "LOG", "description", "Ünïcode, 行, 🗼", "x" * 16_000])
-def test_lines_of_log_are_joined(text: str) -> None:
+def test_log_frames_are_joined(text: str) -> None:
     frame = joined(Response(ID, Status.LOG, text), Response(ID, Status.LOG, "two"))
     assert frame == header_frame(Response(ID, Status.LOG, f"{text}\ntwo"))
 
 
-def test_many_lines_of_log_are_not_joined() -> None:
+def test_long_log_frames_are_not_joined() -> None:
     assert joined(Response(ID, Status.LOG, "x" * 17_000), Response(ID, Status.LOG, "two")) is None
 
 
-def test_a_terminal_status_makes_the_one_before_it_superfluous() -> None:
+def test_terminal_status_replaces_preceding_status() -> None:
     result = InlineResult(saved({"hidden": torch.ones(2, 3)}), False)
     end = Response(ID, Status.COMPLETED, "Done.", result)
     for status in (Status.QUEUED, Status.DEPLOYING, Status.DISPATCHED, Status.RUNNING):
@@ -166,7 +166,7 @@ def test_a_terminal_status_makes_the_one_before_it_superfluous() -> None:
         assert joined(end, response) is None
 
 
-def test_the_header_wire_sends_an_address_with_its_size() -> None:
+def test_header_wire_sends_result_address_with_size() -> None:
     response = Response(ID, Status.COMPLETED, "Done.", STORED, {"execution_time": 1.0})
     assert load(header_frame(response))["data"] == (STORED.url, STORED.size)
     # JSON has no tuples, and these clients do not know `meta`.
@@ -178,12 +178,12 @@ def test_the_header_wire_sends_an_address_with_its_size() -> None:
     }
 
 
-def test_the_header_wire_streams_bytes() -> None:
+def test_header_wire_streams_bytes() -> None:
     response = Response(ID, Status.STREAM, data=b"\x80\x04N.")
     assert load(header_frame(response))["data"] == b"\x80\x04N."
 
 
-def test_the_header_wire_sends_a_result_that_loads() -> None:
+def test_header_wire_sends_loadable_result() -> None:
     content = saved({"hidden": torch.ones(2, 3)})
     response = Response(ID, Status.COMPLETED, "Done.", InlineResult(content, False))
     read = load(header_frame(response))
@@ -191,7 +191,7 @@ def test_the_header_wire_sends_a_result_that_loads() -> None:
     assert (read["id"], read["status"]) == (ID, "COMPLETED")
 
 
-def test_the_header_wire_refuses_a_compressed_result() -> None:
+def test_header_wire_rejects_compressed_result() -> None:
     response = Response(ID, Status.COMPLETED, "Done.", InlineResult(b"", True))
     with pytest.raises(ValueError, match="must not be compressed"):
         header_frame(response)
@@ -201,25 +201,25 @@ def test_the_header_wire_refuses_a_compressed_result() -> None:
 
 
 @pytest.mark.parametrize("status", list(Status))
-def test_the_envelope_wire_sends_text(status: Status) -> None:
+def test_envelope_wire_sends_json_text(status: Status) -> None:
     frame = envelope_frame(Response(ID, status, "Ünïcode 🗼"))
     assert isinstance(frame, str)
     assert json.loads(frame) == {"id": ID, "status": status.value, "description": "Ünïcode 🗼"}
 
 
-def test_the_envelope_wire_sends_the_cost_of_a_run() -> None:
+def test_envelope_wire_sends_cost_of_run() -> None:
     meta = {"execution_time": 0.25, "peak_memory": 1 << 30}
     for status in (Status.COMPLETED, Status.ERROR):
         assert envelope_fields(Response(ID, status, meta=meta))["meta"] == meta
 
 
-def test_the_envelope_wire_sends_an_address() -> None:
+def test_envelope_wire_sends_result_address() -> None:
     frame = envelope_frame(Response(ID, Status.COMPLETED, "Done.", STORED))
     assert json.loads(frame)["data"] == STORED.url
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_the_envelope_wire_sends_a_result_as_bytes(compressed: bool) -> None:
+def test_envelope_wire_sends_result_as_bytes(compressed: bool) -> None:
     content = b"what the runner wrote, opaque \x00\xff"
     result = InlineResult(content, compressed)
     frame = envelope_frame(Response(ID, Status.COMPLETED, "Done.", result, {"a": 1}))
@@ -236,7 +236,7 @@ def test_the_envelope_wire_sends_a_result_as_bytes(compressed: bool) -> None:
 # Both
 
 
-def test_a_response_takes_the_form_of_its_requests_wire() -> None:
+def test_response_frame_follows_wire_of_request() -> None:
     response = Response(ID, Status.DEPLOYING, "Words.")
     by_envelope, by_headers = request(Wire.ENVELOPE), request(Wire.HEADERS)
     assert json.loads(wires.frame(by_envelope, response))["status"] == "DEPLOYING"

@@ -1,4 +1,4 @@
-"""A user's web server, on loopback, that answers what it is told and keeps what it was asked."""
+"""A user's web server on loopback, with configured answers; it records its requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Asked:
 
 @dataclass
 class Receiver:
-    """Answers with `status` and these further headers; 0 keeps silent.
+    """A server that answers with `status` and further `headers`; 0 gives no answer.
 
     -1 speaks no HTTP, and -2 never ends its headers.
     """
@@ -30,7 +30,7 @@ class Receiver:
     scheme: str = "http"
     status: int = 204
     first: list[int] = field(default_factory=list)
-    """Statuses of the first answers, in place of `status`."""
+    """Statuses of the first answers, instead of `status`."""
     headers: str = ""
     asked: list[Asked] = field(default_factory=list)
     at_once: int = 0
@@ -80,7 +80,7 @@ class Receiver:
 
 @contextlib.asynccontextmanager
 async def receiving(tls: ssl.SSLContext | None = None) -> AsyncIterator[Receiver]:
-    """A receiver that listens for as long as a test needs it."""
+    """A receiver that listens while the context is open."""
     receiver = Receiver(scheme="https" if tls else "http")
     server = await asyncio.start_server(receiver.serve, "127.0.0.1", 0, ssl=tls)
     receiver.port = server.sockets[0].getsockname()[1]

@@ -1,4 +1,4 @@
-"""Delivery over real connections: at least once, again after a failure, given up at last, none lost."""
+"""Delivery of webhooks and mail over real connections: at least once, with retries and a last attempt."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ QUICK = Policy(max_attempts=3, first_s=0.01, factor=1.0)
 
 
 class Mailbox:
-    """A mailer whose messages stay here."""
+    """A mailer that keeps its messages."""
 
     sender = "ndif@example.org"
 
@@ -49,7 +49,7 @@ class Mailbox:
 
 
 class Server:
-    """The parts of a server that end a job and call back."""
+    """The parts of a server that end a job and deliver webhooks and mail."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.objects = FileStore(folder / "objects", 3600)
@@ -71,12 +71,12 @@ class Server:
         return request
 
     async def idle(self) -> bool:
-        """True once nothing waits."""
+        """Return True if no delivery waits."""
         waiting, _ = await self.queue.counts()
         return waiting == 0
 
     async def until_put_off(self, request: Request) -> None:
-        """Wait until the call-back of a request was looked at, and is to be looked at again."""
+        """Wait until the webhook of a request is postponed."""
 
         async def is_put_off() -> bool:
             (found,) = await self.queue.find(request.id)
@@ -110,7 +110,7 @@ def path_of(target: str) -> str:
 
 @pytest.mark.parametrize("status", [Status.COMPLETED, Status.ERROR])
 @on_loop
-async def test_the_end_of_a_job_is_told(tmp_path: Path, status: Status) -> None:
+async def test_webhook_is_called_when_job_ends(tmp_path: Path, status: Status) -> None:
     async with receiving() as receiver, running(tmp_path) as server:
         request = await server.end(f"{receiver.url}/done", status)
         await eventually(server.idle)
@@ -120,7 +120,7 @@ async def test_the_end_of_a_job_is_told(tmp_path: Path, status: Status) -> None:
 
 
 @on_loop
-async def test_only_the_end_is_told_and_only_to_who_asked(tmp_path: Path) -> None:
+async def test_webhook_is_called_only_for_end_and_only_if_requested(tmp_path: Path) -> None:
     async with receiving() as receiver, running(tmp_path) as server:
         request = a_request(receiver.url)
         for status in (Status.RECEIVED, Status.QUEUED, Status.RUNNING, Status.LOG):
@@ -134,7 +134,7 @@ async def test_only_the_end_is_told_and_only_to_who_asked(tmp_path: Path) -> Non
 
 
 @on_loop
-async def test_who_wants_every_status_is_told_each_once(tmp_path: Path) -> None:
+async def test_every_status_webhook_is_called_once_per_status(tmp_path: Path) -> None:
     async with receiving() as receiver, running(tmp_path) as server:
         request = a_request(f"every+post+{receiver.url}")
         respond, told = server.responder.respond, []
@@ -157,7 +157,7 @@ async def test_who_wants_every_status_is_told_each_once(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_what_was_told_of_a_job_is_not_remembered_for_ever(
+async def test_memory_of_reported_statuses_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ndif.stores.responder._MAX_TOLD", 2)
@@ -170,7 +170,7 @@ async def test_what_was_told_of_a_job_is_not_remembered_for_ever(
 
 
 @on_loop
-async def test_a_status_that_was_given_up_costs_the_end_nothing(tmp_path: Path) -> None:
+async def test_failed_status_webhook_does_not_affect_end(tmp_path: Path) -> None:
     async with receiving() as receiver, running(tmp_path) as server:
         receiver.status = 500
         request = a_request(f"every+{receiver.url}")
@@ -189,7 +189,7 @@ async def test_a_status_that_was_given_up_costs_the_end_nothing(tmp_path: Path) 
 
 
 @on_loop
-async def test_a_job_that_is_waited_for_is_told_of_too(tmp_path: Path) -> None:
+async def test_webhook_is_called_for_job_with_live_client(tmp_path: Path) -> None:
     async with receiving() as receiver, running(tmp_path) as server:
         request = await server.end(receiver.url, subscription_id="somebody")
         await eventually(lambda: receiver.asked)
@@ -197,8 +197,8 @@ async def test_a_job_that_is_waited_for_is_told_of_too(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_nothing_is_told_before_the_end_is_stored(tmp_path: Path) -> None:
-    """A process dies after it has queued the call-back, and before it has stored the end."""
+async def test_webhook_waits_until_end_is_stored(tmp_path: Path) -> None:
+    """A process dies after it has queued the webhook, and before it has stored the end."""
     async with receiving() as receiver, running(tmp_path) as server:
         request = a_request(receiver.url)
         response = Response(request.id, Status.ERROR, "At its first run.")
@@ -207,14 +207,14 @@ async def test_nothing_is_told_before_the_end_is_stored(tmp_path: Path) -> None:
         await eventually(lambda: receiver.asked)
         await server.until_put_off(request)
         assert len(receiver.asked) == 1
-        # The job runs again, and ends otherwise.
+        # The job is rerun and ends differently.
         await server.responder.respond(request, Response(request.id, Status.COMPLETED))
         await eventually(server.idle)
     assert receiver.asked[1].target == f"/?status=COMPLETED&id={request.id}"
 
 
 @on_loop
-async def test_without_an_end_a_call_back_is_given_up(tmp_path: Path) -> None:
+async def test_webhook_is_given_up_if_end_is_never_stored(tmp_path: Path) -> None:
     clock = [1000.0]
     async with running(tmp_path, now=lambda: clock[0]) as server:
         request = a_request("http://example.org/")
@@ -229,7 +229,7 @@ async def test_without_an_end_a_call_back_is_given_up(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_an_end_that_cannot_be_queued_is_an_end_all_the_same(
+async def test_end_is_stored_although_webhook_cannot_be_queued(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server(tmp_path)
@@ -245,7 +245,7 @@ async def test_an_end_that_cannot_be_queued_is_an_end_all_the_same(
 
 
 @on_loop
-async def test_a_failure_is_repeated_until_it_succeeds(
+async def test_failed_webhook_is_retried_until_it_succeeds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -264,7 +264,7 @@ async def test_a_failure_is_repeated_until_it_succeeds(
 
 
 @on_loop
-async def test_after_the_last_attempt_an_operator_may_repeat_it(tmp_path: Path) -> None:
+async def test_operator_can_retry_webhook_after_last_attempt(tmp_path: Path) -> None:
     async with receiving() as receiver, running(tmp_path) as server:
         receiver.status = 500
         request = await server.end(f"{receiver.url}/x?token=secret")
@@ -284,8 +284,8 @@ async def test_after_the_last_attempt_an_operator_may_repeat_it(tmp_path: Path) 
 
 
 @on_loop
-async def test_an_address_that_is_not_called_is_given_up_at_once(tmp_path: Path) -> None:
-    """As a job of an older server, or of one whose operator allowed more, may have."""
+async def test_forbidden_webhook_address_is_given_up_immediately(tmp_path: Path) -> None:
+    """Such a job may come from an older server, or from one that allowed more."""
     async with receiving() as receiver, running(tmp_path, allowed=()) as server:
         await server.end(f"http://127.0.0.1:{receiver.port}/")
         await server.end("gopher://x/")
@@ -305,7 +305,7 @@ class AwayStore(FileStore):
 
 
 @on_loop
-async def test_while_the_store_is_away_nothing_is_told(tmp_path: Path) -> None:
+async def test_webhook_waits_while_store_is_unavailable(tmp_path: Path) -> None:
     async with receiving() as receiver, running(tmp_path) as server:
         server.delivery._objects = AwayStore(tmp_path / "objects", 3600)
         await server.until_put_off(await server.end(receiver.url))
@@ -315,7 +315,7 @@ async def test_while_the_store_is_away_nothing_is_told(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_an_error_of_the_servers_costs_one_attempt(
+async def test_server_error_costs_one_webhook_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with receiving() as receiver, running(tmp_path) as server:
@@ -336,7 +336,7 @@ async def test_an_error_of_the_servers_costs_one_attempt(
 
 
 @on_loop
-async def test_one_host_gets_two_at_once_and_delays_no_other(tmp_path: Path) -> None:
+async def test_host_gets_two_concurrent_webhooks_and_delays_no_other_host(tmp_path: Path) -> None:
     async with receiving() as slow, receiving() as quick, running(tmp_path) as server:
         slow.release.clear()
         for _ in range(20):
@@ -352,7 +352,7 @@ async def test_one_host_gets_two_at_once_and_delays_no_other(tmp_path: Path) -> 
 
 
 @on_loop
-async def test_an_attempt_under_way_is_made_again_by_the_next_process(tmp_path: Path) -> None:
+async def test_interrupted_webhook_is_repeated_by_next_process(tmp_path: Path) -> None:
     async with receiving() as receiver:
         receiver.release.clear()
         async with running(tmp_path) as server:
@@ -368,7 +368,7 @@ async def test_an_attempt_under_way_is_made_again_by_the_next_process(tmp_path: 
 
 
 @on_loop
-async def test_mail_says_what_ended_and_nothing_that_a_users_code_wrote(tmp_path: Path) -> None:
+async def test_mail_reports_end_without_text_of_user_code(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         request = a_request("ada@example.org", received=1000.0)
         end_ = Response(request.id, Status.ERROR, "Buy this: http://evil.example")
@@ -387,7 +387,7 @@ async def test_mail_says_what_ended_and_nothing_that_a_users_code_wrote(tmp_path
 
 
 @on_loop
-async def test_a_server_that_sends_no_mail_any_more_gives_up(tmp_path: Path) -> None:
+async def test_mail_is_given_up_if_server_no_longer_sends_mail(tmp_path: Path) -> None:
     async with running(tmp_path, sends_mail=False) as server:
         await server.end("ada@example.org")
         await eventually(server.idle)
@@ -397,7 +397,7 @@ async def test_a_server_that_sends_no_mail_any_more_gives_up(tmp_path: Path) -> 
 
 
 @on_loop
-async def test_the_settings_say_how_often_and_how_long(tmp_path: Path) -> None:
+async def test_settings_limit_webhook_attempts_and_timeout(tmp_path: Path) -> None:
     settings = Settings(callback_attempts=1, callback_timeout_s=0.2)
     queue, objects = SqliteCallbacks(tmp_path), FileStore(tmp_path, 60)
     delivery = open_delivery(

@@ -1,4 +1,4 @@
-"""The guard of call-backs: what users may name, and a canary on loopback that must hear nothing."""
+"""The guard of webhook addresses, and a canary on loopback that must get no connection."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ PUBLIC = [
 
 
 @pytest.mark.parametrize("text", NOT_PUBLIC)
-def test_addresses_that_are_not_public(text: str) -> None:
+def test_non_public_addresses_are_forbidden_by_default(text: str) -> None:
     address = ipaddress.ip_address(text)
     assert not is_public(address)
     assert not may_connect(address)
@@ -75,13 +75,13 @@ def test_addresses_that_are_not_public(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", PUBLIC)
-def test_addresses_that_are_public(text: str) -> None:
+def test_public_addresses_are_recognised(text: str) -> None:
     assert is_public(ipaddress.ip_address(text))
 
 
 @given(st.ip_addresses())
 @example(ipaddress.ip_address("192.0.0.9"))
-def test_nothing_is_public_that_python_knows_to_be_otherwise(
+def test_public_addresses_agree_with_ipaddress_module(
     address: ipaddress.IPv4Address | ipaddress.IPv6Address,
 ) -> None:
     if is_public(address) and address.version == 4:
@@ -96,7 +96,7 @@ def test_nothing_is_public_that_python_knows_to_be_otherwise(
 
 
 @given(st.ip_addresses(v=4))
-def test_every_wrapping_of_an_address_is_as_public_as_the_address(
+def test_ipv6_forms_of_ipv4_address_are_as_public_as_the_address(
     address: ipaddress.IPv4Address,
 ) -> None:
     bits = int(address)
@@ -113,7 +113,7 @@ def test_every_wrapping_of_an_address_is_as_public_as_the_address(
     assert [is_public(each) for each in (mapped, translated, six_to_four, isatap)] == [expected] * 4
 
 
-def test_an_operator_allows_networks_and_nothing_beside_them() -> None:
+def test_only_networks_of_operator_are_allowed_beside_public_ones() -> None:
     allowed = (ipaddress.ip_network("10.20.0.0/16"), ipaddress.ip_network("fd12::/32"))
     for text in ("10.20.3.4", "::ffff:10.20.3.4", "fd12::9", "8.8.8.8"):
         assert may_connect(ipaddress.ip_address(text), allowed)
@@ -121,7 +121,7 @@ def test_an_operator_allows_networks_and_nothing_beside_them() -> None:
         assert not may_connect(ipaddress.ip_address(text), allowed)
 
 
-def test_ports_of_other_services_are_called_in_the_operators_networks_alone() -> None:
+def test_ports_of_other_services_are_allowed_only_in_operator_networks() -> None:
     allowed = (ipaddress.ip_network("10.20.0.0/16"),)
     own, public = ipaddress.ip_address("10.20.0.1"), ipaddress.ip_address("8.8.8.8")
     assert [may_connect(own, allowed, port) for port in (22, 80, 6379)] == [True] * 3
@@ -131,7 +131,7 @@ def test_ports_of_other_services_are_called_in_the_operators_networks_alone() ->
         read_address("http://8.8.8.8:25/", allowed)
 
 
-# What users may name
+# Addresses that users may give
 
 TAKEN = {
     "https://example.org": Address(
@@ -162,7 +162,7 @@ TAKEN = {
 
 
 @pytest.mark.parametrize("text", TAKEN)
-def test_addresses_that_are_taken(text: str) -> None:
+def test_valid_callback_addresses_are_parsed(text: str) -> None:
     assert read_address(text) == TAKEN[text]
 
 
@@ -241,7 +241,7 @@ REFUSED = {
 @pytest.mark.parametrize(
     ("sentence", "text"), [(sentence, each) for sentence, all_ in REFUSED.items() for each in all_]
 )
-def test_addresses_that_are_refused(sentence: str, text: str) -> None:
+def test_invalid_callback_addresses_are_rejected_with_reason(sentence: str, text: str) -> None:
     with pytest.raises(CallbackAddressError, match=sentence) as refused:
         read_address(text)
     assert len(str(refused.value)) < 300
@@ -253,12 +253,12 @@ def test_addresses_that_are_refused(sentence: str, text: str) -> None:
 )
 @example("http://[")
 @example("https://a:99999999999999999999/")
-def test_any_text_is_taken_or_refused_in_a_sentence(text: str) -> None:
+def test_any_text_is_parsed_or_raises_address_error(text: str) -> None:
     with contextlib.suppress(CallbackAddressError):
         read_address(text)
 
 
-def test_the_own_query_of_a_url_is_kept() -> None:
+def test_query_of_url_is_kept() -> None:
     told = {"status": "COMPLETED", "id": "7"}
     for text, target in (
         ("https://example.org", "/?status=COMPLETED&id=7"),
@@ -268,7 +268,7 @@ def test_the_own_query_of_a_url_is_kept() -> None:
         assert read_address(text).target_with(**told) == target
 
 
-def test_an_operator_sees_where_a_call_back_goes_and_no_secret_of_it() -> None:
+def test_shown_address_hides_its_secrets() -> None:
     assert (
         shown("post+https://example.org:8443/hook/abc?token=s") == "post+https://example.org:8443/…"
     )
@@ -276,11 +276,11 @@ def test_an_operator_sees_where_a_call_back_goes_and_no_secret_of_it() -> None:
     assert shown("ada@example.org") == "a…@example.org"
 
 
-# What the server connects to
+# Connections of the server
 
 
 class Canary:
-    """A listener on loopback, for both families, that counts who connects."""
+    """A listener on loopback, for both families, that counts connections."""
 
     def __init__(self) -> None:
         self.heard = 0
@@ -334,7 +334,7 @@ SPELLINGS = [
 
 @pytest.mark.parametrize("host", SPELLINGS)
 @on_loop
-async def test_no_spelling_of_loopback_is_connected_to(host: str) -> None:
+async def test_guard_rejects_every_spelling_of_loopback(host: str) -> None:
     async with canary() as listening:
         with pytest.raises((ForbiddenAddressError, NoAddressError)):
             await fetch(GuardedBackend((), Resolver()), host, listening.port)
@@ -342,7 +342,7 @@ async def test_no_spelling_of_loopback_is_connected_to(host: str) -> None:
 
 
 @on_loop
-async def test_the_canary_hears_what_is_allowed() -> None:
+async def test_guard_connects_to_allowed_loopback() -> None:
     async with canary() as listening:
         for host in ("127.0.0.1", "127.1", "::1", "localhost"):
             backend = GuardedBackend(LOOPBACK, Resolver())
@@ -351,16 +351,16 @@ async def test_the_canary_hears_what_is_allowed() -> None:
 
 
 @on_loop
-async def test_a_name_that_changes_its_address_does_not_lead_to_loopback() -> None:
+async def test_dns_rebinding_does_not_reach_loopback() -> None:
     """A public address at the first look-up, loopback at every later one."""
     async with canary() as listening:
         names = Names(["192.0.2.77"], ["127.0.0.1"])
-        # What is public in this test: an address that nobody has.
+        # This test treats an unused address as public.
         allowed = (ipaddress.ip_network("192.0.2.77/32"),)
         backend = GuardedBackend(allowed, names)
         with pytest.raises((httpcore.ConnectError, httpcore.ConnectTimeout)):
             await fetch(backend, "rebinding.example", listening.port)
-        # It went to the address that was checked, and asked for no other.
+        # The connection went to the checked address, without a second look-up.
         assert (names.asked, listening.heard) == (["rebinding.example"], 0)
         with pytest.raises(ForbiddenAddressError):
             await fetch(backend, "rebinding.example", listening.port)
@@ -371,7 +371,7 @@ async def test_a_name_that_changes_its_address_does_not_lead_to_loopback() -> No
     "addresses", [["8.8.8.8", "127.0.0.1"], ["127.0.0.1", "8.8.8.8"], ["2600::1", "::1"]]
 )
 @on_loop
-async def test_a_name_of_which_one_address_is_forbidden_is_not_used(addresses: list[str]) -> None:
+async def test_host_with_one_forbidden_address_is_rejected(addresses: list[str]) -> None:
     async with canary() as listening:
         with pytest.raises(ForbiddenAddressError):
             await fetch(GuardedBackend((), Names(addresses)), "both.example", listening.port)
@@ -379,7 +379,7 @@ async def test_a_name_of_which_one_address_is_forbidden_is_not_used(addresses: l
 
 
 @on_loop
-async def test_the_next_address_of_a_name_is_tried() -> None:
+async def test_next_address_of_host_is_tried() -> None:
     listening = Canary()
     server = await asyncio.start_server(listening.answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -389,19 +389,19 @@ async def test_the_next_address_of_a_name_is_tried() -> None:
 
 
 @on_loop
-async def test_a_name_of_no_address_is_an_error() -> None:
+async def test_empty_name_resolution_raises_error() -> None:
     with pytest.raises(NoAddressError):
         await fetch(GuardedBackend(LOOPBACK, Names([])), "none.example", 80)
 
 
 @on_loop
-async def test_no_socket_of_the_machine_is_connected_to() -> None:
+async def test_guard_rejects_unix_sockets() -> None:
     with pytest.raises(ForbiddenAddressError):
         await GuardedBackend(EVERYWHERE, Resolver()).connect_unix_socket("/run/docker.sock")
 
 
 @on_loop
-async def test_a_name_without_an_address() -> None:
+async def test_failed_name_resolution_raises_error() -> None:
     async def resolve(host: str, port: int) -> Sequence[str]:
         raise socket.gaierror(socket.EAI_NONAME, "no such name")
 

@@ -1,4 +1,4 @@
-"""Webhooks over real connections: their form, their signature, and every way in which one fails."""
+"""Webhooks over real connections: form, signature and failures."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def send(address: str, **options: Any) -> None:
 
 
 @on_loop
-async def test_a_webhook_is_fetched_with_the_status_and_the_id() -> None:
+async def test_get_webhook_sends_status_and_id_in_query() -> None:
     async with receiving() as receiver:
         await send(f"{receiver.url}/done?run=7")
     (asked,) = receiver.asked
@@ -73,8 +73,8 @@ async def test_a_webhook_is_fetched_with_the_status_and_the_id() -> None:
 
 
 @on_loop
-async def test_a_post_is_signed_so_that_its_receiver_can_verify_it() -> None:
-    """Verified by the rules of Standard Webhooks, written again here."""
+async def test_post_webhook_is_signed_by_standard_webhooks() -> None:
+    """The test implements the rules of Standard Webhooks on its own."""
     async with receiving() as receiver:
         await send(f"post+{receiver.url}/done?token=t")
     (asked,) = receiver.asked
@@ -91,7 +91,7 @@ async def test_a_post_is_signed_so_that_its_receiver_can_verify_it() -> None:
 
 
 @on_loop
-async def test_a_receiver_verifies_it_as_the_document_shows() -> None:
+async def test_documented_code_verifies_webhook() -> None:
     (shown,) = re.findall(
         r"^```python\n(import base64.+?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL
     )
@@ -112,14 +112,14 @@ async def test_a_receiver_verifies_it_as_the_document_shows() -> None:
     assert not verify(signing_secret(SECRETS[0], "ada"), old.headers, old.body)
 
 
-def test_the_signature_is_that_of_the_specifications_example() -> None:
+def test_signature_matches_example_of_specification() -> None:
     body = b'{"test": 2432232314}'
     secret, message_id = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "msg_p5jXN8AQM9LWM0D4loKWxJek"
     expected = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
     assert signature(secret, message_id, 1614265330, body) == expected
 
 
-def test_every_key_has_a_secret_of_its_own() -> None:
+def test_every_key_has_its_own_secret() -> None:
     assert signing_secret("s" * 16, "ada") == signing_secret("s" * 16, "ada")
     secrets = {
         signing_secret(server, key) for server in ("s" * 16, "t" * 16) for key in ("ada", "bob", "")
@@ -128,7 +128,7 @@ def test_every_key_has_a_secret_of_its_own() -> None:
 
 
 @on_loop
-async def test_both_secrets_sign_while_one_replaces_the_other() -> None:
+async def test_both_secrets_sign_during_rotation() -> None:
     async with receiving() as receiver:
         await send(f"post+{receiver.url}/", secrets=("the next secret", *SECRETS))
     (asked,) = receiver.asked
@@ -153,7 +153,7 @@ async def problem(address: str, **options: Any) -> DeliveryError:
 
 @pytest.mark.parametrize("status", [400, 404, 410, 429, 500, 503])
 @on_loop
-async def test_an_answer_that_is_no_success_is_a_failure(status: int) -> None:
+async def test_error_status_fails_webhook(status: int) -> None:
     async with receiving() as receiver:
         receiver.status = status
         error = await problem(receiver.url)
@@ -163,7 +163,7 @@ async def test_an_answer_that_is_no_success_is_a_failure(status: int) -> None:
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 @on_loop
-async def test_no_redirect_is_followed(status: int) -> None:
+async def test_webhook_does_not_follow_redirects(status: int) -> None:
     async with receiving() as receiver, receiving() as other:
         receiver.status, receiver.headers = status, f"Location: {other.url}/\r\n"
         error = await problem(receiver.url)
@@ -172,14 +172,14 @@ async def test_no_redirect_is_followed(status: int) -> None:
 
 
 @on_loop
-async def test_a_receiver_that_says_nothing_is_not_waited_for() -> None:
+async def test_silent_receiver_times_out() -> None:
     async with receiving() as receiver:
         receiver.status = 0
         assert str(await problem(receiver.url, timeout_s=0.2)) == "it did not answer within 0.2s"
 
 
 @on_loop
-async def test_a_receiver_that_never_ends_its_headers_is_not_waited_for() -> None:
+async def test_receiver_with_endless_headers_times_out() -> None:
     async with receiving() as receiver:
         receiver.status = -2
         error = await problem(receiver.url, timeout_s=0.3)
@@ -187,21 +187,21 @@ async def test_a_receiver_that_never_ends_its_headers_is_not_waited_for() -> Non
 
 
 @on_loop
-async def test_what_speaks_no_http() -> None:
+async def test_receiver_without_http_fails_webhook() -> None:
     async with receiving() as receiver:
         receiver.status = -1
         assert str(await problem(receiver.url)) == "what answers there speaks no HTTP"
 
 
 @on_loop
-async def test_where_nobody_listens() -> None:
+async def test_unreachable_receiver_fails_webhook() -> None:
     async with receiving() as receiver:
         pass
     assert str(await problem(receiver.url)) == "it cannot be reached"
 
 
 @on_loop
-async def test_a_name_without_an_address() -> None:
+async def test_unresolvable_host_is_temporary_failure() -> None:
     async def resolve(host: str, port: int) -> Sequence[str]:
         raise OSError("no such name")
 
@@ -210,7 +210,7 @@ async def test_a_name_without_an_address() -> None:
 
 
 @on_loop
-async def test_a_name_of_this_machine_is_given_up_at_once() -> None:
+async def test_forbidden_host_is_final_failure() -> None:
     async with receiving() as receiver:
         error = await problem(f"http://intranet.example:{receiver.port}/", allowed=())
         assert error.final
@@ -219,7 +219,7 @@ async def test_a_name_of_this_machine_is_given_up_at_once() -> None:
 
 
 @on_loop
-async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_webhook_ignores_proxy_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     async with receiving() as receiver, receiving() as proxy:
         for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
             monkeypatch.setenv(name, proxy.url)
@@ -251,7 +251,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.process
 @on_loop
-async def test_tls_verifies_the_name_of_the_url_and_not_the_address(certificate: Path) -> None:
+async def test_tls_verifies_host_name_of_url(certificate: Path) -> None:
     server_side = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     server_side.load_cert_chain(certificate / "pair.pem")
     trusts = ssl.create_default_context(cafile=str(certificate / "certificate.pem"))
