@@ -50,7 +50,7 @@ from ndif.host.job import (
     WAITING,
     Event,
     IllegalTransitionError,
-    Party,
+    Component,
     Stored,
     next_state,
 )
@@ -90,7 +90,7 @@ BRIEFLY_S = 0.02
 # The table
 
 
-def reachable(by: frozenset[Party]) -> set[Status | None]:
+def reachable(by: frozenset[Component]) -> set[Status | None]:
     found: set[Status | None] = {None}
     while True:
         further = {
@@ -102,15 +102,15 @@ def reachable(by: frozenset[Party]) -> set[Status | None]:
 
 
 def test_every_state_is_reachable_and_queue_can_end_every_live_state() -> None:
-    assert reachable(frozenset(Party)) == {*Status, None} - {Status.LOG, Status.STREAM}
-    for state in reachable(frozenset(Party)) - {None, Status.RECEIVED}:
+    assert reachable(frozenset(Component)) == {*Status, None} - {Status.LOG, Status.STREAM}
+    for state in reachable(frozenset(Component)) - {None, Status.RECEIVED}:
         assert state is not None
         following = [t for t in TRANSITIONS.values() if state in t.sources]
         assert bool(following) is not state.terminal, "an end has nothing after it"
         if not state.terminal:
             # In every live state, the queue can end a request and give it back.
-            assert next_state(state, Event.FAIL, Party.QUEUE) is Status.ERROR
-            assert next_state(state, Event.GIVE_BACK, Party.QUEUE) in WAITING
+            assert next_state(state, Event.FAIL, Component.QUEUE) is Status.ERROR
+            assert next_state(state, Event.GIVE_BACK, Component.QUEUE) in WAITING
 
 
 def test_ended_request_leaves_no_garbage(tmp_path: Path) -> None:
@@ -153,17 +153,17 @@ def test_only_terminal_transitions_store_end() -> None:
 @pytest.mark.parametrize(
     ("state", "event", "by"),
     [
-        (Status.COMPLETED, Event.FAIL, Party.QUEUE),
-        (Status.ERROR, Event.COMPLETE, Party.REPLICA),
-        (Status.COMPLETED, Event.START, Party.REPLICA),
-        (Status.RUNNING, Event.WAIT, Party.QUEUE),
-        (Status.QUEUED, Event.COMPLETE, Party.QUEUE),
-        (Status.RECEIVED, Event.DISPATCH, Party.QUEUE),
-        (Status.QUEUED, Event.PROVISION, Party.REPLICA),
-        (None, Event.CLAIM, Party.GATEWAY),
+        (Status.COMPLETED, Event.FAIL, Component.QUEUE),
+        (Status.ERROR, Event.COMPLETE, Component.REPLICA),
+        (Status.COMPLETED, Event.START, Component.REPLICA),
+        (Status.RUNNING, Event.WAIT, Component.QUEUE),
+        (Status.QUEUED, Event.COMPLETE, Component.QUEUE),
+        (Status.RECEIVED, Event.DISPATCH, Component.QUEUE),
+        (Status.QUEUED, Event.PROVISION, Component.REPLICA),
+        (None, Event.CLAIM, Component.GATEWAY),
     ],
 )
-def test_illegal_transition_is_rejected(state: Status | None, event: Event, by: Party) -> None:
+def test_illegal_transition_is_rejected(state: Status | None, event: Event, by: Component) -> None:
     with pytest.raises(IllegalTransitionError, match=event.value):
         next_state(state, event, by)
 

@@ -27,7 +27,7 @@ from ndif.telemetry.steps import Steps
 # States, events and transitions
 
 
-class Party(Enum):
+class Component(Enum):
     """A part of the server that causes events."""
 
     GATEWAY = "gateway"
@@ -69,7 +69,7 @@ class Transition(NamedTuple):
     sources: Set[Status | None]
     """States before it; None is a request that this process does not hold."""
     target: Status | None
-    by: Set[Party]
+    by: Set[Component]
     stored: Stored | None
     """None if the claim alone records all that must survive."""
 
@@ -80,10 +80,10 @@ RUNS: Set[Status | None] = {Status.DISPATCHED, Status.RUNNING}
 """States of a request that a replica was given."""
 HELD = WAITING | RUNS
 """States of a request that has not ended."""
-_QUEUE, _HOLDERS = {Party.QUEUE}, {Party.QUEUE, Party.REPLICA}
+_QUEUE, _HOLDERS = {Component.QUEUE}, {Component.QUEUE, Component.REPLICA}
 
 TRANSITIONS = {
-    Event.SUBMIT: Transition({None}, Status.RECEIVED, {Party.GATEWAY}, Stored.REQUEST),
+    Event.SUBMIT: Transition({None}, Status.RECEIVED, {Component.GATEWAY}, Stored.REQUEST),
     Event.CLAIM: Transition({None, Status.RECEIVED}, Status.QUEUED, _HOLDERS, Stored.CLAIM),
     Event.WAIT: Transition(WAITING, Status.QUEUED, _QUEUE, Stored.STATUS),
     Event.PROVISION: Transition(WAITING, Status.PROVISIONING, _QUEUE, Stored.STATUS),
@@ -113,7 +113,7 @@ class IllegalTransitionError(Exception):
     """An event that cannot happen in a request's state, or that its party may not cause."""
 
 
-def next_state(state: Status | None, event: Event, by: Party) -> Status | None:
+def next_state(state: Status | None, event: Event, by: Component) -> Status | None:
     """Return the state after an event; raise if `by` may not cause the event, or not in this state."""
     transition = TRANSITIONS[event]
     if by not in transition.by or state not in transition.sources:
@@ -140,7 +140,7 @@ class Job:
         *("state", "steps", "unanswered_s", "user", "watching", "weight"),
     )
 
-    def __init__(self, request: Request, by: Party) -> None:
+    def __init__(self, request: Request, by: Component) -> None:
         self.request = request
         self._by = by
         self.id, self.user, self.arrived = request.id, request.user, request.received
@@ -152,7 +152,7 @@ class Job:
         self.steps = Steps(request, by.value)
         self.state: Status | None = None
         # A replica gets the request only now, but the client has waited since it submitted the request.
-        self.since = time.time() if by is Party.REPLICA else request.received
+        self.since = time.time() if by is Component.REPLICA else request.received
         """Unix time at which it entered its state; at first, that of its receipt."""
         self.losses = request.attempts
         """Runs that were cut short because their replica or the server failed."""
@@ -173,7 +173,7 @@ class Job:
         self.end: Response | None = None
         """Terminal response, perhaps not delivered yet."""
         self.over = asyncio.Event()
-        if by is Party.QUEUE and request.began:
+        if by is Component.QUEUE and request.began:
             # The gateway recorded this step, and passes it on with the request.
             self.steps.extend([Step("receive", GATEWAY, request.began, request.received)])
 
@@ -196,9 +196,9 @@ class Job:
         if self.state is Status.RUNNING:
             self.running = now
         left = Status.RECEIVED if before is None else before
-        if self._by is Party.QUEUE:
+        if self._by is Component.QUEUE:
             metrics.status_left(self.request, left, max(0.0, now - self.since))
-        if before is not None or self._by is Party.QUEUE:
+        if before is not None or self._by is Component.QUEUE:
             self.steps.add(left.value.lower(), self.since, now)
         self.since = now
 

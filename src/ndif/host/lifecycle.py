@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from ndif.host.job import RUNS, Event, Job, Party
+from ndif.host.job import RUNS, Event, Job, Component
 from ndif.host.port import EndedError, NotSharedError, ReplicaLostError, RequestRunner
 from ndif.schema.request import Request
 from ndif.schema.response import Response
@@ -74,7 +74,7 @@ class Lifecycle:
 
     broker: Broker
     responder: Responder
-    by: ClassVar[Party] = Party.REPLICA
+    by: ClassVar[Component] = Component.REPLICA
     """The party that this process acts as."""
     _jobs: dict[str, Job] = field(default_factory=dict, init=False)
     _ended: dict[str, Response] = field(default_factory=dict, init=False)
@@ -112,7 +112,7 @@ class Lifecycle:
         job.move(Event.DISPATCH)
         job.dispatched, job.running = time.time(), None
         job.runner = runner
-        reporter = Reporter(job, self.responder, tells_dispatch=self.by is Party.QUEUE)
+        reporter = Reporter(job, self.responder, tells_dispatch=self.by is Component.QUEUE)
         try:
             if job.cancelled is not None:
                 return Response(job.id, Status.ERROR, job.cancelled)
@@ -148,7 +148,7 @@ class Lifecycle:
             # The runner was ended, and did not report how long the block had run.
             ran_s = round(max(0.0, job.since - job.running), 6)
             job.end = response = replace(response, meta={"peak_memory": 0, "execution_time": ran_s})
-        if self.by is Party.REPLICA:
+        if self.by is Component.REPLICA:
             # The leader may learn of the end from the message to the client, which thus carries the steps.
             response = replace(response, steps=job.steps.all)
         return await self._end(job, response)

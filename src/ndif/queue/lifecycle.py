@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ndif.host.job import LEFT, RUNS, WAITING, Event, Job, Party, describe
+from ndif.host.job import LEFT, RUNS, WAITING, Event, Job, Component, describe
 from ndif.host.lifecycle import Lifecycle, Reporter
 from ndif.host.port import (
     NotSharedError,
@@ -42,7 +42,7 @@ class QueueLifecycle(Lifecycle):
     It owns the claims: a request that it claimed ends here, or is claimed by the next leader.
     """
 
-    by: ClassVar[Party] = Party.QUEUE
+    by: ClassVar[Component] = Component.QUEUE
     max_attempts: int = 1
     """Most runs of a job whose replicas fail."""
     on_absence: Callable[[Job], None] = lambda _: None
