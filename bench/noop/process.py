@@ -21,7 +21,7 @@ from typing import Any
 
 import zstandard
 
-from ndif.runtime.frames import Channel
+from ndif.runtime.frames import FrameChannel
 from ndif.runtime.messages import (
     Exited,
     ForkRunner,
@@ -50,7 +50,7 @@ class Model:
     """A zygote and all its runners, in one thread but for those that are busy."""
 
     def __init__(self, fd: int, size: int) -> None:
-        self._control = Channel(socket.socket(fileno=fd))
+        self._control = FrameChannel(socket.socket(fileno=fd))
         self._size = size
         self._ready = selectors.DefaultSelector()
         self._ready.register(self._control.socket, selectors.EVENT_READ)
@@ -75,7 +75,7 @@ class Model:
             case Load(spec):
                 self._control.send(ready(spec, self._size))
             case ForkRunner(name, fresh, reused):
-                channel = Channel(socket.socket(fileno=fds[0]))
+                channel = FrameChannel(socket.socket(fileno=fds[0]))
                 runner = (channel, name, not fresh or reused)
                 self._ready.register(channel.socket, selectors.EVENT_READ, runner)
                 with contextlib.suppress(OSError):  # its host wants it no longer, as is read next
@@ -84,7 +84,7 @@ class Model:
                 self._control.send(Verified(0))
         return True
 
-    def _be_runner(self, channel: Channel, name: str, is_kept: bool) -> None:
+    def _be_runner(self, channel: FrameChannel, name: str, is_kept: bool) -> None:
         try:
             run, payload, _ = channel.expect(Run)
             channel.send(Signal.RUNNING)
@@ -99,14 +99,14 @@ class Model:
             self._control.send(Exited(name, 0))
 
 
-def be_busy(channel: Channel, run: Run, is_kept: bool, wanted: dict[str, Any]) -> None:
+def be_busy(channel: FrameChannel, run: Run, is_kept: bool, wanted: dict[str, Any]) -> None:
     """Take the time that a payload asks for."""
     wait(**wanted)
     with contextlib.suppress(OSError):
         finish(channel, run, is_kept)
 
 
-def finish(channel: Channel, run: Run, is_kept: bool) -> None:
+def finish(channel: FrameChannel, run: Run, is_kept: bool) -> None:
     """Answer a request, and be there for the next if the runner is kept."""
     content = COMPRESSED if run.compress_inline else RESULT
     channel.send(Returned(run.compress_inline, RunReport(0, ())), content)
@@ -169,7 +169,7 @@ def main() -> None:
         "ndif.runtime.weights.checkpoint_metadata": outline,
     }
     if OPTION in arguments:
-        ForkServer(Channel(socket.socket(fileno=int(arguments[0]))), programs).serve()
+        ForkServer(FrameChannel(socket.socket(fileno=int(arguments[0]))), programs).serve()
     elif module == "ndif.runtime.weights.fetch":
         fetch()
     elif module in programs:

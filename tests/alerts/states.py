@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from ndif.alerts.causes import Counts, Findings, Increases, Limits, Observation, find
+from ndif.alerts.causes import AlertLimits, Counts, Findings, Increases, ServerObservation, find
 from ndif.gateway.openapi import example_of
 from ndif.schema.answer import from_plain
 from ndif.schema.server_state import Problem, QueueWait, ServerState
@@ -39,7 +39,7 @@ def increases(*, over_s: float = 0.0, **counts: dict[str, float]) -> Increases:
 
 def seen(
     document: dict[str, Any] | None = None, problems: Sequence[Problem] = (), **changes: Any
-) -> Observation:
+) -> ServerObservation:
     """Return an observation of a server that is healthy except for the given fields."""
     fields: dict[str, Any] = {
         "at": NOW,
@@ -52,11 +52,11 @@ def seen(
         "counts": Increases(),
         **changes,
     }
-    return Observation(**fields)
+    return ServerObservation(**fields)
 
 
 def found(
     document: dict[str, Any] | None = None, problems: Sequence[Problem] = (), **changes: Any
 ) -> Findings:
     """Return the findings for such an observation."""
-    return find(seen(document, problems, **changes), Limits())
+    return find(seen(document, problems, **changes), AlertLimits())

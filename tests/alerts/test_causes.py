@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ndif.alerts.causes import Findings, Increases, Key, nodes_seen
-from ndif.alerts.incidents import Book, Event, Timing, step
+from ndif.alerts.incidents import Book, IncidentEvent, Timing, step
 from ndif.alerts.messages import ABOUT
 from ndif.schema.answer import from_plain
 from ndif.schema.server_state import Problem, ServerState
@@ -102,7 +102,7 @@ def test_each_kind_opens_and_resolves_incident(kind: Kind) -> None:
         holds = second <= 120
         book, notices = step(book, findings if holds else found(), NOW + second, Timing())
         told += [(notice.event, second) for notice in notices]
-    assert told == [(Event.OPENED, 60), (Event.RESOLVED, 180)]
+    assert told == [(IncidentEvent.OPENED, 60), (IncidentEvent.RESOLVED, 180)]
     assert not book.open
 
 

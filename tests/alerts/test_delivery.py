@@ -13,7 +13,7 @@ import pytest
 
 from ndif.alerts import delivery
 from ndif.alerts.delivery import POLICY, AlertDelivery, form_and_url, open_destinations
-from ndif.alerts.incidents import Event
+from ndif.alerts.incidents import IncidentEvent
 from ndif.alerts.messages import Message, digest_message
 from ndif.alerts.messages import test_message as a_test
 from ndif.config.reference import variables
@@ -74,7 +74,7 @@ async def test_each_form_is_delivered_within_its_limits() -> None:
         made = opened(f"slack+{slack.url}", f"discord+{discord.url}", plain.url)
         running = asyncio.create_task(made.run())
         long = [fresh(*(f"{n} <@everyone> *fails* & " * 30 for n in range(40)))]
-        for each in (*long, fresh("x", event=Event.RESOLVED), a_test("here", time.time())):
+        for each in (*long, fresh("x", event=IncidentEvent.RESOLVED), a_test("here", time.time())):
             made.send(each)
         receivers = (slack, discord, plain)
         await eventually(lambda: all(len(each.taken) == 3 for each in receivers))

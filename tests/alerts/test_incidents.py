@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ndif.alerts.causes import ROOTS, Cause, Findings, Key
 from ndif.alerts.incidents import (
     Book,
-    Event,
+    IncidentEvent,
     Notice,
     SavedBook,
     Timing,
@@ -91,11 +91,11 @@ def test_each_incident_is_opened_once_and_resolved_once(
         for key in holding:
             assert now - held[key] < TIMING.hold_s or key in known
         for notice in notices:
-            if notice.event is Event.OPENED:
+            if notice.event is IncidentEvent.OPENED:
                 new = {m.cause.key for m in notice.incident.members}
                 assert new <= holding
                 assert any(now - held[key] >= TIMING.hold_s for key in new)
-            if notice.event is Event.RESOLVED:
+            if notice.event is IncidentEvent.RESOLVED:
                 assert not notice.incident.holding
                 assert not holding & {m.cause.key for m in notice.incident.members}
         if not notices:
@@ -104,13 +104,13 @@ def test_each_incident_is_opened_once_and_resolved_once(
     for incident in {notice.incident.id for _, notice in told}:
         mine = [(at, notice) for at, notice in told if notice.incident.id == incident]
         events = [notice.event for _, notice in mine]
-        assert events[0] is Event.OPENED
-        assert events[-1] is Event.RESOLVED
-        assert Counter(events)[Event.OPENED] == Counter(events)[Event.RESOLVED] == 1
+        assert events[0] is IncidentEvent.OPENED
+        assert events[-1] is IncidentEvent.RESOLVED
+        assert Counter(events)[IncidentEvent.OPENED] == Counter(events)[IncidentEvent.RESOLVED] == 1
         for (earlier, one), (later, other) in pairwise(mine):
-            if other.event is Event.REPEATED:
+            if other.event is IncidentEvent.REPEATED:
                 assert later - earlier >= TIMING.repeat_s
-            if other.event is Event.CHANGED:
+            if other.event is IncidentEvent.CHANGED:
                 assert later - earlier >= 600
                 assert one.incident.holding != other.incident.holding
 
@@ -126,7 +126,7 @@ def test_short_absence_of_cause_does_not_resolve_incident() -> None:
     looks = [
         (at, failing if at < 100 or at % 60 < 10 else Findings(())) for at in range(0, 900, 10)
     ]
-    assert [notice.event for notice in play(looks)] == [Event.OPENED]
+    assert [notice.event for notice in play(looks)] == [IncidentEvent.OPENED]
 
 
 def test_model_failures_during_store_outage_are_one_incident() -> None:
@@ -137,7 +137,7 @@ def test_model_failures_during_store_outage_are_one_incident() -> None:
         holding = [*models[: at // 5], *([store] if at >= 20 else [])] if at < 200 else []
         looks.append((float(at), causes(*holding)))
     opened, resolved = play(looks)
-    assert (opened.event, resolved.event) == (Event.OPENED, Event.RESOLVED)
+    assert (opened.event, resolved.event) == (IncidentEvent.OPENED, IncidentEvent.RESOLVED)
     assert opened.incident.kind is Kind.STORE_AWAY
     assert opened.incident.holding == {store, *models}
 
@@ -160,9 +160,9 @@ def test_remaining_failure_keeps_incident_open_after_root_cause_ends() -> None:
     told = play([(float(at), findings) for at, findings in looks])
     kinds = [(notice.event, notice.incident.kind) for notice in told]
     assert kinds == [
-        (Event.OPENED, Kind.STORE_AWAY),
-        (Event.CHANGED, Kind.STORE_AWAY),
-        (Event.OPENED, Kind.LOAD_FAILED),
+        (IncidentEvent.OPENED, Kind.STORE_AWAY),
+        (IncidentEvent.CHANGED, Kind.STORE_AWAY),
+        (IncidentEvent.OPENED, Kind.LOAD_FAILED),
     ]
     assert told[1].incident.holding == {model}
 
@@ -173,12 +173,16 @@ def test_changes_of_incident_are_reported_at_most_every_ten_minutes() -> None:
         keys = [Key(Kind.LOAD_FAILED, f"org/model-{number}") for number in range(1 + at // 60)]
         looks.append((float(at), causes(*keys)))
     events = [notice.event for notice in play(looks)]
-    assert events == [Event.OPENED, *[Event.CHANGED] * 5]
+    assert events == [IncidentEvent.OPENED, *[IncidentEvent.CHANGED] * 5]
 
 
 def test_open_incident_is_repeated() -> None:
     told = play([(float(at), causes(KEYS[0])) for at in range(0, 8000, 10)])
-    assert [notice.event for notice in told] == [Event.OPENED, Event.REPEATED, Event.REPEATED]
+    assert [notice.event for notice in told] == [
+        IncidentEvent.OPENED,
+        IncidentEvent.REPEATED,
+        IncidentEvent.REPEATED,
+    ]
 
 
 def test_next_leader_resolves_incident_of_previous_leader() -> None:
@@ -190,7 +194,10 @@ def test_next_leader_resolves_incident_of_previous_leader() -> None:
     book, notices = step(book, Findings(()), 500.0, TIMING)
     assert notices == []
     book, (resolved,) = step(book, Findings(()), 560.0, TIMING)
-    assert (resolved.event, resolved.incident.opened) == (Event.RESOLVED, opened.incident.opened)
+    assert (resolved.event, resolved.incident.opened) == (
+        IncidentEvent.RESOLVED,
+        opened.incident.opened,
+    )
     # The incident is forgotten a day later.
     assert book.over == (resolved.incident,)
     assert step(book, Findings(()), 560.0 + 24 * 3600, TIMING)[0].over == ()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ndif.alerts.causes import Cause
-from ndif.alerts.incidents import Event, Incident, Member, Notice
+from ndif.alerts.incidents import Incident, IncidentEvent, Member, Notice
 from ndif.alerts.messages import (
     DEFAULT_TEMPLATE,
     Message,
@@ -43,7 +43,7 @@ TEXTS = st.text(st.characters(), max_size=400) | st.sampled_from(
 
 def notice(
     *sentences: str,
-    event: Event = Event.OPENED,
+    event: IncidentEvent = IncidentEvent.OPENED,
     subject: str = "org/a",
     kind: Kind = Kind.LOAD_FAILED,
 ) -> Notice:
@@ -51,7 +51,7 @@ def notice(
         Member(Cause(kind, f"{subject}{number or ''}", sentence, NOW - 90), NOW)
         for number, sentence in enumerate(sentences)
     )
-    resolved = NOW if event is Event.RESOLVED else None
+    resolved = NOW if event is IncidentEvent.RESOLVED else None
     return Notice(event, Incident("1f3a", kind, NOW - 60, members, NOW, frozenset(), resolved))
 
 
@@ -100,10 +100,13 @@ def of_the_schema(body: dict[str, Any]) -> None:
 
 
 @given(
-    st.lists(TEXTS, min_size=1, max_size=40), TEXTS, st.sampled_from(Event), st.sampled_from(Kind)
+    st.lists(TEXTS, min_size=1, max_size=40),
+    TEXTS,
+    st.sampled_from(IncidentEvent),
+    st.sampled_from(Kind),
 )
 def test_every_body_is_within_limits_of_its_form(
-    sentences: list[str], subject: str, event: Event, kind: Kind
+    sentences: list[str], subject: str, event: IncidentEvent, kind: Kind
 ) -> None:
     made = message(*sentences, subject=subject, event=event, kind=kind)
     within_the_limits_of_slack(slack(made))
@@ -125,7 +128,7 @@ def test_alert_states_causes_durations_and_advice() -> None:
         "• org/a1 has none, too. (for 1m 30s)",
         "Check its name, its files and the memory (`ndif status`), and `ndif deploy` it again.",
     ]
-    over = message("org/a has no files.", event=Event.RESOLVED)
+    over = message("org/a has no files.", event=IncidentEvent.RESOLVED)
     assert over.headline == "Resolved: A model could not be loaded: org/a"
     assert (over.severity, over.advice, over.lines[-1]) == ("info", "", "It took 1m.")
 

@@ -47,7 +47,7 @@ from ndif.schema.answer import adapter, from_plain
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_file import to_entry
 from ndif.schema.deployment_settings import DeploymentChange, differences
-from ndif.schema.job_state import OWN_TRACE, Jobs, Queues, Trace
+from ndif.schema.job_state import OWN_TRACE, JobList, Queues, Trace
 from ndif.schema.server_state import ServerState
 from ndif.stores.accounts import Accounts, OpenAccounts
 from ndif.stores.broker import MemoryBroker
@@ -130,7 +130,7 @@ class Table:
             case GetQueue():
                 return from_plain(Queues, await self.queue())
             case GetJobs():
-                return from_plain(Jobs, example_of(Jobs))
+                return from_plain(JobList, example_of(JobList))
             case GetTrace(job_id=job_id):
                 return from_plain(Trace, {**OWN_TRACE, "id": job_id, "user": "ada"})
             case GetUsage(by=by, since=since):

@@ -18,7 +18,7 @@ from ndif.cluster.models import Models
 from ndif.control.state import node_state
 from ndif.host.device_errors import MOST, REST_S, WITHIN_S, DeviceErrors, DeviceFailure, Withdrawal
 from ndif.host.evaluation import Measured
-from ndif.host.port import DeviceError, Progress, Respond, ServedModel
+from ndif.host.port import FailedDeviceError, Progress, Respond, ServedModel
 from ndif.placement.cluster import Cluster
 from ndif.placement.node import Node
 from ndif.placement.replica import PlacedReplica
@@ -134,7 +134,7 @@ class OnBadGpus:
     async def start(self, progress: Progress) -> None:
         if self._bad:
             self.ended.set()
-            raise DeviceError("it did not load", DeviceFailure(ECC))
+            raise FailedDeviceError("it did not load", DeviceFailure(ECC))
 
     def dies(self, failure: DeviceFailure | None) -> None:
         self.device_failure = failure

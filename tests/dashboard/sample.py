@@ -27,7 +27,7 @@ from ndif.gateway.results import ResponseRoute, ResultRoute
 from ndif.host.runtimes import Runtimes
 from ndif.schema.answer import from_plain
 from ndif.schema.deployment import OperationError
-from ndif.schema.job_state import Jobs, Trace
+from ndif.schema.job_state import JobList, Trace
 from ndif.schema.public_state import NextState
 from ndif.schema.status import Status
 from ndif.stores.accounts import FileAccounts
@@ -399,7 +399,7 @@ class Laboratory:
         """Perform what users ask for."""
         match operation:
             case GetJobs():
-                return from_plain(Jobs, {"jobs": self.jobs})
+                return from_plain(JobList, {"jobs": self.jobs})
             case GetTrace(job_id=job_id, user=user):
                 for job in self.jobs:
                     if job["id"] == job_id and job["user"] == user:

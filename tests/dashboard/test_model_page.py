@@ -26,7 +26,7 @@ from ndif.gateway.open_channels import OpenChannels
 from ndif.host.runtimes import Runtimes
 from ndif.runtime.structure import describe_structure
 from ndif.schema.deployment import DeploymentConfig
-from ndif.schema.public_state import History, NextState, PublicState
+from ndif.schema.public_state import JobHistory, NextState, PublicState
 from ndif.schema.structure import ModelStructure, read_structure
 from ndif.stores.accounts import OpenAccounts
 from ndif.stores.broker import MemoryBroker
@@ -92,7 +92,7 @@ def application(models: Models, runtimes: Path) -> Starlette:
             nodes=[],
             problems=[],
             schedule=[],
-            history=History(since=0.0, step_s=300.0, intervals=[]),
+            history=JobHistory(since=0.0, step_s=300.0, intervals=[]),
         )
         return NextState(name="1", state=nothing)
 

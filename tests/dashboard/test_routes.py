@@ -15,7 +15,7 @@ import pytest
 from ndif.config.settings import Settings
 from ndif.dashboard import events
 from ndif.dashboard.access import mode_of
-from ndif.dashboard.pages import Pages
+from ndif.dashboard.pages import DashboardFiles
 from ndif.server.embedded import Operator
 from tests.dashboard.sample import KEY, RUNNING, USER, Laboratory, served
 from tests.security.serving import gateway
@@ -166,10 +166,10 @@ def test_static_files_are_immutable_and_page_is_revalidated(url: str) -> None:
         sent += len(plain.content)
     assert sent <= MOST_BYTES
     for missing in (
-        places[0].replace(Pages().version, "0" * 16),
-        f"/static/{Pages().version}/index.html",
-        f"/static/{Pages().version}/%2e%2e/pages.py",
-        f"/static/{Pages().version}/vendor/preact.LICENSE",
+        places[0].replace(DashboardFiles().version, "0" * 16),
+        f"/static/{DashboardFiles().version}/index.html",
+        f"/static/{DashboardFiles().version}/%2e%2e/pages.py",
+        f"/static/{DashboardFiles().version}/vendor/preact.LICENSE",
     ):
         assert get(url + missing).status_code == 404
 

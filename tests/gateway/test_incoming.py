@@ -34,7 +34,7 @@ from ndif.gateway.connections import limited
 from ndif.gateway.envelope_wire import WebSocketSubscriptions
 from ndif.gateway.header_wire import SocketIoSubscriptions
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
-from ndif.gateway.incoming import Incoming, IncomingFullError, Unfinished
+from ndif.gateway.incoming import Incoming, IncomingCount, IncomingFullError
 from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.quota import Quota
 from ndif.gateway.submit import SubmitRoute
@@ -170,7 +170,7 @@ def is_gone(server: Gateway, session: str) -> bool:
     return session not in server.broker._subscriptions
 
 
-def unfinished(limit: int, *addresses: str) -> list[Unfinished]:
+def unfinished(limit: int, *addresses: str) -> list[IncomingCount]:
     incoming = Incoming(Settings().model_copy(update={"max_incoming_bytes": limit}))
     return [incoming.message(each) for each in addresses]
 

@@ -21,7 +21,7 @@ from ndif.gateway.metrics import MetricsRoute
 from ndif.schema.deployment import OperationError
 from ndif.server.gateway_process import create
 from ndif.server.process_config import ProcessConfig
-from ndif.stores.accounts import AccountsAwayError
+from ndif.stores.accounts import AccountsUnavailableError
 from ndif.stores.objects import ObjectStoreError
 from tests.clients.harness import LocalServer
 from tests.gateway.test_bad_input import send_old
@@ -104,7 +104,8 @@ async def test_metrics_report_missing_leader() -> None:
 
 
 @pytest.mark.parametrize(
-    "problem", [ObjectStoreError("it is away"), asyncio.TimeoutError(), AccountsAwayError("gone")]
+    "problem",
+    [ObjectStoreError("it is away"), asyncio.TimeoutError(), AccountsUnavailableError("gone")],
 )
 @on_loop
 async def test_metrics_report_unavailable_store(problem: Exception) -> None:

@@ -19,12 +19,12 @@ from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import connect as connect_sync
 
 from ndif.config.settings import Settings
-from ndif.control.answers import Usage
+from ndif.control.answers import UsageReport
 from ndif.control.operations import GetUsage, Operation
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.quota import Quota
 from ndif.schema.deployment import OperationError
-from ndif.schema.limits import Limits
+from ndif.schema.limits import KeyLimits
 from ndif.server.embedded import Operator
 from ndif.stores.accounts import Account, tier_with
 from ndif.stores.accounts.sql.database import Database
@@ -203,12 +203,12 @@ class UsageOf:
         self.ran_s: float | None = 0.0
         self.asked: list[Operation] = []
 
-    async def perform(self, operation: Operation) -> Usage:
+    async def perform(self, operation: Operation) -> UsageReport:
         self.asked.append(operation)
         if self.ran_s is None:
             raise OperationError(503, "it is away")
         total = UsageTotal(name="day", jobs=1, errors=0, execution_s=self.ran_s, result_bytes=0)
-        return Usage(by="day", since=None, usage=[total])
+        return UsageReport(by="day", since=None, usage=[total])
 
 
 def quota_of(usage: UsageOf, **settings: Any) -> Quota:
@@ -241,12 +241,12 @@ async def test_execution_time_per_day_is_limited() -> None:
 
 def test_tier_limits_override_server_limits_and_null_removes_them() -> None:
     settings = Settings(max_requests_per_minute=5, max_unfinished_jobs=7)
-    server = Limits(requests_per_minute=5, unfinished_jobs=7, queue_depth=10_000, channels=1000)
-    assert Limits.of(settings, {}) == server
+    server = KeyLimits(requests_per_minute=5, unfinished_jobs=7, queue_depth=10_000, channels=1000)
+    assert KeyLimits.of(settings, {}) == server
     own = {"requests_per_minute": None, "request_bytes": "1KiB"}
     changed = {**server.model_dump(exclude_unset=True), **own}
-    assert Limits.of(settings, own) == Limits.model_validate(changed)
+    assert KeyLimits.of(settings, own) == KeyLimits.model_validate(changed)
     # Invalid limits in the database are ignored.
-    assert Limits.of(settings, {"colour": "red"}) == server
+    assert KeyLimits.of(settings, {"colour": "red"}) == server
     quota = quota_of(UsageOf(), max_unfinished_jobs=7)
-    assert quota.limits_of(Account("host 10.0.0.1")) == Limits(queue_depth=10_000)
+    assert quota.limits_of(Account("host 10.0.0.1")) == KeyLimits(queue_depth=10_000)

@@ -15,7 +15,7 @@ from ndif.host.device_errors import DeviceFailure
 from ndif.host.execution import announce
 from ndif.host.port import (
     ActorError,
-    DeviceError,
+    FailedDeviceError,
     Progress,
     ReplicaEvictedError,
     ReplicaLostError,
@@ -60,7 +60,7 @@ class Waiting:
         if self._fails:
             self.ended.set()
             if self.device_failure is not None:
-                raise DeviceError(FAILS, self.device_failure)
+                raise FailedDeviceError(FAILS, self.device_failure)
             raise ActorError(FAILS)
         self.model = MODEL
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ndif.host.channel import Channel
-from ndif.runtime.frames import Channel as BlockingChannel
+from ndif.host.channel import AsyncFrameChannel
+from ndif.runtime.frames import FrameChannel as BlockingChannel
 from ndif.runtime.frames import pack
 from ndif.runtime.messages import Signal, Spill
 from ndif.schema.payload import PayloadFile
@@ -42,7 +42,7 @@ def test_frames_of_all_sizes_arrive_whole_and_in_order(play: Play, seed: int) ->
                 time_passes(dice.choice((0.0, 0.0005, 0.002)))
 
     async def scene() -> None:
-        ours, theirs = Channel.pair()
+        ours, theirs = AsyncFrameChannel.pair()
         writing = threading.Thread(target=write, args=(theirs,))
         writing.start()
         waits = random.Random(seed + 1000)
@@ -68,7 +68,7 @@ def test_body_is_read_from_its_file_and_missing_file_closes_channel(
         for is_lost in (False, True):
             file = PayloadFile.create(tmp_path)
             file.append(content)
-            ours, theirs = Channel.pair()
+            ours, theirs = AsyncFrameChannel.pair()
             reading = asyncio.create_task(asyncio.to_thread(BlockingChannel(theirs).receive))
             if is_lost:
                 file.discard()
@@ -93,7 +93,7 @@ def test_truncated_file_closes_channel(play: Play, tmp_path: Path) -> None:
         file = PayloadFile.create(tmp_path)
         file.append(bytes(2 << 20))
         os.truncate(file.path, 1 << 20)
-        ours, theirs = Channel.pair()
+        ours, theirs = AsyncFrameChannel.pair()
         with contextlib.closing(ours), theirs:
             await ours.send(Signal.UPLOAD, file)
             with pytest.raises(EOFError, match="cut off"):
@@ -104,7 +104,7 @@ def test_truncated_file_closes_channel(play: Play, tmp_path: Path) -> None:
 
 def test_unread_frames_block_their_writer(play: Play) -> None:
     async def scene() -> None:
-        ours, theirs = Channel.pair()
+        ours, theirs = AsyncFrameChannel.pair()
         theirs.setblocking(False)
         reading = asyncio.create_task(ours.receive(lambda _: 0))
         theirs.send(pack(Spill(0), 0))
@@ -130,7 +130,7 @@ def test_unread_frames_block_their_writer(play: Play) -> None:
 
 def test_cancelled_read_loses_no_frame(play: Play) -> None:
     async def scene() -> None:
-        ours, theirs = Channel.pair()
+        ours, theirs = AsyncFrameChannel.pair()
         for n in range(20):
             reading = asyncio.create_task(ours.receive(lambda _: 0))
             await asyncio.sleep(0)
@@ -146,7 +146,7 @@ def test_cancelled_read_loses_no_frame(play: Play) -> None:
 
 def test_peer_that_closes_with_unread_data_is_detected(play: Play) -> None:
     async def scene() -> None:
-        ours, theirs = Channel.pair()
+        ours, theirs = AsyncFrameChannel.pair()
         theirs.sendall(pack(Signal.UPLOAD, 0) + pack(Signal.FILE, 9000) + bytes(9000))
         await ours.send(Signal.PING)
         theirs.close()
@@ -162,7 +162,7 @@ def test_peer_that_closes_with_unread_data_is_detected(play: Play) -> None:
 
 def test_hang_up_ends_pending_and_later_reads(play: Play) -> None:
     async def scene() -> None:
-        ours, theirs = Channel.pair()
+        ours, theirs = AsyncFrameChannel.pair()
         reading = asyncio.create_task(ours.receive(lambda _: 0))
         await asyncio.sleep(0)
         ours.hang_up()

@@ -15,7 +15,7 @@ import pytest
 from ndif.cluster.ray.actors import RayModelActor
 from ndif.cluster.remote_actor import MoveAnswer, ReplicaOrder
 from ndif.host.device_errors import DeviceFailure, device_failure
-from ndif.host.port import ActorError, DeviceError
+from ndif.host.port import ActorError, FailedDeviceError
 from ndif.host.runtimes import Runtime
 from ndif.runtime.typed_json import from_json, to_json
 from ndif.schema.deployment import DeploymentConfig
@@ -83,7 +83,7 @@ async def test_load_failure_caused_by_gpu_reports_device_failure(
     tiny_gpt2: Path, tmp_path: Path
 ) -> None:
     served = a_replica(tiny_gpt2, saying(f"AcceleratorError: {ECC}", tmp_path))
-    with pytest.raises(DeviceError) as caught:
+    with pytest.raises(FailedDeviceError) as caught:
         await served.start()
     assert caught.value.failure == DeviceFailure(ECC)
     assert ECC in str(caught.value)
@@ -96,7 +96,7 @@ async def test_other_load_failure_reports_no_device_failure(
     served = a_replica(tiny_gpt2, saying("CUDA error: out of memory", tmp_path))
     with pytest.raises(ActorError) as caught:
         await served.start()
-    assert not isinstance(caught.value, DeviceError)
+    assert not isinstance(caught.value, FailedDeviceError)
 
 
 @on_loop
@@ -131,7 +131,7 @@ async def test_node_reports_failed_gpu_to_leader() -> None:
     answer = from_json(MoveAnswer, await replica.start())
     assert answer == MoveAnswer(error=FAILS, device=DeviceFailure(ECC, 2))
     actor = RayModelActor("name", lambda: None, cast(JobSender, None), {})
-    with pytest.raises(DeviceError) as caught:
+    with pytest.raises(FailedDeviceError) as caught:
         await actor._came_up(answer)
     assert caught.value.failure == DeviceFailure(ECC, 2)
 

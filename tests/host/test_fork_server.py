@@ -24,7 +24,7 @@ from ndif.host.fork_server import ForkedProcess, ForkServers, Process, StartedPr
 from ndif.host.model_process import ModelProcess, ModelProcessError
 from ndif.host.runtimes import Runtime
 from ndif.host.shared_weights import SharedWeights
-from ndif.runtime.frames import Channel
+from ndif.runtime.frames import FrameChannel
 from ndif.runtime.messages import StartModule
 from ndif.runtime.process.fork_server import STATUS
 from ndif.runtime.spec import ModelSpec, UntrustedSettings
@@ -199,7 +199,7 @@ def test_forked_process_has_imports_one_thread_and_no_cuda(untrusted: bool) -> N
         status, its_status = socket.socketpair()
         channel, its_channel = socket.socketpair()
         request = StartModule("ndif.runtime")
-        Channel(ours).send(request, fds=[its_status.fileno(), 2, its_channel.fileno()])
+        FrameChannel(ours).send(request, fds=[its_status.fileno(), 2, its_channel.fileno()])
         for each in (its_status, its_channel):
             each.close()
         (pid,) = STATUS.unpack(status.recv(STATUS.size))

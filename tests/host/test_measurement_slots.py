@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ndif.host.measurement_slots import Turns
+from ndif.host.measurement_slots import MeasurementSlots
 from ndif.tasks import end
 from tests.on_loop import on_virtual_loop
 from tests.waiting import virtual_time_passes
@@ -42,7 +42,7 @@ class Bench:
 
 @on_virtual_loop
 async def test_concurrency_is_limited_and_all_work_ends() -> None:
-    bench, turns = Bench(), Turns(3, 10)
+    bench, turns = Bench(), MeasurementSlots(3, 10)
     names = [str(number) for number in range(20)]
     ended = await asyncio.gather(*(turns.run("a", bench.work(name, 0.001)) for name in names))
     assert (ended, bench.began, bench.most) == (names, names, 3)
@@ -50,7 +50,7 @@ async def test_concurrency_is_limited_and_all_work_ends() -> None:
 
 @on_virtual_loop
 async def test_owner_with_many_tasks_does_not_starve_another() -> None:
-    bench, turns = Bench(), Turns(2, 10)
+    bench, turns = Bench(), MeasurementSlots(2, 10)
     many = [
         asyncio.create_task(turns.run("many", bench.work(f"many {number}", 0.01)))
         for number in range(20)
@@ -63,7 +63,7 @@ async def test_owner_with_many_tasks_does_not_starve_another() -> None:
 
 @on_virtual_loop
 async def test_long_work_yields_to_waiting_work_and_still_completes() -> None:
-    bench, turns = Bench(), Turns(2, FIRST_S)
+    bench, turns = Bench(), MeasurementSlots(2, FIRST_S)
     long = [
         asyncio.create_task(turns.run(f"long {number}", bench.work("long", LONG_S)))
         for number in range(4)
@@ -80,7 +80,7 @@ async def test_long_work_yields_to_waiting_work_and_still_completes() -> None:
 
 @on_virtual_loop
 async def test_long_work_is_not_interrupted_while_no_work_waits() -> None:
-    bench, turns = Bench(), Turns(2, FIRST_S)
+    bench, turns = Bench(), MeasurementSlots(2, FIRST_S)
     both = [turns.run("a", bench.work(name, LONG_S)) for name in ("one", "two")]
     assert await asyncio.gather(*both) == ["one", "two"]
     assert bench.began == ["one", "two"]
@@ -88,7 +88,7 @@ async def test_long_work_is_not_interrupted_while_no_work_waits() -> None:
 
 @on_virtual_loop
 async def test_failed_and_cancelled_work_frees_its_slot() -> None:
-    bench, turns = Bench(), Turns(1, 10)
+    bench, turns = Bench(), MeasurementSlots(1, 10)
 
     async def fail() -> None:
         raise ValueError("a reason")

@@ -48,9 +48,9 @@ from ndif.host.execution import announce
 from ndif.host.job import (
     TRANSITIONS,
     WAITING,
-    Event,
-    IllegalTransitionError,
     Component,
+    IllegalTransitionError,
+    JobEvent,
     Stored,
     next_state,
 )
@@ -109,8 +109,8 @@ def test_every_state_is_reachable_and_queue_can_end_every_live_state() -> None:
         assert bool(following) is not state.terminal, "an end has nothing after it"
         if not state.terminal:
             # In every live state, the queue can end a request and give it back.
-            assert next_state(state, Event.FAIL, Component.QUEUE) is Status.ERROR
-            assert next_state(state, Event.GIVE_BACK, Component.QUEUE) in WAITING
+            assert next_state(state, JobEvent.FAIL, Component.QUEUE) is Status.ERROR
+            assert next_state(state, JobEvent.GIVE_BACK, Component.QUEUE) in WAITING
 
 
 def test_ended_request_leaves_no_garbage(tmp_path: Path) -> None:
@@ -153,17 +153,19 @@ def test_only_terminal_transitions_store_end() -> None:
 @pytest.mark.parametrize(
     ("state", "event", "by"),
     [
-        (Status.COMPLETED, Event.FAIL, Component.QUEUE),
-        (Status.ERROR, Event.COMPLETE, Component.REPLICA),
-        (Status.COMPLETED, Event.START, Component.REPLICA),
-        (Status.RUNNING, Event.WAIT, Component.QUEUE),
-        (Status.QUEUED, Event.COMPLETE, Component.QUEUE),
-        (Status.RECEIVED, Event.DISPATCH, Component.QUEUE),
-        (Status.QUEUED, Event.PROVISION, Component.REPLICA),
-        (None, Event.CLAIM, Component.GATEWAY),
+        (Status.COMPLETED, JobEvent.FAIL, Component.QUEUE),
+        (Status.ERROR, JobEvent.COMPLETE, Component.REPLICA),
+        (Status.COMPLETED, JobEvent.START, Component.REPLICA),
+        (Status.RUNNING, JobEvent.WAIT, Component.QUEUE),
+        (Status.QUEUED, JobEvent.COMPLETE, Component.QUEUE),
+        (Status.RECEIVED, JobEvent.DISPATCH, Component.QUEUE),
+        (Status.QUEUED, JobEvent.PROVISION, Component.REPLICA),
+        (None, JobEvent.CLAIM, Component.GATEWAY),
     ],
 )
-def test_illegal_transition_is_rejected(state: Status | None, event: Event, by: Component) -> None:
+def test_illegal_transition_is_rejected(
+    state: Status | None, event: JobEvent, by: Component
+) -> None:
     with pytest.raises(IllegalTransitionError, match=event.value):
         next_state(state, event, by)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ndif.config.groups import MiB
 from ndif.config.settings import Settings
 from ndif.host import runner_pool
-from ndif.host.channel import Channel
+from ndif.host.channel import AsyncFrameChannel
 from ndif.host.model_process import ModelProcessError
 from ndif.host.runner_handle import RunnerError, RunnerHandle
 from ndif.host.runner_pool import (
@@ -54,7 +54,7 @@ class Zygote:
     async def fork(self) -> RunnerHandle:
         if self.gone:
             raise ModelProcessError("the model process ended")
-        channel, theirs = Channel.pair()
+        channel, theirs = AsyncFrameChannel.pair()
         runner = RunnerHandle(f"runner {len(self.runners)}", channel)
         self.runners.append(runner)
         self.ends.append(theirs)

@@ -10,21 +10,21 @@ import pytest
 
 from ndif.host.channel import ProtocolError
 from ndif.host.runner_protocol import (
+    FrameLimits,
     LimitError,
-    Limits,
     NoLiveClientError,
     RunnerProtocol,
     steps_of,
 )
 from ndif.runtime.frames import MAX_TEXT, unpack
 from ndif.runtime.messages import (
-    AnswersTogether,
     Error,
     Forked,
     Message,
     Returned,
     RunReport,
-    RunTogether,
+    SharedRunOrder,
+    SharedRunResults,
     Signal,
     Spill,
     Spilled,
@@ -45,14 +45,22 @@ PATHS: dict[str, list[str]] = {
     "during": ["idle", "running"],
     "spilling": ["running", "log", "spill"],
 }
-STRANGE = ["run together", "forked", "verified", "failed", "file", "upload", "answers together"]
+STRANGE = [
+    "shared run order",
+    "forked",
+    "verified",
+    "failed",
+    "file",
+    "upload",
+    "shared run results",
+]
 EVERY = sorted(BEFORE | DURING | SPILLING | set(STRANGE))
 REPORT = RunReport(1, ())
 MESSAGES: dict[str, Message] = {
     kind_of(each): each
     for each in (
         *(*Signal, Spill(1), Spilled(REPORT), Returned(True, REPORT), Error(REPORT)),
-        *(RunTogether(()), Forked("runner", 1), Verified(0), AnswersTogether((), REPORT)),
+        *(SharedRunOrder(()), Forked("runner", 1), Verified(0), SharedRunResults((), REPORT)),
     )
 }
 
@@ -85,7 +93,7 @@ def a_protocol(
     is_hybrid: bool = True,
     state: str = "during",
 ) -> RunnerProtocol:
-    limits = Limits(log_bytes, log_lines_per_s, streamed_bytes, frame_bytes=1000)
+    limits = FrameLimits(log_bytes, log_lines_per_s, streamed_bytes, frame_bytes=1000)
     protocol = RunnerProtocol(limits, is_hybrid=is_hybrid, clock=clock or Clock())
     for kind in PATHS[state]:
         protocol.accept(of(kind), b"")
@@ -116,7 +124,7 @@ def test_only_allowed_frames_are_accepted_in_each_state(state: str, kind: str) -
 
 @pytest.mark.parametrize("kind", ["stream", "await upload"])
 def test_polling_client_gets_no_hybrid_frames(kind: str) -> None:
-    limits = Limits(1000, 1000, 1000, 1000)
+    limits = FrameLimits(1000, 1000, 1000, 1000)
     protocol = RunnerProtocol(limits, is_hybrid=True, has_live_client=False, clock=Clock())
     protocol.accept(of("running"), b"")
     protocol.accept(of("log"), b"x")

@@ -7,8 +7,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from ndif.probe.history import Histories, History
-from ndif.probe.outcome import Outcome, Value
+from ndif.probe.history import Histories, ProbeHistory
+from ndif.probe.outcome import ProbeOutcome, Value
 from ndif.probe.probe import Target
 from ndif.probe.prober import Prober, Watched
 from ndif.schema.answer import to_plain
@@ -26,29 +26,29 @@ from ndif.stores.accounts.port import Caller
 TARGET = Target("org/name", None, "text-generation", "0.8")
 OLDER = replace(TARGET, generation="0.7")
 VALUE = Value((3,), "float32", 1e-3, (1.0, 2.0, 3.0), (2, 1))
-OK = Outcome(ProbeKind.OK, seconds=0.25, value=VALUE)
+OK = ProbeOutcome(ProbeKind.OK, seconds=0.25, value=VALUE)
 WATCHED = Watched(TARGET, serves=False, problem=None, withdrawals=0, trust_remote_code=False)
 
 
 def test_up_share_counts_only_up_and_down_outcomes() -> None:
-    history = History()
+    history = ProbeHistory()
     assert history.public(0.0) is None
     for kind in (ProbeKind.LOADING, ProbeKind.UNSUPPORTED):
-        history.note(Outcome(kind), 1.0)
+        history.note(ProbeOutcome(kind), 1.0)
     assert history.public(1.0) == PublicProbe(
         outcome=ProbeKind.UNSUPPORTED, at=1.0, seconds=None, up=None, up_share=None, probes=0
     )
     history.note(OK, 2.0)
     history.note(OK, 3.0)
-    history.note(Outcome(ProbeKind.TIMEOUT, "No value came."), 4.0)
-    history.note(Outcome(ProbeKind.LOADING), 5.0)
+    history.note(ProbeOutcome(ProbeKind.TIMEOUT, "No value came."), 4.0)
+    history.note(ProbeOutcome(ProbeKind.LOADING), 5.0)
     assert history.public(5.0) == PublicProbe(
         outcome=ProbeKind.LOADING, at=5.0, seconds=None, up=False, up_share=0.6667, probes=3
     )
 
 
 def test_history_is_bounded_by_age_and_number() -> None:
-    history = History()
+    history = ProbeHistory()
     for second in range(2000):
         history.note(OK, float(second))
     now = history.public(2000.0)
@@ -63,7 +63,7 @@ def test_first_value_holds_for_all_generations_until_model_is_evicted() -> None:
     histories = Histories(now=lambda: 10.0)
     histories.of(TARGET).note(OK, 1.0)
     histories.of(OLDER).note(
-        Outcome(ProbeKind.WRONG, "Another.", value=replace(VALUE, tokens=())), 2.0
+        ProbeOutcome(ProbeKind.WRONG, "Another.", value=replace(VALUE, tokens=())), 2.0
     )
     assert histories.first_of(OLDER) is VALUE
     assert histories.of(TARGET, withdrawals=1).first is None
@@ -86,7 +86,7 @@ def prober(**fields: float) -> Prober:
 def test_model_that_does_not_serve_is_not_traced(tmp_path: Path) -> None:
     """No runtime could send a trace."""
 
-    async def look(one: Watched, prober: Prober) -> Outcome:
+    async def look(one: Watched, prober: Prober) -> ProbeOutcome:
         return await prober.look(one, tmp_path)
 
     patient, hasty = prober(), prober(loading_s=0.0)
@@ -96,7 +96,7 @@ def test_model_that_does_not_serve_is_not_traced(tmp_path: Path) -> None:
     assert late.kind is ProbeKind.DOWN
     assert re.fullmatch(r"The model has been loading for .+\.", late.reason)
     broken = asyncio.run(look(replace(WATCHED, problem="There is no room."), patient))
-    assert broken == Outcome(ProbeKind.DOWN, "There is no room.")
+    assert broken == ProbeOutcome(ProbeKind.DOWN, "There is no room.")
     foreign = asyncio.run(look(replace(WATCHED, serves=True, trust_remote_code=True), patient))
     assert (foreign.kind, foreign.failed) == (ProbeKind.UNSUPPORTED, False)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ndif.host.runtimes import Runtime
-from ndif.probe.outcome import Outcome
+from ndif.probe.outcome import ProbeOutcome
 from ndif.probe.probe import Target, probe, variables_of_client
 from ndif.schema.states import ProbeKind
 from tests.waiting import PATIENCE_S
@@ -37,7 +37,7 @@ def test_probe_client_gets_proxy_settings_but_no_secrets(monkeypatch: pytest.Mon
     assert {**here, **way}.items() <= elsewhere.items()
 
 
-def outcome(interpreter: Path, timeout_s: float = PATIENCE_S) -> Outcome:
+def outcome(interpreter: Path, timeout_s: float = PATIENCE_S) -> ProbeOutcome:
     """Return the outcome of a probe by a program that stands for an interpreter."""
     asked = probe(TARGET, runtime(str(interpreter)), HERE, "key", Path("/none"), timeout_s)
     return asyncio.run(asked)
@@ -52,7 +52,7 @@ def program(folder: Path, text: str) -> Path:
 
 def test_probe_client_that_ends_without_answer_is_error_with_reason(tmp_path: Path) -> None:
     ended = outcome(program(tmp_path, "echo first >&2; echo 'it broke' >&2; exit 1"))
-    assert ended == Outcome(ProbeKind.ERROR, "The client ended without an answer: it broke")
+    assert ended == ProbeOutcome(ProbeKind.ERROR, "The client ended without an answer: it broke")
     assert outcome(program(tmp_path, "echo nonsense")).kind is ProbeKind.ERROR
     endless = outcome(program(tmp_path, "cat /dev/zero"))
     assert endless.kind is ProbeKind.ERROR
@@ -79,5 +79,5 @@ def test_child_processes_of_probe_client_end_with_it(tmp_path: Path) -> None:
         listener.start()
         found = outcome(program(tmp_path, f'{sys.executable} -c "{child}" & wait'), timeout_s=5.0)
         listener.join(PATIENCE_S)
-    assert found == Outcome(ProbeKind.TIMEOUT, "No value came within 5s.")
+    assert found == ProbeOutcome(ProbeKind.TIMEOUT, "No value came within 5s.")
     assert heard == [b"here", b""]

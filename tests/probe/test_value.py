@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ndif.probe.outcome import Outcome, Value
+from ndif.probe.outcome import ProbeOutcome, Value
 from ndif.probe.probe import Target
 from ndif.probe.trace import _value, _why_wrong
 from ndif.schema.states import ProbeKind
@@ -116,19 +116,19 @@ def test_different_numbers_or_shape_are_reported() -> None:
 
 
 def test_outcome_is_wrong_if_it_differs_from_first_value() -> None:
-    ok = Outcome(ProbeKind.OK, seconds=0.5, value=value(1))
+    ok = ProbeOutcome(ProbeKind.OK, seconds=0.5, value=value(1))
     assert ok.against(None) is ok
     assert ok.against(value(1)) is ok
     wrong = ok.against(value(2))
     assert (wrong.kind, wrong.failed, wrong.seconds) == (ProbeKind.WRONG, True, 0.5)
-    refused = Outcome(ProbeKind.ERROR, "It was refused.")
+    refused = ProbeOutcome(ProbeKind.ERROR, "It was refused.")
     assert refused.against(value()) is refused
 
 
 @pytest.mark.parametrize("kind", ProbeKind)
 def test_only_ok_loading_and_unsupported_outcomes_have_not_failed(kind: ProbeKind) -> None:
     fine = (ProbeKind.OK, ProbeKind.LOADING, ProbeKind.UNSUPPORTED)
-    assert Outcome(kind).failed is (kind not in fine)
+    assert ProbeOutcome(kind).failed is (kind not in fine)
 
 
 def test_target_label_contains_revision() -> None:

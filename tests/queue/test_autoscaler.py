@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ndif.queue.autoscaler import (
     Autoscaler,
     Bounds,
-    Observation,
+    QueueLoad,
     ScalingState,
     desired,
     median_wait,
@@ -25,12 +25,12 @@ from tests.fuzzing import examples
 BOUNDS = Bounds(least=1, most=4, target_wait_s=30, idle_s=300, cooldown_s=60, backoff_s=30)
 
 
-def long_wait(replicas: int, **kwargs: bool) -> Observation:
-    return Observation(replicas, busy=replicas, waiting=9, waited_s=99.0, **kwargs)
+def long_wait(replicas: int, **kwargs: bool) -> QueueLoad:
+    return QueueLoad(replicas, busy=replicas, waiting=9, waited_s=99.0, **kwargs)
 
 
-def nobody(replicas: int) -> Observation:
-    return Observation(replicas, busy=0)
+def nobody(replicas: int) -> QueueLoad:
+    return QueueLoad(replicas, busy=0)
 
 
 # Up
@@ -42,7 +42,7 @@ def test_long_wait_adds_one_replica() -> None:
 
 def test_wait_within_target_adds_no_replica() -> None:
     scaler = Autoscaler(BOUNDS, 1)
-    assert scaler.step(Observation(1, busy=1, waiting=9, waited_s=29.0), 0.0) == 1
+    assert scaler.step(QueueLoad(1, busy=1, waiting=9, waited_s=29.0), 0.0) == 1
 
 
 def test_replicas_are_added_one_per_cooldown() -> None:
@@ -65,7 +65,7 @@ def test_autoscaler_waits_for_loading_replica() -> None:
 def test_first_request_scales_up_from_zero() -> None:
     scaler = Autoscaler(replace(BOUNDS, least=0), 0)
     assert scaler.step(nobody(0), 0.0) == 0
-    assert scaler.step(Observation(0, busy=0, waiting=1), 5.0) == 1
+    assert scaler.step(QueueLoad(0, busy=0, waiting=1), 5.0) == 1
 
 
 # Down
@@ -81,8 +81,8 @@ def test_idle_replicas_are_removed_one_by_one() -> None:
     assert changes == {300: 2, 610: 1}
 
 
-@pytest.mark.parametrize("moment", [Observation(2, busy=2), Observation(2, busy=1, waiting=1)])
-def test_one_busy_observation_keeps_replica(moment: Observation) -> None:
+@pytest.mark.parametrize("moment", [QueueLoad(2, busy=2), QueueLoad(2, busy=1, waiting=1)])
+def test_one_busy_observation_keeps_replica(moment: QueueLoad) -> None:
     scaler = Autoscaler(BOUNDS, 2)
     for now in range(0, 3000, 100):
         assert scaler.step(nobody(2) if now % 200 else moment, float(now)) == 2
@@ -158,7 +158,7 @@ def test_refusal_can_keep_replicas_below_minimum() -> None:
 def test_lost_replica_is_requested_again() -> None:
     scaler = Autoscaler(BOUNDS, 3)
     for now in range(5):
-        assert scaler.step(Observation(2, busy=2), float(now)) == 3
+        assert scaler.step(QueueLoad(2, busy=2), float(now)) == 3
 
 
 # Bounds
@@ -230,7 +230,7 @@ def test_bounds_backoff_and_cooldown_hold_for_any_history(
     for gap, busy, waiting, waited_s, answer in moments:
         now += gap
         before = wanted
-        seen = Observation(replicas, min(busy, replicas), waiting, waited_s, refused)
+        seen = QueueLoad(replicas, min(busy, replicas), waiting, waited_s, refused)
         wanted = scaler.step(seen, now)
         if refused:
             too_many, until = before, scaler.state.refused_until
@@ -262,7 +262,7 @@ def test_idle_autoscaler_settles_at_minimum(
     now = 0.0
     for gap, busy, waiting, waited_s, _ in moments:
         now += gap
-        replicas = scaler.step(Observation(replicas, min(busy, replicas), waiting, waited_s), now)
+        replicas = scaler.step(QueueLoad(replicas, min(busy, replicas), waiting, waited_s), now)
     counts = []
     for _ in range(9 * 16 + 9):
         now += bounds.idle_s
@@ -291,7 +291,7 @@ def test_autoscaler_converges_under_constant_load(
     for step in range(4_000):
         line = max(line + (load - ready) * every_s / runs_s, 0.0)
         waiting = math.ceil(line - 1e-9)
-        seen = Observation(
+        seen = QueueLoad(
             ready,
             busy=ready if waiting else min(math.ceil(load), ready),
             waiting=waiting,
@@ -327,7 +327,7 @@ def test_random_fluctuation_of_load_rarely_changes_replicas(load: float, runs_s:
         while arrivals and max(free[0], arrivals[0]) < now:
             start = max(heapq.heappop(free), arrivals.pop(0))
             heapq.heappush(free, start + dice.expovariate(1 / runs_s))
-        seen = Observation(
+        seen = QueueLoad(
             len(free),
             busy=sum(end > now for end in free),
             waiting=len(arrivals),

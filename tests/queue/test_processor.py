@@ -1109,7 +1109,7 @@ async def test_job_of_disconnected_client_is_cancelled(tmp_path: Path) -> None:
 async def test_briefly_disconnected_client_waits_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its gateway lost the connection to the broker."""
+    """The request's gateway lost the connection to the broker."""
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         first, away, third = [await line.join() for _ in range(3)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone, tzinfo
 from zoneinfo import ZoneInfo
 
-from ndif.schedule.expansion import DEFAULT_LIMITS, Expansion, Limits, expand
+from ndif.schedule.expansion import DEFAULT_LIMITS, Expansion, ExpansionLimits, expand
 from ndif.schedule.schedule import Schedule, make_schedule
 from ndif.schedule.source import AHEAD, BEHIND
 from ndif.schema.deployment import DeploymentConfig
@@ -244,7 +244,7 @@ def read(
     *,
     now: datetime,
     zone: tzinfo = UTC,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: ExpansionLimits = DEFAULT_LIMITS,
 ) -> Schedule:
     """Return the schedule of a calendar, expanded in this process."""
     content = text.encode(errors="surrogateescape")

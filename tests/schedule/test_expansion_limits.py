@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 
-from ndif.schedule.expansion import CalendarError, Expansion, Limits
+from ndif.schedule.expansion import CalendarError, Expansion, ExpansionLimits
 from tests.fuzzing import dice, examples
 from tests.schedule.calendars import (
     APPLE,
@@ -57,7 +57,7 @@ def _garbage_collection_takes_no_time() -> Iterator[None]:
 def test_no_recurrence_rule_hangs(rule: str) -> None:
     text = calendar(once(f"RRULE:{rule}"), once(uid="good", summary="org/good"))
     began = time.process_time()
-    schedule = read(text, now=NOW, limits=Limits(series_cpu_s=0.1))
+    schedule = read(text, now=NOW, limits=ExpansionLimits(series_cpu_s=0.1))
     assert time.process_time() - began < 3
     assert len(schedule.problems) <= 1
     # A rule within the limits has few occurrences.
@@ -71,7 +71,7 @@ def test_no_recurrence_rule_hangs(rule: str) -> None:
     ("rule", "too_often"), [("SECONDLY", True), ("MINUTELY", True), ("HOURLY", False)]
 )
 def test_rule_that_repeats_too_often_is_reported(rule: str, too_often: bool) -> None:
-    limits = Limits(series_cpu_s=0.8 if too_often else 30)
+    limits = ExpansionLimits(series_cpu_s=0.8 if too_often else 30)
     problems = read(calendar(once(f"RRULE:FREQ={rule}")), now=NOW, limits=limits).problems
     sentence = "The event 'org/model' of 2026-10-05 repeats too often to be followed."
     assert problems == ((sentence,) if too_often else ())
@@ -80,7 +80,9 @@ def test_rule_that_repeats_too_often_is_reported(rule: str, too_often: bool) -> 
 def test_old_series_is_expanded() -> None:
     old = once("RRULE:FREQ=HOURLY;INTERVAL=2", uid="a", summary="org/a").replace("2026", "2001")
     older = once("RRULE:FREQ=DAILY", uid="b", summary="org/b").replace("2026", "1901")
-    schedule = read(calendar(old, older), now=NOW, limits=Limits(series_cpu_s=60, all_cpu_s=60))
+    schedule = read(
+        calendar(old, older), now=NOW, limits=ExpansionLimits(series_cpu_s=60, all_cpu_s=60)
+    )
     assert schedule.problems == ()
     assert len(spans(schedule, "org/a")) in range(430 * 12, 431 * 12)
     assert len(spans(schedule, "org/b")) == 431
@@ -88,7 +90,7 @@ def test_old_series_is_expanded() -> None:
 
 def test_calendar_with_many_rules_does_not_hang() -> None:
     minutely = [once("RRULE:FREQ=MINUTELY", uid=f"{n}", summary=f"org/{n}") for n in range(300)]
-    limits = Limits(series_cpu_s=0.2, all_cpu_s=0.9)
+    limits = ExpansionLimits(series_cpu_s=0.2, all_cpu_s=0.9)
     began = time.process_time()
     schedule = read(calendar(*minutely), now=NOW, limits=limits)
     assert time.process_time() - began < 5
@@ -98,7 +100,7 @@ def test_calendar_with_many_rules_does_not_hang() -> None:
 
 def test_events_beyond_occurrence_limit_are_skipped() -> None:
     daily = [once("RRULE:FREQ=DAILY", uid=f"{n}", summary=f"org/{n}") for n in range(5)]
-    schedule = read(calendar(*daily), now=NOW, limits=Limits(occurrences=900))
+    schedule = read(calendar(*daily), now=NOW, limits=ExpansionLimits(occurrences=900))
     assert schedule.problems == (
         "The calendar repeats too much: 2 of its events are not looked at.",
     )
@@ -126,7 +128,7 @@ def test_time_zone_with_hostile_rule_does_not_affect_other_event(rule: str) -> N
     slow = event("DTSTART;TZID=Slow:20261005T090000", "DTEND;TZID=Slow:20261005T100000", uid="s")
     text = calendar(zone, slow, once(uid="good", summary="org/good"))
     began = time.process_time()
-    schedule = read(text, now=NOW, limits=Limits(series_cpu_s=0.3))
+    schedule = read(text, now=NOW, limits=ExpansionLimits(series_cpu_s=0.3))
     assert time.process_time() - began < 3
     assert len(schedule.problems) <= 2
     assert len(spans(schedule, "org/good")) == 1

@@ -25,7 +25,7 @@ from starlette.routing import Mount
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from ndif.host.evaluation import EvaluationError, Evaluator
 from ndif.host.fork_server import ForkServers, Process
-from ndif.host.measurement_slots import Turns
+from ndif.host.measurement_slots import MeasurementSlots
 from ndif.host.runtimes import Runtime
 from ndif.runtime.measure import _confine
 from ndif.runtime.process.children import fork
@@ -297,7 +297,7 @@ async def test_many_at_once_are_few_processes_and_hold_up_no_other_owner(site: S
     slow = site.folder("slow")
     changed(slow, **LAYERS)
     honest = site.publish("good/model", site.folder("good"))
-    async with an_evaluator(site, _reading=Turns(4, 0.5)) as evaluate:
+    async with an_evaluator(site, _reading=MeasurementSlots(4, 0.5)) as evaluate:
         attacks = []
         for number in range(12):
             copy = shutil.copytree(slow, slow.with_name(f"slow-{number}"), copy_function=os.link)

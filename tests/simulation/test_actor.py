@@ -18,7 +18,7 @@ from ndif.schema.states import DeploymentLevel
 from ndif.schema.status import Status
 from ndif.simulation import virtual_time
 from ndif.simulation.actor import SimulatedActor
-from ndif.simulation.journal import Journal, Usage
+from ndif.simulation.journal import Journal, NodeUsage
 from ndif.simulation.trace import TraceRequest
 from ndif.simulation.world import read
 from tests.waiting import virtual_time_passes as elapse
@@ -35,13 +35,13 @@ NODE = WORLD.nodes[0].id
 SIZE = 8 * 10**9
 REQUEST = Request(VARIANT.model, "0.8", Wire.ENVELOPE, b"", False, "", id="0")
 
-Scene = Callable[[ModelActor, Usage], Coroutine[Any, Any, None]]
+Scene = Callable[[ModelActor, NodeUsage], Coroutine[Any, Any, None]]
 
 
-def play(scene: Scene, run_s: float = 5.0, *, on_cpu: bool = False) -> Usage:
+def play(scene: Scene, run_s: float = 5.0, *, on_cpu: bool = False) -> NodeUsage:
     """Play a scene with a replica on two GPUs, and its usage until the end."""
 
-    async def main() -> Usage:
+    async def main() -> NodeUsage:
         journal = Journal([TraceRequest(0.0, VARIANT.model, "ada", run_s)])
         gpus = {} if on_cpu else {0: 10**10, 1: 10**10}
         place = PlacedReplica(
@@ -74,7 +74,7 @@ def no_progress(done: int, total: int) -> None:
 def test_each_step_takes_its_time_and_holds_what_it_holds() -> None:
     times = []
 
-    async def scene(replica: ModelActor, usage: Usage) -> None:
+    async def scene(replica: ModelActor, usage: NodeUsage) -> None:
         seen: list[tuple[int, int]] = []
         await replica.start(lambda done, total: seen.append((done, total)))
         assert seen == [(0, SIZE), (SIZE, SIZE)]
@@ -102,7 +102,7 @@ def test_each_step_takes_its_time_and_holds_what_it_holds() -> None:
 
 
 def test_a_warm_one_that_is_ended_was_dropped() -> None:
-    async def scene(replica: ModelActor, usage: Usage) -> None:
+    async def scene(replica: ModelActor, usage: NodeUsage) -> None:
         await replica.start(no_progress)
         await replica.to_cache()
         await replica.stop()
@@ -113,7 +113,7 @@ def test_a_warm_one_that_is_ended_was_dropped() -> None:
 
 @pytest.mark.parametrize("leave", ["to_cache", "stop"])
 def test_whoever_runs_when_it_leaves_is_told_so(leave: str) -> None:
-    async def scene(replica: ModelActor, usage: Usage) -> None:
+    async def scene(replica: ModelActor, usage: NodeUsage) -> None:
         await replica.start(no_progress)
         running = asyncio.ensure_future(replica.run(REQUEST, ignore))
         await elapse(2)
@@ -127,7 +127,7 @@ def test_whoever_runs_when_it_leaves_is_told_so(leave: str) -> None:
 
 
 def test_what_is_cancelled_is_an_error_with_the_reason() -> None:
-    async def scene(replica: ModelActor, usage: Usage) -> None:
+    async def scene(replica: ModelActor, usage: NodeUsage) -> None:
         await replica.start(no_progress)
         replica.cancel("nobody runs")
         running = asyncio.ensure_future(replica.run(REQUEST, ignore))
@@ -142,7 +142,7 @@ def test_what_is_cancelled_is_an_error_with_the_reason() -> None:
 
 
 def test_what_runs_longer_than_its_model_lets_it_is_ended() -> None:
-    async def scene(replica: ModelActor, usage: Usage) -> None:
+    async def scene(replica: ModelActor, usage: NodeUsage) -> None:
         await replica.start(no_progress)
         response = await replica.run(REQUEST, ignore)
         assert response.status is Status.ERROR
@@ -153,7 +153,7 @@ def test_what_runs_longer_than_its_model_lets_it_is_ended() -> None:
 
 
 def test_one_that_is_ended_while_it_loads_holds_nothing_more() -> None:
-    async def scene(replica: ModelActor, usage: Usage) -> None:
+    async def scene(replica: ModelActor, usage: NodeUsage) -> None:
         loading = asyncio.ensure_future(replica.start(no_progress))
         await elapse(6)
         loading.cancel()
@@ -167,7 +167,7 @@ def test_one_that_is_ended_while_it_loads_holds_nothing_more() -> None:
 
 
 def test_on_the_cpu_it_keeps_its_memory_and_takes_longer() -> None:
-    async def scene(replica: ModelActor, usage: Usage) -> None:
+    async def scene(replica: ModelActor, usage: NodeUsage) -> None:
         await replica.start(no_progress)
         await replica.run(REQUEST, ignore)
         assert now() == 18 + 5 * WORLD.speeds.cpu_slowdown

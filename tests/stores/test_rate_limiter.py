@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ndif.stores.rate_limiter import Rates, RatesAwayError, Windows
+from ndif.stores.rate_limiter import Rates, RatesUnavailableError, Windows
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
 
@@ -44,7 +44,7 @@ async def test_a_window_may_be_longer_than_a_minute(url: str) -> None:
 
 @on_loop
 async def test_a_redis_that_is_away_is_said(redis: RedisServer) -> None:
-    with pytest.raises(RatesAwayError):
+    with pytest.raises(RatesUnavailableError):
         await Rates("redis://127.0.0.1:1").take("a", 20)
 
 

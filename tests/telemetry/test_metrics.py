@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from ndif.gateway.openapi import example_of
 from ndif.schema.answer import from_plain
 from ndif.schema.job_record import JobRecord
-from ndif.schema.server_state import Gpu, Memory, ModelState, ServerState
+from ndif.schema.server_state import GpuState, MemoryState, ModelState, ServerState
 from ndif.schema.step import RUNNER, Step
 from ndif.stores.disk import disk_usage
 from ndif.telemetry import metrics, state
@@ -78,8 +78,8 @@ STATE = replace(
         replace(
             EXAMPLE.nodes[0],
             name="here",
-            gpus=[Gpu(bytes=80, free_bytes=30, uuid="x", withdrawn=True)],
-            cpu=Memory(bytes=1000, free_bytes=400),
+            gpus=[GpuState(bytes=80, free_bytes=30, uuid="x", withdrawn=True)],
+            cpu=MemoryState(bytes=1000, free_bytes=400),
         )
     ],
     models=[

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ndif.telemetry.endpoint import Endpoint
-from ndif.telemetry.shipper import RefusedError, Shipper, ShippingPolicy, UnavailableError
+from ndif.telemetry.shipper import RefusedBatchError, Shipper, ShippingPolicy, UnavailableError
 from tests.services.process import free_port
 from tests.telemetry.store import HANGS, HANGS_UP, SPEAKS_NO_HTTP, Store
 from tests.telemetry.test_metrics import sample
@@ -128,7 +128,7 @@ def test_a_batch_that_is_refused_is_dropped_and_told_once(
     destination = Destination()
     with shipping("picky", destination) as shipper:
         for number, error in enumerate(
-            (RefusedError("bad form"), ZeroDivisionError("a defect")), 1
+            (RefusedBatchError("bad form"), ZeroDivisionError("a defect")), 1
         ):
             destination.error = error
             shipper.put(0)

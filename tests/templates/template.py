@@ -75,7 +75,7 @@ class ForkServer(fork_server.ForkServer):
         """Be a template; serve in each fork, on the channel of its stand-in."""
         [channel] = Template().serve()
         self._control.socket.close()
-        control = fork_server.Channel(socket.socket(fileno=channel))
+        control = fork_server.FrameChannel(socket.socket(fileno=channel))
         _RealForkServer(control, Programs(self._programs)).serve()
 
 

@@ -67,7 +67,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AlertLimits:
     """Limits that an operator sets."""
 
     queue_s: float = 300.0
@@ -120,7 +120,7 @@ def _difference(last: Mapping[str, float], first: Mapping[str, float]) -> Mappin
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class ServerObservation:
     """The state of a server at one moment."""
 
     at: float
@@ -145,7 +145,7 @@ class Findings:
     """Causes that may or may not hold, such as those of a model that is being reloaded."""
 
 
-def find(seen: Observation, limits: Limits) -> Findings:
+def find(seen: ServerObservation, limits: AlertLimits) -> Findings:
     """Return the causes that a server's state shows."""
     undecided: set[Key] = set()
     causes = [
@@ -175,20 +175,20 @@ _AWAY = {
 }
 
 
-def _stores(seen: Observation) -> Iterator[Cause]:
+def _stores(seen: ServerObservation) -> Iterator[Cause]:
     for store, does_answer in seen.stores.items():
         if not does_answer:
             yield Cause(Kind.STORE_AWAY, store, _AWAY[store], seen.at)
 
 
-def _nodes(seen: Observation) -> Iterator[Cause]:
+def _nodes(seen: ServerObservation) -> Iterator[Cause]:
     there = {node.name for node in seen.server.nodes}
     for name, last in seen.nodes.items():
         if name not in there and seen.at - last < _NODE_S:
             yield Cause(Kind.NODE_LOST, name, f"The machine {name} is no longer there.", last)
 
 
-def _disk(seen: Observation, limits: Limits, undecided: set[Key]) -> Iterator[Cause]:
+def _disk(seen: ServerObservation, limits: AlertLimits, undecided: set[Key]) -> Iterator[Cause]:
     key = Key(Kind.DISK, "results")
     if seen.disk is None:
         undecided.add(key)
@@ -202,7 +202,7 @@ def _disk(seen: Observation, limits: Limits, undecided: set[Key]) -> Iterator[Ca
         undecided.add(key)
 
 
-def _models(seen: Observation, undecided: set[Key]) -> Iterator[Cause]:
+def _models(seen: ServerObservation, undecided: set[Key]) -> Iterator[Cause]:
     for model in seen.server.models:
         subject = model.subject
         states = [replica.state for replica in model.replicas]
@@ -241,7 +241,7 @@ def _probe(subject: str, probe: Probe, undecided: set[Key]) -> Iterator[Cause]:
     yield Cause(Kind.PROBE, subject, _quoted(said), probe.at)
 
 
-def _queues(seen: Observation, limits: Limits, undecided: set[Key]) -> Iterator[Cause]:
+def _queues(seen: ServerObservation, limits: AlertLimits, undecided: set[Key]) -> Iterator[Cause]:
     loading = {model.subject for model in seen.server.models if _is_loading(model)}
     ended = seen.counts.within(limits.queue_s).ended
     for queue in seen.waits:
@@ -262,7 +262,7 @@ def _queues(seen: Observation, limits: Limits, undecided: set[Key]) -> Iterator[
             yield Cause(Kind.QUEUE_STUCK, subject, f"{jobs} for {subject}, and none runs.", since)
 
 
-def _counted(seen: Observation, limits: Limits) -> Iterator[Cause]:
+def _counted(seen: ServerObservation, limits: AlertLimits) -> Iterator[Cause]:
     jobs = seen.counts.within(ERRORS_WITHIN_S)
     for model, ended in jobs.ended.items():
         failed = jobs.failed.get(model, 0.0)

@@ -24,7 +24,7 @@ _MOST_OVER = 50
 """Maximum ended causes that an open incident still names."""
 
 
-class Event(str, Enum):
+class IncidentEvent(str, Enum):
     """Reasons for a message."""
 
     OPENED = "opened"
@@ -78,7 +78,7 @@ class Incident:
 class Notice:
     """A message to send: an incident and its latest event."""
 
-    event: Event
+    event: IncidentEvent
     incident: Incident
 
 
@@ -145,7 +145,7 @@ def step(
     for incident in incidents:
         event = _event(incident, now, timing)
         if event is not None:
-            resolved = now if event is Event.RESOLVED else None
+            resolved = now if event is IncidentEvent.RESOLVED else None
             told = replace(incident, told=now, told_keys=incident.holding, resolved=resolved)
             notices.append(Notice(event, told))
             incident = told
@@ -217,16 +217,16 @@ def _with(
     return [*incidents, Incident(new_id(), kind, now, members, now, frozenset())]
 
 
-def _event(incident: Incident, now: float, timing: Timing) -> Event | None:
+def _event(incident: Incident, now: float, timing: Timing) -> IncidentEvent | None:
     """Return the reason to report an incident now; None if there is none."""
     if not incident.holding:
-        return Event.RESOLVED
+        return IncidentEvent.RESOLVED
     if not incident.told_keys:
-        return Event.OPENED
+        return IncidentEvent.OPENED
     if now - incident.told >= timing.repeat_s:
-        return Event.REPEATED
+        return IncidentEvent.REPEATED
     if incident.holding != incident.told_keys and now - incident.told >= _CHANGED_S:
-        return Event.CHANGED
+        return IncidentEvent.CHANGED
     return None
 
 

@@ -13,7 +13,7 @@ from email.utils import formatdate
 from string import Template
 from typing import Final
 
-from ndif.alerts.incidents import Event, Incident, Member, Notice
+from ndif.alerts.incidents import Incident, IncidentEvent, Member, Notice
 from ndif.config.mail_template import split_template
 from ndif.config.units import format_duration
 from ndif.delivery.mail import new_mail
@@ -133,10 +133,10 @@ ABOUT = {
 }
 
 _WORDS = {
-    Event.OPENED: "",
-    Event.CHANGED: "Changed: ",
-    Event.REPEATED: "Still: ",
-    Event.RESOLVED: "Resolved: ",
+    IncidentEvent.OPENED: "",
+    IncidentEvent.CHANGED: "Changed: ",
+    IncidentEvent.REPEATED: "Still: ",
+    IncidentEvent.RESOLVED: "Resolved: ",
 }
 
 
@@ -145,7 +145,7 @@ class Message:
     """A message to the operator, not yet in the form of a destination."""
 
     event: str
-    """An `Event`, `digest` or `test`."""
+    """An `IncidentEvent`, `digest` or `test`."""
     severity: str
     at: float
     server: str
@@ -165,7 +165,7 @@ def about(notice: Notice, server: str, now: float) -> Message:
     """Return the message about an incident."""
     incident = notice.incident
     kind = ABOUT[incident.kind]
-    is_over = notice.event is Event.RESOLVED
+    is_over = notice.event is IncidentEvent.RESOLVED
     headline = f"{_WORDS[notice.event]}{kind.title}"
     subjects = list(dict.fromkeys(each.cause.subject for each in incident.members))
     if incident.kind is not Kind.PROBLEM:

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 from prometheus_client import Counter
 
 from ndif.alerts import digest, incidents
-from ndif.alerts.causes import Counts, Increases, Limits, Observation, find, nodes_seen
+from ndif.alerts.causes import AlertLimits, Counts, Increases, ServerObservation, find, nodes_seen
 from ndif.alerts.delivery import AlertDelivery, open_destinations
-from ndif.alerts.incidents import Book, Event, SavedBook, Timing
+from ndif.alerts.incidents import Book, IncidentEvent, SavedBook, Timing
 from ndif.alerts.messages import Message, about, described, digest_message, test_message
 from ndif.config.settings import Settings
 from ndif.schema.alerts import Alerts as AlertsAnswer
@@ -31,7 +31,7 @@ from ndif.stores.disk import disk_usage
 from ndif.stores.events import EventLog, Kind
 from ndif.stores.persisted_state import SavedState
 from ndif.stores.ping import Ping, ask
-from ndif.stores.usage import UsageAwayError, UsageStore
+from ndif.stores.usage import UsageStore, UsageUnavailableError
 from ndif.tasks import end, within
 from ndif.telemetry import metrics
 
@@ -43,9 +43,9 @@ _PATIENCE_S = 4.0
 _STOP_S = 2.0
 """Maximum seconds for which a stopping server waits for its alerts to be saved."""
 
-_NOTED: Mapping[Event, Kind] = {
-    Event.OPENED: "alert opened",
-    Event.RESOLVED: "alert resolved",
+_NOTED: Mapping[IncidentEvent, Kind] = {
+    IncidentEvent.OPENED: "alert opened",
+    IncidentEvent.RESOLVED: "alert resolved",
 }
 
 Look = Callable[[], Awaitable[tuple[ServerState, Sequence[Problem], Sequence[QueueWait]]]]
@@ -86,7 +86,7 @@ class Alerts:
         self._folder = folder
         self._now = now
         self._server = urlsplit(settings.public_url).netloc or socket.gethostname()
-        self._limits = Limits(
+        self._limits = AlertLimits(
             settings.alert_queue_s, settings.alert_error_rate, settings.alert_disk_free
         )
         self._timing = Timing(settings.alert_after_s, settings.alert_repeat_s)
@@ -146,7 +146,7 @@ class Alerts:
         server, problems, waits = await look()
         now = self._now()
         self._counts.note(now, counted())
-        seen = Observation(
+        seen = ServerObservation(
             now,
             server,
             problems,
@@ -179,7 +179,7 @@ class Alerts:
         self._digest_day = digest.day_of(local)
         try:
             jobs = await usage.recent(None, digest.MOST_JOBS)
-        except UsageAwayError as error:
+        except UsageUnavailableError as error:
             logger.warning("the digest has no jobs: %s", error)
             jobs = None
         past = (*self._book.over, *self._book.open)

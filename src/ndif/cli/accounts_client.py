@@ -9,7 +9,7 @@ from ndif.cli.server_client import (
     CommandError,
     NoServerHereError,
     NotFoundError,
-    RefusedError,
+    RefusedCommandError,
     ServerClient,
     connect,
     options,
@@ -57,7 +57,7 @@ def _perform(_: type[T], name: str, fields: dict[str, Any]) -> T:
     from ndif.control.account_operations import ACCOUNT_OPERATIONS, perform_on
     from ndif.control.operations import parse_operation
     from ndif.schema.deployment import OperationError
-    from ndif.stores.accounts import AccountsAwayError, open_accounts
+    from ndif.stores.accounts import AccountsUnavailableError, open_accounts
 
     kind = next(kind for kind in ACCOUNT_OPERATIONS if kind.name == name)
     accounts = open_accounts(options())
@@ -72,9 +72,9 @@ def _perform(_: type[T], name: str, fields: dict[str, Any]) -> T:
     try:
         return asyncio.run(perform())
     except OperationError as error:
-        kind_of = NotFoundError if error.status == _NOT_FOUND_HTTP else RefusedError
+        kind_of = NotFoundError if error.status == _NOT_FOUND_HTTP else RefusedCommandError
         raise kind_of(str(error)) from error
-    except AccountsAwayError as error:
+    except AccountsUnavailableError as error:
         raise CommandError(f"The database of API keys does not answer: {error}.") from error
 
 

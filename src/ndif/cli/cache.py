@@ -13,7 +13,7 @@ from ndif.cli.server_client import (
     CommandError,
     NoServerHereError,
     NotFoundError,
-    RefusedError,
+    RefusedCommandError,
     connect,
     options,
     with_options_of,
@@ -128,7 +128,7 @@ def remove(kept: Kept, as_json: bool, name: str) -> None:
         raise NotFoundError(f"{name!r} is not in {state.folder}; `ndif cache list` lists what is.")
     for one in found:
         if (why := _state_of(one, kept)) is not None:
-            raise RefusedError(f"{one.name!r} stays in the cache: it is {why}.")
+            raise RefusedCommandError(f"{one.name!r} stays in the cache: it is {why}.")
     _delete(state, found, as_json)
 
 

@@ -18,7 +18,7 @@ from ndif.config.units import format_duration
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from ndif.control.answers import Outcome, Outcomes
+    from ndif.control.answers import DeployedModel, Outcomes
 
 _POLL_S = 0.5
 
@@ -232,7 +232,7 @@ def report(answer: Outcomes, as_json: bool, *, state: str) -> None:
         raise CommandError("\n".join(failed))
 
 
-def _outcome(model: Outcome, state: str) -> Iterator[str]:
+def _outcome(model: DeployedModel, state: str) -> Iterator[str]:
     name = model.repo_id
     if model.changes:
         yield f"{name}: {', '.join(map(str, model.changes))}."

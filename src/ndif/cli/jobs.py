@@ -16,7 +16,7 @@ from ndif.cli.server_client import (
     CommandError,
     NoServerError,
     NotFoundError,
-    RefusedError,
+    RefusedCommandError,
     ServerClient,
     options,
     read,
@@ -101,10 +101,10 @@ def result(server: ServerClient, as_json: bool, job_id: str, output: Path) -> No
     found = whole_id(server, job_id)
     try:
         response = server.get(f"/response/{found}")
-    except RefusedError as error:
+    except RefusedCommandError as error:
         if server.is_user:
             raise
-        raise RefusedError(
+        raise RefusedCommandError(
             f"The result of job {found} is its user's alone: give the key that sent it, with --key or in "
             "NDIF_API_KEY."
         ) from error

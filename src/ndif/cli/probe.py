@@ -20,7 +20,7 @@ from ndif.launch.waiting import waiting_for
 
 if TYPE_CHECKING:
     from ndif.host.runtimes import Runtime
-    from ndif.probe.outcome import Outcome, Value
+    from ndif.probe.outcome import ProbeOutcome, Value
     from ndif.probe.probe import Target
     from ndif.schema.answer import JsonObject
     from ndif.schema.client_status import ModelStatus
@@ -73,7 +73,7 @@ def command(
     # A model of several replicas has several entries.
     unique = {model.model_key: model for model in deployments.values()}
     chosen = list(_chosen(unique, models))
-    results: list[tuple[Target, Outcome]] = []
+    results: list[tuple[Target, ProbeOutcome]] = []
     first: dict[str, Value] = {}
     with TemporaryDirectory(prefix="ndif-probe-", ignore_cleanup_errors=True) as cache:
         for model in chosen:
@@ -136,20 +136,20 @@ def _probe(
     first: dict[str, Value],
     *,
     timeout_s: float,
-) -> tuple[Target, Outcome]:
+) -> tuple[Target, ProbeOutcome]:
     """Probe a model; `first` collects the first value of each model, from any generation."""
-    from ndif.probe.outcome import Outcome
+    from ndif.probe.outcome import ProbeOutcome
     from ndif.probe.probe import Target, probe
     from ndif.schema.states import ProbeKind, ReplicaState
 
     generation = runtime.generation
     target = Target(model.repo_id, model.revision, model.task, generation)
     if model.trust_remote_code:
-        return target, Outcome(
+        return target, ProbeOutcome(
             ProbeKind.UNSUPPORTED, "Its client would run the repository's own code."
         )
     if model.runtimes.get(generation, model.state) is ReplicaState.DEPLOYING:
-        return target, Outcome(ProbeKind.LOADING, "The model is being loaded.")
+        return target, ProbeOutcome(ProbeKind.LOADING, "The model is being loaded.")
     with waiting_for(f"a trace of {target.label} by nnsight {generation}"):
         outcome = asyncio.run(
             probe(target, runtime, server.url, server.job_key, cache, timeout_s)
@@ -159,7 +159,7 @@ def _probe(
     return target, outcome
 
 
-def _described(target: Target, outcome: Outcome) -> JsonObject:
+def _described(target: Target, outcome: ProbeOutcome) -> JsonObject:
     return {
         "model": target.label,
         "generation": target.generation,
@@ -171,6 +171,6 @@ def _described(target: Target, outcome: Outcome) -> JsonObject:
     }
 
 
-def _row(target: Target, outcome: Outcome) -> tuple[object, ...]:
+def _row(target: Target, outcome: ProbeOutcome) -> tuple[object, ...]:
     took = None if outcome.seconds is None else f"{outcome.seconds * _MS:,.0f} ms"
     return target.label, target.generation, outcome.kind.value, took, outcome.reason

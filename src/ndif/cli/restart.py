@@ -18,7 +18,7 @@ from ndif.cli.main import complete_models
 from ndif.cli.output import show_answer, show_json, variant_name
 from ndif.cli.server_client import (
     CommandError,
-    RefusedError,
+    RefusedCommandError,
     ServerClient,
     connect,
     json_option,
@@ -91,7 +91,7 @@ def _restart_service(name: str, url: str | None, token: str | None, as_json: boo
     from ndif.server.process_config import came_up
 
     if url is not None:
-        raise RefusedError("A service can be restarted on its own machine only.")
+        raise RefusedCommandError("A service can be restarted on its own machine only.")
     folders = run_folders()
     alone = folders.of_service(name).running() if name in STANDALONE else None
     running = alone or folders.running()
@@ -174,7 +174,7 @@ def _restart_process(
 def _restart_server(server: ServerClient, as_json: bool) -> None:
     running = run_folders().running()
     if not server.is_local or running is None:
-        raise RefusedError(
+        raise RefusedCommandError(
             "A server can be restarted on its own machine only; from here, `ndif restart MODEL` restarts "
             "the replicas of a model."
         )

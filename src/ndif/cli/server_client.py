@@ -46,7 +46,7 @@ class NotFoundError(CommandError):
     exit_code = 4
 
 
-class RefusedError(CommandError):
+class RefusedCommandError(CommandError):
     """The server refuses: the token is missing or wrong, or the request is invalid."""
 
     exit_code = 5
@@ -166,7 +166,9 @@ class ServerClient:
             )
         if answer.is_server_error:
             raise CommandError(detail)
-        raise (NotFoundError if answer.status_code == _NOT_FOUND_HTTP else RefusedError)(detail)
+        raise (NotFoundError if answer.status_code == _NOT_FOUND_HTTP else RefusedCommandError)(
+            detail
+        )
 
 
 def read(kind: type[T], content: Any) -> T:

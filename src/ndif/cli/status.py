@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ndif.schema.server_state import (
         BookedWindow,
-        Gpu,
+        GpuState,
         ModelState,
         ReplicaStatus,
         ScheduleState,
@@ -84,7 +84,7 @@ def _machines(server: ServerState) -> Iterator[tuple[object, ...]]:
         )
 
 
-def _device(index: int, gpu: Gpu) -> str:
+def _device(index: int, gpu: GpuState) -> str:
     """Name a GPU by its index and the first characters of its UUID."""
     name = f"GPU {index} ({gpu.uuid[:12]})" if gpu.uuid else f"GPU {index}"
     return f"{name}, withdrawn" if gpu.withdrawn else name

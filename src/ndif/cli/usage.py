@@ -36,7 +36,7 @@ def command(
 
     With an API key those of its user, else, with the operator's token, of all.
     """
-    from ndif.control.answers import Usage
+    from ndif.control.answers import UsageReport
 
     day = None
     if since is not None:
@@ -46,7 +46,7 @@ def command(
         told = server.get(f"/usage?by={by}" + (f"&since={day}" if day else ""))
     else:
         told = server.post("/admin/usage", {"by": by, "since": day})
-    answer = read(Usage, told)
+    answer = read(UsageReport, told)
     if as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow((by, *_COLUMNS[1:]))

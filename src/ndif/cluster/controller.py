@@ -42,7 +42,7 @@ from ndif.cluster.models import Model, Models
 from ndif.cluster.replica import DeploymentError, EvictedError, Lease, Replica
 from ndif.config.units import format_duration
 from ndif.host.device_errors import MOST, WITHIN_S, DeviceErrors, DeviceFailure, Withdrawal
-from ndif.host.port import ActorError, DeviceError
+from ndif.host.port import ActorError, FailedDeviceError
 from ndif.placement.cluster import Cluster, Decision
 from ndif.placement.delta import DeploymentDelta, build
 from ndif.placement.demand import DEFAULT_RULES, Device, PlacementRules
@@ -517,7 +517,7 @@ class Controller:
                 replica.model.load_s[replica.generation] = took_s
             self._came_up(replica)
         except ActorError as error:
-            if isinstance(error, DeviceError):
+            if isinstance(error, FailedDeviceError):
                 self._failed_on(replica, error.failure)
             await self._discover_again()  # a lost node is no fault of the model
             if not replica.is_ending and self._replicas.get(replica.placed.key) is replica:

@@ -18,8 +18,8 @@ from ndif.host.job import LEFT, Job
 from ndif.host.lifecycle import Lifecycle
 from ndif.host.port import (
     ActorError,
-    DeviceError,
     EndedError,
+    FailedDeviceError,
     ModelActor,
     ReplicaEvictedError,
     ReplicaLostError,
@@ -32,7 +32,7 @@ from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.states import DeploymentLevel
 from ndif.stores.broker.encoding import decode_request
-from ndif.stores.broker.port import Broker, BrokerAwayError, BrokerError, ClientLeftError
+from ndif.stores.broker.port import Broker, BrokerError, BrokerUnavailableError, ClientLeftError
 from ndif.stores.broker.signing import PROTOCOL
 from ndif.stores.objects import ObjectStoreError
 from ndif.stores.responder import Responder
@@ -105,7 +105,7 @@ class NodeServices(NamedTuple):
     channel: JobReceiver
 
 
-class Jobs:
+class ReplicaJobs:
     """The jobs that one replica was sent.
 
     Runs them one at a time on the replica's `ModelActor`, leaves their states and ends to a `Lifecycle`,
@@ -193,7 +193,7 @@ class Jobs:
         self._current = job
         try:
             response = await self._lifecycle.dispatch(job, self._actor, self._name)
-        except BrokerAwayError as error:
+        except BrokerUnavailableError as error:
             await self._lifecycle.give_back(job)
             return JobAnswer(None, "away", str(error))
         except (ClientLeftError, EndedError, ReplicaLostError) as error:
@@ -215,14 +215,14 @@ class RemoteActor:
     """One `ModelActor`, served to the current leader.
 
     Each method may be called twice, by one leader or by two, and acts once. Answers are JSON of a type in
-    this file. `Jobs` runs the requests.
+    this file. `ReplicaJobs` runs the requests.
     """
 
     def __init__(self, order: bytes) -> None:
         """Keep the `ReplicaOrder` for the next leader; its place changes with the replica."""
         self._order = from_json(ReplicaOrder, order)
         self._actor: ModelActor | None = None
-        self._jobs: Jobs | None = None
+        self._jobs: ReplicaJobs | None = None
         self._starting: asyncio.Task[bytes] | None = None
         self._progress = (0, 0)
         self._progressed = asyncio.Event()
@@ -277,7 +277,7 @@ class RemoteActor:
             services = await self.prepare()
             place = self._order.place
             self._actor = services.actor
-            self._jobs = Jobs(services, "" if place is None else place.replica_id)
+            self._jobs = ReplicaJobs(services, "" if place is None else place.replica_id)
             self._channel = services.channel
             if self._leader is not None:  # perhaps a newer one by now
                 self._channel.take_from(self._leader)
@@ -374,5 +374,5 @@ class RemoteActor:
 
 def _refused(error: Exception) -> bytes:
     """Return the `MoveAnswer` of a replica that is not HOT."""
-    device = error.failure if isinstance(error, DeviceError) else None
+    device = error.failure if isinstance(error, FailedDeviceError) else None
     return to_json(MoveAnswer(error=str(error), device=device))

@@ -23,7 +23,7 @@ from ndif.errors import problems
 from ndif.schema import account as answers
 from ndif.schema.answer import project
 from ndif.schema.deployment import OperationError
-from ndif.schema.limits import Limits
+from ndif.schema.limits import KeyLimits
 from ndif.stores.accounts import (
     ImportedKey,
     KeysError,
@@ -42,15 +42,15 @@ _Weight = Annotated[float, Field(gt=0, le=1000)]
 def _check_limits(own: dict[str, Any]) -> dict[str, Any]:
     """Return limits as numbers; raise a ValueError that names an invalid one."""
     try:
-        return Limits.model_validate(own).model_dump(exclude_unset=True)
+        return KeyLimits.model_validate(own).model_dump(exclude_unset=True)
     except ValidationError as error:
         first = problems(error)[0]
-        known = f"; there are {', '.join(Limits.model_fields)}" if first.is_unknown else ""
+        known = f"; there are {', '.join(KeyLimits.model_fields)}" if first.is_unknown else ""
         raise ValueError(f"{first.place}: {first.reason}{known}") from error
 
 
 _Limits = Annotated[
-    dict[str, Any], AfterValidator(_check_limits), WithJsonSchema(Limits.model_json_schema())
+    dict[str, Any], AfterValidator(_check_limits), WithJsonSchema(KeyLimits.model_json_schema())
 ]
 """Limits that differ from the server's, by name; null: none."""
 _MAX_EXPIRY_S = 100 * 366 * 86_400

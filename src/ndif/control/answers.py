@@ -47,7 +47,7 @@ class EvictedReplica:
 
 
 @answer()
-class Outcome:
+class DeployedModel:
     """Replicas that one model in one nnsight generation has now."""
 
     repo_id: str
@@ -84,7 +84,7 @@ class Outcome:
 class Outcomes:
     """The outcome for each model."""
 
-    models: list[Outcome]
+    models: list[DeployedModel]
 
 
 @answer()
@@ -153,7 +153,7 @@ class KilledJobs:
         ],
     }
 )
-class Usage:
+class UsageReport:
     """Sums over ended jobs; days are in order, others by their seconds."""
 
     by: Group

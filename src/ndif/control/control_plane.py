@@ -11,7 +11,7 @@ from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import ProvisionResult, ReplicaRequest
 from ndif.cluster.models import Model
 from ndif.cluster.replica import DeploymentError
-from ndif.control.answers import EvictedReplica, Outcome
+from ndif.control.answers import DeployedModel, EvictedReplica
 from ndif.control.overview import Overview
 from ndif.control.reconciler import Reconciler
 from ndif.control.rollout import Rollouts
@@ -171,7 +171,7 @@ class ControlPlane:
 
     async def provide(
         self, requests: Sequence[ReplicaRequest], *, wait: bool, evicted: Sequence[Evicted] = ()
-    ) -> list[Outcome]:
+    ) -> list[DeployedModel]:
         """Ask the controller for replicas and return the outcome of each request.
 
         With `wait`, return once every replica is ready or has failed. `evicted` were evicted beforehand.
@@ -209,14 +209,14 @@ class ControlPlane:
 
 def outcome_of(
     request: ReplicaRequest, result: ProvisionResult, evicted: Sequence[Evicted] = ()
-) -> Outcome:
+) -> DeployedModel:
     """Return the outcome of a request for replicas; `evicted` were evicted beforehand."""
     every = dict.fromkeys((*evicted, *result.evicted))
     problem = result.problem
     if problem is None and request.replicas and not request.withdrawn:
         # A replica that was provided may have failed to load since.
         problem = request.model.problems.get(request.generation)
-    return Outcome(
+    return DeployedModel(
         repo_id=request.model.config.repo_id,
         generation=request.generation,
         replicas=list(result.replica_ids),

@@ -57,13 +57,13 @@ from ndif.schema.deployment_settings import (
     SettingsError,
     differences,
 )
-from ndif.schema.job_state import A_JOB, Jobs, JobState, Queues, Trace
+from ndif.schema.job_state import A_JOB, JobList, JobState, Queues, Trace
 from ndif.schema.model_key import Variant
 from ndif.schema.server_state import ServerState
 from ndif.schema.states import DeploymentLevel
 from ndif.stores.broker import BrokerError
 from ndif.stores.objects import ObjectStoreError
-from ndif.stores.usage import Group, UsageAwayError
+from ndif.stores.usage import Group, UsageUnavailableError
 
 if TYPE_CHECKING:
     # Imported only where alerts are configured.
@@ -253,7 +253,7 @@ class Deploy(Operation):
 
     async def _refusals(
         self, control: ControlPlane, plan: _Plan, leaving: Sequence[Model]
-    ) -> list[answers.Outcome]:
+    ) -> list[answers.DeployedModel]:
         """Return an outcome for each generation in which the model cannot be loaded with its new settings.
 
         `leaving` are the models that will be evicted. The model keeps its old settings if there is any.
@@ -273,7 +273,7 @@ class Deploy(Operation):
                 name, reason = plan.config.repo_id, problem.removesuffix(".")
                 problem = f"{reason}. {name!r} serves on with the settings from before."
             outcomes.append(
-                answers.Outcome(
+                answers.DeployedModel(
                     repo_id=plan.config.repo_id,
                     generation=generation,
                     replicas=[each.placed.replica_id for each in there],
@@ -285,7 +285,7 @@ class Deploy(Operation):
 
     async def _roll_out(
         self, control: ControlPlane, plan: _Plan, evicted: Sequence[Evicted]
-    ) -> list[answers.Outcome]:
+    ) -> list[answers.DeployedModel]:
         if plan.known is None:
             return []
         changes = plan.changes
@@ -304,7 +304,7 @@ class Deploy(Operation):
 
     async def _provide(
         self, control: ControlPlane, plans: Sequence[_Plan], evicted: Sequence[Evicted]
-    ) -> list[answers.Outcome]:
+    ) -> list[answers.DeployedModel]:
         """Request the missing replicas of models in one decision, which places the largest first."""
         models = [(control.controller.models.put(plan.config), plan) for plan in plans]
         pairs = {
@@ -453,7 +453,7 @@ class Scale(Operation):
         models = control.find(self.model)
         control.refuse_scheduled(models)
         requests: list[ReplicaRequest] = []
-        removed: list[answers.Outcome] = []
+        removed: list[answers.DeployedModel] = []
         for model in models:
             generations = self._generations(control, model)
             if not self.replicas and self.generation is None:
@@ -609,11 +609,11 @@ class GetJobs(Operation):
     limit: int = Field(default=100, ge=1, le=1000)
     """Maximum number of those that have ended."""
 
-    async def perform(self, control: ControlPlane) -> Jobs:
+    async def perform(self, control: ControlPlane) -> JobList:
         unfinished = unfinished_jobs(control.dispatcher, self.user)
         ended = await _read(control.usage.recent(self.user, self.limit))
         ids = {job.id for job in unfinished}
-        return Jobs(
+        return JobList(
             jobs=[*unfinished, *(JobState.of(each) for each in ended if each.id not in ids)]
         )
 
@@ -657,13 +657,13 @@ class GetUsage(Operation):
     user: str | None = Field(default=None, pattern=_NO_NUL)
     """The user whose jobs count; None: everybody's."""
 
-    async def perform(self, control: ControlPlane) -> answers.Usage:
+    async def perform(self, control: ControlPlane) -> answers.UsageReport:
         try:
             since = None if self.since is None else date.fromisoformat(self.since)
         except ValueError as error:
             raise OperationError(400, f"There is no day {self.since!r}.") from error
         totals = await _read(control.usage.totals(self.by, since, self.user))
-        return answers.Usage(by=self.by, since=self.since, usage=totals)
+        return answers.UsageReport(by=self.by, since=self.since, usage=totals)
 
 
 class CollectGarbage(Operation):
@@ -688,7 +688,7 @@ class CollectGarbage(Operation):
 async def _read(reading: Awaitable[T]) -> T:
     try:
         return await reading
-    except UsageAwayError as error:
+    except UsageUnavailableError as error:
         raise OperationError(
             503, f"The record of jobs cannot be read now: {error}. Try again in a moment."
         ) from error

@@ -30,7 +30,7 @@ from ndif.schema.client_status import ModelStatus
 from ndif.schema.job_state import OwnJob
 from ndif.schema.public_state import (
     Held,
-    History,
+    JobHistory,
     NextState,
     PublicState,
     ShownGeneration,
@@ -44,7 +44,7 @@ from ndif.schema.public_state import (
 )
 from ndif.schema.server_state import ModelState
 from ndif.schema.states import DeploymentLevel
-from ndif.stores.usage import Interval, UsageAwayError, UsageStore, percentile
+from ndif.stores.usage import Interval, UsageStore, UsageUnavailableError, percentile
 
 logger = logging.getLogger(__name__)
 
@@ -232,11 +232,11 @@ class Overview:
             for node in node_states(self.controller)
         ]
 
-    def _history(self, now: float) -> History:
+    def _history(self, now: float) -> JobHistory:
         """Return the history of jobs over the last hours; intervals without jobs are left out."""
         since = (now - _HISTORY_S) // STEP_S * STEP_S
         self._intervals = {s: each for s, each in self._intervals.items() if s >= since}
-        return History(
+        return JobHistory(
             since=since,
             step_s=STEP_S,
             intervals=[_interval(self._intervals[start]) for start in sorted(self._intervals)],
@@ -256,7 +256,7 @@ class Overview:
         try:
             for interval in await self.usage.history(since, STEP_S):
                 self._intervals[interval.start] = interval
-        except UsageAwayError as error:
+        except UsageUnavailableError as error:
             logger.warning("the dashboard has no course of jobs: %s", error)
         except Exception:
             logger.exception("the dashboard has no course of jobs")

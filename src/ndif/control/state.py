@@ -28,8 +28,8 @@ from ndif.schema.job_state import (
 from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
 from ndif.schema.server_state import (
-    Gpu,
-    Memory,
+    GpuState,
+    MemoryState,
     ModelState,
     NodeState,
     Problem,
@@ -70,11 +70,11 @@ def node_state(node: Node) -> NodeState:
         id=node.id,
         name=node.name,
         gpus=[
-            Gpu(bytes=total, free_bytes=free, uuid=uuid, withdrawn=index in found.withdrawn)
+            GpuState(bytes=total, free_bytes=free, uuid=uuid, withdrawn=index in found.withdrawn)
             for index, (total, free, uuid) in enumerate(gpus)
         ],
         gpu_context_bytes=found.context_bytes,
-        cpu=Memory(bytes=found.cpu_bytes, free_bytes=found.free_cpu_bytes),
+        cpu=MemoryState(bytes=found.cpu_bytes, free_bytes=found.free_cpu_bytes),
     )
 
 

@@ -13,7 +13,7 @@ from ndif.config.settings import Settings
 from ndif.dashboard.access import Access, mode_of
 from ndif.dashboard.events import EventRoutes
 from ndif.dashboard.feed import Feed, Next
-from ndif.dashboard.pages import PAGE, Pages
+from ndif.dashboard.pages import PAGE, DashboardFiles
 from ndif.dashboard.server_facts import ServerFacts
 from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.openapi import ApiRoute
@@ -45,7 +45,7 @@ class Dashboard:
         """
         mode = mode_of(settings, host, places=places)
         self.access = Access(mode, accounts)
-        self.pages = Pages()
+        self.pages = DashboardFiles()
         self._operators_at: tuple[int, ...] | None = ()
         """Ports that have the operator's routes; None for every port."""
         self._feed = Feed(next_state)

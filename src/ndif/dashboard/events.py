@@ -21,11 +21,11 @@ from ndif.dashboard.server_facts import ServerFacts
 from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.open_channels import OpenChannels
-from ndif.gateway.openapi import ApiRoute, Channel, Description, EventsRoute
+from ndif.gateway.openapi import ApiRoute, DescribedChannel, Description, EventsRoute
 from ndif.schema.answer import project
-from ndif.schema.limits import Limits
+from ndif.schema.limits import KeyLimits
 from ndif.schema.public_state import State
-from ndif.stores.accounts import AccountsAwayError, NoSuchKeyError, TooManyGuessesError
+from ndif.stores.accounts import AccountsUnavailableError, NoSuchKeyError, TooManyGuessesError
 from ndif.tasks import end
 
 _BEAT_S = 15.0
@@ -42,7 +42,7 @@ _STATE = Description(
     },
     needs="key",
 )
-_EVENTS = Channel(
+_EVENTS = DescribedChannel(
     "/dashboard/events (the state, live)",
     "Server-sent events. Each is named for a part of what `GET /dashboard/state` answers with and has that "
     "part, whole, as its data: all parts but `server` first, then those that change. `me` tells of the "
@@ -86,7 +86,7 @@ class EventRoutes:
             "known": True,
             "email": account.email,
             "tags": account.tags,
-            "limits": Limits.of(self.settings, account.limits).model_dump(),
+            "limits": KeyLimits.of(self.settings, account.limits).model_dump(),
         }
 
 
@@ -131,7 +131,7 @@ class _EventStream(Response):
         """Return False if the viewer's key was revoked, or an operator's session is over."""
         try:
             viewer = await self._routes.access.viewer(self._http)
-        except AccountsAwayError:
+        except AccountsUnavailableError:
             return True  # the key was valid, and may still be
         except (HttpError, NoSuchKeyError, TooManyGuessesError):
             return False

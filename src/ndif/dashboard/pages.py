@@ -68,7 +68,7 @@ class _File:
     etag: str
 
 
-class Pages:
+class DashboardFiles:
     """The files of the folder `static`, at an address that changes whenever one of them does."""
 
     def __init__(self) -> None:

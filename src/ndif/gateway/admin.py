@@ -28,7 +28,7 @@ from ndif.gateway.openapi import (
     example_of,
     json_response,
 )
-from ndif.gateway.operator import Operator, Operators
+from ndif.gateway.operator import AuthenticatedOperator, Operators
 from ndif.schema.answer import answer
 from ndif.schema.deployment import OperationError
 from ndif.stores.accounts import Registry
@@ -36,7 +36,7 @@ from ndif.stores.events import NoteEvents
 
 _MAX_BODY_BYTES = 4 * 1024**2
 
-Handler = Callable[[Request, Operator], Awaitable[Any]]
+Handler = Callable[[Request, AuthenticatedOperator], Awaitable[Any]]
 
 
 @answer(
@@ -163,12 +163,12 @@ class AdminRoutes:
             ),
         ]
 
-    async def config(self, _: Request, __: Operator) -> dict[str, Any]:
+    async def config(self, _: Request, __: AuthenticatedOperator) -> dict[str, Any]:
         """Answer with the server's settings, and the source of each value."""
         return {"settings": [asdict(variable) for variable in variables(self._settings)]}
 
     def _handler(self, kind: type[Operation]) -> Handler:
-        async def handle(http: Request, operator: Operator) -> Any:
+        async def handle(http: Request, operator: AuthenticatedOperator) -> Any:
             # An operation without fields has no body.
             operation = parse_operation(kind, await _body(http)) if kind.model_fields else kind()
             answer = await self._perform(operation)
@@ -178,7 +178,7 @@ class AdminRoutes:
         return handle
 
     def _account_handler(self, kind: type[AccountOperation]) -> Handler:
-        async def handle(http: Request, operator: Operator) -> Any:
+        async def handle(http: Request, operator: AuthenticatedOperator) -> Any:
             is_query = kind.method == "GET"
             content = dict(http.query_params) if is_query else await _body(http) or b"{}"
             operation = parse_operation(kind, content)
@@ -197,7 +197,7 @@ class AdminRoutes:
         return handle
 
     async def _tell(
-        self, operation: Operation | AccountOperation, answer: Any, operator: Operator
+        self, operation: Operation | AccountOperation, answer: Any, operator: AuthenticatedOperator
     ) -> None:
         if self._note is not None and (events := events_of(operation, answer, operator.by)):
             await self._note(events)

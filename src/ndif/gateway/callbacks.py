@@ -14,8 +14,8 @@ from ndif.gateway.http_error import RETRY_SOON, HttpError
 from ndif.gateway.openapi import ApiRoute, Description
 from ndif.queue.callbacks.guard import (
     CallbackAddressError,
+    CallbackKind,
     CallbackRules,
-    Kind,
     read_address,
 )
 from ndif.queue.callbacks.webhook import signing_secret
@@ -59,7 +59,7 @@ class CallbackRoute:
             found = read_address(address, self.rules.networks)
         except CallbackAddressError as error:
             raise HttpError(400, str(error)) from error
-        if found.kind is Kind.MAIL and not self.settings.sends_mail:
+        if found.kind is CallbackKind.MAIL and not self.settings.sends_mail:
             raise HttpError(400, _NO_MAIL)
         most = self.settings.max_callbacks
         if await self.queue.waiting_of(user) >= most:

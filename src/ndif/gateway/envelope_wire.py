@@ -24,14 +24,14 @@ from ndif.gateway.connections import DOES_NOT_READ, disconnect
 from ndif.gateway.http_error import CLOSE, HttpError, broker_unavailable, no_account
 from ndif.gateway.incoming import MAX_ENVELOPE, IncomingPayload
 from ndif.gateway.open_channels import OpenChannels
-from ndif.gateway.openapi import Channel, LiveRoute
+from ndif.gateway.openapi import DescribedChannel, LiveRoute
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.schema.wires import envelope_fields, envelope_frame
 from ndif.sizes import format_size
 from ndif.stores.accounts import (
     Accounts,
-    AccountsAwayError,
+    AccountsUnavailableError,
     NoSuchKeyError,
     TooManyGuessesError,
 )
@@ -183,7 +183,7 @@ def _too_large() -> HttpError:
     )
 
 
-_CHANNEL = Channel(
+_CHANNEL = DescribedChannel(
     "/subscribe (live updates of nnsight 0.8)",
     "A WebSocket. The API key is in the header `ndif-api-key` of its handshake. The server's first message "
     'is `{"session_id": "…"}`, which the client names in the envelope of each job whose updates it wants '
@@ -232,7 +232,7 @@ class WebSocketSubscriptions:
                 subscription = await self._broker.subscribe(
                     subscription_of(session_id, account.user)
                 )
-            except (NoSuchKeyError, TooManyGuessesError, AccountsAwayError) as error:
+            except (NoSuchKeyError, TooManyGuessesError, AccountsUnavailableError) as error:
                 await _refuse(websocket, no_account(error))
             except BrokerError as error:
                 await _refuse(websocket, broker_unavailable(error))

@@ -18,7 +18,7 @@ from ndif.gateway.connections import DOES_NOT_READ, TAKES_LARGE, disconnect, on_
 from ndif.gateway.envelope_wire import Envelope
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.open_channels import OpenChannels
-from ndif.gateway.openapi import Channel
+from ndif.gateway.openapi import DescribedChannel
 from ndif.gateway.results import is_job_id
 from ndif.gateway.socket_io_channel import Acknowledgements, SocketIoChannel
 from ndif.schema.response import Response
@@ -65,7 +65,7 @@ class _Server(socketio.AsyncServer):  # type: ignore[misc]
             disconnect(self.environ[eio_sid]["asgi.scope"], f"it sends what is no packet: {error}")
 
 
-CHANNEL = Channel(
+CHANNEL = DescribedChannel(
     "/ws/socket.io (live updates of nnsight 0.6 and 0.7)",
     "Socket.IO 5 over a WebSocket (`/ws/socket.io/?EIO=4&transport=websocket`); there is no polling. The "
     "id of the connection, which Socket.IO gives the client, is the `ndif-session_id` of the jobs whose "

@@ -20,7 +20,7 @@ from ndif.gateway.openapi import JSON, Refusal, json_response
 from ndif.gateway.response_headers import NOT_STORED, SAFE
 from ndif.schema.answer import to_json
 from ndif.schema.deployment import OperationError
-from ndif.stores.accounts import AccountsAwayError, NoSuchKeyError, TooManyGuessesError
+from ndif.stores.accounts import AccountsUnavailableError, NoSuchKeyError, TooManyGuessesError
 from ndif.stores.broker import BrokerError, QueueFullError, TooManyJobsError
 from ndif.stores.objects import DiskError, ObjectStoreError
 from ndif.telemetry.request_id import HEADER, current
@@ -95,9 +95,9 @@ def _store_unavailable(_: Request, error: ObjectStoreError) -> HttpError:
     return HttpError(503, detail, RETRY_SOON)
 
 
-def no_account(error: NoSuchKeyError | TooManyGuessesError | AccountsAwayError) -> HttpError:
+def no_account(error: NoSuchKeyError | TooManyGuessesError | AccountsUnavailableError) -> HttpError:
     """Return the answer to a caller whose account is missing or cannot be looked up."""
-    if isinstance(error, AccountsAwayError):  # its message is not for clients
+    if isinstance(error, AccountsUnavailableError):  # its message is not for clients
         return HttpError(
             503,
             "This server cannot reach its database of API keys. Try again in a moment.",
@@ -147,7 +147,7 @@ _HTTP_ERRORS: Mapping[type[Exception], Callable[[Request, Any], HttpError]] = {
     HTTPException: _no_route,
     NoSuchKeyError: lambda _, error: no_account(error),
     TooManyGuessesError: lambda _, error: no_account(error),
-    AccountsAwayError: lambda _, error: no_account(error),
+    AccountsUnavailableError: lambda _, error: no_account(error),
     NotServedError: lambda _, error: HttpError(400, str(error)),
     OperationError: lambda _, error: HttpError(
         error.status, str(error), RETRY_SOON if error.status == 503 else None
@@ -173,7 +173,7 @@ _REASONS: Mapping[int, str] = {
 _REASONS_BY_ERROR: Mapping[type[BaseException], str] = {
     NoSuchKeyError: "key",
     TooManyGuessesError: "guesses",
-    AccountsAwayError: "accounts",
+    AccountsUnavailableError: "accounts",
     OperationError: "unavailable",
     NotServedError: "model",
     TooManyJobsError: "jobs",

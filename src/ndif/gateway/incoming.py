@@ -61,20 +61,20 @@ class Incoming:
         self._in_memory = _Account(min(limit, _IN_MEMORY))
 
     @contextlib.contextmanager
-    def open(self, address: str) -> Iterator[Unfinished]:
+    def open(self, address: str) -> Iterator[IncomingCount]:
         """Yield the byte count of a request from `address`, which is released at the end of the block."""
-        unfinished = Unfinished(address, self._all, self._in_memory)
+        unfinished = IncomingCount(address, self._all, self._in_memory)
         try:
             yield unfinished
         finally:
             unfinished.hold(0, 0)
 
-    def message(self, address: str) -> Unfinished:
+    def message(self, address: str) -> IncomingCount:
         """Return the byte count of a connection's unfinished message, which the connection must release."""
-        return Unfinished(address, self._all, self._in_memory)
+        return IncomingCount(address, self._all, self._in_memory)
 
     async def body(
-        self, http: HttpRequest, unfinished: Unfinished, most: int | None = None
+        self, http: HttpRequest, unfinished: IncomingCount, most: int | None = None
     ) -> AsyncIterator[list[bytes]]:
         """Yield the chunks of a body, in lists of about 256 KiB.
 
@@ -139,7 +139,7 @@ class _Account:
             del self._by_address[address]
 
 
-class Unfinished:
+class IncomingCount:
     """The byte count of one incoming body or message; raises an `IncomingFullError` over the budget."""
 
     def __init__(self, address: str, everything: _Account, in_memory: _Account) -> None:
@@ -169,7 +169,7 @@ class Unfinished:
 class IncomingPayload:
     """A payload while it arrives: in memory up to 1 MiB, then in a file."""
 
-    def __init__(self, create: Callable[[], PayloadFile], unfinished: Unfinished) -> None:
+    def __init__(self, create: Callable[[], PayloadFile], unfinished: IncomingCount) -> None:
         self._create = create
         self._unfinished = unfinished
         self._tail: list[bytearray | memoryview] = []

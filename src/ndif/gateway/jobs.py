@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
-from ndif.control.answers import Usage
+from ndif.control.answers import UsageReport
 from ndif.control.operations import GetJobs, GetTrace, GetUsage, Kill, Operation, Perform
 from ndif.errors import problems
 from ndif.gateway.answers import Cancelled, OwnJobs, OwnTraceAnswer
@@ -23,7 +23,7 @@ from ndif.gateway.http_error import HttpError
 from ndif.gateway.openapi import ApiRoute, Description, Parameter
 from ndif.gateway.results import job_id_of
 from ndif.schema.answer import project
-from ndif.schema.job_state import Jobs, Trace
+from ndif.schema.job_state import JobList, Trace
 from ndif.schema.status import Status
 from ndif.schema.wires import JOB_ID
 from ndif.stores.accounts import Account, Accounts
@@ -132,7 +132,7 @@ class JobRoutes:
         limit = query.get("limit", "100")
         number = int(limit) if _NUMBER.fullmatch(limit) else limit
         asked = _asked(GetJobs, {"user": account.user, "limit": number})
-        answer: Jobs = await self.perform(asked)
+        answer: JobList = await self.perform(asked)
         return OwnJobs(requests=[job.own for job in answer.jobs])
 
     async def trace(self, http: Request) -> OwnTraceAnswer:
@@ -142,12 +142,12 @@ class JobRoutes:
         error, stored = await self._left(found, account)
         return project(OwnTraceAnswer, found, error=error, stored=stored)
 
-    async def usage(self, http: Request) -> Usage:
+    async def usage(self, http: Request) -> UsageReport:
         """Answer with the sums of the caller's jobs that have ended, by model or by day."""
         account, query = await self._known(http), http.query_params
         given = {"by": query.get("by", "model"), "since": query.get("since")}
         asked = _asked(GetUsage, {**given, "user": account.user})
-        found: Usage = await self.perform(asked)
+        found: UsageReport = await self.perform(asked)
         return found
 
     async def cancel(self, http: Request) -> Cancelled:

@@ -25,7 +25,7 @@ from ndif.gateway.operator import CSRF_HEADER, Operators, is_own_page
 from ndif.gateway.sessions import Session
 from ndif.schema.answer import answer
 from ndif.stores.events import Kind, NoteEvents, event
-from ndif.stores.rate_limiter import Rates, RatesAwayError
+from ndif.stores.rate_limiter import Rates, RatesUnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ class LoginRoutes:
         try:
             wait_s = await self.rates.take(f"login {caller}", FROM_ADDRESS, WINDOW_MIN)
             wait_s = wait_s or await self.rates.take("login", IN_ALL, WINDOW_MIN)
-        except RatesAwayError as error:
+        except RatesUnavailableError as error:
             logger.warning("a login is refused: %s", error)
             raise HttpError(
                 503,

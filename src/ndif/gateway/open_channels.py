@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ndif.config.settings import Settings
 from ndif.gateway.http_error import RETRY_SOON, HttpError
-from ndif.schema.limits import Limits
+from ndif.schema.limits import KeyLimits
 from ndif.stores.accounts import Account, Caller
 
 _ADVICE = "Close one, run fewer traces at once, or send jobs with blocking=False, which need none."
@@ -57,6 +57,6 @@ class OpenChannels:
         of_address = self._settings.max_channels_per_address
         limits: dict[str, int | None] = {f"address {caller.name}": of_address}
         if account is not None and account.key:
-            of_key = Limits.of(self._settings, account.limits).channels
+            of_key = KeyLimits.of(self._settings, account.limits).channels
             limits[f"key {account.key}"] = of_key
         return limits

@@ -1,7 +1,7 @@
 """Builds the OpenAPI 3.1 document from the descriptions of the routes.
 
 Each route is described where it is defined. An `ApiRoute` has a `Description` of its one method. A live
-channel has a `Channel` in prose, because OpenAPI cannot describe WebSocket messages.
+channel has a `DescribedChannel` in prose, because OpenAPI cannot describe WebSocket messages.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Description:
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class DescribedChannel:
     """The description of a live channel, in prose."""
 
     name: str
@@ -159,7 +159,7 @@ class ApiRoute(Route):
 class LiveRoute(WebSocketRoute):
     """A WebSocket with its description."""
 
-    def __init__(self, path: str, endpoint: Any, channel: Channel) -> None:
+    def __init__(self, path: str, endpoint: Any, channel: DescribedChannel) -> None:
         super().__init__(path, endpoint)
         self.channel = channel
 
@@ -167,7 +167,7 @@ class LiveRoute(WebSocketRoute):
 class EventsRoute(Route):
     """A stream of server-sent events with its description."""
 
-    def __init__(self, path: str, endpoint: Any, channel: Channel) -> None:
+    def __init__(self, path: str, endpoint: Any, channel: DescribedChannel) -> None:
         super().__init__(path, endpoint, methods=["GET"])
         self.channel = channel
 
@@ -175,7 +175,7 @@ class EventsRoute(Route):
 class LiveMount(Mount):
     """A live channel that a separate ASGI application serves, with its description."""
 
-    def __init__(self, path: str, app: ASGIApp, channel: Channel) -> None:
+    def __init__(self, path: str, app: ASGIApp, channel: DescribedChannel) -> None:
         super().__init__(path, app=app)
         self.channel = channel
 
@@ -235,7 +235,7 @@ def _described(routes: Iterable[BaseRoute], prefix: str = "") -> Iterator[tuple[
             yield from _described(route.routes, prefix + route.path_format.removesuffix("/{path}"))
 
 
-def _channels(routes: Iterable[BaseRoute]) -> Iterator[Channel]:
+def _channels(routes: Iterable[BaseRoute]) -> Iterator[DescribedChannel]:
     return (
         each.channel for each in routes if isinstance(each, LiveRoute | LiveMount | EventsRoute)
     )

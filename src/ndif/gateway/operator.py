@@ -32,7 +32,7 @@ _OTHER_SESSION = "This page belongs to an earlier login, and nothing was changed
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class AuthenticatedOperator:
     """The operator who sent a request."""
 
     by: str
@@ -61,7 +61,7 @@ class Operators:
         """Return True if a request has the cookie of a session, which suffices only for reading."""
         return self.sessions.of(connection) is not None
 
-    def of(self, http: Request) -> Operator:
+    def of(self, http: Request) -> AuthenticatedOperator:
         """Return the operator of a request; raise an HttpError (401, or 403 for a forged request)."""
         authorization = http.headers.get("authorization")
         if authorization is not None:
@@ -71,15 +71,15 @@ class Operators:
             raise _unauthorized()
         if http.method not in _READ:
             self._refuse_forged(http, session)
-        return Operator("login", session)
+        return AuthenticatedOperator("login", session)
 
-    def _of_token(self, http: Request, authorization: str) -> Operator:
+    def _of_token(self, http: Request, authorization: str) -> AuthenticatedOperator:
         scheme, _, given = authorization.partition(" ")
         # Starlette decodes headers as Latin-1, which covers every character of a token.
         if scheme.lower() != "bearer" or not self.is_token(given.strip()):
             raise _unauthorized()
         is_command = http.headers.get("user-agent", "").startswith(COMMAND_LINE)
-        return Operator("command line" if is_command else "token")
+        return AuthenticatedOperator("command line" if is_command else "token")
 
     def _refuse_forged(self, http: Request, session: Session) -> None:
         if not is_own_page(http):

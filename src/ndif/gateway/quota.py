@@ -16,9 +16,9 @@ from ndif.config.units import format_duration
 from ndif.control.operations import GetUsage, Perform
 from ndif.gateway.http_error import HttpError
 from ndif.schema.deployment import OperationError
-from ndif.schema.limits import Limits
+from ndif.schema.limits import KeyLimits
 from ndif.stores.accounts import Account
-from ndif.stores.rate_limiter import RatesAwayError
+from ndif.stores.rate_limiter import RatesUnavailableError
 
 if TYPE_CHECKING:
     from ndif.stores.rate_limiter import Rates
@@ -43,25 +43,25 @@ class Quota:
     rates: Rates
     _ran: TTLCache[str, float] = field(default_factory=lambda: TTLCache(_MOST, _KNOWN_S))
     """Seconds that each user's blocks ran today."""
-    _limits: LRUCache[str, tuple[Mapping[str, Any] | None, Limits]] = field(
+    _limits: LRUCache[str, tuple[Mapping[str, Any] | None, KeyLimits]] = field(
         default_factory=lambda: LRUCache(_MOST)
     )
     """By key: the key's own limits, and the result of merging them with the server's."""
 
     def __post_init__(self) -> None:
-        self._keyless = Limits(queue_depth=self.settings.max_queue_depth)
+        self._keyless = KeyLimits(queue_depth=self.settings.max_queue_depth)
 
-    def limits_of(self, account: Account) -> Limits:
+    def limits_of(self, account: Account) -> KeyLimits:
         """Return the limits of an account, those of the server included."""
         if not account.key:
             return self._keyless
         own, limits = self._limits.get(account.key, (None, self._keyless))
         if own != account.limits:
-            limits = Limits.of(self.settings, account.limits)
+            limits = KeyLimits.of(self.settings, account.limits)
             self._limits[account.key] = account.limits, limits
         return limits
 
-    async def admit(self, account: Account, limits: Limits) -> None:
+    async def admit(self, account: Account, limits: KeyLimits) -> None:
         """Count a request; raise an `HttpError` (429, with Retry-After) if it exceeds a limit."""
         if limits.requests_per_minute is not None:
             await self._admit_one(account, limits.requests_per_minute)
@@ -71,7 +71,7 @@ class Quota:
     async def _admit_one(self, account: Account, most: int) -> None:
         try:
             wait_s = await self.rates.take(account.key, most)
-        except RatesAwayError as error:
+        except RatesUnavailableError as error:
             logger.warning("requests are not counted: %s", error)
             return
         if wait_s > 0:

@@ -19,14 +19,14 @@ from ndif.gateway.caller import caller_of, subscription_of
 from ndif.gateway.envelope_wire import REFUSED_SESSION, Envelope, read_envelope
 from ndif.gateway.header_wire import read_headers
 from ndif.gateway.http_error import HttpError, reason_of
-from ndif.gateway.incoming import Incoming, IncomingPayload, Unfinished
+from ndif.gateway.incoming import Incoming, IncomingCount, IncomingPayload
 from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.openapi import BYTES, ApiRoute, Content, Description, Parameter
 from ndif.gateway.quota import Quota
 from ndif.host.runtimes import SUPPORTED, Runtimes, generation_of
 from ndif.net import is_loopback
 from ndif.schema import wires
-from ndif.schema.limits import Limits
+from ndif.schema.limits import KeyLimits
 from ndif.schema.model_key import ModelKey, explain_class
 from ndif.schema.payload import ZSTD_MAGIC, Payload
 from ndif.schema.request import Request, Wire
@@ -169,7 +169,7 @@ class SubmitRoute:
         http: HttpRequest,
         caller: Caller,
         payload: IncomingPayload,
-        unfinished: Unfinished,
+        unfinished: IncomingCount,
         began: float,
     ) -> JobUpdate:
         account = await self.stores.accounts.account(caller)
@@ -235,7 +235,7 @@ class SubmitRoute:
                 payload.add(chunk)
             await payload.spill()
 
-    async def _send(self, request: Request, limits: Limits) -> JobUpdate:
+    async def _send(self, request: Request, limits: KeyLimits) -> JobUpdate:
         """Submit a request to the broker, and return the update RECEIVED."""
         steps = Steps(request, GATEWAY)
         steps.add("receive", request.began, request.received)

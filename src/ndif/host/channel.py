@@ -21,7 +21,7 @@ class ProtocolError(Exception):
     """The other end broke the frame format or a limit, and is no longer trusted."""
 
 
-class Channel:
+class AsyncFrameChannel:
     """Frames over a non-blocking socket. One reader and one writer at a time."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -32,7 +32,7 @@ class Channel:
         """Bytes that were received and not consumed yet."""
 
     @classmethod
-    def pair(cls) -> tuple[Channel, socket.socket]:
+    def pair(cls) -> tuple[AsyncFrameChannel, socket.socket]:
         """Return a channel, and the socket for the other process."""
         ours, theirs = socket.socketpair()
         return cls(ours), theirs

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from ndif.config.units import format_duration
 from ndif.host.environment import environment
 from ndif.host.fork_server import ForkServers
-from ndif.host.measurement_slots import Turns
+from ndif.host.measurement_slots import MeasurementSlots
 from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtime
 from ndif.runtime.sizing import (
@@ -108,8 +108,12 @@ class Evaluator:
     """The settings of models whose deployment does not give them."""
     patience_s: float = 60.0
     """Seconds that a process may take for one model."""
-    _outlining: Turns = field(default_factory=lambda: Turns(_OUTLINES_AT_ONCE, _FIRST_TURN_S))
-    _reading: Turns = field(default_factory=lambda: Turns(_MEASURED_AT_ONCE, _FIRST_TURN_S))
+    _outlining: MeasurementSlots = field(
+        default_factory=lambda: MeasurementSlots(_OUTLINES_AT_ONCE, _FIRST_TURN_S)
+    )
+    _reading: MeasurementSlots = field(
+        default_factory=lambda: MeasurementSlots(_MEASURED_AT_ONCE, _FIRST_TURN_S)
+    )
     _known: dict[ModelSpec, asyncio.Task[Measured]] = field(default_factory=dict)
     _refused: dict[tuple[ModelSpec, str], tuple[float, str]] = field(default_factory=dict)
     """End of a commit's refusal (by `time.monotonic`) and its reason, the oldest first."""

@@ -12,7 +12,7 @@ from ndif.config.settings import Settings
 from ndif.host.port import Respond
 from ndif.host.runner_handle import RunnerHandle
 from ndif.host.runner_protocol import (
-    Limits,
+    FrameLimits,
     RunnerProtocol,
     steps_of,
 )
@@ -50,7 +50,7 @@ class Execution:
     def __init__(self, settings: Settings, broker: Broker, objects: ObjectStore) -> None:
         self.broker = broker
         self.objects = objects
-        self.limits = Limits(
+        self.limits = FrameLimits(
             settings.max_log_bytes,
             settings.max_log_lines_per_s,
             settings.max_streamed_bytes,

@@ -17,7 +17,7 @@ from ndif.host.channel import until_ready
 from ndif.host.environment import environment, for_untrusted
 from ndif.host.heartbeat import FROZEN_S, sign_of_life, until_frozen
 from ndif.host.runtimes import Runtime
-from ndif.runtime.frames import Channel
+from ndif.runtime.frames import FrameChannel
 from ndif.runtime.messages import StartModule
 from ndif.runtime.process.fork_server import OPTION, STATUS, UNTRUSTED
 from ndif.tasks import end, within
@@ -145,7 +145,7 @@ class _ForkServer:
         """Start the server; raise an `OSError` if that fails."""
         self._frozen_s = frozen_s
         control, theirs = socket.socketpair()
-        self._control = Channel(control)
+        self._control = FrameChannel(control)
         try:
             with theirs:
                 self._process = subprocess.Popen(  # noqa: S603 - our own interpreter

@@ -83,7 +83,7 @@ class Used:
 
 
 @dataclass(frozen=True, slots=True)
-class Versions:
+class DriverVersions:
     """The driver's version, and the newest CUDA that it supports, as 1000 * major + 10 * minor."""
 
     driver: str | None
@@ -258,7 +258,7 @@ class Driver:
 
     async def versions(self) -> tuple[str | None, tuple[int, int] | None]:
         """Return the driver's version, and the newest CUDA that it supports."""
-        found = await self._query("versions", Versions)
+        found = await self._query("versions", DriverVersions)
         cuda = found.cuda
         return found.driver, None if cuda is None else (cuda // 1000, cuda % 1000 // 10)
 

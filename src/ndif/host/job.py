@@ -37,7 +37,7 @@ class Component(Enum):
     """The process of a replica that outlives leaders, which holds the requests that it was sent."""
 
 
-class Event(Enum):
+class JobEvent(Enum):
     """A step in the life of a request."""
 
     SUBMIT = "submit"
@@ -83,29 +83,29 @@ HELD = WAITING | RUNS
 _QUEUE, _HOLDERS = {Component.QUEUE}, {Component.QUEUE, Component.REPLICA}
 
 TRANSITIONS = {
-    Event.SUBMIT: Transition({None}, Status.RECEIVED, {Component.GATEWAY}, Stored.REQUEST),
-    Event.CLAIM: Transition({None, Status.RECEIVED}, Status.QUEUED, _HOLDERS, Stored.CLAIM),
-    Event.WAIT: Transition(WAITING, Status.QUEUED, _QUEUE, Stored.STATUS),
-    Event.PROVISION: Transition(WAITING, Status.PROVISIONING, _QUEUE, Stored.STATUS),
-    Event.DEPLOY: Transition(WAITING, Status.DEPLOYING, _QUEUE, Stored.STATUS),
-    Event.DISPATCH: Transition(WAITING, Status.DISPATCHED, _HOLDERS, Stored.STATUS),
-    Event.START: Transition(RUNS, Status.RUNNING, _HOLDERS, Stored.STATUS),
+    JobEvent.SUBMIT: Transition({None}, Status.RECEIVED, {Component.GATEWAY}, Stored.REQUEST),
+    JobEvent.CLAIM: Transition({None, Status.RECEIVED}, Status.QUEUED, _HOLDERS, Stored.CLAIM),
+    JobEvent.WAIT: Transition(WAITING, Status.QUEUED, _QUEUE, Stored.STATUS),
+    JobEvent.PROVISION: Transition(WAITING, Status.PROVISIONING, _QUEUE, Stored.STATUS),
+    JobEvent.DEPLOY: Transition(WAITING, Status.DEPLOYING, _QUEUE, Stored.STATUS),
+    JobEvent.DISPATCH: Transition(WAITING, Status.DISPATCHED, _HOLDERS, Stored.STATUS),
+    JobEvent.START: Transition(RUNS, Status.RUNNING, _HOLDERS, Stored.STATUS),
     # A waiting request is given back if its live client is disconnected: it first waits for that client.
-    Event.GIVE_BACK: Transition(HELD, Status.QUEUED, _HOLDERS, None),
-    Event.COMPLETE: Transition(RUNS, Status.COMPLETED, _HOLDERS, Stored.END),
-    Event.FAIL: Transition(HELD, Status.ERROR, _HOLDERS, Stored.END),
+    JobEvent.GIVE_BACK: Transition(HELD, Status.QUEUED, _HOLDERS, None),
+    JobEvent.COMPLETE: Transition(RUNS, Status.COMPLETED, _HOLDERS, Stored.END),
+    JobEvent.FAIL: Transition(HELD, Status.ERROR, _HOLDERS, Stored.END),
     # Another process has stored the end; this one only drops the request.
-    Event.RELEASE: Transition(HELD, None, _HOLDERS, Stored.RELEASED),
+    JobEvent.RELEASE: Transition(HELD, None, _HOLDERS, Stored.RELEASED),
 }
 
 _REPORTS = {
-    Status.QUEUED: Event.WAIT,
-    Status.PROVISIONING: Event.PROVISION,
-    Status.DEPLOYING: Event.DEPLOY,
-    Status.RUNNING: Event.START,
+    Status.QUEUED: JobEvent.WAIT,
+    Status.PROVISIONING: JobEvent.PROVISION,
+    Status.DEPLOYING: JobEvent.DEPLOY,
+    Status.RUNNING: JobEvent.START,
 }
 """The event of each reported status."""
-_ENDS = {Status.COMPLETED: Event.COMPLETE, Status.ERROR: Event.FAIL}
+_ENDS = {Status.COMPLETED: JobEvent.COMPLETE, Status.ERROR: JobEvent.FAIL}
 """The event of each terminal status."""
 
 
@@ -113,7 +113,7 @@ class IllegalTransitionError(Exception):
     """An event that cannot happen in a request's state, or that its party may not cause."""
 
 
-def next_state(state: Status | None, event: Event, by: Component) -> Status | None:
+def next_state(state: Status | None, event: JobEvent, by: Component) -> Status | None:
     """Return the state after an event; raise if `by` may not cause the event, or not in this state."""
     transition = TRANSITIONS[event]
     if by not in transition.by or state not in transition.sources:
@@ -187,7 +187,7 @@ class Job:
         """Return True if its client waits on a channel; False if it polls."""
         return self.request.subscription_id is not None
 
-    def move(self, event: Event) -> None:
+    def move(self, event: JobEvent) -> None:
         """Change the state by an event; raise an `IllegalTransitionError` if that may not happen now."""
         before, self.state = self.state, next_state(self.state, event, self._by)
         if self.state is before:

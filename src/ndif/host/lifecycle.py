@@ -12,12 +12,12 @@ from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from ndif.host.job import RUNS, Event, Job, Component
+from ndif.host.job import RUNS, Component, Job, JobEvent
 from ndif.host.port import EndedError, NotSharedError, ReplicaLostError, RequestRunner
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.stores.broker.port import Broker, BrokerAwayError, BrokerError, ClientLeftError
+from ndif.stores.broker.port import Broker, BrokerError, BrokerUnavailableError, ClientLeftError
 from ndif.stores.objects import ObjectStoreError
 from ndif.stores.responder import Responder
 from ndif.tasks import end
@@ -57,7 +57,7 @@ class Reporter:
             return True
         try:
             return await self.report(update)
-        except BrokerAwayError as error:
+        except BrokerUnavailableError as error:
             if update.status is Status.STREAM:  # the client's part of the block waits for it
                 raise BrokerError(str(error)) from error
             logger.warning("request %s: %s is not told: %s", self._job.id, update.status, error)
@@ -99,7 +99,7 @@ class Lifecycle:
         if request.id in self._jobs or request.id in self._ended:
             return None
         job = self._jobs[request.id] = Job(request, self.by)
-        job.move(Event.CLAIM)
+        job.move(JobEvent.CLAIM)
         return job
 
     async def dispatch(self, job: Job, runner: RequestRunner, replica_id: str = "") -> Response:
@@ -109,7 +109,7 @@ class Lifecycle:
         did not run to its end: the caller then calls `release` after an `EndedError`, else `give_back`.
         """
         job.steps.replica = replica_id
-        job.move(Event.DISPATCH)
+        job.move(JobEvent.DISPATCH)
         job.dispatched, job.running = time.time(), None
         job.runner = runner
         reporter = Reporter(job, self.responder, tells_dispatch=self.by is Component.QUEUE)
@@ -118,7 +118,13 @@ class Lifecycle:
                 return Response(job.id, Status.ERROR, job.cancelled)
             with recording(job.steps):
                 return await runner.run(job.request, reporter.report_run)
-        except (BrokerAwayError, ClientLeftError, EndedError, NotSharedError, ReplicaLostError):
+        except (
+            BrokerUnavailableError,
+            ClientLeftError,
+            EndedError,
+            NotSharedError,
+            ReplicaLostError,
+        ):
             raise
         except (BrokerError, ObjectStoreError) as error:
             logger.error("request %s: %s", job.id, error)  # noqa: TRY400 - a sentence
@@ -164,7 +170,7 @@ class Lifecycle:
     async def release(self, request: Request) -> None:
         """Drop a job whose terminal response was already delivered, and ensure that a poll finds one."""
         if (job := self._jobs.get(request.id)) is not None:
-            job.move(Event.RELEASE)
+            job.move(JobEvent.RELEASE)
             self._forget(job)
             self._note_end(job, self._ended.get(request.id))
         if request.subscription_id is not None:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class Turns:
+class MeasurementSlots:
     """A scheduler that runs few pieces of work at a time.
 
     The next piece is one that was interrupted least, then one of the owner with the least running, then

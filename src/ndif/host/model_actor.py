@@ -18,7 +18,7 @@ from ndif.host.execution import SLACK, Execution
 from ndif.host.fork_server import ForkServers
 from ndif.host.hub import Adapters
 from ndif.host.model_process import ModelProcess, ModelProcessError
-from ndif.host.port import DeviceError, Progress, ReplicaEvictedError, Respond, ServedModel
+from ndif.host.port import FailedDeviceError, Progress, ReplicaEvictedError, Respond, ServedModel
 from ndif.host.replica_runners import ReplicaRunners
 from ndif.host.request_run import RequestRun, RunTools
 from ndif.host.runner_pool import scope_of
@@ -176,12 +176,12 @@ class LocalModelActor:
 
     @contextlib.contextmanager
     def _blames_device(self) -> Iterator[None]:
-        """Re-raise an error for which a GPU is to blame as a `DeviceError`."""
+        """Re-raise an error for which a GPU is to blame as a `FailedDeviceError`."""
         try:
             yield
         except ModelProcessError as error:
             if self.runners.may_fork and (failure := self.process.device_failure) is not None:
-                raise DeviceError(str(error), failure) from error
+                raise FailedDeviceError(str(error), failure) from error
             raise
 
     async def _share(self) -> None:

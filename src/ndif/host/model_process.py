@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ndif.config.units import format_duration
-from ndif.host.channel import Channel, ProtocolError
+from ndif.host.channel import AsyncFrameChannel, ProtocolError
 from ndif.host.device_errors import DeviceFailure, device_failure
 from ndif.host.environment import bind
 from ndif.host.fork_server import ForkServers, Process
@@ -104,7 +104,7 @@ class ModelProcess:
     """True if the process and its runners are bound to some of the CPUs."""
     _asked: deque[asyncio.Future[tuple[Message, bytes]]] = field(default_factory=deque)
     _process: Process | None = None
-    _control: Channel | None = None
+    _control: AsyncFrameChannel | None = None
     _runners: dict[str, RunnerHandle] = field(default_factory=dict)
     _waiting: set[str] = field(default_factory=set)
     """Ids of confined runners that wait for their `clear_refs` file, which they cannot open themselves."""
@@ -179,7 +179,7 @@ class ModelProcess:
             return sign_of_family(self.pid)
         return self._answers, sign_of_life(self.pid)
 
-    async def _ping(self, control: Channel) -> None:
+    async def _ping(self, control: AsyncFrameChannel) -> None:
         """Ping an idle process, so that it can show a sign of life."""
         with contextlib.suppress(OSError):
             while True:
@@ -196,8 +196,8 @@ class ModelProcess:
         if self.pid is not None:
             bind(self.pid, os.sched_getaffinity(0) if cpus is None else cpus)
 
-    async def _start_process(self, cpus: Collection[int] | None) -> Channel:
-        self._control, theirs = Channel.pair()
+    async def _start_process(self, cpus: Collection[int] | None) -> AsyncFrameChannel:
+        self._control, theirs = AsyncFrameChannel.pair()
         with theirs:
             self._process = await self.fork_servers.start(
                 self.runtime, "ndif.runtime", theirs, untrusted=self.spec.untrusted is not None
@@ -208,7 +208,7 @@ class ModelProcess:
         self._tasks.append(self._output)
         return self._control
 
-    async def _watch(self, process: Process, control: Channel) -> None:
+    async def _watch(self, process: Process, control: AsyncFrameChannel) -> None:
         """Hang up once the process has ended: its children may hold the other end of the channel."""
         await process.wait()
         control.hang_up()
@@ -225,7 +225,7 @@ class ModelProcess:
                 f"the model did not arrive within {format_duration(timeout_s)} (NDIF_MODEL_START_TIMEOUT_S)"
             ) from error
 
-    async def _loaded(self, control: Channel, progress: Progress) -> ServedModel:
+    async def _loaded(self, control: AsyncFrameChannel, progress: Progress) -> ServedModel:
         """Answer the process's requests until it has loaded its model."""
         while True:
             message, body = await control.receive(lambda _: _MAX_MESSAGE)
@@ -276,7 +276,7 @@ class ModelProcess:
         """Fork a runner. A fresh one is confined and runs one request, or with `reused` several."""
         if self._control is None or self.ended.is_set():
             raise ModelProcessError(self._why_it_ended())
-        channel, theirs = Channel.pair()
+        channel, theirs = AsyncFrameChannel.pair()
         runner = RunnerHandle(uuid.uuid4().hex, channel, self.frozen_s)
         if reused and self.is_confined:
             self._waiting.add(runner.id)
@@ -387,7 +387,7 @@ class ModelProcess:
             self._control.close()
         self._end()
 
-    async def _listen(self, control: Channel) -> None:
+    async def _listen(self, control: AsyncFrameChannel) -> None:
         try:
             await self._hear(control)
         except EOFError:
@@ -398,7 +398,7 @@ class ModelProcess:
         await self._hear_last_words()
         self._end()
 
-    async def _hear(self, control: Channel) -> None:
+    async def _hear(self, control: AsyncFrameChannel) -> None:
         while True:
             message, body = await control.receive(lambda _: _MAX_MESSAGE)
             match message:

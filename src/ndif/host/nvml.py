@@ -15,13 +15,13 @@ from typing import Any
 
 import pynvml
 
-from ndif.host.gpus import Devices, Gpu, PhysicalGpu, Refused, Used, Versions
+from ndif.host.gpus import Devices, DriverVersions, Gpu, PhysicalGpu, Refused, Used
 from ndif.runtime.typed_json import to_json
 
 _ABSENT = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 _PCI = Path("/sys/bus/pci/devices")
 
-Answer = Devices | Used | Versions | Refused
+Answer = Devices | Used | DriverVersions | Refused
 
 
 def main() -> None:
@@ -112,10 +112,10 @@ def processes() -> Used:
     return Used(used)
 
 
-def versions() -> Versions:
+def versions() -> DriverVersions:
     """Return the driver's version, and the newest CUDA that it supports."""
     driver = _or_none(pynvml.nvmlSystemGetDriverVersion)
-    return Versions(driver, _or_none(pynvml.nvmlSystemGetCudaDriverVersion_v2))
+    return DriverVersions(driver, _or_none(pynvml.nvmlSystemGetCudaDriverVersion_v2))
 
 
 def _numa_node(pci: str) -> int | None:

@@ -54,7 +54,7 @@ class ActorError(Exception):
     """The replica cannot be loaded or moved back to its device; the message says why, in a sentence."""
 
 
-class DeviceError(ActorError):
+class FailedDeviceError(ActorError):
     """The replica cannot be loaded or moved back because one of its GPUs failed."""
 
     def __init__(self, message: str, failure: DeviceFailure) -> None:
@@ -69,7 +69,7 @@ class RequestRunner(Protocol):
         """Report DISPATCHED, run one request and return its terminal response; `respond` delivers updates.
 
         Raises:
-            BrokerAwayError: if the payload could not be read, so that the request did not run.
+            BrokerUnavailableError: if the payload could not be read, so that the request did not run.
             ClientLeftError: if the live client did not receive DISPATCHED; the request did not run.
             EndedError: if the request has ended already.
             NotSharedError: if this was a place in a shared forward pass, which did not answer the request.

@@ -10,7 +10,7 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from ndif.host.channel import Channel
+from ndif.host.channel import AsyncFrameChannel
 from ndif.host.heartbeat import FROZEN_S, sign_of_life, until_frozen
 from ndif.runtime.messages import Message, Signal
 from ndif.schema.payload import Payload
@@ -41,7 +41,9 @@ class RunnerHandle:
     `exited`; a pool decides which requests the runner serves.
     """
 
-    def __init__(self, runner_id: str, channel: Channel, frozen_s: float = FROZEN_S) -> None:
+    def __init__(
+        self, runner_id: str, channel: AsyncFrameChannel, frozen_s: float = FROZEN_S
+    ) -> None:
         self.id = runner_id
         self.pid: int | None = None
         self.channel = channel

@@ -50,7 +50,7 @@ class NoLiveClientError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class FrameLimits:
     """The limits of the data that one request may send its user while it runs."""
 
     log_bytes: int
@@ -68,7 +68,7 @@ class RunnerProtocol:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: FrameLimits,
         *,
         is_hybrid: bool,
         has_live_client: bool = True,

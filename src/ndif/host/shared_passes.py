@@ -16,7 +16,7 @@ from ndif.host.execution import RunClock
 from ndif.host.request_run import RequestRun
 from ndif.host.runner_handle import RunnerHandle
 from ndif.host.runner_protocol import BEFORE_RUN
-from ndif.runtime.messages import AnswersTogether, Message, RunTogether, Signal, kind_of
+from ndif.runtime.messages import Message, SharedRunOrder, SharedRunResults, Signal, kind_of
 from ndif.schema.payload import Payload, PayloadFile
 from ndif.schema.request import Request
 from ndif.schema.response import Response
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _PASS_S = 60.0
 """Seconds after which a shared forward pass is given up and its requests run alone."""
-_TOGETHER = frozenset({"answers together"})
+_TOGETHER = frozenset({"shared run results"})
 
 
 class SharedRun(RequestRun):
@@ -56,7 +56,7 @@ class SharedRun(RequestRun):
         """Send requests to a runner and return their responses, all None if the runner ends."""
         execution = self._tools.execution
         payloads = [_in_memory(await execution.broker.payload(request)) for request in requests]
-        protocol = TogetherProtocol(len(requests) * execution.limits.frame_bytes)
+        protocol = SharedRunProtocol(len(requests) * execution.limits.frame_bytes)
         clock = RunClock()
         until_begun = runner.kill_if_frozen()
         try:
@@ -64,10 +64,10 @@ class SharedRun(RequestRun):
                 execution.instructions(request, len(payload))
                 for request, payload in zip(requests, payloads, strict=True)
             ]
-            await runner.send(RunTogether(tuple(runs)), b"".join(payloads))
+            await runner.send(SharedRunOrder(tuple(runs)), b"".join(payloads))
             async for message, body in runner.frames(protocol.max_body_bytes):
                 protocol.accept(message)
-                if isinstance(message, AnswersTogether):
+                if isinstance(message, SharedRunResults):
                     return await self._answers(requests, message, body, clock)
                 if message is Signal.RUNNING:
                     until_begun.cancel()
@@ -77,7 +77,7 @@ class SharedRun(RequestRun):
         return [None] * len(requests)
 
     async def _answers(
-        self, requests: Sequence[Request], message: AnswersTogether, body: bytes, clock: RunClock
+        self, requests: Sequence[Request], message: SharedRunResults, body: bytes, clock: RunClock
     ) -> list[Response | None]:
         cost, steps = clock.measured(message.report), tuple(clock.steps(message.report))
         found: list[Response | None] = []
@@ -109,7 +109,7 @@ class LocalSharedPasses:
             return await run.run_together(requests)
 
 
-class TogetherProtocol:
+class SharedRunProtocol:
     """A checker of the frames of several trusted requests in one forward pass."""
 
     def __init__(self, frame_bytes: int) -> None:

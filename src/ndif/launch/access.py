@@ -15,7 +15,7 @@ from ndif.config.reference import name_of
 from ndif.config.settings import Settings
 from ndif.net import StartError, reachable_as
 from ndif.stores.accounts import (
-    AccountsAwayError,
+    AccountsUnavailableError,
     FileAccounts,
     ImportedKey,
     KeysError,
@@ -103,7 +103,7 @@ def prepare_access(options: Settings, url: str) -> ClientLines | None:
     """
     try:
         first_key = asyncio.run(_prepare(options))
-    except (AccountsAwayError, KeysError, RegistryError) as error:
+    except (AccountsUnavailableError, KeysError, RegistryError) as error:
         raise StartError(f"The database of API keys cannot be used: {error}") from error
     file = options.root / _CLIENT_LINES
     try:

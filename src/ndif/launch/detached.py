@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from ndif.launch.run import Run
+from ndif.launch.run import ServiceRun
 from ndif.launch.run_folder import RunRecord, no_start, within
 from ndif.net import StartError
 
@@ -19,7 +19,7 @@ _POLL_S = 0.1
 _logger = logging.getLogger(__name__)
 
 
-def run_detached(run: Run) -> RunRecord:
+def run_detached(run: ServiceRun) -> RunRecord:
     """Run in a child process, and return its record once it answers; clean up after a failure."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -36,7 +36,7 @@ def run_detached(run: Run) -> RunRecord:
         raise
 
 
-def _run_in_child(run: Run) -> None:
+def _run_in_child(run: ServiceRun) -> None:
     code = 1
     try:
         os.setsid()
@@ -58,7 +58,7 @@ def _run_in_child(run: Run) -> None:
         os._exit(code)
 
 
-def _wait_for(run: Run, child: int) -> RunRecord:
+def _wait_for(run: ServiceRun, child: int) -> RunRecord:
     deadline = time.monotonic() + run.start_timeout_s
     while time.monotonic() < deadline and not os.waitpid(child, os.WNOHANG)[0]:
         if run.answers() and (record := run.run_folder.record()) is not None:

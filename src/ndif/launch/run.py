@@ -33,7 +33,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class Run:
+class ServiceRun:
     """One process with a run folder of its own, and the services that stop with it.
 
     The run publishes its folder, starts the services one after the other, serves (`_serve`), and stops the
@@ -175,7 +175,7 @@ class Run:
         return service.address, service.host, service.port, [argument]
 
 
-class ServerRun(Run):
+class ServerRun(ServiceRun):
     """The run of a server: in this process, or with a broker in several that this one only supervises."""
 
     @property

@@ -16,7 +16,7 @@ from ndif.launch.access import ClientLines, prepare_access
 from ndif.launch.cluster_secret import assignment, cluster_secrets, secret_file
 from ndif.launch.detached import run_detached
 from ndif.launch.preflight import ServerOptions, preflight
-from ndif.launch.run import Run, ServerRun
+from ndif.launch.run import ServerRun, ServiceRun
 from ndif.launch.run_folder import ActiveRunFolder, RunFolders, RunRecord
 from ndif.launch.services import STANDALONE
 from ndif.launch.services.ray import own_head
@@ -54,7 +54,7 @@ def start(server: ServerOptions, *, detach: bool, as_json: bool, verbose: bool) 
         prepared.admin or contextlib.nullcontext(),
     ):
         run_folder = _create(run_folders, console, *names)
-        run = (ServerRun if server.is_server else Run)(options, run_folder, prepared)
+        run = (ServerRun if server.is_server else ServiceRun)(options, run_folder, prepared)
         lines = _prepare_access(run) if isinstance(run, ServerRun) else None
         _run(run, console, lines, detach, as_json, verbose)
 
@@ -69,7 +69,7 @@ def _prepare_access(run: ServerRun) -> ClientLines | None:
 
 
 def _run(
-    run: Run,
+    run: ServiceRun,
     console: Console,
     lines: ClientLines | None,
     detach: bool,
@@ -113,7 +113,9 @@ def _create(run_folders: RunFolders, console: Console, *names: str) -> ActiveRun
     return run_folder
 
 
-def _print_detached(record: RunRecord, run: Run, lines: ClientLines | None, as_json: bool) -> None:
+def _print_detached(
+    record: RunRecord, run: ServiceRun, lines: ClientLines | None, as_json: bool
+) -> None:
     if as_json:
         answer = {
             "url": record.url,
@@ -149,7 +151,9 @@ def _key_line(lines: ClientLines, console: Console) -> str:
     return f"    . {lines.file}   # sets NDIF_HOST, and NDIF_API_KEY to the key that the first start made\n"
 
 
-def _print_ready(record: RunRecord, run: Run, lines: ClientLines | None, console: Console) -> None:
+def _print_ready(
+    record: RunRecord, run: ServiceRun, lines: ClientLines | None, console: Console
+) -> None:
     if isinstance(run, ServerRun):
         _print_server(record, run, lines, console)
     else:

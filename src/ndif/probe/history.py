@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from ndif.probe.outcome import Outcome, Value
+from ndif.probe.outcome import ProbeOutcome, Value
 from ndif.probe.probe import Target
 from ndif.schema.answer import project
 from ndif.schema.server_state import Probe, PublicProbe
@@ -20,14 +20,14 @@ _DIGITS = 4
 
 
 @dataclass(eq=False)
-class History:
+class ProbeHistory:
     """The outcomes of one target, and its first value for comparison."""
 
     first: Value | None = None
     """Value of the first successful probe, with which later values are compared."""
     withdrawals: int = 0
     """Number of evictions by an operator for which `first` is valid."""
-    last: Outcome | None = None
+    last: ProbeOutcome | None = None
     """The last outcome of any kind."""
     at: float = 0.0
     """Unix seconds of the last outcome."""
@@ -35,7 +35,7 @@ class History:
     """True if the last counted outcome is a success; None before the first."""
     _counted: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=_MOST))
 
-    def note(self, outcome: Outcome, now: float) -> None:
+    def note(self, outcome: ProbeOutcome, now: float) -> None:
         """Add an outcome; LOADING and UNSUPPORTED count neither as up nor as down."""
         self.last, self.at = outcome, now
         if outcome.kind in (ProbeKind.LOADING, ProbeKind.UNSUPPORTED):
@@ -68,14 +68,14 @@ class Histories:
     """The histories of all probed targets; they last as long as the leader's process."""
 
     now: Callable[[], float] = time.time
-    _of: dict[Target, History] = field(default_factory=dict)
+    _of: dict[Target, ProbeHistory] = field(default_factory=dict)
 
-    def of(self, target: Target, withdrawals: int = 0) -> History:
+    def of(self, target: Target, withdrawals: int = 0) -> ProbeHistory:
         """Return the history of a target; discard its first value if `withdrawals` has changed.
 
         An operator who evicts a model may deploy another one under the same name.
         """
-        history = self._of.setdefault(target, History(withdrawals=withdrawals))
+        history = self._of.setdefault(target, ProbeHistory(withdrawals=withdrawals))
         if history.withdrawals != withdrawals:
             history.first, history.withdrawals = None, withdrawals
         return history

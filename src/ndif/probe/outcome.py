@@ -1,4 +1,4 @@
-"""Input and output of a probe's process: `Question` and `Outcome`."""
+"""Input and output of a probe's process: `Question` and `ProbeOutcome`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ProbeOutcome:
     """The end of one probe."""
 
     kind: ProbeKind
@@ -69,7 +69,7 @@ class Outcome:
         """Return True for every kind but OK, LOADING and UNSUPPORTED."""
         return self.kind not in (ProbeKind.OK, ProbeKind.LOADING, ProbeKind.UNSUPPORTED)
 
-    def against(self, first: Value | None) -> Outcome:
+    def against(self, first: Value | None) -> ProbeOutcome:
         """Return this outcome, or a WRONG one if its value differs from `first`."""
         if first is None or self.value is None:
             return self
@@ -77,5 +77,5 @@ class Outcome:
         return (
             self
             if reason is None
-            else Outcome(ProbeKind.WRONG, reason, self.seconds, value=self.value)
+            else ProbeOutcome(ProbeKind.WRONG, reason, self.seconds, value=self.value)
         )

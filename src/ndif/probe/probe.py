@@ -14,7 +14,7 @@ from ndif.config.units import format_duration
 from ndif.host.environment import environment, for_untrusted
 from ndif.host.runtimes import Runtime
 from ndif.net import is_loopback
-from ndif.probe.outcome import Outcome, Question
+from ndif.probe.outcome import ProbeOutcome, Question
 from ndif.runtime.typed_json import from_json, to_json
 from ndif.schema.model_key import ModelKey
 from ndif.schema.states import ProbeKind
@@ -56,7 +56,7 @@ class Target:
 
 async def probe(
     target: Target, runtime: Runtime, url: str, key: str, cache: Path, timeout_s: float
-) -> Outcome:
+) -> ProbeOutcome:
     """Send one trace to the server at `url` from a child process, and return the outcome.
 
     The client keeps the model's config and tokenizer in `cache`. The process group is killed after
@@ -77,7 +77,9 @@ async def probe(
     try:
         said = await within(_converse(process, question), timeout_s)
     except asyncio.TimeoutError:
-        return Outcome(ProbeKind.TIMEOUT, f"No value came within {format_duration(timeout_s)}.")
+        return ProbeOutcome(
+            ProbeKind.TIMEOUT, f"No value came within {format_duration(timeout_s)}."
+        )
     finally:
         await _end(process)
     return _outcome(*said)
@@ -129,11 +131,11 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     await reap(process)
 
 
-def _outcome(line: bytes, errors: str) -> Outcome:
+def _outcome(line: bytes, errors: str) -> ProbeOutcome:
     """Return the outcome in a process's answer, or an ERROR outcome if there is none."""
     with contextlib.suppress(ValueError):  # the line is no outcome
-        outcome = from_json(Outcome, line)
+        outcome = from_json(ProbeOutcome, line)
         return replace(outcome, reason=outcome.reason[:_MAX_REASON])
     lines = [text for text in map(str.strip, errors.splitlines()) if text]
     why = f": {lines[-1]}" if lines else ""
-    return Outcome(ProbeKind.ERROR, f"The client ended without an answer{why}"[:_MAX_REASON])
+    return ProbeOutcome(ProbeKind.ERROR, f"The client ended without an answer{why}"[:_MAX_REASON])

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from ndif.config.units import format_duration
 from ndif.host.runtimes import Runtime
 from ndif.probe.history import Histories
-from ndif.probe.outcome import Outcome
+from ndif.probe.outcome import ProbeOutcome
 from ndif.probe.probe import Target, probe
 from ndif.schema.states import ProbeKind
 from ndif.telemetry import metrics
@@ -85,13 +85,15 @@ class Prober:
         else:
             self._note(one, outcome)
 
-    async def look(self, one: Watched, cache: Path) -> Outcome:
+    async def look(self, one: Watched, cache: Path) -> ProbeOutcome:
         """Return the outcome for a model now; send a trace only if the model serves."""
         target = one.target
         history = self.histories.of(target, one.withdrawals)
         runtime = self.runtimes().get(target.generation)
         if one.trust_remote_code:
-            return Outcome(ProbeKind.UNSUPPORTED, "Its client would run the repository's own code.")
+            return ProbeOutcome(
+                ProbeKind.UNSUPPORTED, "Its client would run the repository's own code."
+            )
         if not one.serves or runtime is None:
             return self._not_serving(one)
         self._loading.pop(target, None)
@@ -103,20 +105,20 @@ class Prober:
         # The probe may have failed only because its replica was restarted, evicted or lost.
         now = next((each for each in self.watched() if each.target == target), None)
         if now is None:
-            return Outcome(ProbeKind.LOADING, "The model was evicted.")
+            return ProbeOutcome(ProbeKind.LOADING, "The model was evicted.")
         return outcome if now.serves else self._not_serving(now)
 
-    def _not_serving(self, one: Watched) -> Outcome:
+    def _not_serving(self, one: Watched) -> ProbeOutcome:
         now = asyncio.get_running_loop().time()
         if one.problem is not None:
-            return Outcome(ProbeKind.DOWN, one.problem)
+            return ProbeOutcome(ProbeKind.DOWN, one.problem)
         took_s = now - self._loading.setdefault(one.target, now)
         if took_s < self.loading_s:
-            return Outcome(ProbeKind.LOADING, "The model is being loaded.")
+            return ProbeOutcome(ProbeKind.LOADING, "The model is being loaded.")
         taken = format_duration(round(took_s))
-        return Outcome(ProbeKind.DOWN, f"The model has been loading for {taken}.")
+        return ProbeOutcome(ProbeKind.DOWN, f"The model has been loading for {taken}.")
 
-    def _note(self, one: Watched, outcome: Outcome) -> None:
+    def _note(self, one: Watched, outcome: ProbeOutcome) -> None:
         target = one.target
         self.histories.of(target, one.withdrawals).note(outcome, self.histories.now())
         metrics.probed(target.label, target.generation, outcome.kind.value, outcome.seconds)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ndif.probe.outcome import Outcome, Question, Value
+from ndif.probe.outcome import ProbeOutcome, Question, Value
 from ndif.runtime.typed_json import from_json, to_json
 from ndif.sandbox.confinement.client import confine_client
 from ndif.schema.states import ProbeKind
@@ -56,11 +56,11 @@ def main() -> None:
     try:
         outcome = _probe(question)
     except Exception as error:  # a user would have got the same error
-        outcome = Outcome(ProbeKind.ERROR, _sentence(error))
+        outcome = ProbeOutcome(ProbeKind.ERROR, _sentence(error))
     print(to_json(outcome).decode(), file=answers, flush=True)
 
 
-def _probe(question: Question) -> Outcome:
+def _probe(question: Question) -> ProbeOutcome:
     import nnsight
     from nnsight import CONFIG
 
@@ -72,7 +72,7 @@ def _probe(question: Question) -> Outcome:
     else:
         model = nnsight.LanguageModel(name, revision=revision or "main")
     if getattr(model, "tokenizer", None) is None:
-        return Outcome(ProbeKind.UNSUPPORTED, "The model takes no text.")
+        return ProbeOutcome(ProbeKind.UNSUPPORTED, "The model takes no text.")
     prepared = time.perf_counter()
     predicts = task in _GENERATES and hasattr(model, "lm_head")
     saved = _predict(model) if predicts else _output(model)
@@ -80,8 +80,8 @@ def _probe(question: Question) -> Outcome:
     value = _value(saved)
     why = _why_wrong(saved, value if predicts else None)
     if why is not None:
-        return Outcome(ProbeKind.WRONG, why, took_s)
-    return Outcome(ProbeKind.OK, seconds=took_s, value=value)
+        return ProbeOutcome(ProbeKind.WRONG, why, took_s)
+    return ProbeOutcome(ProbeKind.OK, seconds=took_s, value=value)
 
 
 def _predict(model: Any) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class QueueLoad:
     """The load of a model's queue and replicas now."""
 
     replicas: int
@@ -95,7 +95,7 @@ class ScalingState:
 
 
 def desired(
-    state: ScalingState, observation: Observation, bounds: Bounds, now: float
+    state: ScalingState, observation: QueueLoad, bounds: Bounds, now: float
 ) -> tuple[ScalingState, int]:
     """Return the next state, and how many replicas there should be.
 
@@ -142,7 +142,7 @@ class Autoscaler:
         """Bounds of the next step; replaceable at any time."""
         self.state = ScalingState(replicas)
 
-    def step(self, observation: Observation, now: float) -> int:
+    def step(self, observation: QueueLoad, now: float) -> int:
         """Return how many replicas there should be."""
         self.state, replicas = desired(self.state, observation, self.bounds, now)
         return replicas
@@ -154,7 +154,7 @@ def median_wait(arrivals: Iterable[float], now: float) -> float:
 
 
 def _after_answer(
-    state: ScalingState, observation: Observation, bounds: Bounds, now: float
+    state: ScalingState, observation: QueueLoad, bounds: Bounds, now: float
 ) -> ScalingState:
     """Return the state once the replicas requested last have come, or were refused."""
     if observation.replicas >= state.wanted:
@@ -214,7 +214,7 @@ class Scaling:
         at_rest = processor.desired_replicas == processor.least_replicas == scaler.state.wanted
         if at_rest and not most.waiting and not processor.queue:
             return  # nothing to do: the state of most processors at most times
-        observation = Observation(
+        observation = QueueLoad(
             replicas=processor.replicas.serving,
             busy=most.running,
             waiting=most.waiting,

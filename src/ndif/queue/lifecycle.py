@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ndif.host.job import LEFT, RUNS, WAITING, Event, Job, Component, describe
+from ndif.host.job import LEFT, RUNS, WAITING, Component, Job, JobEvent, describe
 from ndif.host.lifecycle import Lifecycle, Reporter
 from ndif.host.port import (
     NotSharedError,
@@ -21,7 +21,7 @@ from ndif.schema.job_record import JobRecord
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.stores.broker.port import BrokerAwayError, BrokerError
+from ndif.stores.broker.port import BrokerError, BrokerUnavailableError
 from ndif.stores.objects import ObjectStoreError
 from ndif.tasks import end, within
 from ndif.telemetry import metrics
@@ -99,10 +99,10 @@ class QueueLifecycle(Lifecycle):
             return False
         if isinstance(error, ReplicaLostError) and not isinstance(error, ReplicaEvictedError):
             job.unanswered_s += job.ran_s()
-        job.move(Event.GIVE_BACK)
+        job.move(JobEvent.GIVE_BACK)
         if isinstance(error, NotSharedError):
             reason = job.cancelled
-        elif isinstance(error, BrokerAwayError | ReplicaLostError):
+        elif isinstance(error, BrokerUnavailableError | ReplicaLostError):
             if await self._is_complete_at_last(job):  # the replica was lost after that
                 await self.release(job.request)
                 return False

@@ -38,7 +38,7 @@ from ndif.schema.states import ProcessorStatus
 from ndif.schema.status import Status
 from ndif.sizes import format_size
 from ndif.stores.accounts import PROBER
-from ndif.stores.broker import BrokerAwayError, ClientLeftError
+from ndif.stores.broker import BrokerUnavailableError, ClientLeftError
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
@@ -563,7 +563,7 @@ class Processor:
                     await lifecycle.release(job.request)
                 except ClientLeftError:
                     self._await_client(job)
-        except (BrokerAwayError, NotSharedError, ReplicaLostError) as error:
+        except (BrokerUnavailableError, NotSharedError, ReplicaLostError) as error:
             is_lost = isinstance(error, ReplicaLostError)
             if is_lost:
                 worker.leaving = True

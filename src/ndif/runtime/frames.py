@@ -52,7 +52,7 @@ def unpack(text: bytes) -> tuple[Message, int | None]:
 M = TypeVar("M")
 
 
-class Channel:
+class FrameChannel:
     """The model process's blocking end of a socket pair."""
 
     def __init__(self, connection: socket.socket) -> None:

@@ -191,11 +191,11 @@ class Run:
     nearby: bool
     """True if the client is so near that compression takes longer than it saves."""
     size: int = 0
-    """Bytes of this payload in the body of `RunTogether`."""
+    """Bytes of this payload in the body of `SharedRunOrder`."""
 
 
 @dataclass(frozen=True, slots=True)
-class RunTogether:
+class SharedRunOrder:
     """An order to run several requests in one forward pass; the body is their payloads in order."""
 
     runs: tuple[Run, ...]
@@ -251,15 +251,15 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class InlineAnswer:
-    """The size and form of one result in the body of `AnswersTogether`."""
+    """The size and form of one result in the body of `SharedRunResults`."""
 
     size: Size
     compressed: bool
 
 
 @dataclass(frozen=True, slots=True)
-class AnswersTogether:
-    """The results of `RunTogether`; None means the request must be rerun individually."""
+class SharedRunResults:
+    """The results of `SharedRunOrder`; None means the request must be rerun individually."""
 
     answers: tuple[InlineAnswer | None, ...]
     report: RunReport
@@ -268,7 +268,7 @@ class AnswersTogether:
 Message = (
     Signal | StartModule | Load | Progress | ShareWeights | SharedMemory | Filled | Ready
     | ForkRunner | Forked | Exited | VerifyWeights | Verified | Uncache | Uncached
-    | Run | RunTogether | Spill | Spilled | Returned | Error | AnswersTogether
+    | Run | SharedRunOrder | Spill | Spilled | Returned | Error | SharedRunResults
 )  # fmt: skip
 
 _KINDS: dict[type, str] = {

@@ -119,7 +119,7 @@ class _Meter(io.RawIOBase):
         return len(view)
 
 
-class Definitions(Protocol):
+class ClientDefinitions(Protocol):
     """Facts about the classes and functions of one request, as its client has them."""
 
     def came(self, value: type | types.FunctionType) -> bool:
@@ -133,7 +133,7 @@ class Definitions(Protocol):
 
 
 class TrustedDefinitions:
-    """The `Definitions` of requests without a policy."""
+    """The `ClientDefinitions` of requests without a policy."""
 
     def __init__(self) -> None:
         self._functions: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
@@ -167,7 +167,7 @@ class Result:
         saves: Mapping[str, Any],
         max_bytes: int,
         max_inline: int,
-        definitions: Definitions = trusted,
+        definitions: ClientDefinitions = trusted,
     ) -> None:
         """Serialize once, keep bytes up to `max_inline`; above `max_bytes` raise ResultTooLargeError."""
         self._saves = dict(saves)
@@ -234,7 +234,7 @@ class Result:
 class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """A pickler that refers to the client's own classes by name and drops unused parts of storages."""
 
-    definitions: Definitions
+    definitions: ClientDefinitions
     came: dict[int, tuple[Any, bool]]
     """First answers of `definitions.came`, by id: pickling a class by value makes later answers True."""
 
@@ -278,7 +278,7 @@ class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return known[1]
 
 
-def _pickling(definitions: Definitions) -> Any:
+def _pickling(definitions: ClientDefinitions) -> Any:
     """Return a module for `torch.save` that pickles the values of one request."""
     module: Any = types.ModuleType("pickling")
     module.Pickler = type("Pickler", (_ResultPickler,), {"definitions": definitions, "came": {}})

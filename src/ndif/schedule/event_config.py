@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from ndif.errors import quoted
-from ndif.schedule.expansion import Event
+from ndif.schedule.expansion import CalendarEvent
 from ndif.schema.deployment import DeploymentConfig, explain_mismatch
 from ndif.schema.deployment_settings import (
     SettingsError,
@@ -45,7 +45,7 @@ class EventConfigError(ValueError):
     """The event names no deployable model; the message completes a sentence about the event."""
 
 
-def config_for(event: Event, deployments: Sequence[DeploymentConfig]) -> DeploymentConfig:
+def config_for(event: CalendarEvent, deployments: Sequence[DeploymentConfig]) -> DeploymentConfig:
     """Return the deployment that an event asks for, with missing settings from `deployments`."""
     fields = _fields(event.description)
     given = fields.pop("repo_id", None)

@@ -62,7 +62,7 @@ class _CpuTimeError(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ExpansionLimits:
     """CPU time and results that a calendar may cost before the rest of it is skipped."""
 
     series_cpu_s: float = 2.0
@@ -73,11 +73,11 @@ class Limits:
     """Occurrences in the whole calendar."""
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = ExpansionLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class CalendarEvent:
     """The text of one event, or of a change to one occurrence of a series."""
 
     uid: str
@@ -91,7 +91,7 @@ class Event:
 class Occurrence:
     """One time at which an event happens."""
 
-    event: Event
+    event: CalendarEvent
     start: datetime
     end: datetime
 
@@ -120,7 +120,7 @@ class Expansion:
         found = json.loads(text)
         if "error" in found:
             raise CalendarError(found["error"])
-        events = [Event(**event) for event in found["events"]]
+        events = [CalendarEvent(**event) for event in found["events"]]
         occurrences = (
             Occurrence(events[index], *(datetime.fromtimestamp(at, timezone.utc) for at in span))
             for index, *span in found["occurrences"]
@@ -143,7 +143,11 @@ def main() -> None:
 
 
 def expand(
-    content: bytes, zone: tzinfo, since: datetime, until: datetime, limits: Limits = DEFAULT_LIMITS
+    content: bytes,
+    zone: tzinfo,
+    since: datetime,
+    until: datetime,
+    limits: ExpansionLimits = DEFAULT_LIMITS,
 ) -> Expansion:
     """Return the occurrences between two times; a failing series does not affect the others.
 
@@ -371,9 +375,9 @@ def _adapters(
     wall: Callable[[Any], Any],
     utc: Callable[[datetime], datetime],
     problems: list[str],
-) -> dict[Any, Event | None]:
+) -> dict[Any, CalendarEvent | None]:
     """Return the library's adapters of events, in naive times, with their texts; None if cancelled."""
-    texts: dict[Any, Event | None] = {}
+    texts: dict[Any, CalendarEvent | None] = {}
     for event, dates in good:
         for each in dates:
             each.dt = tuple(map(wall, each.dt)) if isinstance(each.dt, tuple) else wall(each.dt)
@@ -385,7 +389,7 @@ def _adapters(
             texts[adapter] = None
         elif utc(adapter.raw_start) < utc(adapter.raw_end):
             summary, description = _text(event, "SUMMARY").strip(), _text(event, "DESCRIPTION")
-            texts[adapter] = Event(uid, summary, description, _name(event))
+            texts[adapter] = CalendarEvent(uid, summary, description, _name(event))
         else:
             problems.append(f"{_name(event)} ends when or before it starts.")
     return texts

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 
 from ndif.schedule.event_config import EventConfigError, config_for
-from ndif.schedule.expansion import Event, Expansion, Occurrence
+from ndif.schedule.expansion import CalendarEvent, Expansion, Occurrence
 from ndif.schema.deployment import DeploymentConfig
 
 _MOST_PROBLEMS = 100
@@ -92,7 +92,7 @@ def _claims(
     occurrences: Iterable[Occurrence], deployments: Sequence[DeploymentConfig], problems: list[str]
 ) -> list[list[_Claim]]:
     """Return the claims on each model, in order of time."""
-    configs: dict[Event, DeploymentConfig | None] = {}
+    configs: dict[CalendarEvent, DeploymentConfig | None] = {}
     claims: dict[tuple[str, str | None, str | None], list[_Claim]] = defaultdict(list)
     for occurrence in occurrences:
         event = occurrence.event

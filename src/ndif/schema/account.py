@@ -10,7 +10,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from ndif.schema.answer import JsonObject, answer
-from ndif.schema.limits import Limits
+from ndif.schema.limits import KeyLimits
 
 _SOME_TIME = 1_785_000_000.0
 _KEY: JsonObject = {
@@ -107,7 +107,7 @@ class _AsLimits:
     def __get_pydantic_core_schema__(cls, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_wrap_validator_function(
             lambda value, _: value,
-            handler.generate_schema(Limits),
+            handler.generate_schema(KeyLimits),
             serialization=core_schema.plain_serializer_function_ser_schema(dict),
         )
 

@@ -175,7 +175,7 @@ OWN_JOBS: list[JsonObject] = [
 
 
 @answer(example={"jobs": [{**job, "user": "ada@example.org"} for job in OWN_JOBS]})
-class Jobs:
+class JobList:
     """The unfinished jobs, the newest first, and those that ended last."""
 
     jobs: list[JobState]

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 _WHOLE = ("requests_per_minute", "unfinished_jobs", "queue_depth", "channels")
 
 
-class Limits(BaseModel):
+class KeyLimits(BaseModel):
     """Limits of one API key; None: there is none."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
@@ -47,7 +47,7 @@ class Limits(BaseModel):
         return value
 
     @classmethod
-    def of(cls, settings: LimitSettings, own: Mapping[str, Any]) -> Limits:
+    def of(cls, settings: LimitSettings, own: Mapping[str, Any]) -> KeyLimits:
         """Return the server's limits, but where a key has its `own`.
 
         What is no limit, in a database that somebody else has written, counts for nothing.

@@ -7,7 +7,7 @@ from dataclasses import field
 from ndif.schema.answer import answer
 from ndif.schema.job_state import OwnJob
 from ndif.schema.model_key import A_MODEL
-from ndif.schema.server_state import Memory, PublicProbe
+from ndif.schema.server_state import MemoryState, PublicProbe
 from ndif.schema.states import DeploymentLevel
 
 _GIB = 1024**3
@@ -105,7 +105,7 @@ class Held:
 
 
 @answer()
-class ShownMemory(Memory):
+class ShownMemory(MemoryState):
     """Memory of a machine."""
 
     held: list[Held]
@@ -154,7 +154,7 @@ class ShownInterval:
 
 
 @answer()
-class History:
+class JobHistory:
     """The course of jobs over the last hours; intervals without any are left out."""
 
     since: float
@@ -172,7 +172,7 @@ class PublicState:
     """A sentence for each problem of the server."""
     schedule: list[ShownWindow]
     """The next seven days."""
-    history: History
+    history: JobHistory
 
 
 @answer()

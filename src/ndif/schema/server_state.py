@@ -44,7 +44,7 @@ class Problem:
 
 
 @answer()
-class Memory:
+class MemoryState:
     """Memory of a machine."""
 
     bytes: int
@@ -52,7 +52,7 @@ class Memory:
 
 
 @answer()
-class Gpu(Memory):
+class GpuState(MemoryState):
     """A GPU of a machine."""
 
     uuid: str | None
@@ -66,9 +66,9 @@ class NodeState:
 
     id: str
     name: str
-    gpus: list[Gpu]
+    gpus: list[GpuState]
     gpu_context_bytes: int
-    cpu: Memory
+    cpu: MemoryState
 
 
 @answer()

@@ -45,7 +45,7 @@ class Meter:
 
 
 @dataclass(slots=True)
-class Outcome:
+class RequestOutcome:
     """The outcome of one request, in seconds since the simulation began."""
 
     asked: TraceRequest
@@ -60,7 +60,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Usage:
+class NodeUsage:
     """The usage of a node, or by a model."""
 
     cold_loads: int = 0
@@ -87,9 +87,9 @@ class Journal:
 
     def __init__(self, trace: Sequence[TraceRequest]) -> None:
         origin = trace[0].at
-        self.outcomes = [Outcome(asked, asked.at - origin) for asked in trace]
-        self.by_model: defaultdict[Variant, Usage] = defaultdict(Usage)
-        self.by_node: defaultdict[str, Usage] = defaultdict(Usage)
+        self.outcomes = [RequestOutcome(asked, asked.at - origin) for asked in trace]
+        self.by_model: defaultdict[Variant, NodeUsage] = defaultdict(NodeUsage)
+        self.by_node: defaultdict[str, NodeUsage] = defaultdict(NodeUsage)
         self.statuses: Counter[Status] = Counter()
         """Updates sent, by status."""
         self.all_ended = asyncio.Event()
@@ -104,7 +104,7 @@ class Journal:
             for meter in (usage.gpus_held, usage.gpus_busy, usage.cpu_bytes):
                 meter.read(now)
 
-    def of(self, request: Request) -> Outcome:
+    def of(self, request: Request) -> RequestOutcome:
         """Return the outcome of a request, whose id is its position in the trace."""
         return self.outcomes[int(request.id)]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ndif.schema.model_key import ModelKey
-from ndif.simulation.journal import HOUR_S, Journal, Meter, Outcome, Usage
+from ndif.simulation.journal import HOUR_S, Journal, Meter, NodeUsage, RequestOutcome
 from ndif.simulation.world import World
 
 Row = dict[str, Any]
@@ -63,7 +63,7 @@ def report(world: World, journal: Journal, seed: int) -> Row:
     }
 
 
-def _of_requests(outcomes: Sequence[Outcome]) -> Row:
+def _of_requests(outcomes: Sequence[RequestOutcome]) -> Row:
     """Return counts of outcomes, and quantiles of waits and run times of requests that ran."""
     ran = [o for o in outcomes if o.dispatched is not None and o.ended is not None]
     return {
@@ -78,7 +78,7 @@ def _of_requests(outcomes: Sequence[Outcome]) -> Row:
     }
 
 
-def _of_replicas(usages: Sequence[Usage]) -> Row:
+def _of_replicas(usages: Sequence[NodeUsage]) -> Row:
     return {
         "cold_loads": sum(usage.cold_loads for usage in usages),
         "warm_returns": sum(usage.warm_returns for usage in usages),
@@ -91,7 +91,7 @@ def _of_replicas(usages: Sequence[Usage]) -> Row:
 
 
 def _use(
-    usages: Sequence[Usage], gpus: int, cpu_bytes: int, length_s: float, hours: slice = _ALL
+    usages: Sequence[NodeUsage], gpus: int, cpu_bytes: int, length_s: float, hours: slice = _ALL
 ) -> Row:
     """Return the fractions of GPUs busy and held, and of CPU memory held, in these hours."""
     return {
@@ -102,7 +102,7 @@ def _use(
     }
 
 
-def _use_of_gpus(usages: Sequence[Usage], gpu_s: float, hours: slice = _ALL) -> Row:
+def _use_of_gpus(usages: Sequence[NodeUsage], gpu_s: float, hours: slice = _ALL) -> Row:
     return {
         "gpu_utilisation": _part(_total([u.gpus_busy for u in usages], hours), gpu_s),
         "gpus_held": _part(_total([u.gpus_held for u in usages], hours), gpu_s),
@@ -115,8 +115,8 @@ def _total(meters: Iterable[Meter], hours: slice = _ALL) -> float:
 
 def _models(journal: Journal, gpu_s: float) -> list[Row]:
     """Return a row for each model in each runtime, the most requested first."""
-    outcomes: defaultdict[_Name, list[Outcome]] = defaultdict(list)
-    usages: defaultdict[_Name, list[Usage]] = defaultdict(list)
+    outcomes: defaultdict[_Name, list[RequestOutcome]] = defaultdict(list)
+    usages: defaultdict[_Name, list[NodeUsage]] = defaultdict(list)
     for outcome in journal.outcomes:
         outcomes[_name(outcome.asked.model, outcome.asked.generation)].append(outcome)
     for variant, usage in journal.by_model.items():
@@ -144,7 +144,7 @@ def _name(model: ModelKey, generation: str) -> _Name:
     return f"{model.repo_id.lower()}{revision}", generation
 
 
-def _errors(outcomes: Iterable[Outcome]) -> list[Row]:
+def _errors(outcomes: Iterable[RequestOutcome]) -> list[Row]:
     """Return error messages, the most frequent first; names and numbers make no difference."""
     alike: defaultdict[str, list[str]] = defaultdict(list)
     for outcome in outcomes:
@@ -155,10 +155,14 @@ def _errors(outcomes: Iterable[Outcome]) -> list[Row]:
 
 
 def _hours(
-    outcomes: Iterable[Outcome], nodes: Sequence[Usage], gpus: int, cpu_bytes: int, span_s: float
+    outcomes: Iterable[RequestOutcome],
+    nodes: Sequence[NodeUsage],
+    gpus: int,
+    cpu_bytes: int,
+    span_s: float,
 ) -> list[Row]:
     """Return a row for each hour: its requests, their waits, and the use of memory and GPUs."""
-    came: defaultdict[int, list[Outcome]] = defaultdict(list)
+    came: defaultdict[int, list[RequestOutcome]] = defaultdict(list)
     for outcome in outcomes:
         came[int(outcome.received // HOUR_S)].append(outcome)
     rows = []

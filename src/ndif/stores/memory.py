@@ -23,17 +23,17 @@ _KEPT = 0.02
 """Fraction of the memory that results leave free; models may take most of the memory."""
 
 
-class Memory(NamedTuple):
+class MachineMemory(NamedTuple):
     """Bytes of memory of a machine or container, and the bytes that a process may still take."""
 
     total: int
     available: int
 
 
-def memories(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> Iterator[Memory]:
+def memories(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> Iterator[MachineMemory]:
     """Yield the memory of this machine, and of its container if it has a limit."""
     fields = _numbers(meminfo)
-    yield Memory(fields["MemTotal"] * _KIB, fields["MemAvailable"] * _KIB)
+    yield MachineMemory(fields["MemTotal"] * _KIB, fields["MemAvailable"] * _KIB)
     for limited, current, stat, prefix in _CGROUP_FILES:
         try:
             limit = int((cgroup / limited).read_text())
@@ -42,7 +42,7 @@ def memories(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> Iterator[Memor
             continue
         # The page cache counts as used, but the kernel frees it on demand.
         given_up = parts[f"{prefix}active_file"] + parts[f"{prefix}inactive_file"]
-        yield Memory(limit, limit - used + given_up)
+        yield MachineMemory(limit, limit - used + given_up)
 
 
 def memory_is_short(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> bool:

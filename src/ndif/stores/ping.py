@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
-from ndif.stores.accounts import AccountsAwayError
+from ndif.stores.accounts import AccountsUnavailableError
 from ndif.stores.broker.port import BrokerError
 from ndif.stores.objects.port import ObjectStoreError
 from ndif.tasks import within
@@ -23,6 +23,6 @@ async def ask(stores: Mapping[str, Ping], patience_s: float) -> dict[str, Except
 async def _silence(ping: Ping, patience_s: float) -> Exception | None:
     try:
         await within(ping(), patience_s)
-    except (BrokerError, ObjectStoreError, AccountsAwayError, asyncio.TimeoutError) as error:
+    except (BrokerError, ObjectStoreError, AccountsUnavailableError, asyncio.TimeoutError) as error:
         return error
     return None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _MINUTE_S = 60.0
 
 
-class RatesAwayError(Exception):
+class RatesUnavailableError(Exception):
     """The counts cannot be reached now; the message says why."""
 
 
@@ -35,7 +35,8 @@ class Rates:
     async def take(self, name: str, most: int, minutes: int = 1) -> float:
         """Count a request and return 0; if the limit is reached, return the seconds until there is room.
 
-        Any window of `minutes` has room for `most`. Raise a `RatesAwayError` if Redis does not answer.
+        Any window of `minutes` has room for `most` requests. Raise a `RatesUnavailableError` if Redis does
+        not answer.
         """
         window_s = minutes * _MINUTE_S
         wait_s = (
@@ -58,7 +59,7 @@ class Rates:
             reset_at, left = await self._opened().get_window_stats(rate, name)
         except Exception as error:
             # The storage passes on errors of Redis and of the system.
-            raise RatesAwayError(str(error) or type(error).__name__) from error
+            raise RatesUnavailableError(str(error) or type(error).__name__) from error
         return 1.0 if left else max(1.0, reset_at - time.time())
 
     def _opened(self) -> MovingWindowRateLimiter:

@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, OutOfMemoryError, RedisError
 
 from ndif.config.groups import OLDEST_REDIS
-from ndif.stores.broker.port import BrokerAwayError, BrokerError
+from ndif.stores.broker.port import BrokerError, BrokerUnavailableError
 from ndif.tasks import timeout
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def broker_errors() -> Iterator[None]:
                 "its broker takes nothing more, as its memory is full (maxmemory of Redis)"
             ) from error
         logger.warning("Redis: %s", error)
-        raise BrokerAwayError("its broker does not answer") from error
+        raise BrokerUnavailableError("its broker does not answer") from error
 
 
 async def retry(work: Callable[[], Awaitable[T]], within_s: float) -> T:

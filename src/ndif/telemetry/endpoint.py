@@ -10,7 +10,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from types import MappingProxyType
 from urllib.parse import unquote, urlsplit
 
-from ndif.telemetry.shipper import RefusedError, UnavailableError
+from ndif.telemetry.shipper import RefusedBatchError, UnavailableError
 
 _TIMEOUT_S = 10.0
 """Seconds for the connection, and for each part of a request or answer."""
@@ -54,7 +54,7 @@ class Endpoint:
         }
 
     def post(self, content: bytes) -> None:
-        """Send a batch; raise `UnavailableError` or `RefusedError` if it is not taken."""
+        """Send a batch; raise `UnavailableError` or `RefusedBatchError` if it is not taken."""
         connection = self._connection()
         try:
             connection.request("POST", self._target, gzip.compress(content), self._headers)
@@ -66,7 +66,7 @@ class Endpoint:
         finally:
             connection.close()
         if answer.status // 100 != 2:
-            kind = RefusedError if answer.status in _REFUSALS else UnavailableError
+            kind = RefusedBatchError if answer.status in _REFUSALS else UnavailableError
             text = said.decode(errors="replace").strip()
             raise kind(f"{self._shown} answers {answer.status} {answer.reason}: {text!r}")
 

@@ -21,7 +21,7 @@ class UnavailableError(NdifError):
     """A store takes nothing at the moment; the same batch may be sent again."""
 
 
-class RefusedError(NdifError):
+class RefusedBatchError(NdifError):
     """A store refuses a batch for good."""
 
 
@@ -155,7 +155,7 @@ class Shipper(Generic[Item]):
         # Of batches that are refused in between others, one line is enough.
         if not self._has_refused:
             self._has_refused = True
-            expected = isinstance(error, RefusedError)
+            expected = isinstance(error, RefusedBatchError)
             logger.warning(
                 "%s refuses a batch, which is dropped, as later ones will be without a line here: %s",
                 self._destination,

@@ -17,9 +17,9 @@ from ndif.queue.callbacks.guard import (
     EVERYWHERE,
     Address,
     CallbackAddressError,
+    CallbackKind,
     ForbiddenAddressError,
     GuardedBackend,
-    Kind,
     NoAddressError,
     Resolver,
     is_public,
@@ -135,28 +135,28 @@ def test_ports_of_other_services_are_allowed_only_in_operator_networks() -> None
 
 TAKEN = {
     "https://example.org": Address(
-        Kind.GET, scheme="https", host="example.org", port=443, target="/"
+        CallbackKind.GET, scheme="https", host="example.org", port=443, target="/"
     ),
     "HTTP://Example.ORG.:8080/done?run=7#part": Address(
-        Kind.GET, scheme="http", host="example.org", port=8080, target="/done?run=7"
+        CallbackKind.GET, scheme="http", host="example.org", port=8080, target="/done?run=7"
     ),
     "post+https://example.org/a%20b": Address(
-        Kind.POST, scheme="https", host="example.org", port=443, target="/a%20b"
+        CallbackKind.POST, scheme="https", host="example.org", port=443, target="/a%20b"
     ),
     "every+POST+http://example.org/": Address(
-        Kind.POST, scheme="http", host="example.org", port=80, target="/"
+        CallbackKind.POST, scheme="http", host="example.org", port=80, target="/"
     ),
     "every+https://example.org/?a": Address(
-        Kind.GET, scheme="https", host="example.org", port=443, target="/?a"
+        CallbackKind.GET, scheme="https", host="example.org", port=443, target="/?a"
     ),
     "http://[2a00:1450::1]/": Address(
-        Kind.GET, scheme="http", host="2a00:1450::1", port=80, target="/"
+        CallbackKind.GET, scheme="http", host="2a00:1450::1", port=80, target="/"
     ),
     "https://xn--bcher-kva.example/": Address(
-        Kind.GET, scheme="https", host="xn--bcher-kva.example", port=443, target="/"
+        CallbackKind.GET, scheme="https", host="xn--bcher-kva.example", port=443, target="/"
     ),
     "ada.lovelace+ndif@mail.example.org": Address(
-        Kind.MAIL, mail="ada.lovelace+ndif@mail.example.org"
+        CallbackKind.MAIL, mail="ada.lovelace+ndif@mail.example.org"
     ),
 }
 

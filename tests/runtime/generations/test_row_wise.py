@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from ndif.runtime.generations.row_wise import Edits, Kind, row_wise_edits
+from ndif.runtime.generations.row_wise import Edits, ExpressionKind, row_wise_edits
 
 MODULES = frozenset(["transformer", "h", "ln_f", "lm_head", "attn", "mlp", "0", "1"])
 NAMES = {
-    "model": Kind.PART,
-    "torch": Kind.TORCH,
-    "F": Kind.TORCH,
-    "nnsight": Kind.NNSIGHT,
-    "vector": Kind.OWN,
-    "found": Kind.OWN,
-    "sorted": Kind.OTHER,
-    "reader": Kind.OTHER,
+    "model": ExpressionKind.PART,
+    "torch": ExpressionKind.TORCH,
+    "F": ExpressionKind.TORCH,
+    "nnsight": ExpressionKind.NNSIGHT,
+    "vector": ExpressionKind.OWN,
+    "found": ExpressionKind.OWN,
+    "sorted": ExpressionKind.OTHER,
+    "reader": ExpressionKind.OTHER,
 }
 
 

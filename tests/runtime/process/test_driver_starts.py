@@ -145,7 +145,7 @@ REVERSIONS: dict[int, Callable[[PretendDriver], None]] = {
 
 def column(checkpoint: Path, reverted: list[int]) -> dict[str, str]:
     """Return the outcome of a runner for each act of the driver."""
-    from ndif.runtime.frames import Channel
+    from ndif.runtime.frames import FrameChannel
     from ndif.runtime.process.zygote import Zygote
     from ndif.runtime.spec import ModelSpec, UntrustedSettings
 
@@ -160,7 +160,7 @@ def column(checkpoint: Path, reverted: list[int]) -> dict[str, str]:
             str(checkpoint), "0.8", task="text-generation", threads=1, untrusted=untrusted
         )
         host, control = socket.socketpair()
-        zygote = Zygote(Channel(control), spec, driver)
+        zygote = Zygote(FrameChannel(control), spec, driver)
         rows = {}
         for act in ACTS:
             # Where nothing is mended the channel to the owner is always open, as it was.
@@ -177,7 +177,7 @@ def column(checkpoint: Path, reverted: list[int]) -> dict[str, str]:
 
 def outcome(zygote: Any) -> str:
     """Nothing if a new runner waits for a request, else the reason why not."""
-    from ndif.runtime.frames import Channel
+    from ndif.runtime.frames import FrameChannel
     from ndif.runtime.messages import Signal
 
     here, there = socket.socketpair()
@@ -185,7 +185,7 @@ def outcome(zygote: Any) -> str:
     zygote._fork("runner", there.detach(), fresh=True, reused=False)
     (pid,) = zygote._runners
     try:
-        message, body, _ = Channel(here).receive()
+        message, body, _ = FrameChannel(here).receive()
         return "" if message is Signal.IDLE else bytes(body).decode()
     except EOFError:
         return "the runner ended"

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from ndif.runtime.process.forking import Pages, Rehearsal
+from ndif.runtime.process.forking import ForkPages, Rehearsal
 from ndif.runtime.process.procfs import Mapping, mappings, written
 from tests.runtime.apart import apart
 
@@ -132,7 +132,7 @@ def finding_ranges() -> dict[str, Any]:
         for page in apart:
             write(area, range(page, page + 1))
 
-    def of(pages: Pages) -> list[tuple[int, int]]:
+    def of(pages: ForkPages) -> list[tuple[int, int]]:
         """Return the first and the number of the pages in each range."""
         pairs = zip(pages.written[::2], pages.written[1::2], strict=True)
         # What lies behind it may be written too, and be one range with its last page.

@@ -21,7 +21,7 @@ import pytest
 from ndif.host.model_process import ModelProcess
 from ndif.host.runtimes import Runtime
 from ndif.host.shared_weights import SharedWeights
-from ndif.runtime.frames import Channel
+from ndif.runtime.frames import FrameChannel
 from ndif.runtime.messages import Filled, SharedMemory, ShareWeights
 from ndif.runtime.process.procfs import mappings
 from ndif.runtime.spec import ModelSpec, UntrustedSettings
@@ -41,13 +41,13 @@ class Host:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        self.channel = Channel(theirs)
+        self.channel = FrameChannel(theirs)
         self.memory: dict[str, int] = {}
         self.usable: dict[str, bool] = {}
         self.generous = True
-        threading.Thread(target=self._serve, args=(Channel(ours),), daemon=True).start()
+        threading.Thread(target=self._serve, args=(FrameChannel(ours),), daemon=True).start()
 
-    def _serve(self, channel: Channel) -> None:
+    def _serve(self, channel: FrameChannel) -> None:
         while True:
             message, _, _ = channel.receive()
             if isinstance(message, Filled):

@@ -19,7 +19,7 @@ from ndif.runtime.process.cuda import Handle
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.weights.weights import (
     ExportedWeights,
-    Placement,
+    ModelDevices,
     WeightsError,
     check,
     collect,
@@ -30,7 +30,7 @@ from tests.tiny_models import make_gpt2, make_llama
 pytestmark = pytest.mark.process
 
 PROMPT = "The Eiffel Tower is in"
-ON_CPU = Placement("cpu", None, {})
+ON_CPU = ModelDevices("cpu", None, {})
 
 
 def make_tied_llama(folder: Path) -> Path:
@@ -52,7 +52,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return make(tmp_path_factory.mktemp("model") / make.__name__)
 
 
-def load(checkpoint: Path, placement: Placement | None = None) -> Any:
+def load(checkpoint: Path, placement: ModelDevices | None = None) -> Any:
     """The wrapper of a checkpoint; with `placement`, built without weights."""
     generation = create_generation("0.8")
     spec = ModelSpec(str(checkpoint), "0.8", task="text-generation", device="cpu")
@@ -200,7 +200,7 @@ def test_values_are_moved_as_where_the_weights_are(
     dispatch_model(
         spread, device_map, main_device="cpu:0", skip_keys=spread._skip_keys_device_placement
     )
-    placement: Placement = pickle.loads(pickle.dumps(Placement.of(spread)))
+    placement: ModelDevices = pickle.loads(pickle.dumps(ModelDevices.of(spread)))
 
     built = load(folder, placement)
     tensors = collect(spread)
@@ -232,7 +232,7 @@ def test_a_model_that_comes_to_other_devices(
     folder = make_llama(tmp_path / "llama")
     monkeypatch.setattr(AlignDevicesHook, "init_hook", lambda hook, module: module)
     placements = [spread_after(folder, layers) for layers in (1, 3)]
-    whole = Placement("cpu", {"": "cpu"}, {})
+    whole = ModelDevices("cpu", {"": "cpu"}, {})
     built = load(folder, placements[0])
     generation = create_generation("0.8")
     generation.model = built
@@ -252,7 +252,7 @@ def test_a_model_that_comes_to_other_devices(
         assert torch.equal(built._module(**tokens).logits, truth)
 
 
-def spread_after(folder: Path, layers: int) -> Placement:
+def spread_after(folder: Path, layers: int) -> ModelDevices:
     """As accelerate spreads a model whose first `layers` are on one device, and the rest on another."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     first = ["model.embed_tokens", *(f"model.layers.{n}" for n in range(layers))]
@@ -262,7 +262,7 @@ def spread_after(folder: Path, layers: int) -> Placement:
     dispatch_model(
         model, device_map, main_device="cpu:0", skip_keys=model._skip_keys_device_placement
     )
-    return Placement.of(model)
+    return ModelDevices.of(model)
 
 
 def hook_arguments(part: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ def lies_about_the_header() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
     channel.socket.sendall(b"\xff" * 4 + bytes(8))
     return "FORGED"
@@ -27,7 +27,7 @@ def lies_about_the_body() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
     channel.socket.sendall((10).to_bytes(4, "big") + b"\xff" * 8)
     return "FORGED"
@@ -41,7 +41,7 @@ def lies_a_little() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -60,7 +60,7 @@ def sends_no_json() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
     channel.socket.sendall((7).to_bytes(4, "big") + bytes(8) + b"garbage")
     return "FORGED"
@@ -73,7 +73,7 @@ def sends_no_text() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
     channel.socket.sendall((4).to_bytes(4, "big") + bytes(8) + b"\xff\xfe\x00\xff")
     return "FORGED"
@@ -86,7 +86,7 @@ def sends_no_object() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
     channel.socket.sendall((2).to_bytes(4, "big") + bytes(8) + b"[]")
     return "FORGED"
@@ -100,7 +100,7 @@ def sends_no_kind() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -120,7 +120,7 @@ def sends_a_kind_that_is_no_text() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -139,7 +139,7 @@ def sends_depths() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
     text = b"[" * 500_000
     channel.socket.sendall(len(text).to_bytes(4, "big") + bytes(8) + text)
@@ -153,7 +153,7 @@ def sends_depths_in_a_log() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
     text = b'{"kind": "log", "a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     channel.socket.sendall(len(text).to_bytes(4, "big") + bytes(8) + text)
@@ -167,7 +167,7 @@ def sends_a_huge_number() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
     text = b'{"kind": "log", "a": ' + b"9" * 1_000_000 + b"}"
     channel.socket.sendall(len(text).to_bytes(4, "big") + bytes(8) + text)
@@ -182,7 +182,7 @@ def sends_an_unknown_kind() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -202,7 +202,7 @@ def sends_kinds_of_the_control_channel() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -223,7 +223,7 @@ def sends_a_result_without_its_cost() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -243,7 +243,7 @@ def sends_a_result_with_a_wrong_cost() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -263,7 +263,7 @@ def sends_a_cost_that_is_no_number() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -284,7 +284,7 @@ def sends_a_cost_that_is_no_text() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -303,7 +303,7 @@ def sends_a_cost_of_depths() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
     text = b'{"kind": "error", "report": ' + b'{"a":' * 900 + b"1" + b"}" * 901
     channel.socket.sendall(len(text).to_bytes(4, "big") + bytes(8) + text)
@@ -318,7 +318,7 @@ def sends_an_error_of_megabytes() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -338,7 +338,7 @@ def sends_a_result_over_the_limit(result_bytes: int) -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -361,7 +361,7 @@ def floods_with_statuses() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -382,7 +382,7 @@ def floods_with_unknown_kinds(seconds: float) -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -406,7 +406,7 @@ def floods_with_logs(log_bytes: int) -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -427,7 +427,7 @@ def floods_with_streams(streamed_bytes: int) -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -448,7 +448,7 @@ def floods_with_a_large_stream(streamed_bytes: int) -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -468,7 +468,7 @@ def asks_for_many_files() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -490,7 +490,7 @@ def says_spilled_without_a_file() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -510,7 +510,7 @@ def spills_a_lie() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -532,7 +532,7 @@ def fills_the_disk(disk_bytes: int) -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -559,7 +559,7 @@ def fills_the_disk_with_a_hole(disk_bytes: int) -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -584,7 +584,7 @@ def answers_twice() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -605,7 +605,7 @@ def answers_for_the_next() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -628,7 +628,7 @@ def answers_and_goes_on(seconds: float) -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -650,7 +650,7 @@ def closes_and_goes_on(seconds: float) -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
     import time
 
@@ -666,7 +666,7 @@ def closes_and_works_on(seconds: float) -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
     import time
 
@@ -684,7 +684,7 @@ def sends_half_a_frame(seconds: float) -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
     import time
 
@@ -700,7 +700,7 @@ def sends_a_frame_slowly(seconds: float) -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
     import time
 
@@ -720,7 +720,7 @@ def sends_half_a_frame_and_ends() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
     import os
 
@@ -736,7 +736,7 @@ def sends_descriptors() -> object:
     [channel] = [
         each
         for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
     ]
     import json
     import os

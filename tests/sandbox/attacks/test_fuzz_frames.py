@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndif.host.channel import Channel, ProtocolError
+from ndif.host.channel import AsyncFrameChannel, ProtocolError
 from ndif.host.runner_handle import RunnerHandle
 from ndif.runtime.frames import LENGTHS, pack
 from ndif.runtime.messages import (
-    AnswersTogether,
     Error,
     Exited,
     InlineAnswer,
@@ -24,6 +23,7 @@ from ndif.runtime.messages import (
     Returned,
     RunReport,
     RunStep,
+    SharedRunResults,
     Signal,
     Spill,
     Spilled,
@@ -35,7 +35,7 @@ MAX_HEADER = 1 << 20
 
 SIGNALS = [each.value for each in Signal]
 KINDS = st.sampled_from(
-    [*SIGNALS, "returned", "error", "spill", "spilled", "answers together", "exited", "ready"]
+    [*SIGNALS, "returned", "error", "spill", "spilled", "shared run results", "exited", "ready"]
 )
 VALUES = st.recursive(
     st.none()
@@ -64,7 +64,7 @@ MESSAGES: list[Message] = [
     Spilled(REPORT),
     Returned(True, REPORT),
     Error(REPORT, ends=True),
-    AnswersTogether((None, InlineAnswer(1, False)), REPORT),
+    SharedRunResults((None, InlineAnswer(1, False)), REPORT),
     Exited("runner", -9),
 ]
 FRAMES = st.builds(
@@ -108,7 +108,7 @@ SENT = st.one_of(st.binary(max_size=4000), mutated(), LYING, DEEP)
 
 async def _received(sent: bytes, pieces: int) -> list[Message]:
     """Return the frames that the host reads from these bytes and the end of the stream."""
-    channel, theirs = Channel.pair()
+    channel, theirs = AsyncFrameChannel.pair()
     runner = RunnerHandle("fake", channel)
     received = []
 

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ndif.stores.accounts import AccountsAwayError, Caller, FileAccounts, KeysError, NoSuchKeyError
+from ndif.stores.accounts import (
+    AccountsUnavailableError,
+    Caller,
+    FileAccounts,
+    KeysError,
+    NoSuchKeyError,
+)
 from tests.on_loop import on_loop
 
 KEY = "a-key-of-ada"
@@ -34,7 +40,7 @@ async def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
     await accounts.account(Caller("another-key"))
     path.unlink()
     await accounts.account(Caller("another-key"))
-    with pytest.raises(AccountsAwayError, match="No such file"):
+    with pytest.raises(AccountsUnavailableError, match="No such file"):
         await accounts.ping()
 
 

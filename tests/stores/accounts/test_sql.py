@@ -21,7 +21,7 @@ from sqlalchemy import Connection
 
 from ndif.schema.account import ImportedKeys
 from ndif.stores.accounts import (
-    AccountsAwayError,
+    AccountsUnavailableError,
     Caller,
     ImportedKey,
     KeysError,
@@ -356,7 +356,7 @@ async def test_only_its_owner_reads_the_file(tmp_path: Path) -> None:
     file = tmp_path / "new" / "accounts.sqlite"
     async with opened(f"sqlite:///{file}") as (registry, accounts):
         # Whoever asks before makes no file.
-        with pytest.raises(AccountsAwayError):
+        with pytest.raises(AccountsUnavailableError):
             await accounts.account(Caller("a-key"))
         assert not file.exists()
         await registry.create_key("ada")
@@ -434,7 +434,7 @@ async def test_tables_that_are_not_understood_let_nobody_in(database: TestDataba
         "INSERT INTO keys VALUES ('11111111-aaaa')"
     )
     async with opened(database.url) as (registry, accounts):
-        with pytest.raises(AccountsAwayError, match="has no column tier_id"):
+        with pytest.raises(AccountsUnavailableError, match="has no column tier_id"):
             await accounts.account(Caller("11111111-aaaa"))
         with pytest.raises(KeysError, match="has no column tier_id"):
             await registry.copy_foreign()
@@ -461,16 +461,16 @@ async def test_while_the_database_is_away_nobody_new_is_let_in() -> None:
             await accounts.account(Caller(key))
             server.stop()
             await accounts.account(Caller(key))  # remembered
-            with pytest.raises(AccountsAwayError):
+            with pytest.raises(AccountsUnavailableError):
                 await accounts.account(Caller(other))
-            with pytest.raises(AccountsAwayError):
+            with pytest.raises(AccountsUnavailableError):
                 await accounts.ping()
             clock.now += CACHE_S
             for each in (key, other, "a-guess"):
-                with pytest.raises(AccountsAwayError) as away:
+                with pytest.raises(AccountsUnavailableError) as away:
                     await accounts.account(Caller(each))
                 assert "p@ss" not in str(away.value)
-            with pytest.raises(AccountsAwayError):
+            with pytest.raises(AccountsUnavailableError):
                 await accounts.store_uses()
             # An outage is no guess, and a last use waits.
             server.start()
@@ -492,7 +492,7 @@ async def test_a_server_that_cannot_be_used_says_why(postgres: PostgresServer) -
         ("sqlite:////proc/none/a.sqlite", "/proc/none"),
     ):
         there = Database(broken)
-        with pytest.raises((KeysError, AccountsAwayError), match=said) as problem:
+        with pytest.raises((KeysError, AccountsUnavailableError), match=said) as problem:
             await (there.migrate() if there.is_sqlite else there.check())
         assert "wrong" not in str(problem.value)
         assert "secret" not in str(problem.value)

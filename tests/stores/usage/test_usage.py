@@ -18,7 +18,7 @@ import pytest
 
 from ndif.schema.job_record import JobRecord
 from ndif.schema.step import GATEWAY, QUEUE, Step
-from ndif.stores.usage import MemoryUsage, UsageAwayError, UsageStore, UsageTotal
+from ndif.stores.usage import MemoryUsage, UsageStore, UsageTotal, UsageUnavailableError
 from ndif.stores.usage.history import BOUNDS_S, class_of, intervals_of, percentile
 from ndif.stores.usage.journal import JournaledUsage
 from ndif.tasks import end, within
@@ -224,7 +224,7 @@ async def test_what_is_noted_while_the_database_is_away_comes_later(
     try:
         async with opened(JournaledUsage([url], folder, 3600)) as store:
             store.note(record())
-            with pytest.raises(UsageAwayError):
+            with pytest.raises(UsageUnavailableError):
                 await store.totals("user")
         # It ended without having stored that.
         async with opened(JournaledUsage([url], folder, 3600)) as store:
@@ -232,7 +232,7 @@ async def test_what_is_noted_while_the_database_is_away_comes_later(
             postgres.start()
 
             async def totals() -> Sequence[UsageTotal] | None:
-                with contextlib.suppress(UsageAwayError):
+                with contextlib.suppress(UsageUnavailableError):
                     return await store.totals("user")
                 return None
 

@@ -27,8 +27,8 @@ from ndif.host.execution import announce, announcement
 from ndif.host.heartbeat import until_frozen
 from ndif.host.port import (
     ActorError,
-    DeviceError,
     EndedError,
+    FailedDeviceError,
     Progress,
     ReplicaEvictedError,
     ReplicaLostError,
@@ -38,7 +38,7 @@ from ndif.host.port import (
 from ndif.runtime.typed_json import from_json
 from ndif.schema.request import Request
 from ndif.schema.response import Response
-from ndif.stores.broker import BrokerAwayError, ClientLeftError
+from ndif.stores.broker import BrokerUnavailableError, ClientLeftError
 from ndif.stores.broker.encoding import encode_request
 from ndif.stores.broker.redis.job_channels import JobSender
 from ndif.tasks import aside, end, start, within
@@ -156,7 +156,7 @@ class RayModelActor:
         if answer.error:
             await self.stop()
             if answer.device is not None:
-                raise DeviceError(answer.error, answer.device)
+                raise FailedDeviceError(answer.error, answer.device)
             raise ActorError(answer.error)
         self.model = answer.model
 
@@ -268,7 +268,7 @@ class RayModelActor:
         if answer.why == "evicted":
             raise ReplicaEvictedError(answer.reason)
         if answer.why == "away":
-            raise BrokerAwayError(answer.reason)
+            raise BrokerUnavailableError(answer.reason)
         if answer.end is None:
             raise ReplicaLostError(answer.reason)
         return answer.end

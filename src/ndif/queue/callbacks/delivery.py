@@ -15,8 +15,8 @@ from ndif.delivery.loop import Delivery, DeliveryError, Policy
 from ndif.delivery.mail import Mailer, new_mail, open_mailer
 from ndif.queue.callbacks.guard import (
     CallbackAddressError,
+    CallbackKind,
     CallbackRules,
-    Kind,
     Network,
     read_address,
     shown,
@@ -134,7 +134,7 @@ class CallbackDelivery(Delivery[Callback]):
             address = read_address(callback.address, self._allowed)
         except CallbackAddressError as error:
             raise DeliveryError("its address is not one that is called", final=True) from error
-        if address.kind is not Kind.MAIL:
+        if address.kind is not CallbackKind.MAIL:
             await self._webhooks.send(callback, address)
         elif self._mailer is None:
             raise DeliveryError(_NO_MAIL)

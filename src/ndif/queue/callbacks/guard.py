@@ -100,7 +100,7 @@ class NoAddressError(Exception):
     """A host has no address now."""
 
 
-class Kind(str, Enum):
+class CallbackKind(str, Enum):
     """The form of a callback."""
 
     GET = "get"
@@ -114,7 +114,7 @@ class Kind(str, Enum):
 class Address:
     """A callback's address, read and checked."""
 
-    kind: Kind
+    kind: CallbackKind
     mail: str = ""
     """The e-mail address, if it is one."""
     scheme: str = ""
@@ -156,7 +156,7 @@ def read_address(text: str, allowed: Sequence[Network] = ()) -> Address:
     wants_post = url.lower().startswith(POST)
     url = url[len(POST) :] if wants_post else url
     if url.lower().startswith(("http://", "https://")):
-        return _read_url(url, Kind.POST if wants_post else Kind.GET, allowed)
+        return _read_url(url, CallbackKind.POST if wants_post else CallbackKind.GET, allowed)
     if "@" in text and "://" not in text and url is text:
         return _read_mail(text)
     raise CallbackAddressError(
@@ -173,7 +173,7 @@ def shown(text: str) -> str:
     return f"{scheme}://{re.split('[/?#]', rest, maxsplit=1)[0]}/…"
 
 
-def _read_url(url: str, kind: Kind, allowed: Sequence[Network]) -> Address:
+def _read_url(url: str, kind: CallbackKind, allowed: Sequence[Network]) -> Address:
     found = _URL.fullmatch(url)
     if found is None:
         authority = re.split(r"[/?#\\]", url.partition("://")[2], maxsplit=1)[0]
@@ -238,7 +238,7 @@ def _read_mail(text: str) -> Address:
         raise CallbackAddressError(
             f"The callback {_quoted(text)} is not one e-mail address like ada@example.org."
         )
-    return Address(Kind.MAIL, mail=text)
+    return Address(CallbackKind.MAIL, mail=text)
 
 
 def _quoted(text: str) -> str:

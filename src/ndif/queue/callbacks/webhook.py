@@ -17,9 +17,9 @@ from ndif.config.units import format_duration
 from ndif.delivery.loop import DeliveryError
 from ndif.queue.callbacks.guard import (
     Address,
+    CallbackKind,
     ForbiddenAddressError,
     GuardedBackend,
-    Kind,
     Network,
     NoAddressError,
     Resolve,
@@ -111,7 +111,7 @@ class Webhooks:
         headers = {"Host": address.host_header, "User-Agent": _AGENT, "Accept": "*/*"}
         body = b""
         target = address.target
-        if address.kind is Kind.POST:
+        if address.kind is CallbackKind.POST:
             body = callback.content.encode()
             headers |= {"Content-Type": "application/json", **self._signed(callback, body)}
         else:
@@ -124,7 +124,7 @@ class Webhooks:
                 self._tls, max_connections=1, network_backend=self._backend
             ) as pool,
             pool.stream(
-                "POST" if address.kind is Kind.POST else "GET",
+                "POST" if address.kind is CallbackKind.POST else "GET",
                 url,
                 headers=[*headers.items()],
                 content=body or None,

@@ -19,7 +19,7 @@ from ndif.runtime.tracebacks import explain
 from ndif.sandbox.advice import send_along
 
 if TYPE_CHECKING:
-    from ndif.runtime.weights.weights import Placement
+    from ndif.runtime.weights.weights import ModelDevices
     from ndif.sandbox.protector import Protector
 
 _GENERATIONS = {
@@ -68,14 +68,14 @@ class Generation:
         """Load the model that `spec` names onto its device."""
         raise NotImplementedError
 
-    def load_meta(self, spec: ModelSpec, placement: Placement) -> None:
+    def load_meta(self, spec: ModelSpec, placement: ModelDevices) -> None:
         """Build the model as `load` does, but on the meta device; `install` adds the weights later."""
         # nnsight 0.8's own meta model lacks the generation settings and the evaluation mode, and has the
         # tokenizer of another revision.
         self.load(replace(spec, device="meta"))
         self.move(placement)
 
-    def move(self, placement: Placement) -> None:
+    def move(self, placement: ModelDevices) -> None:
         """Set the placement of a model from `load_meta`."""
         placement.apply(self.model._module)
 

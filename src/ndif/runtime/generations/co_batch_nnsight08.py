@@ -30,7 +30,7 @@ from nnsight.modeling.transformers import TransformersModel
 from nnsight.tracing import tracer as tracing
 
 from ndif.runtime.generations import Saves
-from ndif.runtime.generations.row_wise import Edits, Kind, row_wise_edits
+from ndif.runtime.generations.row_wise import Edits, ExpressionKind, row_wise_edits
 from ndif.runtime.generations.unsaved import Unsaved
 
 _MOST_TOKENS = 4096
@@ -57,7 +57,7 @@ Read = Callable[[bytes], Any]
 """A reader of payloads, which returns a tracer or raises an error."""
 
 
-class Together:
+class SharedPassRunner:
     """The shared passes of one model."""
 
     def __init__(self, model: TransformersModel) -> None:
@@ -293,15 +293,15 @@ def _groups(members: Sequence[_Member]) -> Iterator[list[_Member]]:
         yield from (group for group in groups if len(group) > 1)
 
 
-def _kind_of(value: Any) -> Kind:
+def _kind_of(value: Any) -> ExpressionKind:
     """Return the kind of a value that a block takes from its script."""
     if type(value) in (Envoy, *_MODELS):
-        return Kind.PART
+        return ExpressionKind.PART
     if any(value is each for each in _NAMESPACES):
-        return Kind.TORCH
+        return ExpressionKind.TORCH
     if value is nnsight:
-        return Kind.NNSIGHT
-    return Kind.OWN if _is_plain(value) else Kind.OTHER
+        return ExpressionKind.NNSIGHT
+    return ExpressionKind.OWN if _is_plain(value) else ExpressionKind.OTHER
 
 
 def _is_plain(value: Any, depth: int = 4) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping
 from enum import Enum, auto
 
 
-class Kind(Enum):
+class ExpressionKind(Enum):
     """The kind of value of an expression in a block."""
 
     PART = auto()
@@ -83,7 +83,7 @@ _MAKERS = _words("clone item tolist float int bool str len round list dict tuple
 _ITERATORS = _words("enumerate zip")
 _WRITING = _words("hook out inplace")
 """Arguments that make a function write into a value, or act on the pass."""
-_VALUES = (Kind.VALUE, Kind.OWN)
+_VALUES = (ExpressionKind.VALUE, ExpressionKind.OWN)
 
 
 class _OtherError(Exception):
@@ -91,7 +91,7 @@ class _OtherError(Exception):
 
 
 def row_wise_edits(
-    source: str, names: Mapping[str, Kind], modules: Collection[str]
+    source: str, names: Mapping[str, ExpressionKind], modules: Collection[str]
 ) -> Edits | None:
     """Return how a block edits its own rows; None if it may have any other effect.
 
@@ -113,7 +113,7 @@ def row_wise_edits(
 class _Block:
     """An abstract interpreter that infers the kinds of a block's names."""
 
-    def __init__(self, names: Mapping[str, Kind], modules: Collection[str]) -> None:
+    def __init__(self, names: Mapping[str, ExpressionKind], modules: Collection[str]) -> None:
         self._names = dict(names)
         self._modules = modules
         self.assigns = False
@@ -123,7 +123,7 @@ class _Block:
 
     def follow(self, statements: list[ast.stmt]) -> None:
         """Interpret the block until the kinds are stable, because a loop may bind a name after its use."""
-        before: dict[str, Kind] = {}
+        before: dict[str, ExpressionKind] = {}
         while before != self._names:
             before = dict(self._names)
             self.run(statements)
@@ -155,38 +155,38 @@ class _Block:
             case _:
                 raise _OtherError
 
-    def _assign(self, target: ast.expr, kind: Kind) -> None:
+    def _assign(self, target: ast.expr, kind: ExpressionKind) -> None:
         match target:
             case ast.Name(id=name):
                 self._bind(name, kind)
             case ast.Attribute(value=part, attr=attr) if attr in ACCESSES:
-                if self._kind(part) is not Kind.PART or kind not in _VALUES:
+                if self._kind(part) is not ExpressionKind.PART or kind not in _VALUES:
                     raise _OtherError
                 self.assigns = True
             case ast.Subscript() if kind in _VALUES:
                 self._write(target)
             case ast.Tuple(elts=targets) if kind in _VALUES:
                 for each in targets:
-                    self._assign(each, Kind.VALUE)
+                    self._assign(each, ExpressionKind.VALUE)
             case _:
                 raise _OtherError
 
-    def _bind(self, name: str, kind: Kind) -> None:
+    def _bind(self, name: str, kind: ExpressionKind) -> None:
         """Bind a name to a kind, which may only change from OWN to VALUE."""
         before = self._names.setdefault(name, kind)
         if before is not kind and {before, kind} == set(_VALUES):
-            self._names[name] = Kind.VALUE
+            self._names[name] = ExpressionKind.VALUE
         elif before is not kind or name in _BUILTINS | _ITERATORS:
             raise _OtherError
 
     def _augment(self, target: ast.expr) -> None:
         """Interpret a statement like `x += 1`, which writes into a tensor or list."""
         match target:
-            case ast.Name(id=name) if self._names.get(name) is Kind.OWN:
+            case ast.Name(id=name) if self._names.get(name) is ExpressionKind.OWN:
                 self.writes = True
             case ast.Attribute(value=part, attr=attr) if attr in ACCESSES:
                 # Not an assignment in the sense of `assigns`: the part gets the same object again.
-                if self._kind(part) is not Kind.PART:
+                if self._kind(part) is not ExpressionKind.PART:
                     raise _OtherError
                 self.writes = True
             case ast.Subscript(value=ast.Name()):  # the item may be the model's tensor
@@ -201,14 +201,14 @@ class _Block:
         self.writes = True
         self._value(target.slice)
         owner = target.value
-        if isinstance(owner, ast.Name) and self._names.get(owner.id) is Kind.OWN:
+        if isinstance(owner, ast.Name) and self._names.get(owner.id) is ExpressionKind.OWN:
             return
         while isinstance(owner, ast.Subscript):
             self._value(owner.slice)
             owner = owner.value
         match owner:
             case ast.Attribute(value=part, attr=attr) if attr in ACCESSES:
-                if self._kind(part) is Kind.PART:
+                if self._kind(part) is ExpressionKind.PART:
                     return
         raise _OtherError
 
@@ -218,7 +218,7 @@ class _Block:
                 ast.Call(func=ast.Name(id="enumerate"), args=[each], keywords=[]),
                 ast.Tuple(elts=[number, item]),
             ) if "enumerate" not in self._names:
-                self._assign(number, Kind.VALUE)
+                self._assign(number, ExpressionKind.VALUE)
                 self._assign(item, self._item(each))
             case (
                 ast.Call(func=ast.Name(id="zip"), args=several, keywords=[]),
@@ -229,29 +229,31 @@ class _Block:
             case _:
                 self._assign(target, self._item(iterable))
 
-    def _item(self, iterable: ast.expr) -> Kind:
+    def _item(self, iterable: ast.expr) -> ExpressionKind:
         """Return the kind of the items of an expression; items of the block's list may be the model's."""
         kind = self._kind(iterable)
-        return Kind.VALUE if kind is Kind.OWN else kind
+        return ExpressionKind.VALUE if kind is ExpressionKind.OWN else kind
 
     def _value(self, node: ast.expr) -> None:
         """Require an expression to be a value."""
         if self._kind(node) not in _VALUES:
             raise _OtherError
 
-    def _kind(self, node: ast.expr) -> Kind:
+    def _kind(self, node: ast.expr) -> ExpressionKind:
         match node:
-            case ast.Name(id=name) if self._names.get(name, Kind.OTHER) is not Kind.OTHER:
+            case ast.Name(id=name) if (
+                self._names.get(name, ExpressionKind.OTHER) is not ExpressionKind.OTHER
+            ):
                 return self._names[name]
             case ast.Attribute(value=owner, attr=attr):
                 return self._attribute(self._kind(owner), attr)
             case ast.Subscript(value=owner, slice=index):
                 self._value(index)
                 kind = self._kind(owner)
-                if kind is Kind.PART:
+                if kind is ExpressionKind.PART:
                     return kind
                 if kind in _VALUES:
-                    return Kind.VALUE
+                    return ExpressionKind.VALUE
                 raise _OtherError
             case ast.Call():
                 return self._call(node)
@@ -263,7 +265,7 @@ class _Block:
                 pass
             case ast.IfExp() | ast.BoolOp():  # one of its values
                 self._values(node)
-                return Kind.VALUE
+                return ExpressionKind.VALUE
             case (
                 ast.BinOp()
                 | ast.UnaryOp()
@@ -279,53 +281,55 @@ class _Block:
                 self._values(node)
             case _:
                 raise _OtherError
-        return Kind.OWN
+        return ExpressionKind.OWN
 
     def _values(self, node: ast.expr) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr):
                 self._value(child)
 
-    def _attribute(self, kind: Kind, attr: str) -> Kind:
-        if kind is Kind.PART and attr in ACCESSES:
-            return Kind.VALUE
-        if kind is Kind.PART and attr in self._modules:
-            return Kind.PART
-        if kind is Kind.TORCH and attr in _NAMESPACES:
-            return Kind.TORCH
-        if (kind is Kind.TORCH and attr in _TYPES) or (kind in _VALUES and attr in _FIELDS):
-            return Kind.VALUE
+    def _attribute(self, kind: ExpressionKind, attr: str) -> ExpressionKind:
+        if kind is ExpressionKind.PART and attr in ACCESSES:
+            return ExpressionKind.VALUE
+        if kind is ExpressionKind.PART and attr in self._modules:
+            return ExpressionKind.PART
+        if kind is ExpressionKind.TORCH and attr in _NAMESPACES:
+            return ExpressionKind.TORCH
+        if (kind is ExpressionKind.TORCH and attr in _TYPES) or (
+            kind in _VALUES and attr in _FIELDS
+        ):
+            return ExpressionKind.VALUE
         raise _OtherError
 
-    def _call(self, node: ast.Call) -> Kind:
+    def _call(self, node: ast.Call) -> ExpressionKind:
         if any(each.arg is None or each.arg in _WRITING for each in node.keywords):
             raise _OtherError
         arguments = [*node.args, *(each.value for each in node.keywords)]
-        kind = Kind.VALUE
+        kind = ExpressionKind.VALUE
         match node.func:
             case ast.Name(id="len") if "len" not in self._names and len(arguments) == 1:
-                if self._kind(arguments[0]) is Kind.PART:  # of layers
-                    return Kind.OWN
-                kind = Kind.OWN
+                if self._kind(arguments[0]) is ExpressionKind.PART:  # of layers
+                    return ExpressionKind.OWN
+                kind = ExpressionKind.OWN
             case ast.Name(id=name) if name in _BUILTINS and name not in self._names:
-                kind = Kind.OWN if name in _MAKERS else kind
+                kind = ExpressionKind.OWN if name in _MAKERS else kind
             case ast.Attribute(value=owner, attr=attr):
                 of = self._kind(owner)
                 known: Collection[str] = ()
-                if of is Kind.PART:  # a submodule is applied to values
+                if of is ExpressionKind.PART:  # a submodule is applied to values
                     known = () if node.keywords else self._modules
                 elif of in _VALUES:
                     known = _METHODS
-                    kind = Kind.OWN if attr in _MAKERS else kind
+                    kind = ExpressionKind.OWN if attr in _MAKERS else kind
                     # `save` returns the value itself.
                     kind = of if attr == "save" else kind
-                elif of is Kind.TORCH:
+                elif of is ExpressionKind.TORCH:
                     known = _FUNCTIONS
-                elif of is Kind.NNSIGHT:
+                elif of is ExpressionKind.NNSIGHT:
                     known = ("save",)
                 if attr not in known:
                     raise _OtherError
-            case part if self._kind(part) is not Kind.PART or node.keywords:
+            case part if self._kind(part) is not ExpressionKind.PART or node.keywords:
                 raise _OtherError
         for each in arguments:
             self._value(each)

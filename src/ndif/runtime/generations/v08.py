@@ -33,12 +33,12 @@ from ndif.runtime.generations import (
     sources,
     unpickling_errors,
 )
-from ndif.runtime.generations.co_batch_nnsight08 import Together
+from ndif.runtime.generations.co_batch_nnsight08 import SharedPassRunner
 from ndif.runtime.generations.unsaved import Unsaved
 from ndif.runtime.results import trusted
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import explain, show_frames
-from ndif.runtime.weights.weights import Placement, load_arguments
+from ndif.runtime.weights.weights import ModelDevices, load_arguments
 
 if TYPE_CHECKING:
     from ndif.sandbox.protector import Protector
@@ -69,7 +69,7 @@ class Nnsight08(Generation):
 
     def __init__(self) -> None:
         self._objects: dict[str, Any] | None = None
-        self._together: Together | None = None
+        self._together: SharedPassRunner | None = None
         self._trained: list[tuple[torch.nn.Parameter, bool]] | None = None
         """Each weight with its `requires_grad` before the first adapter was put on the model."""
         self._env: dict[str, Any] = {}
@@ -97,7 +97,7 @@ class Nnsight08(Generation):
             has_it = module._supports_sdpa and module._can_set_attn_implementation()
             self._lacks_usual = not has_it
 
-    def move(self, placement: Placement) -> None:
+    def move(self, placement: ModelDevices) -> None:
         super().move(placement)
         self.model.pipeline.device = torch.device(placement.device)
 
@@ -140,7 +140,7 @@ class Nnsight08(Generation):
     def run_together(self, payloads: Sequence[bytes]) -> list[Saves | None]:
         objects = self._objects = self._objects or self.model._remoteable_persistent_objects()
         if self._together is None:
-            self._together = Together(self.model)
+            self._together = SharedPassRunner(self.model)
         return self._together.run(payloads, lambda each: RequestModel.deserialize(each, objects))
 
     def forget(self) -> None:

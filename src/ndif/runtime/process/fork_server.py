@@ -22,7 +22,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NoReturn
 
-from ndif.runtime.frames import Channel
+from ndif.runtime.frames import FrameChannel
 from ndif.runtime.messages import StartModule
 from ndif.runtime.process import zygote
 from ndif.runtime.process.children import (
@@ -98,7 +98,7 @@ def main(fd: int, generation: str, *, untrusted: bool) -> None:
         _prepare_reset()
     if reached := Cuda().find_early_start():
         raise CannotForkError(reached)
-    ForkServer(Channel(socket.socket(fileno=fd)), _PROGRAMS).serve()
+    ForkServer(FrameChannel(socket.socket(fileno=fd)), _PROGRAMS).serve()
 
 
 def _prepare_reset() -> None:
@@ -140,7 +140,7 @@ class ForkServer:
     reads from the children's channels, so no child inherits another's secrets in its memory.
     """
 
-    def __init__(self, control: Channel, programs: Programs) -> None:
+    def __init__(self, control: FrameChannel, programs: Programs) -> None:
         self._control = control
         self._programs = programs
         self._children: dict[int, socket.socket] = {}

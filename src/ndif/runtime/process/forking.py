@@ -19,7 +19,7 @@ _libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True, slots=True)
-class Pages:
+class ForkPages:
     """Memory of this process that its forks use, as alternating addresses and lengths."""
 
     read: array.array[int] = field(default_factory=lambda: array.array("Q"))
@@ -27,7 +27,7 @@ class Pages:
     written: array.array[int] = field(default_factory=lambda: array.array("Q"))
     """Private pages, which a fork copies."""
 
-    def with_all_of(self, mappings: Iterable[Mapping]) -> Pages:
+    def with_all_of(self, mappings: Iterable[Mapping]) -> ForkPages:
         """Return these pages, with all of the mappings added as read."""
         ranges = [number for each in mappings for number in (each.start, each.size)]
         return replace(self, read=self.read + array.array("Q", ranges))
@@ -58,15 +58,15 @@ class Rehearsal:
         self._pid = fork(rehearse)
         theirs.close()
 
-    def pages(self, but: range = range(0)) -> Pages:
+    def pages(self, but: range = range(0)) -> ForkPages:
         """Return the pages that the fork has read and written, except written ones in `but`.
 
         If the fork failed, there are none.
         """
         with self.socket, contextlib.suppress(OSError):  # the fork was killed
             if self.socket.recv(1):
-                return Pages(found(self._pid), _without(exclusive(self._pid), but))
-        return Pages()
+                return ForkPages(found(self._pid), _without(exclusive(self._pid), but))
+        return ForkPages()
 
 
 def _without(ranges: array.array[int], left_out: range) -> array.array[int]:

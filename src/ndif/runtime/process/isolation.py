@@ -24,7 +24,7 @@ from ndif.sandbox.confinement.confinement import (
 )
 
 if TYPE_CHECKING:
-    from ndif.runtime.process.model_state import ModelState
+    from ndif.runtime.process.model_state import ModuleTreeState
     from ndif.runtime.process.namespaces import Namespaces
     from ndif.runtime.process.process_settings import ProcessSetting
     from ndif.runtime.process.warmup_request import WarmupRequest
@@ -43,7 +43,7 @@ class Isolation:
     """Files that the policy lets Python open; None without a policy."""
     namespaces: Namespaces | None = None
     """The namespaces before any user code has run; None if each runner runs one request."""
-    model_state: ModelState | None = None
+    model_state: ModuleTreeState | None = None
     """The model's state at that time; None also if each runner maps the weights at its own addresses."""
     settings: Sequence[ProcessSetting] | None = None
     """The list of the process's settings, found once; None if each runner runs one request."""
@@ -82,13 +82,13 @@ class Isolation:
 
         On devices, each runner maps the weights at its own addresses and records the model's state itself.
         """
-        from ndif.runtime.process.model_state import ModelState
+        from ndif.runtime.process.model_state import ModuleTreeState
         from ndif.runtime.process.namespaces import Namespaces
         from ndif.runtime.process.process_settings import ProcessSettings
 
         # Under the policy, a request can change no functions but its own.
         found = Namespaces.of_this_process(functions=self.policy is None)
-        state = None if on_devices else ModelState(model)
+        state = None if on_devices else ModuleTreeState(model)
         settings = ProcessSettings().known
         return replace(self, namespaces=found, model_state=state, settings=settings)
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ndif.runtime.process.model_state import ModelState, ResetError, WeightsMemory
-from ndif.runtime.process.namespaces import Versions, copied, members_of
+from ndif.runtime.process.model_state import ModuleTreeState, ResetError, WeightsMemory
+from ndif.runtime.process.namespaces import DictVersions, copied, members_of
 from ndif.runtime.process.process_settings import ProcessSettings
 from ndif.runtime.process.procfs import ProcFiles
 
@@ -41,7 +41,7 @@ class ModelReset:
         """Record the present state, before the first request and after a change of the model's adapter."""
         model = self._generation.model
         self._settings = ProcessSettings()
-        self._state = ModelState(model)
+        self._state = ModuleTreeState(model)
         self._code = _Code(model._module)
         self._weights = None
         if self._has_weights and self._proc_files is not None:
@@ -73,7 +73,7 @@ class _Code:
         self._names = [name for name, _ in owners]
         self._members = [members for _, members in owners]
         self._before = [copied(members) for members in self._members]
-        self._versions = Versions(self._members)
+        self._versions = DictVersions(self._members)
 
     def check(self) -> None:
         """Raise ResetError if a function was replaced; attributes that libraries add lazily may stay."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from ndif.runtime.process.namespaces import Versions, copied, has_same_members
+from ndif.runtime.process.namespaces import DictVersions, copied, has_same_members
 from ndif.runtime.process.procfs import ProcFiles
 
 
@@ -20,7 +20,7 @@ class ResetError(Exception):
     """The process cannot be reset; the message names what the request left behind."""
 
 
-class ModelState:
+class ModuleTreeState:
     """The state of the module tree and the objects around it, for `restore`."""
 
     def __init__(self, model: Any) -> None:
@@ -42,7 +42,7 @@ class ModelState:
                     self._lists += [(value, list(value)) for value in lists]
         inner = getattr(getattr(model, "tokenizer", None), "_tokenizer", None)
         self._tokenizer = _TokenizerState(inner) if hasattr(inner, "get_vocab_size") else None
-        self._versions = Versions(self._dicts)
+        self._versions = DictVersions(self._dicts)
         self._tensors = _tensors(model._module)
         # While these storages are alive, no other storage can have their addresses.
         self._storages = [each.untyped_storage() for each in self._tensors]
@@ -50,7 +50,7 @@ class ModelState:
         self._forms = _forms(self._tensors)
         self._attributes = list(map(vars, self._tensors))
         self._attribute_copies = list(map(copied, self._attributes))
-        self._attribute_versions = Versions(self._attributes)
+        self._attribute_versions = DictVersions(self._attributes)
 
     def restore(self) -> None:
         """Restore the state; raise ResetError if a weight or the tokenizer was changed."""

@@ -66,7 +66,7 @@ class Namespaces:
         self._containers: list[tuple[_Container, list[Any], str]] = []
         self._known: set[int] = set()
         self._modules = dict(sys.modules)
-        self._modules_version = Versions([sys.modules])
+        self._modules_version = DictVersions([sys.modules])
         # Objects that a fork server froze are invisible to the collector, but a request can change them.
         gc.unfreeze()
         self._add_all()
@@ -95,14 +95,14 @@ class Namespaces:
             if change.members is not None:
                 self._add_within(self._copies[change.at], self._owners[change.at])
         self._modules = dict(sys.modules)
-        self._modules_version = Versions([sys.modules])
+        self._modules_version = DictVersions([sys.modules])
         self._add_all()
         self._note_words()
 
     def _note_words(self) -> None:
         """Record the versions of dictionaries, the parts of functions, and the items of containers."""
         self._function_parts = _Words(self._functions, _function_offsets())
-        self._versions = Versions(self._dicts)
+        self._versions = DictVersions(self._dicts)
         self._note_items()
 
     def _note_items(self) -> None:
@@ -182,7 +182,7 @@ class Namespaces:
             if self._finds_functions:
                 self._functions = [*self._functions, *_functions()]
             self._note_words()
-        self._modules_version = Versions([sys.modules])
+        self._modules_version = DictVersions([sys.modules])
         if self._function_parts.changed():
             self._function_parts.note()
         self.settle()
@@ -422,7 +422,7 @@ class _Items:
         return sorted({*moved, *differ.tolist()})
 
 
-class Versions:
+class DictVersions:
     """The versions of many dictionaries, read in bulk to find possible changes."""
 
     def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:

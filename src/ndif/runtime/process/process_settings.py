@@ -31,7 +31,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ndif.runtime.process.libraries import is_of_a_library
-from ndif.runtime.process.namespaces import Lengths, Versions
+from ndif.runtime.process.namespaces import DictVersions, Lengths
 
 _ATTEMPTS = 2
 """Attempts to restore changed settings; more than one, because one setting may change another."""
@@ -219,7 +219,7 @@ class _Loggers:
         self._by_name: dict[str, Any] = {}
         self._loggers: list[logging.Logger] = []
         self._dicts: list[dict[str, Any]] = []
-        self._versions = Versions(())
+        self._versions = DictVersions(())
         self._lists = Lengths(())
         self._with_items: list[tuple[str, logging.Logger]] = []
 
@@ -248,7 +248,7 @@ class _Loggers:
         settings = {name: _logger_settings(each) for name, each in known.items()}
         self._loggers = [*found.values()]
         self._dicts = [*map(vars, self._loggers)]
-        self._versions = Versions([self._by_name, *self._dicts])
+        self._versions = DictVersions([self._by_name, *self._dicts])
         # Another list in place of one of these would show in its logger's version.
         self._lists = Lengths(
             [items for each in self._loggers for items in (each.handlers, each.filters)]

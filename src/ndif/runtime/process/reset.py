@@ -27,7 +27,7 @@ import torch
 
 from ndif.runtime.process.heap import KEPT_TOP, trim
 from ndif.runtime.process.libraries import FOLDERS, is_of_a_library
-from ndif.runtime.process.model_state import ModelState, ResetError, WeightsMemory
+from ndif.runtime.process.model_state import ModuleTreeState, ResetError, WeightsMemory
 from ndif.runtime.process.process_settings import ProcessSettings
 from ndif.runtime.process.procfs import ProcFiles
 
@@ -79,7 +79,7 @@ class Reset:
         self._namespaces.inherit()
         self._settings = ProcessSettings(self._isolation.settings)
         self._exit_functions = atexit._ncallbacks()
-        self._model = self._isolation.model_state or ModelState(self._generation.model)
+        self._model = self._isolation.model_state or ModuleTreeState(self._generation.model)
         # The weight owner verifies weights on devices.
         own = self._generation.model._module if self._driver is None else torch.nn.Module()
         self._weights = WeightsMemory(own, self.proc_files)

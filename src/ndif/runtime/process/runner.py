@@ -23,17 +23,17 @@ import numpy
 import torch
 import zstandard
 
-from ndif.runtime.frames import MAX_TEXT, Channel
+from ndif.runtime.frames import MAX_TEXT, FrameChannel
 from ndif.runtime.generations import BlockError, ClientStream, Generation, PayloadError, Saves
 from ndif.runtime.messages import (
-    AnswersTogether,
     Error,
     InlineAnswer,
     Returned,
     Run,
     RunReport,
     RunStep,
-    RunTogether,
+    SharedRunOrder,
+    SharedRunResults,
     Signal,
     Spill,
     Spilled,
@@ -80,7 +80,7 @@ class _LogStream(io.TextIOBase):
     _REDRAWN_S = 1.0
     """Least seconds between two messages of a redrawn line."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: FrameChannel) -> None:
         self._channel = channel
         self._line = ""
         self._redrawn = -self._REDRAWN_S
@@ -168,7 +168,7 @@ class Runner:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: FrameChannel,
         generation: Generation,
         threads: int,
         driver: Cuda | None,
@@ -222,7 +222,7 @@ class Runner:
             while True:
                 self._collect_garbage_when_idle()
                 order, payload, _ = self._channel.receive()
-                if isinstance(order, RunTogether):
+                if isinstance(order, SharedRunOrder):
                     self._run_together(order.runs, bytes(payload))
                 elif isinstance(order, Run):
                     self._run(order, bytes(payload))
@@ -310,7 +310,7 @@ class Runner:
             answers = [(None, b"")] * len(runs)  # rerun individually, each reports its own error
         report = _report(self._peak_bytes(), moments)
         self._channel.send(
-            AnswersTogether(tuple(each for each, _ in answers), report),
+            SharedRunResults(tuple(each for each, _ in answers), report),
             b"".join(content for _, content in answers),
         )
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from ndif.runtime.frames import Channel
+from ndif.runtime.frames import FrameChannel
 from ndif.runtime.generations import Generation, create_generation
 from ndif.runtime.messages import (
     LoadedModel,
@@ -45,7 +45,7 @@ from ndif.runtime.weights.loading import read_confined
 from ndif.runtime.weights.restoration import Source, from_safetensors, restore
 from ndif.runtime.weights.weights import (
     ExportedWeights,
-    Placement,
+    ModelDevices,
     collect,
     distinct,
     install,
@@ -85,7 +85,7 @@ class ModelExport:
 
     model: LoadedModel
     load_s: float
-    placement: Placement
+    placement: ModelDevices
     weights: ExportedWeights
     weight_bytes: Mapping[int, int]
     """Bytes of the weights by device."""
@@ -109,7 +109,7 @@ class WeightOwner:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: FrameChannel,
         spec: ModelSpec,
         generation: Generation,
         driver: Cuda,
@@ -167,7 +167,7 @@ class WeightOwner:
         return ModelExport(
             replace(model, device=driver.node_device(model.device)),
             load_s,
-            Placement.of(module),
+            ModelDevices.of(module),
             weights,
             weight_bytes,
             driver.files(self._tensors.values(), weights.handles),
@@ -241,7 +241,7 @@ class WeightOwnerClient:
 
     def __init__(
         self,
-        control: Channel,
+        control: FrameChannel,
         spec: ModelSpec,
         generation: Generation,
         driver: Cuda,
@@ -317,12 +317,12 @@ class WeightOwnerClient:
 
         def own() -> None:
             connection.close()
-            self._own(Channel(owner_end), keep_cache=keep_cache)
+            self._own(FrameChannel(owner_end), keep_cache=keep_cache)
 
         self.owner = self._fork(own)
         owner_end.close()
         # The socket stays open: the owner ends when it is closed.
-        self._channel = Channel(connection)
+        self._channel = FrameChannel(connection)
         while True:
             try:
                 message, body, _ = self._channel.receive()
@@ -340,7 +340,7 @@ class WeightOwnerClient:
                     export: ModelExport = pickle.loads(body)  # noqa: S301 - a fork of this process sent it
                     return export
 
-    def _own(self, channel: Channel, *, keep_cache: bool) -> None:
+    def _own(self, channel: FrameChannel, *, keep_cache: bool) -> None:
         """Run the owner until the zygote ends or the weights are cached; report failures to the zygote."""
         start_threads(self._spec.threads)
         report_progress(channel)

@@ -21,7 +21,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ndif.runtime.frames import Channel
+from ndif.runtime.frames import FrameChannel
 from ndif.runtime.messages import (
     Exited,
     Forked,
@@ -48,17 +48,17 @@ from ndif.runtime.tracebacks import UserFacingError, sentence
 if TYPE_CHECKING:
     from ndif.runtime.process import procfs
     from ndif.runtime.process.cuda import Cuda
-    from ndif.runtime.process.forking import Pages, Rehearsal
+    from ndif.runtime.process.forking import ForkPages, Rehearsal
     from ndif.runtime.process.isolation import Isolation
     from ndif.runtime.process.warmup_request import WarmupRequest
     from ndif.runtime.process.weight_owner import WeightOwnerClient
-    from ndif.runtime.weights.weights import Placement
+    from ndif.runtime.weights.weights import ModelDevices
 
 
 def main(fd: int, driver: Cuda | None = None) -> None:
     """Load the model that the host names over `fd`, then fork runners until the host hangs up."""
     end_with_parent()
-    control = Channel(socket.socket(fileno=fd))
+    control = FrameChannel(socket.socket(fileno=fd))
     if is_orphan(control.socket):  # the imports below would take seconds for nothing
         return
     # Imported while the host fetches the model's files; a fork server has already imported both.
@@ -93,7 +93,7 @@ class Zygote:
     Runners communicate with the host directly.
     """
 
-    def __init__(self, control: Channel, spec: ModelSpec, driver: Cuda) -> None:
+    def __init__(self, control: FrameChannel, spec: ModelSpec, driver: Cuda) -> None:
         import torch
 
         from ndif.runtime.generations import create_generation
@@ -112,7 +112,7 @@ class Zygote:
         """Addresses that runners need not prefetch."""
         self._weights: list[procfs.Mapping] = []
         """The mappings of the weights in this process."""
-        self._pages: Pages | None = None
+        self._pages: ForkPages | None = None
         """Pages that fresh runners prefetch."""
         self._structure = b""
         """The model's structure as JSON; empty if it could not be described."""
@@ -155,14 +155,14 @@ class Zygote:
 
     def _rehearse(self) -> None:
         """Start a rehearsal to find the pages that runners need; until then they prefetch the weights."""
-        from ndif.runtime.process.forking import Pages, Rehearsal
+        from ndif.runtime.process.forking import ForkPages, Rehearsal
         from ndif.runtime.process.warmup_request import start_threads
 
         isolation, warmup_request = self._isolation, self._warmup_request
         if isolation is None or warmup_request is None:
             return
         # All weights: pages that a request itself maps would count as the request's memory.
-        self._pages = Pages().with_all_of(self._weights)
+        self._pages = ForkPages().with_all_of(self._weights)
         policy = isolation.policy
 
         def run_as_runner() -> None:
@@ -203,7 +203,7 @@ class Zygote:
         self._structure = self._describe()
         return self._generation.describe(self._spec)
 
-    def _read_without_weights(self, placement: Placement) -> None:
+    def _read_without_weights(self, placement: ModelDevices) -> None:
         self._generation.load_meta(self._spec, placement)
         self._structure = self._describe()
 
@@ -333,7 +333,7 @@ class Zygote:
         if self._weight_owner is not None:
             self._weight_owner.leave_to_parent()
             self._weight_owner.start()
-        channel = Channel(socket.socket(fileno=fd))
+        channel = FrameChannel(socket.socket(fileno=fd))
         runner = Runner(channel, self._generation, self._spec.threads, self._driver)
         warm_up(self._generation.model)
         runner.serve(ModelReset(self._generation, self._driver))
@@ -352,7 +352,7 @@ class Zygote:
             self._pages.fetch()
         if owner is not None:
             owner.leave_to_parent()
-        channel = Channel(socket.socket(fileno=isolation.confinement.detach(fd)))
+        channel = FrameChannel(socket.socket(fileno=isolation.confinement.detach(fd)))
         proc_files = None
         if reused:
             # A confined zygote's forks cannot open clear_refs, so the host sends its descriptor.

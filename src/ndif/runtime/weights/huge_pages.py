@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
-from ndif.runtime.frames import Channel
+from ndif.runtime.frames import FrameChannel
 from ndif.runtime.messages import Filled, SharedMemory, ShareWeights
 from ndif.runtime.process.procfs import Mapping, mappings, written
 
@@ -56,7 +56,7 @@ def weights_of(folder: Path) -> list[Mapping]:
     ]
 
 
-def share(weights: Sequence[Mapping], control: Channel) -> None:
+def share(weights: Sequence[Mapping], control: FrameChannel) -> None:
     """Remap `weights` to memory that the host provides for all processes with the same weights.
 
     No other thread of this process may run meanwhile. Pages that this process has written to keep their

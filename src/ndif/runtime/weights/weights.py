@@ -13,7 +13,7 @@ from accelerate.hooks import AlignDevicesHook, add_hook_to_module, remove_hook_f
 from accelerate.utils import get_balanced_memory
 from transformers.utils import logging
 
-from ndif.runtime.frames import Channel
+from ndif.runtime.frames import FrameChannel
 from ndif.runtime.messages import Progress
 from ndif.runtime.process.cuda import Cuda, Handle
 from ndif.runtime.spec import ModelSpec
@@ -118,7 +118,7 @@ class ExportedWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class ModelDevices:
     """The devices of a loaded model."""
 
     device: str
@@ -129,7 +129,7 @@ class Placement:
     """The arguments of accelerate's hooks, which move a module's inputs, by module name."""
 
     @classmethod
-    def of(cls, module: Any) -> Placement:
+    def of(cls, module: Any) -> ModelDevices:
         """Return the placement of `module`."""
         hooks = {
             name: {argument: getattr(hook, argument) for argument in _HOOK_ARGUMENTS}
@@ -245,7 +245,7 @@ _REPORT_INTERVAL_S = 0.05
 class _ProgressBar:
     """A replacement for a tqdm progress bar that reports counts and draws nothing."""
 
-    def __init__(self, channel: Channel | None, iterable: Any = None, **options: Any) -> None:
+    def __init__(self, channel: FrameChannel | None, iterable: Any = None, **options: Any) -> None:
         self._channel = channel
         self._items = iterable
         self.total = options.get("total") or getattr(iterable, "__len__", lambda: None)()
@@ -277,6 +277,6 @@ class _ProgressBar:
         return lambda *_, **__: None
 
 
-def report_progress(channel: Channel | None) -> None:
+def report_progress(channel: FrameChannel | None) -> None:
     """Replace the progress bars of transformers by reports over `channel`, if any."""
     logging.set_tqdm_hook(lambda _, args, kwargs: _ProgressBar(channel, *args[:1], **kwargs))

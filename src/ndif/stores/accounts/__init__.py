@@ -19,7 +19,7 @@ from ndif.stores.accounts.file import read_keys as read_keys
 from ndif.stores.accounts.guesses import TooManyGuessesError as TooManyGuessesError
 from ndif.stores.accounts.port import Account as Account
 from ndif.stores.accounts.port import Accounts as Accounts
-from ndif.stores.accounts.port import AccountsAwayError as AccountsAwayError
+from ndif.stores.accounts.port import AccountsUnavailableError as AccountsUnavailableError
 from ndif.stores.accounts.port import Caller as Caller
 from ndif.stores.accounts.port import ImportedKey as ImportedKey
 from ndif.stores.accounts.port import KeysError as KeysError

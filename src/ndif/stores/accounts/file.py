@@ -22,7 +22,7 @@ from ndif.schema.account import RIGHTS, Tier
 from ndif.stores.accounts.keyed import KeyedAccounts
 from ndif.stores.accounts.port import (
     Account,
-    AccountsAwayError,
+    AccountsUnavailableError,
     KeysError,
     WithoutStore,
     account_of,
@@ -90,7 +90,7 @@ class FileAccounts(WithoutStore, KeyedAccounts):
         try:
             self._refresh()
         except KeysError as error:
-            raise AccountsAwayError(str(error)) from error
+            raise AccountsUnavailableError(str(error)) from error
 
     async def _find(self, digest: str) -> Account | None:
         # An unreadable file, such as one being written, locks no user out: its last content stays valid.

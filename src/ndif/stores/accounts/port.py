@@ -99,7 +99,7 @@ class KeysError(NdifError):
     """The store of keys cannot be used; the message says why."""
 
 
-class AccountsAwayError(Exception):
+class AccountsUnavailableError(Exception):
     """The database of keys does not answer; the message says why, for the log alone."""
 
 
@@ -194,10 +194,10 @@ class Accounts(Protocol):
         """Store pending changes, and close connections."""
 
     async def ping(self) -> None:
-        """Raise an `AccountsAwayError` if the store of keys does not answer now."""
+        """Raise an `AccountsUnavailableError` if the store of keys does not answer now."""
 
     async def account(self, caller: Caller) -> Account:
-        """Return the account of a caller, or raise a `NoSuchKeyError` or an `AccountsAwayError`."""
+        """Return the account of a caller, or raise a `NoSuchKeyError` or an `AccountsUnavailableError`."""
 
 
 def new_key() -> str:

@@ -17,9 +17,9 @@ from ndif.schema.payload import Payload, PayloadFile
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.stores.broker.outbound_buffer import Unread
+from ndif.stores.broker.outbound_buffer import OutboundBuffer
 from ndif.stores.broker.port import QueueFullError, TooManyJobsError, held_bytes
-from ndif.stores.broker.spool import Spool, Unfinished
+from ndif.stores.broker.spool import Spool, SpooledRequest
 
 _MAX_UNREAD = 1
 """Maximum uploads that wait for a hybrid job's block, which asks for one at a time."""
@@ -30,7 +30,7 @@ class MemorySubscription:
 
     def __init__(self, broker: MemoryBroker, subscription_id: str) -> None:
         self.id = subscription_id
-        self.frames: Unread[str | bytes] = Unread()
+        self.frames: OutboundBuffer[str | bytes] = OutboundBuffer()
         self.closed = asyncio.Event()
         self.unfinished: set[str] = set()
         self.user: str | None = None
@@ -60,7 +60,7 @@ class MemoryBroker:
         self._spool = spool
         self._bytes = 0
         self._queue: asyncio.Queue[Request] = asyncio.Queue()
-        self._unfinished: dict[str, Unfinished] = {}
+        self._unfinished: dict[str, SpooledRequest] = {}
         self._numbers: Counter[str | ModelKey] = Counter()
         """Number of unfinished requests by API key and by model."""
         self._subscriptions: dict[str, MemorySubscription] = {}
@@ -115,7 +115,7 @@ class MemoryBroker:
                 self._count(request, -1)
                 raise
             request = replace(request, payload=b"")
-        self._unfinished[request.id] = Unfinished(request, size)
+        self._unfinished[request.id] = SpooledRequest(request, size)
         if (subscription := self._subscriptions.get(request.subscription_id or "")) is not None:
             subscription.unfinished.add(request.id)
         self._queue.put_nowait(request)

@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T", bound=Sized)
 
 
-class Unread(asyncio.Queue[T]):
+class OutboundBuffer(asyncio.Queue[T]):
     """A queue that counts its bytes, and is given up beyond a limit.
 
     The item that exceeds the limit is still taken, so that a job's last update has room behind its output.

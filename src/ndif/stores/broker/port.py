@@ -36,7 +36,7 @@ class BrokerError(Exception):
     """The broker cannot be used now; the message is a clause that says why."""
 
 
-class BrokerAwayError(BrokerError):
+class BrokerUnavailableError(BrokerError):
     """The broker does not answer; nothing is lost, and callers can go on once it is back."""
 
 
@@ -144,7 +144,8 @@ class Broker(Protocol):
     async def payload(self, request: Request) -> Payload:
         """Return the payload of a request that has not been released.
 
-        Raise a `BrokerAwayError` if the broker does not answer, or a `BrokerError` if the payload is lost.
+        Raise a `BrokerUnavailableError` if the broker does not answer, or a `BrokerError` if the payload is
+        lost.
         """
 
     def note_attempts(self, request: Request, attempts: int) -> None:

@@ -52,7 +52,7 @@ class SpoolError(BrokerError):
     """The spool's disk cannot store or return a request; the message is a clause."""
 
 
-class Unfinished(NamedTuple):
+class SpooledRequest(NamedTuple):
     """An unfinished request, and the bytes that it counts for."""
 
     request: Request
@@ -81,7 +81,7 @@ class Spool:
         self._removing: asyncio.Task[None] | None = None
         self._notes: set[asyncio.Task[None]] = set()
 
-    async def unfinished(self) -> list[Unfinished]:
+    async def unfinished(self) -> list[SpooledRequest]:
         """Return the unfinished requests of earlier processes, the oldest first."""
         found, damaged = await asyncio.to_thread(self._decoded, await self._file.read(_ALL))
         for request_id in damaged:
@@ -168,7 +168,7 @@ class Spool:
 
     # In threads
 
-    def _decoded(self, rows: Iterable[Any]) -> tuple[list[Unfinished], list[str]]:
+    def _decoded(self, rows: Iterable[Any]) -> tuple[list[SpooledRequest], list[str]]:
         """Return the stored requests, and the ids of unreadable ones."""
         found, damaged = [], []
         for request_id, content, size, attempts in rows:
@@ -178,7 +178,7 @@ class Spool:
                 logger.exception("request %s of the spool cannot be read", request_id)
                 damaged.append(request_id)
             else:
-                found.append(Unfinished(request, size))
+                found.append(SpooledRequest(request, size))
         return found, damaged
 
     def _write_payload(self, request: Request) -> None:

@@ -34,7 +34,7 @@ class StoredObject:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class StoredBytes:
     """The bytes of stored results."""
 
     total: int = 0
@@ -43,7 +43,9 @@ class Usage:
     """Age in seconds of each user's oldest result; under "" that of the oldest of all."""
 
     @classmethod
-    def of(cls, results: Mapping[str, StoredObject], owners: Mapping[str, StoredObject]) -> Usage:
+    def of(
+        cls, results: Mapping[str, StoredObject], owners: Mapping[str, StoredObject]
+    ) -> StoredBytes:
         """Add up listings of results (`ID.pt`) and of their owners (`ID.OWNER`)."""
         owner_of = dict(name.split(".", 1) for name in owners)
         by_user: dict[str, int] = {}
@@ -55,14 +57,14 @@ class Usage:
                 oldest[key] = max(oldest.get(key, 0.0), each.age_s)
         return cls(sum(by_user.values()), by_user, oldest)
 
-    def plus(self, owner: str, size: int) -> Usage:
+    def plus(self, owner: str, size: int) -> StoredBytes:
         """Return this usage with one more result."""
         mine = self.by_user.get(owner, 0) + size
-        return Usage(self.total + size, {**self.by_user, owner: mine}, self.oldest_s)
+        return StoredBytes(self.total + size, {**self.by_user, owner: mine}, self.oldest_s)
 
 
 def refusal(
-    usage: Usage,
+    usage: StoredBytes,
     owner: str,
     size: int,
     limits: ResultQuotaLimits,
@@ -116,7 +118,7 @@ class ResultQuota:
 
     def __init__(self, store: _Store) -> None:
         self._store = store
-        self._counted = Usage()
+        self._counted = StoredBytes()
         self._counted_at = float("-inf")
         self._admitted: dict[str, tuple[str, int]] = {}
         self._counting = asyncio.Lock()
@@ -156,4 +158,4 @@ class ResultQuota:
     async def _count(self) -> None:
         results = await self._store.unexpired("results")
         owners = await self._store.unexpired("owners")
-        self._counted, self._counted_at = Usage.of(results, owners), time.monotonic()
+        self._counted, self._counted_at = StoredBytes.of(results, owners), time.monotonic()

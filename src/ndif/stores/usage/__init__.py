@@ -10,9 +10,9 @@ from ndif.stores.usage.history import percentile as percentile
 from ndif.stores.usage.journal import JournaledUsage as JournaledUsage
 from ndif.stores.usage.memory import MemoryUsage as MemoryUsage
 from ndif.stores.usage.port import Group as Group
-from ndif.stores.usage.port import UsageAwayError as UsageAwayError
 from ndif.stores.usage.port import UsageStore as UsageStore
 from ndif.stores.usage.port import UsageTotal as UsageTotal
+from ndif.stores.usage.port import UsageUnavailableError as UsageUnavailableError
 
 
 def open_usage(settings: Settings) -> UsageStore:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ndif.runtime.typed_json import to_json
 from ndif.schema.job_record import JobRecord
 from ndif.stores.usage.history import Interval
-from ndif.stores.usage.port import Group, UsageAwayError, UsageTotal
+from ndif.stores.usage.port import Group, UsageTotal, UsageUnavailableError
 from ndif.tasks import end
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class JournaledUsage:
 
     async def stop(self) -> None:
         await end(self._tasks)
-        with contextlib.suppress(UsageAwayError):
+        with contextlib.suppress(UsageUnavailableError):
             await self._store()
         for file in (*self._older, *([] if self._journal is None else [self._journal])):
             file.close(keep=bool(self._waiting))
@@ -123,7 +123,7 @@ class JournaledUsage:
     async def _sweep_forever(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_S)
-            with contextlib.suppress(UsageAwayError):
+            with contextlib.suppress(UsageUnavailableError):
                 await self.sweep(time.time() - self._retention_s)
 
     async def _store_forever(self) -> None:
@@ -134,7 +134,7 @@ class JournaledUsage:
             try:
                 await self._store()
                 pause_s = _INTERVAL_S
-            except UsageAwayError as error:
+            except UsageUnavailableError as error:
                 logger.warning("%s jobs are not recorded yet: %s", len(self._waiting), error)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             except Exception:
@@ -142,7 +142,7 @@ class JournaledUsage:
                 pause_s = _LONGEST_PAUSE_S
 
     async def _store(self) -> None:
-        """Store all records that wait now, or raise a `UsageAwayError`."""
+        """Store all records that wait now, or raise a `UsageUnavailableError`."""
         if not self._waiting:
             return
         tables = await self._tables()

@@ -13,7 +13,7 @@ from ndif.stores.usage.history import Interval
 Group = Literal["user", "model", "day"]
 
 
-class UsageAwayError(Exception):
+class UsageUnavailableError(Exception):
     """The record of jobs cannot be read now; the message says why."""
 
 
@@ -45,24 +45,24 @@ class UsageStore(Protocol):
     async def recent(self, user: str | None, limit: int) -> list[JobRecord]:
         """Return the last jobs of a user, or of all, the newest first, perhaps without their steps.
 
-        Raise a `UsageAwayError` if they cannot be read.
+        Raise a `UsageUnavailableError` if they cannot be read.
         """
 
     async def find(self, job_id: str) -> JobRecord | None:
-        """Return the record of a job, or None; raise a `UsageAwayError` if it cannot be read."""
+        """Return the record of a job, or None; raise a `UsageUnavailableError` if it cannot be read."""
 
     async def totals(
         self, by: Group, since: date | None = None, user: str | None = None
     ) -> list[UsageTotal]:
         """Return the sums since a day, of a user or of all, the longest execution first, days in order.
 
-        Raise a `UsageAwayError` if they cannot be read.
+        Raise a `UsageUnavailableError` if they cannot be read.
         """
 
     async def history(self, since: float, step_s: float) -> list[Interval]:
         """Return the non-empty intervals of jobs that ended since a moment, in order.
 
-        Intervals begin at multiples of `step_s`. Raise a `UsageAwayError` if they cannot be read.
+        Intervals begin at multiples of `step_s`. Raise a `UsageUnavailableError` if they cannot be read.
         """
 
     async def sweep(self, before: float, *, dry: bool = False) -> int:

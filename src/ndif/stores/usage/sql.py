@@ -26,14 +26,14 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ndif.schema.job_record import NO_ERRORS, JobRecord
-from ndif.stores.accounts.port import AccountsAwayError, KeysError
+from ndif.stores.accounts.port import AccountsUnavailableError, KeysError
 from ndif.stores.accounts.sql.database import Database
 from ndif.stores.accounts.sql.tables import JOBS, USAGE
 from ndif.stores.usage.history import BOUNDS_S, Interval
 from ndif.stores.usage.port import (
     Group,
-    UsageAwayError,
     UsageTotal,
+    UsageUnavailableError,
     added,
     day_of,
     in_order,
@@ -46,7 +46,7 @@ _SUMMED = ("jobs", "errors", "execution_s", "result_bytes")
 
 
 class UsageTables:
-    """The tables of jobs and their sums. Every method raises a `UsageAwayError` if it fails."""
+    """The tables of jobs and their sums. Every method raises a `UsageUnavailableError` if it fails."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         """Use the first of these databases that may be written."""
@@ -221,5 +221,5 @@ def _sums(records: Iterable[JobRecord]) -> list[dict[str, Any]]:
 def _translated() -> Iterator[None]:
     try:
         yield
-    except (AccountsAwayError, KeysError) as error:
-        raise UsageAwayError(str(error)) from error
+    except (AccountsUnavailableError, KeysError) as error:
+        raise UsageUnavailableError(str(error)) from error

@@ -17,7 +17,7 @@ from ndif.schema.account import RIGHTS, Tier
 from ndif.stores.accounts.keyed import KeyedAccounts
 from ndif.stores.accounts.port import (
     Account,
-    AccountsAwayError,
+    AccountsUnavailableError,
     KeysError,
     NoSuchKeyError,
     account_of,
@@ -92,7 +92,7 @@ class SqlAccounts(KeyedAccounts):
 
     async def stop(self) -> None:
         await end([*self._asking.values(), *([self._storing] if self._storing else [])])
-        with contextlib.suppress(AccountsAwayError):
+        with contextlib.suppress(AccountsUnavailableError):
             await self.store_uses()
         await self._database.close()
 
@@ -136,15 +136,15 @@ class SqlAccounts(KeyedAccounts):
         now = self._clock()
         until, reason = self._away
         if now < until:
-            raise AccountsAwayError(reason)
+            raise AccountsUnavailableError(reason)
         try:
             key = await self._read(digest, blinded)
-        except AccountsAwayError as error:
+        except AccountsUnavailableError as error:
             logger.warning("The database of API keys does not answer: %s", error)
             self._away = (now + _AWAY_S, str(error))
             raise
         except KeysError as error:
-            raise AccountsAwayError(str(error)) from error
+            raise AccountsUnavailableError(str(error)) from error
         if key is None:
             self._unknown[blinded] = None
         else:
@@ -187,7 +187,7 @@ class SqlAccounts(KeyedAccounts):
     async def _store_forever(self) -> None:
         while True:
             await asyncio.sleep(_FLUSH_S)
-            with contextlib.suppress(AccountsAwayError):  # tried again
+            with contextlib.suppress(AccountsUnavailableError):  # tried again
                 await self.store_uses()
 
     async def store_uses(self) -> None:
@@ -200,7 +200,7 @@ class SqlAccounts(KeyedAccounts):
         try:
             async with self._database.writing() as connection:
                 await connection.execute(_LAST_USE, rows)
-        except AccountsAwayError:
+        except AccountsUnavailableError:
             self._used = {**used, **self._used}
             raise
 

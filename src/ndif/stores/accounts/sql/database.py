@@ -15,7 +15,7 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQL
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from ndif.distribution import install_command
-from ndif.stores.accounts.port import AccountsAwayError, KeysError
+from ndif.stores.accounts.port import AccountsUnavailableError, KeysError
 from ndif.stores.accounts.sql.tables import FOREIGN, KEYS, VERSION_TABLE
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ Shape = Literal["ours", "foreign", "empty"]
 class Database:
     """A SQLite file or a PostgreSQL database, connected on first use.
 
-    Failures to answer raise an `AccountsAwayError`.
+    Failures to answer raise an `AccountsUnavailableError`.
     """
 
     def __init__(self, url: str) -> None:
@@ -73,7 +73,7 @@ class Database:
     async def reading(self) -> AsyncIterator[AsyncConnection]:
         """Yield a connection in a transaction that must not write."""
         if self.is_sqlite and not self._file.exists():  # SQLite would create it
-            raise AccountsAwayError(f"{self._file} is not there")
+            raise AccountsUnavailableError(f"{self._file} is not there")
         async with _translated(), self._engine.begin() as connection:
             yield connection
 
@@ -128,7 +128,7 @@ class Database:
                             f"The database of API keys ({self.name}) is PostgreSQL "
                             f"{'.'.join(map(str, version))}: it must be {OLDEST_POSTGRES[0]} or newer."
                         )
-        except AccountsAwayError as error:
+        except AccountsUnavailableError as error:
             raise KeysError(
                 f"The database of API keys ({self.name}) cannot be used: {error}."
             ) from error
@@ -197,7 +197,7 @@ def _create_private(file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch(0o600)
     except OSError as error:
-        raise AccountsAwayError(f"{file} cannot be written: {error.strerror}") from error
+        raise AccountsUnavailableError(f"{file} cannot be written: {error.strerror}") from error
 
 
 def _alembic(connection: Connection) -> Any:
@@ -225,17 +225,17 @@ def _has_foreign(connection: Connection) -> bool:
 
 @contextlib.asynccontextmanager
 async def _translated() -> AsyncIterator[None]:
-    """Turn every error of a database or its driver into an `AccountsAwayError`."""
+    """Turn every error of a database or its driver into an `AccountsUnavailableError`."""
     try:
         yield
     except IntegrityError:
         raise
     except (SQLAlchemyError, OSError, asyncio.TimeoutError) as error:
-        raise AccountsAwayError(_reason(error)) from error
+        raise AccountsUnavailableError(_reason(error)) from error
     except Exception as error:
         # asyncpg's own errors, which SQLAlchemy does not translate while it connects.
         if type(error).__module__.partition(".")[0] == "asyncpg":
-            raise AccountsAwayError(_reason(error)) from error
+            raise AccountsUnavailableError(_reason(error)) from error
         raise
 
 

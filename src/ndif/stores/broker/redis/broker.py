@@ -49,8 +49,8 @@ from ndif.stores.broker.port import (
 )
 from ndif.stores.broker.redis import scripts
 from ndif.stores.broker.redis.channels import (
-    Channel,
     Channels,
+    RedisChannel,
     RedisSubscription,
     channel_of,
     unconfirmed_of,
@@ -629,7 +629,7 @@ class _Known(NamedTuple):
     received: float
 
 
-class _Confirmations(Channel):
+class _Confirmations(RedisChannel):
     """The channel on which gateways answer with the ids of requests whose clients wait."""
 
     def __init__(self, channels: Channels, name: str) -> None:

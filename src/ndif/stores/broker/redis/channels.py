@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from redis.asyncio.client import PubSub
 
 from ndif.stores.broker.encoding import decode_question, decode_submission, decode_update
-from ndif.stores.broker.outbound_buffer import Unread
+from ndif.stores.broker.outbound_buffer import OutboundBuffer
 from ndif.stores.broker.port import BrokerError
 from ndif.stores.broker.signing import UNSIGNED, SignatureError, Signed, Signer
 from ndif.stores.redis import ANSWER_S, Redis, broker_errors, retry
@@ -32,7 +32,7 @@ _PLACEHOLDER = "nobody"
 """A channel without messages: a connection without any channel cannot wait for messages."""
 
 
-ChannelT = TypeVar("ChannelT", bound="Channel")
+ChannelT = TypeVar("ChannelT", bound="RedisChannel")
 
 
 def channel_of(subscription_id: str) -> str:
@@ -50,7 +50,7 @@ def user_of(subscription_id: str) -> str:
     return f"user:{subscription_id}"
 
 
-class Channel:
+class RedisChannel:
     """A queue of the signed messages that are published under one name while this process listens."""
 
     unconfirmed = ""
@@ -85,14 +85,14 @@ class _Update:
         return len(self.content)
 
 
-class RedisSubscription(Channel):
+class RedisSubscription(RedisChannel):
     """The production form of `Subscription`."""
 
     def __init__(self, channels: Channels, subscription_id: str) -> None:
         super().__init__(channels, channel_of(subscription_id))
         self.unconfirmed = unconfirmed_of(subscription_id)
         self.id = subscription_id
-        self._updates: Unread[_Update] = Unread()
+        self._updates: OutboundBuffer[_Update] = OutboundBuffer()
         self._terminal: set[int] = set()
         """Hashes of the terminal updates that `next` has returned."""
         self._unfinished: dict[str, bytes] = {}
@@ -158,7 +158,7 @@ class Channels:
         self._commands = commands
         self._signer = signer
         self._publishing: set[asyncio.Task[None]] = set()
-        self._open: dict[str, Channel] = {}
+        self._open: dict[str, RedisChannel] = {}
         self._pubsub: PubSub | None = None
         """The connection; None while disconnected."""
         self._subscribing: dict[str, asyncio.Future[None]] = {}
@@ -214,7 +214,7 @@ class Channels:
         subscriptions = [one for one in self._open.values() if isinstance(one, RedisSubscription)]
         return {each: one for one in subscriptions for each in one.unfinished}
 
-    async def close(self, channel: Channel) -> None:
+    async def close(self, channel: RedisChannel) -> None:
         """Close a channel, unless a newer one has its name."""
         if self._open.get(channel.name) is not channel:
             return
@@ -302,7 +302,7 @@ class Channels:
         if (confirmation := pending.pop(name, None)) is not None and not confirmation.done():
             confirmation.set_result(None)
 
-    def _hear(self, channel: Channel, message: bytes) -> None:
+    def _hear(self, channel: RedisChannel, message: bytes) -> None:
         try:
             signed = self._signer.split(channel.place, message)
             if signed.rest and not channel.takes_payload:

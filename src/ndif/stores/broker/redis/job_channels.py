@@ -30,7 +30,7 @@ from ndif.stores.broker.encoding import (
 )
 from ndif.stores.broker.port import BrokerError, ClientLeftError
 from ndif.stores.broker.redis.broker import RedisBroker
-from ndif.stores.broker.redis.channels import Channel, channel_of
+from ndif.stores.broker.redis.channels import RedisChannel, channel_of
 from ndif.stores.broker.redis.scripts import ENDS, record_of
 from ndif.stores.broker.signing import PROTOCOL, Signed, digest
 from ndif.stores.redis import retry
@@ -60,14 +60,14 @@ class Introduction(TypedDict):
     """Password of the broker, for a node without it in its environment."""
 
 
-class _Jobs(Channel):
+class _Jobs(RedisChannel):
     takes_payload = True
 
 
 class JobReceiver:
     """The replica's end: receives its jobs."""
 
-    def __init__(self, broker: RedisBroker, replica: str, channel: Channel) -> None:
+    def __init__(self, broker: RedisBroker, replica: str, channel: RedisChannel) -> None:
         self._broker = broker
         self._replica = replica
         self._channel = channel
@@ -183,7 +183,7 @@ class JobSender:
 
     async def _receive_forever(self) -> None:
         channels = self._broker.channels
-        channel = await retry(lambda: channels.open(Channel(channels, ENDS)), math.inf)
+        channel = await retry(lambda: channels.open(RedisChannel(channels, ENDS)), math.inf)
         while True:
             request_id, response = decode_end((await channel.messages.get()).content)
             news = self._running.get(request_id)
