@@ -30,10 +30,10 @@ def waits(
 def increases(*, over_s: float = 0.0, **counts: dict[str, float]) -> Increases:
     """Return counts that rose from zero `over_s` seconds ago."""
     made = Increases()
-    made.note(NOW - over_s - 10, Counts())
-    made.note(NOW - over_s, Counts(**counts))
+    made.record(NOW - over_s - 10, Counts())
+    made.record(NOW - over_s, Counts(**counts))
     if over_s:
-        made.note(NOW, Counts(**counts))
+        made.record(NOW, Counts(**counts))
     return made
 
 

@@ -184,7 +184,7 @@ def test_increases_count_only_their_window() -> None:
 
     counts = Increases()
     for minute in range(61):
-        counts.note(minute * 60.0, Counts({"a": float(minute)}))
+        counts.record(minute * 60.0, Counts({"a": float(minute)}))
     assert counts.within(300).ended == {"a": 5}
     assert counts.within(1800).ended == {"a": 30}
     # Samples older than every window are dropped.

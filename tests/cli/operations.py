@@ -158,7 +158,7 @@ class Table:
                 return {"stopping": True}
         raise AssertionError(operation)
 
-    async def note(self, events: Sequence[OperatorsEvent]) -> None:
+    async def record(self, events: Sequence[OperatorsEvent]) -> None:
         self.events += events
 
     async def _deploy(self, operation: Deploy) -> list[dict[str, Any]]:
@@ -381,7 +381,7 @@ def application(
     options = options or Settings()
     accounts = accounts or OpenAccounts(hotswapping=True)
     routes = [
-        *AdminRoutes(table.perform, OPERATORS, options, accounts.registry, table.note).routes(),
+        *AdminRoutes(table.perform, OPERATORS, options, accounts.registry, table.record).routes(),
         *HealthRoutes(KnownCatalogue(), accounts, Runtimes(options.runtimes)).routes(),
     ]
     return create_app(

@@ -135,7 +135,7 @@ def test_clients_get_files_that_replica_loaded(tmp_path: Path) -> None:
     actor = SimpleNamespace(model=SimpleNamespace(files="hub/a.zip"))
     replica = SimpleNamespace(is_up=True, model=next(iter(models)), actor=actor)
     assert storing.stored == {}
-    storing.note([cast(Replica, replica)])
+    storing.record([cast(Replica, replica)])
     entry = StoredFiles("hub/a.zip", None, None)
     # The files stay after the replica is gone, until the model has another checkpoint.
     assert storing.stored == {NAME: entry}

@@ -156,7 +156,7 @@ async def test_leader_records_events_of_another_process() -> None:
     log = EventLog()
     events = EventStream(cast(ControlPlane, SimpleNamespace(events=log)))
     noted = event("deployed", "org/a", "1 replica.", "login", 1.0)
-    await leader(events).note([noted])
+    await leader(events).record([noted])
     assert log.latest() == [noted]
 
 
@@ -168,7 +168,7 @@ async def test_events_without_leader_are_only_logged(
         async def ask(self, *_: object) -> Any:
             raise OperationError(503, "No process of this server leads now.")
 
-    await leader(Nobody()).note([event("deployed", "org/a", "1 replica.", "login", 1.0)])
+    await leader(Nobody()).record([event("deployed", "org/a", "1 replica.", "login", 1.0)])
     assert "deployed org/a, by login: 1 replica." in caplog.text
 
 

@@ -130,7 +130,7 @@ def test_job_history_is_read_only_while_state_is_watched(tmp_path: Path) -> None
         async with World(tmp_path, {}) as world:
             now = world.now().timestamp()
             for index in range(4):
-                world.usage.note(
+                world.usage.record(
                     JobRecord(
                         str(index),
                         "ada",

@@ -34,14 +34,14 @@ def test_up_share_counts_only_up_and_down_outcomes() -> None:
     history = ProbeHistory()
     assert history.public(0.0) is None
     for kind in (ProbeKind.LOADING, ProbeKind.UNSUPPORTED):
-        history.note(ProbeOutcome(kind), 1.0)
+        history.record(ProbeOutcome(kind), 1.0)
     assert history.public(1.0) == PublicProbe(
         outcome=ProbeKind.UNSUPPORTED, at=1.0, seconds=None, up=None, up_share=None, probes=0
     )
-    history.note(OK, 2.0)
-    history.note(OK, 3.0)
-    history.note(ProbeOutcome(ProbeKind.TIMEOUT, "No value came."), 4.0)
-    history.note(ProbeOutcome(ProbeKind.LOADING), 5.0)
+    history.record(OK, 2.0)
+    history.record(OK, 3.0)
+    history.record(ProbeOutcome(ProbeKind.TIMEOUT, "No value came."), 4.0)
+    history.record(ProbeOutcome(ProbeKind.LOADING), 5.0)
     assert history.public(5.0) == PublicProbe(
         outcome=ProbeKind.LOADING, at=5.0, seconds=None, up=False, up_share=0.6667, probes=3
     )
@@ -50,7 +50,7 @@ def test_up_share_counts_only_up_and_down_outcomes() -> None:
 def test_history_is_bounded_by_age_and_number() -> None:
     history = ProbeHistory()
     for second in range(2000):
-        history.note(OK, float(second))
+        history.record(OK, float(second))
     now = history.public(2000.0)
     assert now is not None
     assert now.probes == 1440
@@ -61,8 +61,8 @@ def test_history_is_bounded_by_age_and_number() -> None:
 
 def test_first_value_holds_for_all_generations_until_model_is_evicted() -> None:
     histories = Histories(now=lambda: 10.0)
-    histories.of(TARGET).note(OK, 1.0)
-    histories.of(OLDER).note(
+    histories.of(TARGET).record(OK, 1.0)
+    histories.of(OLDER).record(
         ProbeOutcome(ProbeKind.WRONG, "Another.", value=replace(VALUE, tokens=())), 2.0
     )
     assert histories.first_of(OLDER) is VALUE

@@ -153,7 +153,7 @@ def test_a_guess_is_looked_at_every_ten_seconds() -> None:
         digest = next(digests)
         with contextlib.suppress(TooManyGuessesError):
             guesses.check("host 10.0.0.1", digest, now)
-            guesses.note("host 10.0.0.1", digest, now, is_right=False)
+            guesses.record("host 10.0.0.1", digest, now, is_right=False)
             return True
         return False
 
@@ -166,15 +166,15 @@ def test_a_guess_is_looked_at_every_ten_seconds() -> None:
 def test_a_program_that_repeats_its_wrong_key_slows_nobody_behind_its_address() -> None:
     guesses = Guesses()
     for now in range(1000):
-        guesses.note("host 10.0.0.1", "revoked", now, is_right=False)
+        guesses.record("host 10.0.0.1", "revoked", now, is_right=False)
     guesses.check("host 10.0.0.1", "of a colleague, and new", 1000.0)
 
 
 def test_callers_are_remembered_in_bounded_memory() -> None:
     guesses = Guesses()
     for number in range(10_000):
-        guesses.note(f"host {number}", "wrong", 0.0, is_right=False)
-        guesses.note(f"host {number}", f"right {number}", 0.0, is_right=True)
+        guesses.record(f"host {number}", "wrong", 0.0, is_right=False)
+        guesses.record(f"host {number}", f"right {number}", 0.0, is_right=True)
     assert len(guesses._forgotten_at) == len(guesses._proven) == 4096
     assert "host 9999" in guesses._forgotten_at
 

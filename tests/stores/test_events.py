@@ -48,25 +48,25 @@ def subjects(log: EventLog) -> list[str]:
 def test_the_last_events_are_kept_the_newest_first() -> None:
     log = EventLog()
     for n in range(MOST + 5):
-        log.note("deployed", f"org/{n}", "", "token")
+        log.record("deployed", f"org/{n}", "", "token")
     assert subjects(log) == [f"org/{n}" for n in range(MOST + 4, 4, -1)]
 
 
 def test_failed_logins_push_nothing_else_out() -> None:
     log = EventLog(now=iter(range(10**6)).__next__)
-    log.note("deployed", "org/a", "", "token")
+    log.record("deployed", "org/a", "", "token")
     for n in range(2 * MOST):
-        log.note("failed login", f"host {n}", "", "login")
+        log.record("failed login", f"host {n}", "", "login")
     found = subjects(log)
     assert len(found) == MOST_FAILED + 1
     assert found[0] == f"host {2 * MOST - 1}"
     assert found[-1] == "org/a"
-    log.note("failed login", "host 1999", "", "login")
+    log.record("failed login", "host 1999", "", "login")
     assert log.latest()[0].count == 2
     # Ten minutes later it is another event.
     later = EventLog(now=iter((0.0, 1000.0)).__next__)
-    later.note("failed login", "host", "", "login")
-    later.note("failed login", "host", "", "login")
+    later.record("failed login", "host", "", "login")
+    later.record("failed login", "host", "", "login")
     assert [each.count for each in later.latest()] == [1, 1]
 
 
@@ -74,12 +74,12 @@ def test_failed_logins_push_nothing_else_out() -> None:
 async def test_the_next_process_finds_the_events(tmp_path: Path) -> None:
     file = tmp_path / "events.json"
     async with running(EventLog(StateFile(tmp_path, EVENTS, SavedEvents))) as log:
-        log.note("deployed", "org/a", "", "token")
+        log.record("deployed", "org/a", "", "token")
         await eventually(file.exists)
         assert file.stat().st_mode & 0o077 == 0
-        log.note("deployed", "org/b", "", "token")  # and ends before it is saved by itself
+        log.record("deployed", "org/b", "", "token")  # and ends before it is saved by itself
     again = EventLog(StateFile(tmp_path, EVENTS, SavedEvents))
-    again.note("started", "the server", "", "server")
+    again.record("started", "the server", "", "server")
     async with running(again):
         await eventually(lambda: len(subjects(again)) == 3)
     assert subjects(again) == ["the server", "org/b", "org/a"]
@@ -93,7 +93,7 @@ async def test_the_next_leader_finds_them_in_redis(redis: RedisServer) -> None:
     try:
         first, second = (SharedState(SharedCache(c, SIGNER), EVENTS, SavedEvents) for c in clients)
         async with running(EventLog(first)) as log:
-            log.note("deployed", "org/a", "", "token")
+            log.record("deployed", "org/a", "", "token")
         async with running(EventLog(second)) as log:
             await eventually(lambda: subjects(log) == ["org/a"])
         # Of a leader with another secret it takes nothing over.
@@ -122,7 +122,7 @@ async def test_a_store_that_is_away_loses_nothing(tmp_path: Path) -> None:
     (tmp_path / "events.json").write_text("{")  # it was broken before
     store = Away(tmp_path, EVENTS, SavedEvents)
     async with running(EventLog(store)) as log:
-        log.note("deployed", "org/a", "", "token")
+        log.record("deployed", "org/a", "", "token")
         await asyncio.sleep(0.05)
         assert (tmp_path / "events.json").read_text() == "{"
         store.is_away = False

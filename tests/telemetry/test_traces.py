@@ -98,7 +98,7 @@ def test_a_collector_gets_the_headers_that_it_asks_for(monkeypatch: pytest.Monke
     )
     with Store() as store:
         exporter = TraceExporter(f"{store.url}/otlp/v1/traces/")
-        exporter.note(replace(a_record(), id=ID))
+        exporter.record(replace(a_record(), id=ID))
         exporter.close()
         (batch,) = store.taken
     assert batch.target == "/otlp/v1/traces"
@@ -110,7 +110,7 @@ def test_a_collector_that_refuses_costs_spans_alone() -> None:
     before = lost()
     with Store(behaviour=400) as store:
         exporter = TraceExporter(store.url)
-        exporter.note(replace(a_record(), id=ID))
+        exporter.record(replace(a_record(), id=ID))
         exporter.close()
         assert store.asked
     assert lost() == before + 1

@@ -97,7 +97,7 @@ class Increases:
     samples: list[tuple[float, Counts]] = field(default_factory=list)
     """Times and counts, the oldest first."""
 
-    def note(self, at: float, counts: Counts) -> None:
+    def record(self, at: float, counts: Counts) -> None:
         """Add the counts of a moment, and drop those older than any window."""
         longest = max(ERRORS_WITHIN_S, LOST_WITHIN_S, EVICTIONS_WITHIN_S)
         self.samples.append((at, counts))

@@ -106,7 +106,7 @@ class Alerts:
         """Watch until cancelled; note in `events` which incidents open and resolve."""
         self._events = events
         self._leads_since = self._now()
-        self._counts.note(self._now(), counted())
+        self._counts.record(self._now(), counted())
         beside = [
             asyncio.create_task(self._delivery.run(), name="alerts' delivery"),
             asyncio.create_task(self._note_brought(), name="alerts that are delivered"),
@@ -145,7 +145,7 @@ class Alerts:
         silences = await ask(self._stores, _PATIENCE_S)
         server, problems, waits = await look()
         now = self._now()
-        self._counts.note(now, counted())
+        self._counts.record(now, counted())
         seen = ServerObservation(
             now,
             server,
@@ -165,7 +165,7 @@ class Alerts:
             logger.warning("Alert: %s", message.headline)
             self._delivery.send(message)
             if self._events is not None and notice.event in _NOTED:
-                self._events.note(_NOTED[notice.event], message.headline, "", "server")
+                self._events.record(_NOTED[notice.event], message.headline, "", "server")
 
     async def _digest(self, usage: UsageStore) -> None:
         if self._digest_at is None or not self._is_loaded:

@@ -136,7 +136,7 @@ class ModelFilesStorage:
                 stored.setdefault(config.repo_id, entry)
         return stored
 
-    def note(self, replicas: Iterable[Replica]) -> None:
+    def record(self, replicas: Iterable[Replica]) -> None:
         """Note the files that replicas have stored (`ModelActor.model`)."""
         for each in replicas:
             loaded = each.actor.model

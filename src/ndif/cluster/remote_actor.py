@@ -284,7 +284,7 @@ class RemoteActor:
             self._watching = asyncio.create_task(self._watch(self._actor), name="end")
             if self._over.is_set():
                 raise ActorError("the replica was ended before it was loaded")  # noqa: TRY301
-            await self._actor.start(self._note)
+            await self._actor.start(self._report_progress)
             self._running = asyncio.create_task(self._jobs.run_from_channel(), name="jobs")
         except (ActorError, BrokerError, ObjectStoreError) as error:
             self._over.set()
@@ -304,7 +304,7 @@ class RemoteActor:
             self._order if place is None else replace(self._order, place=replace(place, **changes))
         )
 
-    def _note(self, done: int, total: int) -> None:
+    def _report_progress(self, done: int, total: int) -> None:
         self._progress = done, total
         self._progressed.set()
 

@@ -87,7 +87,7 @@ class FetchAhead:
             return frozenset()
         on = ", ".join(sorted(nodes.values()))
         text = f"Its files are on {on} for its booking at {window.start:%Y-%m-%d %H:%M %Z}."
-        self.events.note("fetched", name, text, "calendar")
+        self.events.record("fetched", name, text, "calendar")
         return frozenset(nodes)
 
     async def _download(

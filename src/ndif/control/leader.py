@@ -55,7 +55,7 @@ class Leader(Catalogue, Protocol):
         queue, and a lost one has an ERROR.
         """
 
-    async def note(self, events: Sequence[OperatorsEvent]) -> None:
+    async def record(self, events: Sequence[OperatorsEvent]) -> None:
         """Add events to the operators' log."""
 
     async def next_state(self, seen: str, users: Sequence[str]) -> NextState:
@@ -89,7 +89,7 @@ class InProcessLeader:
     async def update_of(self, request_id: str, stored: Status | None) -> StoredResponse | None:
         return self._control.dispatcher.update_of(request_id, is_stored=stored is not None)
 
-    async def note(self, events: Sequence[OperatorsEvent]) -> None:
+    async def record(self, events: Sequence[OperatorsEvent]) -> None:
         for each in events:
             self._control.events.add(each)
 

@@ -59,7 +59,7 @@ class Publisher:
                 await self._write(MODELS, publish(models))
                 status = client_status(self.controller, self.coming(), self.probes)
                 await self._write(STATUS, msgspec.Raw(answer.to_json(status)))
-                self.model_files.note(replicas)
+                self.model_files.record(replicas)
                 await self._write(FILES, self.model_files.stored)
             except BrokerError as error:
                 logger.warning("the models could not be published: %s", error)

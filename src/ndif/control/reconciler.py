@@ -118,9 +118,9 @@ class Reconciler:
         windows = self._schedule.dedicated_at(self.now())
         begun, ended = self.controller.models.schedule([window.config for window in windows])
         for model in begun:
-            self.events.note("booking begun", model.config.repo_id, "", "calendar")
+            self.events.record("booking begun", model.config.repo_id, "", "calendar")
         for model in ended:
-            self.events.note("booking over", model.config.repo_id, "", "calendar")
+            self.events.record("booking over", model.config.repo_id, "", "calendar")
             if model.on_demand:
                 model.generations = frozenset()  # users may ask for any
             self.controller.dedicate(model)

@@ -157,8 +157,8 @@ class RemoteLeader:
             return told.update
         return StoredResponse(envelope_fields(Response(request_id, Status.ERROR, LOST)), "")
 
-    async def note(self, events: Sequence[OperatorsEvent]) -> None:
-        """See `Leader.note`; without a leader, the events go only to this process's log."""
+    async def record(self, events: Sequence[OperatorsEvent]) -> None:
+        """See `Leader.record`; without a leader, the events go only to this process's log."""
         try:
             asked = self._rpc.ask(NOTE, {"events": [asdict(each) for each in events]})
             await within(asked, _ASK_S)

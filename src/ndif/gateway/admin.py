@@ -32,7 +32,7 @@ from ndif.gateway.operator import AuthenticatedOperator, Operators
 from ndif.schema.answer import answer
 from ndif.schema.deployment import OperationError
 from ndif.stores.accounts import Registry
-from ndif.stores.events import NoteEvents
+from ndif.stores.events import RecordEvents
 
 _MAX_BODY_BYTES = 4 * 1024**2
 
@@ -127,7 +127,7 @@ class AdminRoutes:
         operators: Operators,
         settings: Settings,
         registry: Registry | None = None,
-        note: NoteEvents | None = None,
+        record: RecordEvents | None = None,
     ) -> None:
         """Perform operations with `perform`, and account operations on `registry`; log events with `note`.
 
@@ -137,7 +137,7 @@ class AdminRoutes:
         self._perform = perform
         self._operators = operators
         self._settings = settings
-        self._note = note
+        self._record = record
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -199,8 +199,8 @@ class AdminRoutes:
     async def _tell(
         self, operation: Operation | AccountOperation, answer: Any, operator: AuthenticatedOperator
     ) -> None:
-        if self._note is not None and (events := events_of(operation, answer, operator.by)):
-            await self._note(events)
+        if self._record is not None and (events := events_of(operation, answer, operator.by)):
+            await self._record(events)
 
     def _for_operators(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         async def answer(http: Request) -> Response:

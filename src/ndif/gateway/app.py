@@ -171,8 +171,8 @@ def _operators_routes(
         secrets = options.session_secrets or (token,)
         known = Operators(token, Sessions(secrets, password, settings.admin_session_s))
         pages.admit(known.is_logged_in, None if admin is None else admin.getsockname()[1])
-        routes += LoginRoutes(known, password, rates, leader.note).routes()
-        routes += AdminRoutes(leader.perform, known, settings, registry, leader.note).routes()
+        routes += LoginRoutes(known, password, rates, leader.record).routes()
+        routes += AdminRoutes(leader.perform, known, settings, registry, leader.record).routes()
     return routes
 
 

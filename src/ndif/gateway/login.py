@@ -24,7 +24,7 @@ from ndif.gateway.openapi import JSON, Answer, ApiRoute, Content, Description, j
 from ndif.gateway.operator import CSRF_HEADER, Operators, is_own_page
 from ndif.gateway.sessions import Session
 from ndif.schema.answer import answer
-from ndif.stores.events import Kind, NoteEvents, event
+from ndif.stores.events import Kind, RecordEvents, event
 from ndif.stores.rate_limiter import Rates, RatesUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class LoginRoutes:
     password_hash: str = field(repr=False)
     """Argon2id hash, or a bcrypt hash of NDIF 0.1; empty without a password."""
     rates: Rates
-    note: NoteEvents
+    record: RecordEvents
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a password is verified: each hash takes 64 MiB and a core, so there is one at a time."""
 
@@ -153,7 +153,7 @@ class LoginRoutes:
         await self._count(caller)
         if self.password_hash and await self._is_password(given):
             return await self._begin(http, caller, "password")
-        await self._note("failed login", caller, "The password was wrong.")
+        await self._record("failed login", caller, "The password was wrong.")
         raise HttpError(401, _WRONG if self.password_hash else _NO_HASH)
 
     async def logout(self, http: Request) -> Response:
@@ -168,7 +168,7 @@ class LoginRoutes:
                     403,
                     "Log out on the server's own page: this came from another, or from an old one.",
                 )
-            await self._note("logout", caller_of(http).name, "")
+            await self._record("logout", caller_of(http).name, "")
         self.operators.sessions.remove_from(answered, http)
         return answered
 
@@ -176,7 +176,7 @@ class LoginRoutes:
         session, value = self.operators.sessions.begin(way)
         answered = json_response(self._own(session))
         self.operators.sessions.set_on(answered, http, value)
-        await self._note("login", caller, f"By the {way}.")
+        await self._record("login", caller, f"By the {way}.")
         return answered
 
     def _own(self, session: Session | None) -> OwnSession:
@@ -201,7 +201,7 @@ class LoginRoutes:
                 RETRY_SOON,
             ) from error
         if wait_s > 0:
-            await self._note("failed login", caller, "Too many passwords were tried.")
+            await self._record("failed login", caller, "Too many passwords were tried.")
             raise HttpError(
                 429,
                 f"Too many passwords were tried. Wait {format_duration(math.ceil(wait_s))}, or log in with "
@@ -213,8 +213,8 @@ class LoginRoutes:
         async with self._looking:
             return await asyncio.to_thread(_matches, self.password_hash, given)
 
-    async def _note(self, kind: Kind, caller: str, text: str) -> None:
-        await self.note([event(kind, caller, text, "login")])
+    async def _record(self, kind: Kind, caller: str, text: str) -> None:
+        await self.record([event(kind, caller, text, "login")])
 
 
 def _matches(password_hash: str, given: str) -> bool:

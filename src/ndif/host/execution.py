@@ -245,7 +245,7 @@ class RunClock:
         """Return the run's reported memory and its seconds until now, and record its reported steps."""
         if (recorded := current()) is not None:
             for each in self.steps(report):
-                recorded.note(each)
+                recorded.record(each)
         return self.measured(report)
 
     def measured(self, report: RunReport) -> dict[str, float]:

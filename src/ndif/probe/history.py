@@ -35,7 +35,7 @@ class ProbeHistory:
     """True if the last counted outcome is a success; None before the first."""
     _counted: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=_MOST))
 
-    def note(self, outcome: ProbeOutcome, now: float) -> None:
+    def record(self, outcome: ProbeOutcome, now: float) -> None:
         """Add an outcome; LOADING and UNSUPPORTED count neither as up nor as down."""
         self.last, self.at = outcome, now
         if outcome.kind in (ProbeKind.LOADING, ProbeKind.UNSUPPORTED):

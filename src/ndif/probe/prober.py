@@ -83,7 +83,7 @@ class Prober:
         except Exception:
             logger.exception("%s could not be probed", one.target.label)
         else:
-            self._note(one, outcome)
+            self._record(one, outcome)
 
     async def look(self, one: Watched, cache: Path) -> ProbeOutcome:
         """Return the outcome for a model now; send a trace only if the model serves."""
@@ -118,9 +118,9 @@ class Prober:
         taken = format_duration(round(took_s))
         return ProbeOutcome(ProbeKind.DOWN, f"The model has been loading for {taken}.")
 
-    def _note(self, one: Watched, outcome: ProbeOutcome) -> None:
+    def _record(self, one: Watched, outcome: ProbeOutcome) -> None:
         target = one.target
-        self.histories.of(target, one.withdrawals).note(outcome, self.histories.now())
+        self.histories.of(target, one.withdrawals).record(outcome, self.histories.now())
         metrics.probed(target.label, target.generation, outcome.kind.value, outcome.seconds)
         if outcome.failed:
             logger.warning(

@@ -126,5 +126,5 @@ class _Seat:
         metrics.SHARED.labels(metrics.model_label(request.model.label)).inc()
         if (steps := current()) is not None:
             for each in response.steps:
-                steps.note(each)
+                steps.record(each)
         return replace(response, steps=())

@@ -138,7 +138,7 @@ class TrustedDefinitions:
     def __init__(self) -> None:
         self._functions: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
 
-    def note(self, function: types.FunctionType) -> None:
+    def record(self, function: types.FunctionType) -> None:
         """Record a function that a request brought."""
         self._functions.add(function)
 

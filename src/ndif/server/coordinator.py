@@ -192,7 +192,7 @@ class Coordinator:
             await self.dispatcher.accept(request)
         self.dispatcher.start()
         events, alerts = self._oversight.events, self._oversight.alerts
-        events.note("started", "the server", f"Version {__version__}.", "server")
+        events.record("started", "the server", f"Version {__version__}.", "server")
         self._start(events.run(), "events")
         self._start(self.reconciler.run(), "reconciler")
         self._start(self._callbacks.run(), "call-backs")
@@ -245,21 +245,21 @@ class Coordinator:
 
     def _note_end(self, record: JobRecord) -> None:
         if record.user != PROBER:  # a probe is not a user's job
-            self._usage.note(record)
+            self._usage.record(record)
         if self._traces is not None:
-            self._traces.note(record)
+            self._traces.record(record)
 
     def _note_left(self, key: ReplicaKey, why: str) -> None:
         if self._tasks and not why.startswith(OPERATORS):  # noted with the operation
             name = Variant.parse(key[0]).model.repo_id
-            self._oversight.events.note(
+            self._oversight.events.record(
                 "left", name, f"A replica left its devices: {why}.", "server"
             )
 
     def _note_scaled(self, processor: Processor, replicas: int) -> None:
         was = processor.desired_replicas
         text = f"{was} → {replicas} replicas for nnsight {processor.variant.generation}."
-        self._oversight.events.note("scaled", processor.variant.model.repo_id, text, "autoscaler")
+        self._oversight.events.record("scaled", processor.variant.model.repo_id, text, "autoscaler")
 
     async def bring_up(self, generation: str) -> list[Replica]:
         """Request the replicas of every known model, and return those that will load."""

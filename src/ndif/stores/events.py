@@ -90,7 +90,7 @@ class SavedEvents:
     events: tuple[OperatorsEvent, ...]
 
 
-NoteEvents = Callable[[Sequence[OperatorsEvent]], Awaitable[None]]
+RecordEvents = Callable[[Sequence[OperatorsEvent]], Awaitable[None]]
 """Passes events to the leader."""
 
 
@@ -111,7 +111,7 @@ class EventLog:
         self._is_loaded = saved is None
         self._changed = asyncio.Event()
 
-    def note(self, kind: Kind, subject: str, text: str, by: str) -> None:
+    def record(self, kind: Kind, subject: str, text: str, by: str) -> None:
         """Note an event of this moment."""
         self.add(event(kind, subject, text, by, self._now()))
 

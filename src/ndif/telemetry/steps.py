@@ -42,9 +42,9 @@ class Steps:
 
     def add(self, name: str, start: float, end: float | None = None) -> None:
         """Record a step of this part that has ended, at `end` or now, and log it."""
-        self.note(Step(name, self.by, start, time.time() if end is None else end))
+        self.record(Step(name, self.by, start, time.time() if end is None else end))
 
-    def note(self, step: Step) -> None:
+    def record(self, step: Step) -> None:
         """Record a step that a part of the server took that has no log, and log it."""
         self.extend([step])
         log(self._request, step, self.replica)
@@ -108,4 +108,4 @@ def step(name: str) -> Iterator[None]:
         yield
     finally:
         if (steps := _current.get()) is not None:
-            steps.note(Step(name, REPLICA, start, time.time()))
+            steps.record(Step(name, REPLICA, start, time.time()))

@@ -45,7 +45,7 @@ class TraceExporter:
         self._endpoint = Endpoint(url, f"{path}{_PATH}", "application/x-protobuf", headers=headers)
         self._shipper: Shipper[JobRecord] = Shipper("otlp", self._send, _POLICY)
 
-    def note(self, record: JobRecord) -> None:
+    def record(self, record: JobRecord) -> None:
         """Take a job that has ended."""
         self._shipper.put(record)
 

@@ -120,7 +120,7 @@ def test_each_function_that_was_replaced_is_found(steps: list[tuple[int, str]]) 
     for number, part in steps:
         setattr(functions[number], f"__{part}__", getattr(other, f"__{part}__"))
     assert words.changed() == sorted({number for number, _ in steps})
-    words.note()
+    words.record()
     assert words.changed() == []
 
 

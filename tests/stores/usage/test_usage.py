@@ -91,7 +91,7 @@ async def test_a_job_is_found_with_its_steps(usage: Open) -> None:
     one, other = record(steps=steps, traceparent=parent), record()
     async with usage() as store:
         for each in (one, other):
-            store.note(each)
+            store.record(each)
         assert await store.find(one.id) == one  # before it is stored, too
         assert {each.id for each in await store.recent(None, 10)} == {one.id, other.id}
         assert await store.find(one.id) == one
@@ -109,7 +109,7 @@ async def test_jobs_add_up_by_user_model_and_day(usage: Open) -> None:
             record(model="org/b", status="ERROR", result_bytes=0),
             record(user="bob", execution_s=100.0, result_bytes=1 << 40),
         ):
-            store.note(each)
+            store.record(each)
         assert await store.totals("user") == [
             total("bob", 1, 0, 100.0, 1 << 40),
             total("ada", 3, 1, 5.0, 2000),
@@ -128,14 +128,14 @@ async def test_jobs_add_up_by_user_model_and_day(usage: Open) -> None:
 async def test_a_job_that_is_noted_twice_counts_once(usage: Open) -> None:
     one = record()
     async with usage() as store:
-        store.note(one)
-        store.note(one)
+        store.record(one)
+        store.record(one)
         assert await store.totals("user") == [total("ada", 1, 0, 1.5, 1000)]
-        store.note(one)
-        store.note(record())
+        store.record(one)
+        store.record(record())
         assert await store.totals("user") == [total("ada", 2, 0, 3.0, 2000)]
     async with usage() as again:
-        again.note(one)
+        again.record(one)
         assert await again.totals("user") == [total("ada", 2, 0, 3.0, 2000)]
 
 
@@ -145,7 +145,7 @@ async def test_the_last_jobs_are_those_that_ended_last(usage: Open) -> None:
     jobs.append(record(user="bob", status="ENDED", dispatched=None, execution_s=0.0))
     async with usage() as store:
         for each in (jobs[3], jobs[0], jobs[1], jobs[2], jobs[4]):
-            store.note(each)
+            store.record(each)
         if not isinstance(store, MemoryUsage):  # in which they come as they end
             assert await store.recent(None, 10) == jobs[::-1]
         assert await store.recent("bob", 10) == [jobs[4], jobs[1]]
@@ -157,7 +157,7 @@ async def test_records_are_swept_and_their_sums_stay(usage: Open) -> None:
     jobs = [record(day=day) for day in range(4)]
     async with usage() as store:
         for each in jobs:
-            store.note(each)
+            store.record(each)
         total = await store.totals("user")
         assert await store.sweep(jobs[2].ended, dry=True) == 2
         assert len(await store.recent("ada", 10)) == 4
@@ -178,9 +178,9 @@ async def test_many_at_once_and_two_processes_at_once(
     ):
         # Each leader has the end of some jobs that the other has, too.
         for each in jobs[:1000]:
-            here.note(each)
+            here.record(each)
         for each in jobs[500:]:
-            there.note(each)
+            there.record(each)
         both = await asyncio.gather(here.totals("user"), there.totals("user"))
         for total in (both[1], await here.totals("user")):
             assert sum(each.jobs for each in total) in (1000, 1500)
@@ -196,7 +196,7 @@ async def test_who_asks_does_not_wait_for_what_is_noted_meanwhile(tmp_path: Path
     async def note_all_the_time(store: UsageStore) -> None:
         nonlocal noted
         while True:
-            store.note(record())
+            store.record(record())
             noted += 1
             await asyncio.sleep(0.0005)
 
@@ -223,12 +223,12 @@ async def test_what_is_noted_while_the_database_is_away_comes_later(
     postgres.stop()
     try:
         async with opened(JournaledUsage([url], folder, 3600)) as store:
-            store.note(record())
+            store.record(record())
             with pytest.raises(UsageUnavailableError):
                 await store.totals("user")
         # It ended without having stored that.
         async with opened(JournaledUsage([url], folder, 3600)) as store:
-            store.note(record())
+            store.record(record())
             postgres.start()
 
             async def totals() -> Sequence[UsageTotal] | None:
@@ -253,7 +253,7 @@ async def main():
     usage = JournaledUsage(["sqlite:////no/such/folder/accounts.sqlite"], Path(sys.argv[1]), 3600)
     await usage.start()
     for number in range(3):
-        usage.note(JobRecord(str(number), "ada", "", "org/a", "0.8", "COMPLETED", 1, 2, 3, 0.5, 7))
+        usage.record(JobRecord(str(number), "ada", "", "org/a", "0.8", "COMPLETED", 1, 2, 3, 0.5, 7))
     os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(main())
 """
@@ -283,11 +283,11 @@ async def test_a_process_that_runs_keeps_its_file(tmp_path: Path) -> None:
     with other.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         async with opened(JournaledUsage([url], folder, 3600)) as store:
-            store.note(record())
+            store.record(record())
             assert len(await store.totals("user")) == 1
         assert other.exists()
     async with opened(JournaledUsage([url], folder, 3600)) as store:
-        store.note(record())
+        store.record(record())
         assert len(await store.totals("user")) == 1
     assert not other.exists()
 
@@ -299,7 +299,7 @@ async def test_another_servers_database_is_not_written(
     url, own = postgres.database(), tmp_path / "accounts.sqlite"
     postgres.sql(url, FOREIGN)
     async with opened(JournaledUsage([url, f"sqlite:///{own}"], tmp_path / "usage", 3600)) as store:
-        store.note(record())
+        store.record(record())
         assert len(await store.totals("user")) == 1
     assert own.exists()
     assert "ndif_" not in postgres.sql(url, "SELECT tablename FROM pg_tables")
@@ -313,7 +313,7 @@ async def test_a_folder_that_cannot_be_written_keeps_no_server_from_starting(
     url = f"sqlite:///{tmp_path / 'a.sqlite'}"
     async with opened(JournaledUsage([url], tmp_path / "usage", 3600)) as store:
         assert "in memory" in caplog.text
-        store.note(record())
+        store.record(record())
         assert len(await store.totals("user")) == 1
 
 
@@ -332,7 +332,7 @@ async def test_the_course_of_jobs_is_the_same_in_each_form(usage: Open) -> None:
     ]
     async with usage() as store:
         for each in jobs:
-            store.note(each)
+            store.record(each)
         found = await store.history(MIDNIGHT, step_s)
         assert found == intervals_of(jobs, MIDNIGHT, step_s)
         first, second = found

@@ -58,8 +58,8 @@ def _make_wrapper(*arguments: Any) -> FunctionType:
             f"({error}). Call the function without its decorator, or write the decorator without "
             "functools.wraps."
         ) from error
-    trusted.note(function)
-    sources.note(source, function)
+    trusted.record(function)
+    sources.record(source, function)
     return function
 
 

@@ -32,7 +32,7 @@ _functions: list[tuple[str, FunctionType]] = []
 """The functions of the present request, with their texts."""
 
 
-def note(text: str, function: FunctionType) -> None:
+def record(text: str, function: FunctionType) -> None:
     """Record a function that was sent with a request."""
     _functions.append((text, function))
 

@@ -306,7 +306,7 @@ class Nnsight07(Generation):
                 # Only the cause names a line of the user's code.
                 raise error.__cause__ or error from None
             adopted = policy.adopt(function, names)
-            sources.note(given[_TEXT], adopted)
+            sources.record(given[_TEXT], adopted)
             return adopted
 
         def setstate(function: FunctionType, state: tuple[Any, Variables]) -> None:

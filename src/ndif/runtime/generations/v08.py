@@ -311,8 +311,8 @@ interleaver.Mediator.swap = classmethod(_swap_and_note)
 def _load_method(source: str, *given: Any) -> FunctionType:
     """Replace `_load_function`: give a method that uses `super()` a cell for its class; note it."""
     function = _method(source, *given)
-    trusted.note(function)
-    sources.note(source, function)
+    trusted.record(function)
+    sources.record(source, function)
     return function
 
 
@@ -419,7 +419,7 @@ class _Unpickler:
                 ours.append(own)
                 return own
             adopted = policy.adopt(_method(source, name, *others), {})
-            sources.note(source, adopted)
+            sources.record(source, adopted)
             return adopted
 
         def fill(function: Any, names: Mapping[str, Any]) -> None:

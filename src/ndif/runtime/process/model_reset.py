@@ -80,7 +80,7 @@ class _Code:
         for at in self._versions.changed():
             if (name := _replaced(self._members[at], self._before[at].items())) is not None:
                 raise ResetError(f"{name} of {self._names[at]} was replaced")
-        self._versions.note()
+        self._versions.record()
 
 
 def _replaced(now: dict[Any, Any], before: Iterable[tuple[Any, Any]]) -> str | None:

@@ -64,7 +64,7 @@ class ModuleTreeState:
                 kind = OrderedDict if isinstance(now, OrderedDict) else dict
                 kind.clear(now)
                 kind.update(now, before)
-        self._versions.note()
+        self._versions.record()
         for items, before_items in self._lists:
             items[:] = before_items
         if self._tokenizer is not None:
@@ -84,7 +84,7 @@ class ModuleTreeState:
         for at in self._attribute_versions.changed():
             if not has_same_members(self._attributes[at], self._attribute_copies[at]):
                 raise ResetError("a weight has other attributes")
-        self._attribute_versions.note()
+        self._attribute_versions.record()
         if not all(map(_IS_LEAF, tensors)) or any(map(_HOOKS, tensors)):
             raise ResetError("a weight belongs to a graph")
         if any(map(_GRADIENT_HOOKS, tensors)):

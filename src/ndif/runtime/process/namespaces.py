@@ -184,7 +184,7 @@ class Namespaces:
             self._note_words()
         self._modules_version = DictVersions([sys.modules])
         if self._function_parts.changed():
-            self._function_parts.note()
+            self._function_parts.record()
         self.settle()
 
     def _changes_without_warnings(self) -> list[Change]:
@@ -240,8 +240,8 @@ class Namespaces:
 
     def settle(self) -> None:
         """Record the present versions; call this when all changes are restored or adopted."""
-        self._modules_version.note()
-        self._versions.note()
+        self._modules_version.record()
+        self._versions.record()
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +309,7 @@ class _Words:
         self._found = _NOWHERE
         """Indices of the words that the last `changed` found to differ."""
 
-    def note(self) -> None:
+    def record(self) -> None:
         """Record the present values of the words that the last `changed` found to differ."""
         self._noted[self._found] = self._memory[self._at[self._found]]
         self._found = _NOWHERE
@@ -433,10 +433,10 @@ class DictVersions:
         """Return the indices of dictionaries that may have changed; without versions, all indices."""
         return range(self._count) if self._words is None else self._words.changed()
 
-    def note(self) -> None:
+    def record(self) -> None:
         """Record the present versions."""
         if self._words is not None:
-            self._words.note()
+            self._words.record()
 
 
 class Lengths:

@@ -48,7 +48,7 @@ class Guesses:
         if wait_s > 0 and not self.is_proven(caller, digest):
             raise TooManyGuessesError(wait_s)
 
-    def note(self, caller: str, digest: str, now: float, *, is_right: bool) -> None:
+    def record(self, caller: str, digest: str, now: float, *, is_right: bool) -> None:
         """Note that a key was checked, and the outcome."""
         if is_right:
             self._proven[caller, digest] = None

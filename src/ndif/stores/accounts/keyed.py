@@ -53,7 +53,7 @@ class KeyedAccounts(ABC):
         blinded = self._blinded(digest)
         self._guesses.check(caller.name, blinded, time.monotonic())
         account = await self._find(digest)
-        self._guesses.note(caller.name, blinded, time.monotonic(), is_right=account is not None)
+        self._guesses.record(caller.name, blinded, time.monotonic(), is_right=account is not None)
         if account is None:
             raise NoSuchKeyError("This server does not know the API key. Ask its operator for one.")
         return account

@@ -129,7 +129,7 @@ class Spool:
 
     def note_attempts(self, request_id: str, attempts: int) -> None:
         """Start to store how many runs of a request are cut short if this process ends now."""
-        start(self._note(request_id, attempts), self._notes, f"attempts of {request_id}")
+        start(self._store_attempts(request_id, attempts), self._notes, f"attempts of {request_id}")
 
     def remove(self, request_id: str) -> None:
         """Remove a request in the background, once the disk has its end and its result."""
@@ -145,7 +145,7 @@ class Spool:
         await end(tasks)
         await self._file.close()
 
-    async def _note(self, request_id: str, attempts: int) -> None:
+    async def _store_attempts(self, request_id: str, attempts: int) -> None:
         try:
             await self._file.write((_ATTEMPTS, (attempts, request_id)))
         except SpoolError as error:

@@ -83,7 +83,7 @@ class JournaledUsage:
         if self._opened is not None:
             await self._opened.close()
 
-    def note(self, record: JobRecord) -> None:
+    def record(self, record: JobRecord) -> None:
         self._waiting.append(record)
         self._noted.set()
         if self._journal is not None:

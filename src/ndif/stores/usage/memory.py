@@ -26,7 +26,7 @@ class MemoryUsage:
     async def stop(self) -> None:
         """See `UsageStore.stop`."""
 
-    def note(self, record: JobRecord) -> None:
+    def record(self, record: JobRecord) -> None:
         if record.id in self._records:
             return
         self._records[record.id] = record

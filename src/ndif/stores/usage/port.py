@@ -39,7 +39,7 @@ class UsageStore(Protocol):
     async def stop(self) -> None:
         """Store the noted jobs, if that is possible now."""
 
-    def note(self, record: JobRecord) -> None:
+    def record(self, record: JobRecord) -> None:
         """Take the record of a job that has ended; it is stored later, in batches."""
 
     async def recent(self, user: str | None, limit: int) -> list[JobRecord]:

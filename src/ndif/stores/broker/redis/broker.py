@@ -278,9 +278,9 @@ class RedisBroker:
     def note_attempts(self, request: Request, attempts: int) -> None:
         """See `Broker.note_attempts`. Not stored if replicas outlive the leader."""
         if self._counts_attempts:
-            start(self._note(request, attempts), self._releases, "attempts")
+            start(self._store_attempts(request, attempts), self._releases, "attempts")
 
-    async def _note(self, request: Request, attempts: int) -> None:
+    async def _store_attempts(self, request: Request, attempts: int) -> None:
         async with self._noting:  # in the order of the calls
             keys = [record_of(request.id)]
             try:
