@@ -141,7 +141,7 @@ async def test_concurrent_discoveries_share_one_node(machine: Machine, tmp_path:
         FileStore(tmp_path, 0),
         Runtimes(Path("/nowhere")),
         trusted=True,
-        places=True,
+        uses_placement=True,
     )
     (one,), (two,) = await asyncio.gather(fleet.discover(), fleet.discover())
     assert one is two

@@ -59,7 +59,7 @@ async def test_files_are_fetched_ahead_on_every_node_of_booking(
     async def look() -> list[str]:
         asked.clear()
         ended.clear()
-        ahead.look([booking], lambda _: "0.8")
+        ahead.update([booking], lambda _: "0.8")
         await asyncio.wait(ahead._tasks.values())
         return sorted(asked)
 

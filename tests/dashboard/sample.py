@@ -463,7 +463,7 @@ def served(
     settings = Settings(dashboard=mode)
     accounts = FileAccounts(keys)
     dashboard = Dashboard(
-        settings, accounts, Runtimes(folder), server.next, host="127.0.0.1", places=True
+        settings, accounts, Runtimes(folder), server.next, host="127.0.0.1", many_users=True
     )
     store = FileStore(folder / "stored", 3600)
     app = create_app(

@@ -97,7 +97,12 @@ def application(models: Models, runtimes: Path) -> Starlette:
         return NextState(name="1", state=nothing)
 
     board = Dashboard(
-        settings, OpenAccounts(hotswapping=True), installed, state, host="127.0.0.1", places=True
+        settings,
+        OpenAccounts(hotswapping=True),
+        installed,
+        state,
+        host="127.0.0.1",
+        many_users=True,
     )
     return create_app(  # type: ignore[return-value]
         [*ModelRoutes(catalogue, installed, "", None).routes(), *board.routes()],

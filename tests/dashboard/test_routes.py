@@ -65,7 +65,7 @@ def first_events(url: str, most: int, **headers: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("host", "settings", "places", "mode"),
+    ("host", "settings", "many_users", "mode"),
     [
         ("127.0.0.1", {}, True, "public"),
         ("::1", {}, True, "public"),
@@ -79,9 +79,9 @@ def first_events(url: str, most: int, **headers: str) -> dict[str, Any]:
     ],
 )
 def test_default_access_mode_follows_host_and_settings(
-    host: str, settings: dict[str, Any], places: bool, mode: str
+    host: str, settings: dict[str, Any], many_users: bool, mode: str
 ) -> None:
-    assert mode_of(Settings(**settings), host, places=places) == mode
+    assert mode_of(Settings(**settings), host, many_users=many_users) == mode
 
 
 def test_public_state_is_readable_without_key_but_not_with_wrong_key(

@@ -87,7 +87,7 @@ def test_model_that_does_not_serve_is_not_traced(tmp_path: Path) -> None:
     """No runtime could send a trace."""
 
     async def look(one: Watched, prober: Prober) -> ProbeOutcome:
-        return await prober.look(one, tmp_path)
+        return await prober.probe(one, tmp_path)
 
     patient, hasty = prober(), prober(loading_s=0.0)
     loading = asyncio.run(look(WATCHED, patient))

@@ -297,7 +297,7 @@ def load(lab: Lab, attack: Attack, cell: str) -> dict[str, Any]:
     whole = cell in ("process", "all")
     mode = "require" if cell in ("kernel", "process", "all") else "off"
     untrusted = UntrustedSettings(
-        mode, False, None, 1 << 30, 1 << 20, 64, str(lab.folder / "adapters"), alone=whole
+        mode, False, None, 1 << 30, 1 << 20, 64, str(lab.folder / "adapters"), every_request=whole
     )
     spec = replace(spec, untrusted=untrusted)
     if cell not in ("checks", "all"):

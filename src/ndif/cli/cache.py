@@ -50,10 +50,10 @@ with_kept = with_options_of(_kept)
 
 def _look(kept: Kept, limit: str) -> CacheState:
     from ndif.config.units import parse_limit
-    from ndif.runtime.weights.cache import CacheRules, deciding, look
+    from ndif.runtime.weights.cache import CacheRules, deciding, scan
 
     with deciding():
-        return look(CacheRules(parse_limit(limit), tuple(kept)))
+        return scan(CacheRules(parse_limit(limit), tuple(kept)))
 
 
 def _state_of(one: CachedRepository, kept: Kept) -> str | None:

@@ -82,12 +82,12 @@ class Controller:
         rules: PlacementRules = DEFAULT_RULES,
         now: Callable[[], float] = time.time,
         rng: random.Random | None = None,
-        places: bool = True,
+        uses_placement: bool = True,
     ) -> None:
         """Prepare a controller without machines; `discover` finds them.
 
-        `rng` decides ties and ids. `places`: True to place models where there is room, False to follow
-        their options.
+        `rng` decides ties and ids. `uses_placement`: True to place models where there is room, False to
+        follow their options.
         """
         self.models = models
         self._cluster = Cluster()
@@ -97,11 +97,11 @@ class Controller:
         self._evaluate = evaluate
         self._discover = discover
         self._rules = rules
-        self._places = places
+        self._uses_placement = uses_placement
         self._now = now
         self._rng = rng or random.Random()  # noqa: S311 - ties, not secrets
         self._replicas: dict[ReplicaKey, Replica] = {}
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ends: set[asyncio.Task[None]] = set()
         """Tasks that must run to their end, so that no process is left behind."""
@@ -164,7 +164,7 @@ class Controller:
         for node_id in found.removed:
             logger.warning("node %s is gone with its replicas", node_id)
         for key in found.lost:
-            self._put_away(key, EvictedError("its node is gone"))
+            self._drop_lost(key, EvictedError("its node is gone"))
 
     async def deploy(self, asked: Sequence[ReplicaRequest]) -> list[ProvisionResult]:
         """Create the requested replicas that fit, in one decision, so that the largest goes first.
@@ -214,7 +214,7 @@ class Controller:
             return _not_loaded(model, generation, str(error))
         cluster = self.cluster.without(gone)
         demand = ReplicaRequest(model, generation, config.replicas).demand(measured.size_bytes)
-        if not self._places:
+        if not self._uses_placement:
             demand = replace(demand, device=Device.AUTO)
         # A generator of its own, so that later decisions draw the same ties as without this one.
         rng = random.Random(0)  # noqa: S311 - ties, not secrets
@@ -266,7 +266,7 @@ class Controller:
                 for one, size in asked.items()
                 if not one.void
             ]
-            if not self._places:
+            if not self._uses_placement:
                 demands = [replace(demand, device=Device.AUTO) for demand in demands]
             decision = self.cluster.deploy(demands, self._now(), self._rng, self._rules)
             leaving = [self._replicas[key] for key in decision.evictions if key in self._replicas]
@@ -456,7 +456,7 @@ class Controller:
         leaving: Mapping[ReplicaKey, tuple[Replica, Lease]],
     ) -> None:
         """Delete, cache, return, create: in this order, after earlier changes of the node."""
-        async with self._turns[node_id]:
+        async with self._locks[node_id]:
             await _all(
                 *(self._delete(*leaving[d.key]) for d in delta.to_delete if d.key in leaving),
                 *(self._cache(*leaving[d.key]) for d in delta.to_cache if d.key in leaving),
@@ -605,9 +605,9 @@ class Controller:
         if self._replicas.get(replica.placed.key) is replica:
             label = metrics.model_label(replica.model.config.key.label)
             metrics.LOST_REPLICAS.labels(label).inc()
-            self._put_away(replica.placed.key, EvictedError("its process ended"))
+            self._drop_lost(replica.placed.key, EvictedError("its process ended"))
 
-    def _put_away(self, key: ReplicaKey, why: DeploymentError) -> None:
+    def _drop_lost(self, key: ReplicaKey, why: DeploymentError) -> None:
         """End a lost replica; the next user of its place waits for that."""
         if (replica := self._replicas.get(key)) is not None:
             self._end_aside(self._end(replica), replica.placed)
@@ -620,7 +620,7 @@ class Controller:
 
     async def _wait_for(self, end: asyncio.Task[None], node_id: str) -> None:
         """Hold back later changes of a node until this task has ended."""
-        async with self._turns[node_id]:
+        async with self._locks[node_id]:
             await asyncio.wait([end])
 
     def _forget(self, key: ReplicaKey, why: DeploymentError) -> None:

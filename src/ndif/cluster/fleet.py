@@ -53,7 +53,7 @@ class Fleet(Protocol):
 
     outlives: bool
     """True if replicas go on when the leader ends."""
-    places: bool
+    uses_placement: bool
     """True to measure models and place them; False to load each where its options say."""
     lost: asyncio.Event
     """Set once the machines are out of reach for good."""
@@ -100,7 +100,7 @@ class ThisMachine:
     _: KW_ONLY
     trusted: bool
     """True if users are trusted, so that runners are not confined."""
-    places: bool
+    uses_placement: bool
     """True if the controller chooses devices; otherwise the options of a model do."""
     shares: bool = False
     """True if another process serves the files of checkpoints to clients."""
@@ -128,7 +128,7 @@ class ThisMachine:
     def prepare(self, runtime: Runtime) -> None:
         """Start the fork server of the runtime; see `Fleet.prepare`."""
         # Where the controller places models, it has them measured by processes without secrets.
-        self.fork_servers.prepare(runtime, untrusted=self.places or not self.trusted)
+        self.fork_servers.prepare(runtime, untrusted=self.uses_placement or not self.trusted)
 
     async def orphans(self) -> list[OrphanReplica]:
         """Return nothing: no replica outlives this machine's server."""
@@ -143,13 +143,13 @@ class ThisMachine:
 
     async def _look(self) -> LocalMachine:
         """Inspect this machine, and prepare the watch over its GPUs or the choice among them."""
-        find = inspect_machine if self.places else inspect_unplaced
+        find = inspect_machine if self.uses_placement else inspect_unplaced
         machine = await find(self.settings, self._driver)
         found, sizes = machine.gpus, machine.node.resources.gpu_bytes
         self.fork_servers.devices = found.variable
         if not found.gpus:
             await self._driver.close()
-        elif self.places:
+        elif self.uses_placement:
             self._gpu_watch = GpuWatch(self._driver, found.gpus, sizes)
         else:
             self._cards = LocalCards(
@@ -163,12 +163,14 @@ class ThisMachine:
         """Return the actor of a replica; see `Fleet.make_actor`."""
         runtime, cards, machine = self.runtimes.installed()[generation], self._cards, self._machine
         has_gpus = machine is not None and machine.has_gpus
-        on_cpu = self.places and (place.on_cpu or not has_gpus)
+        on_cpu = self.uses_placement and (place.on_cpu or not has_gpus)
         host = HostResources(
             self._weights, self.fork_servers, self._gpu_watch, self._cache_rules, self.shares
         )
         devices = ReplicaDevices(
-            gpu_mem_bytes_by_id=place.gpu_mem_bytes_by_id if self.places and not on_cpu else {},
+            gpu_mem_bytes_by_id=place.gpu_mem_bytes_by_id
+            if self.uses_placement and not on_cpu
+            else {},
             context_bytes=machine.node.resources.context_bytes if machine else 0,
             device="cpu" if on_cpu else None,
             chosen=partial(cards.chosen, config, runtime) if cards else contextlib.nullcontext,

@@ -118,7 +118,7 @@ class ReplicaJobs:
         self._actor = services.actor
         self._channel = services.channel
         self._lifecycle = Lifecycle(services.broker, services.responder)
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._current: Job | None = None
         self._runs: dict[str, asyncio.Task[JobAnswer]] = {}
         self._cancelled_early: dict[str, str] = {}
@@ -174,7 +174,7 @@ class ReplicaJobs:
             self._lifecycle.cancel(request.id, reason)
         watching = asyncio.create_task(self._watch_current(), name="client of the current job")
         try:
-            async with self._turn:
+            async with self._lock:
                 watching.cancel()
                 return await self._execute(job)
         finally:

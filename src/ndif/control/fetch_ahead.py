@@ -45,7 +45,7 @@ class FetchAhead:
     """The last download of each coming booking; it returns the nodes with the files, if any."""
     _not_before: dict[_Booking, datetime] = field(default_factory=dict, init=False)
 
-    def look(self, windows: Sequence[Window], generation: Callable[[Window], str]) -> None:
+    def update(self, windows: Sequence[Window], generation: Callable[[Window], str]) -> None:
         """Start the downloads of these windows that lack one; cancel those of bookings begun or dropped."""
         now = self.now()
         coming = {(each.config.key, each.start): each for each in windows if each.start > now}

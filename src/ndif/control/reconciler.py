@@ -133,7 +133,7 @@ class Reconciler:
         if self.fetch_ahead is not None and self.generations():
             now = self.now()
             windows = self._schedule.windows(now, now + self.fetch_ahead.ahead)
-            self.fetch_ahead.look(windows, self._first_generation)
+            self.fetch_ahead.update(windows, self._first_generation)
 
     def _first_generation(self, window: Window) -> str:
         """Return a generation that a booked model will be loaded for; all load the same files."""

@@ -51,7 +51,7 @@ class Rollouts:
     controller: Controller
     dispatcher: Dispatcher
     _tasks: set[asyncio.Task[list[RolledOut]]] = field(default_factory=set, init=False)
-    _turns: defaultdict[ModelKey, asyncio.Lock] = field(
+    _locks: defaultdict[ModelKey, asyncio.Lock] = field(
         default_factory=lambda: defaultdict(asyncio.Lock), init=False
     )
 
@@ -84,7 +84,7 @@ class Rollouts:
     ) -> list[RolledOut]:
         model.deploying += 1
         try:
-            async with self._turns[model.key]:
+            async with self._locks[model.key]:
                 rollout = _Rollout(self.controller, self.dispatcher, model, config, generations)
                 with rollout.holding():
                     return await rollout.run(placed)

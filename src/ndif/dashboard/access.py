@@ -22,16 +22,16 @@ _LOG_IN = (
 )
 
 
-def mode_of(settings: Settings, host: str, *, places: bool) -> Mode:
+def mode_of(settings: Settings, host: str, *, many_users: bool) -> Mode:
     """Return who may see the dashboard of a server that listens on `host`.
 
     The setting decides. Without it, the dashboard is public if only this machine reaches the server, or if
-    the server has one user (not `places`); else it needs a login.
+    the server has one user (not `many_users`); else it needs a login.
     """
     if settings.dashboard is not None:
         return settings.dashboard
     is_apart = reachable_as(host, settings.public_url) is None and not settings.allowed_hosts
-    return "public" if is_apart or not places else "login"
+    return "public" if is_apart or not many_users else "login"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,19 +37,19 @@ class Dashboard:
         next_state: Next,
         *,
         host: str,
-        places: bool,
+        many_users: bool,
     ) -> None:
         """Prepare the dashboard of a server that listens on `host`; nothing runs until a page is open.
 
-        `places`: True for a server of many users, False for a server of one user.
+        `many_users`: True for a server of many users, False for a server of one user.
         """
-        mode = mode_of(settings, host, places=places)
+        mode = mode_of(settings, host, many_users=many_users)
         self.access = Access(mode, accounts)
         self.pages = DashboardFiles()
         self._operators_at: tuple[int, ...] | None = ()
         """Ports that have the operator's routes; None for every port."""
         self._feed = Feed(next_state)
-        self._facts = ServerFacts(runtimes, mode, places and not settings.dev_mode)
+        self._facts = ServerFacts(runtimes, mode, many_users and not settings.dev_mode)
         self._events = EventRoutes(
             settings, self.access, self._feed, self._facts, OpenChannels(settings)
         )

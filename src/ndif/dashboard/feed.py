@@ -53,7 +53,7 @@ class Subscriber:
             self._last[name] = self._waiting[name] = event
             self._arrived.set()
 
-    def put_away(self, event: bytes) -> None:
+    def put_unavailable(self, event: bytes) -> None:
         """Queue the event that there is no state; every part of the next state is sent anew."""
         self._last.clear()
         self.put(AWAY, event)
@@ -139,10 +139,10 @@ class Feed:
                     continue  # a user's page has opened: ask again, for that user's jobs too
                 answer = asked.result()
             except (OperationError, BrokerError) as error:
-                seen = await self._tell_away(str(error))
+                seen = await self._report_unavailable(str(error))
             except Exception:
                 logger.exception("the dashboard has no state")
-                seen = await self._tell_away(_NO_STATE)
+                seen = await self._report_unavailable(_NO_STATE)
             else:
                 seen = answer.name
                 self._taken_at = asyncio.get_running_loop().time()
@@ -173,10 +173,10 @@ class Feed:
             if mine is not None:
                 subscriber.put(JOBS, mine)
 
-    async def _tell_away(self, sentence: str) -> str:
+    async def _report_unavailable(self, sentence: str) -> str:
         """Send `sentence` to the pages, wait before the next attempt, and return the name of no state."""
         for subscriber in self._subscribers:
-            subscriber.put_away(event_of(AWAY, {"detail": sentence}))
+            subscriber.put_unavailable(event_of(AWAY, {"detail": sentence}))
         self._parts, self._jobs = {}, {}
         await asyncio.sleep(_RETRY_S)
         return ""

@@ -147,7 +147,7 @@ class Job:
         self.weight, self.priority = request.weight, request.priority
         self.cost = 1.0
         """Estimated seconds of its run."""
-        self.alone = False
+        self.exclusive = False
         """True once a shared forward pass did not answer it."""
         self.steps = Steps(request, by.value)
         self.state: Status | None = None

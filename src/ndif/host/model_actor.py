@@ -301,5 +301,5 @@ def _untrusted(settings: Settings) -> UntrustedSettings:
         max_threads=settings.runner_max_threads,
         adapters=str(settings.adapters),
         scope=scope_of(settings),
-        alone=settings.sandbox != "off" and not may_trust(settings),
+        every_request=settings.sandbox != "off" and not may_trust(settings),
     )

@@ -270,7 +270,7 @@ class ModelProcess:
     def is_confined(self) -> bool:
         """Return True if the zygote itself is confined, so that it can fork no trusted runner."""
         untrusted = self.spec.untrusted
-        return untrusted is not None and untrusted.alone and not self.exposes_weights
+        return untrusted is not None and untrusted.every_request and not self.exposes_weights
 
     async def fork(self, *, fresh: bool, reused: bool = False) -> RunnerHandle:
         """Fork a runner. A fresh one is confined and runs one request, or with `reused` several."""

@@ -58,7 +58,7 @@ class Prober:
     """Seconds after which a model that is still loading counts as failed."""
     _loading: dict[Target, float] = field(default_factory=dict, init=False)
     """Loop time at which a target was first seen not to serve."""
-    _turns: dict[Target, float] = field(default_factory=dict, init=False)
+    _last_probed: dict[Target, float] = field(default_factory=dict, init=False)
     """Loop time of the last probe of each target."""
 
     async def run(self) -> None:
@@ -76,16 +76,16 @@ class Prober:
 
     async def _take_turn(self, watched: Sequence[Watched], cache: Path) -> None:
         """Probe the model whose last probe is the oldest."""
-        one = min(watched, key=lambda each: self._turns.get(each.target, 0.0))
-        self._turns[one.target] = asyncio.get_running_loop().time()
+        one = min(watched, key=lambda each: self._last_probed.get(each.target, 0.0))
+        self._last_probed[one.target] = asyncio.get_running_loop().time()
         try:
-            outcome = await self.look(one, cache)
+            outcome = await self.probe(one, cache)
         except Exception:
             logger.exception("%s could not be probed", one.target.label)
         else:
             self._record(one, outcome)
 
-    async def look(self, one: Watched, cache: Path) -> ProbeOutcome:
+    async def probe(self, one: Watched, cache: Path) -> ProbeOutcome:
         """Return the outcome for a model now; send a trace only if the model serves."""
         target = one.target
         history = self.histories.of(target, one.withdrawals)
@@ -131,6 +131,6 @@ class Prober:
     def _keep(self, targets: set[Target]) -> None:
         """Forget the models that should no longer serve."""
         self.histories.keep(targets)
-        for remembered in (self._loading, self._turns):
+        for remembered in (self._loading, self._last_probed):
             for gone in remembered.keys() - targets:
                 del remembered[gone]

@@ -569,7 +569,7 @@ class Processor:
                 worker.leaving = True
                 if not isinstance(error, ReplicaEvictedError):
                     self._controller.lost(replica)
-            job.alone |= isinstance(error, NotSharedError)
+            job.exclusive |= isinstance(error, NotSharedError)
             if await lifecycle.give_back(job, error):
                 self.queue.give_back(job)
                 self._arrived.set()

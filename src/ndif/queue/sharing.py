@@ -45,7 +45,7 @@ def take(queue: FairQueue[Job], most: int) -> list[Job]:
         return []
     taken = [first]
     while len(taken) < most and (job := next(queue.order(), None)) is not None:
-        if first.alone or job.alone or not may_share(first.request, job.request):
+        if first.exclusive or job.exclusive or not may_share(first.request, job.request):
             break
         queue.take()
         taken.append(job)

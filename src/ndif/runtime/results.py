@@ -122,7 +122,7 @@ class _Meter(io.RawIOBase):
 class ClientDefinitions(Protocol):
     """Facts about the classes and functions of one request, as its client has them."""
 
-    def came(self, value: type | types.FunctionType) -> bool:
+    def is_from_request(self, value: type | types.FunctionType) -> bool:
         """Return True if the request brought `value`, so that its client has it under its name."""
 
     def original(self, value: object) -> tuple[str, str] | None:
@@ -142,7 +142,7 @@ class TrustedDefinitions:
         """Record a function that a request brought."""
         self._functions.add(function)
 
-    def came(self, value: type | types.FunctionType) -> bool:
+    def is_from_request(self, value: type | types.FunctionType) -> bool:
         if isinstance(value, types.FunctionType):
             return value in self._functions
         # Compared by identity: a metaclass may define `__eq__`.
@@ -235,8 +235,8 @@ class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """A pickler that refers to the client's own classes by name and drops unused parts of storages."""
 
     definitions: ClientDefinitions
-    came: dict[int, tuple[Any, bool]]
-    """First answers of `definitions.came`, by id: pickling a class by value makes later answers True."""
+    from_request: dict[int, tuple[Any, bool]]
+    """First answers of `is_from_request`, by id: pickling a class by value makes later answers True."""
 
     def reducer_override(self, obj: Any) -> Any:
         original = self.definitions.original(obj)
@@ -274,7 +274,7 @@ class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return _reference(module, qualname) if _has(module, qualname) or self._came(obj) else None
 
     def _came(self, obj: type | types.FunctionType) -> bool:
-        known = self.came.setdefault(id(obj), (obj, self.definitions.came(obj)))
+        known = self.from_request.setdefault(id(obj), (obj, self.definitions.is_from_request(obj)))
         return known[1]
 
 

@@ -28,7 +28,7 @@ class UntrustedSettings:
     """The cache of adapters that untrusted requests may name."""
     scope: Literal["request", "user"] = "request"
     """`request`: a process for each request; `user`: a process for all requests of one key."""
-    alone: bool = False
+    every_request: bool = False
     """True if no request is trusted; then the process that forks runners is confined as well."""
 
 

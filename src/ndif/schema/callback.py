@@ -108,7 +108,7 @@ def _given(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return {name: value for name, value in fields if value is not None}
 
 
-def is_told(request: Request, status: Status) -> bool:
+def is_notified(request: Request, status: Status) -> bool:
     """Return True if a request names an address that is told of this status."""
     if status.terminal:
         return bool(request.callback)

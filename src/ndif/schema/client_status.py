@@ -54,7 +54,7 @@ class ModelStatus:
     """True if it is not evicted for other models."""
 
     @model_serializer(mode="wrap")
-    def _told(self, handler: SerializerFunctionWrapHandler) -> JsonObject:
+    def _serialize(self, handler: SerializerFunctionWrapHandler) -> JsonObject:
         """Return the fields that there are: clients of 0.7 look for the presence of some."""
         found: JsonObject = handler(self)
         return {

@@ -123,7 +123,7 @@ class OwnJob:
     """Size of an ended job's result, as it was sent or downloaded."""
 
     @model_serializer(mode="wrap")
-    def _told(self, handler: SerializerFunctionWrapHandler) -> JsonObject:
+    def _serialize(self, handler: SerializerFunctionWrapHandler) -> JsonObject:
         """Return the fields of a job that has ended, or of one that has not."""
         absent = _OF_ENDED if self.ended is None else _OF_UNFINISHED
         return {name: value for name, value in handler(self).items() if name not in absent}

@@ -102,7 +102,7 @@ class Coordinator:
         self._runtimes = runtimes
         self._oversight = oversight
         self._tasks: list[asyncio.Task[None]] = []
-        self._usage = open_usage(settings) if fleet.places else MemoryUsage()
+        self._usage = open_usage(settings) if fleet.uses_placement else MemoryUsage()
         self._traces = _open_traces(settings)
         self._callbacks = open_delivery(settings, stores.callbacks, stores.objects, callbacks)
         self._evaluator = _evaluator(settings, fleet)
@@ -120,23 +120,23 @@ class Coordinator:
         settings, fleet = self._settings, self._fleet
         repositories = Repositories.of(settings)
         controller = Controller(
-            Models(self._configs, fixed=not fleet.places, repositories=repositories),
+            Models(self._configs, fixed=not fleet.uses_placement, repositories=repositories),
             fleet.make_actor,
-            self._evaluate if fleet.places else _unmeasured,
+            self._evaluate if fleet.uses_placement else _unmeasured,
             fleet.discover,
             rules=PlacementRules(
                 minimum_deployment_time_s=settings.minimum_deployment_time_seconds,
                 drain_s=settings.drain_timeout_s,
             ),
-            places=fleet.places,
+            uses_placement=fleet.uses_placement,
         )
         controller.on_leave(self._note_left)
         return controller
 
     def _make_reconciler(self) -> Reconciler:
-        settings, places = self._settings, self._fleet.places
-        is_scheduled = places and settings.schedule
-        bounds = Bounds.of(settings) if places else Bounds()
+        settings, uses_placement = self._settings, self._fleet.uses_placement
+        is_scheduled = uses_placement and settings.schedule
+        bounds = Bounds.of(settings) if uses_placement else Bounds()
         return Reconciler(
             self.controller,
             self.dispatcher,
@@ -198,7 +198,7 @@ class Coordinator:
         self._start(self._callbacks.run(), "call-backs")
         if alerts is not None:
             self._start(alerts.run(self._look, self._usage, events), "alerts")
-        if self._fleet.places and self._configs:
+        if self._fleet.uses_placement and self._configs:
             self._start(self._deploy(), "first deployments")
             self._start(self._prepare(), "fork servers")
         if self._settings.probe_interval_s and probe_key and url:

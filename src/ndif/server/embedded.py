@@ -109,7 +109,12 @@ class Server:
         self._hub = HfMirror(share_weights=shares, find=self._find)
         leader = InProcessLeader(self.coordinator.control_plane)
         self._dashboard = Dashboard(
-            settings, stores.accounts, runtimes, leader.next_state, host=host, places=owner is None
+            settings,
+            stores.accounts,
+            runtimes,
+            leader.next_state,
+            host=host,
+            many_users=owner is None,
         )
         options = GatewayOptions(host, callbacks, operator.token, operator.admin)
         self._gateway = create_gateway(
@@ -210,7 +215,7 @@ def _machine(
         stores.objects,
         runtimes,
         trusted=owner is not None and owner.trusted,
-        places=owner is None,
+        uses_placement=owner is None,
     )
 
 

@@ -69,7 +69,7 @@ def create(
             await stores.stop()
 
     pages = Dashboard(
-        settings, stores.accounts, runtimes, leader.next_state, host=config.host, places=True
+        settings, stores.accounts, runtimes, leader.next_state, host=config.host, many_users=True
     )
     rules = callback_rules(settings, config)
     options = GatewayOptions(config.host, rules, config.token, admin, config.cluster_secrets)

@@ -143,7 +143,13 @@ class LeaderCandidate:
 
             return RayCluster(settings.ray_address, self.replica(), JobSender(broker))
         return ThisMachine(
-            settings, broker, objects, self._runtimes, trusted=False, places=True, shares=True
+            settings,
+            broker,
+            objects,
+            self._runtimes,
+            trusted=False,
+            uses_placement=True,
+            shares=True,
         )
 
     async def _stand_by(self) -> None:

@@ -81,7 +81,7 @@ class NodeActor(RemoteActor):
         # Retry without end: jobs that wait for this replica survive an unavailable broker.
         await retry(broker.start, math.inf)
         fleet = ThisMachine(
-            settings, broker, objects, runtimes, trusted=False, places=True, shares=True
+            settings, broker, objects, runtimes, trusted=False, uses_placement=True, shares=True
         )
         fleet.protected = lambda: order.protected
         (node,) = await fleet.discover()

@@ -15,7 +15,7 @@ from cachetools import LRUCache
 
 from ndif.runtime.typed_json import to_json
 from ndif.schema import wires
-from ndif.schema.callback import callback_for, is_told
+from ndif.schema.callback import callback_for, is_notified
 from ndif.schema.request import Request
 from ndif.schema.response import Response, StoredResult
 from ndif.schema.status import Status
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 _USER, _EXPIRES = "user", "expires"
 """Fields of a stored response that are not sent to clients."""
-_MAX_TOLD = 10_000
+_MAX_NOTIFIED = 10_000
 """Maximum jobs whose last reported status is remembered; others may report a status twice."""
 DEFERRABLE = (Status.QUEUED, Status.DISPATCHED, Status.RUNNING)
 """Statuses between a job's receipt and its end, which may be deferred."""
@@ -66,9 +66,9 @@ class Responder:
         self._held: dict[str, _Held] = {}
         """The deferred status of each job, by job id."""
         self._delivering: set[asyncio.Task[None]] = set()
-        self._told: LRUCache[str, Status] = LRUCache(_MAX_TOLD)
+        self._notified: LRUCache[str, Status] = LRUCache(_MAX_NOTIFIED)
         """The last status that each job's callback reported, if it wants every status."""
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def problem(self) -> str | None:
         """Return a sentence if the store of responses is known to be nearly full, else None."""
@@ -92,7 +92,7 @@ class Responder:
             ObjectStoreError: If the first or the last response for a polling client cannot be stored.
         """
         # Stores are slow: two concurrent responses might arrive in the wrong order.
-        turn = self._turns.setdefault(request.id, asyncio.Lock())
+        turn = self._locks.setdefault(request.id, asyncio.Lock())
         async with turn:
             if unless():
                 return True
@@ -116,7 +116,9 @@ class Responder:
     def _is_deferred(self, request: Request, response: Response) -> bool:
         # A webhook that wants every status gets each of them.
         live = request.subscription_id is not None
-        return live and response.status in self._deferred and not is_told(request, response.status)
+        return (
+            live and response.status in self._deferred and not is_notified(request, response.status)
+        )
 
     def _hold(self, request: Request, response: Response, unless: Callable[[], bool]) -> None:
         """Defer a status; it replaces a deferred one and takes over its timer."""
@@ -140,7 +142,7 @@ class Responder:
         return held
 
     async def _deliver(self, request: Request) -> None:
-        async with self._turns.setdefault(request.id, asyncio.Lock()):
+        async with self._locks.setdefault(request.id, asyncio.Lock()):
             # None if another response was delivered first.
             held = self._unhold(request.id)
             if held is not None and not held.unless():
@@ -151,7 +153,7 @@ class Responder:
 
     async def ensure_end(self, request: Request, end: Response) -> None:
         """Store `end` for a polling client, unless a terminal response is stored already."""
-        async with self._turns.setdefault(request.id, asyncio.Lock()):
+        async with self._locks.setdefault(request.id, asyncio.Lock()):
             kept = await last_response(self._objects, request.id)
             if kept is None or not kept.status.terminal:
                 await self._call_back(request, end)
@@ -184,14 +186,14 @@ class Responder:
         A repeated status, as with each new position in the queue, is reported once.
         """
         status = response.status
-        if self._callbacks is None or not is_told(request, status):
+        if self._callbacks is None or not is_notified(request, status):
             return
-        if self._told.get(request.id) is status:
+        if self._notified.get(request.id) is status:
             return
         if status.terminal:
-            self._told.pop(request.id, None)
+            self._notified.pop(request.id, None)
         else:
-            self._told[request.id] = status
+            self._notified[request.id] = status
         try:
             await self._callbacks.add(callback_for(request, response, time.time()))
         except BrokerError as error:  # the job's end matters more

@@ -153,7 +153,7 @@ async def test_every_status_webhook_is_called_once_per_status(tmp_path: Path) ->
         message_ids = [each.headers["webhook-id"] for each in receiver.asked]
         assert message_ids[-1] == f"msg_{request.id}"
         assert message_ids[1] == f"msg_{request.id}_RUNNING"
-        assert server.responder._told == {}
+        assert server.responder._notified == {}
 
 
 @on_loop
@@ -165,7 +165,7 @@ async def test_memory_of_reported_statuses_is_bounded(
     for _ in range(5):
         request = a_request("every+https://example.org/")
         await server.responder.respond(request, Response(request.id, Status.QUEUED))
-    assert len(server.responder._told) == 2
+    assert len(server.responder._notified) == 2
     await server.queue.stop()
 
 

@@ -24,10 +24,10 @@ from ndif.runtime.weights.cache import (
     folder_of,
     hub_cache,
     in_use,
-    look,
     make_room,
     note_coming,
     note_use,
+    scan,
 )
 from tests.conftest import NAME, WIDE
 from tests.waiting import until
@@ -172,11 +172,11 @@ def real(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def found() -> dict[str, CachedRepository]:
-    return {each.name: each for each in look(CacheRules()).repositories}
+    return {each.name: each for each in scan(CacheRules()).repositories}
 
 
 def test_what_a_cache_holds(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = look(CacheRules(0.5, (NAME.upper(),)))
+    now = scan(CacheRules(0.5, (NAME.upper(),)))
     assert now.limit_bytes == shutil.disk_usage(real).total // 2
     one, other = found()[NAME], found()[WIDE]
     size = sum(file.stat().st_size for file in folder_of(NAME).glob("blobs/*"))
@@ -186,7 +186,7 @@ def test_what_a_cache_holds(real: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert one.last_used > other.last_used
     assert [now.may_go(each) for each in now.repositories] == [False, True]
     monkeypatch.setenv("HF_HUB_CACHE", str(real / "nothing" / "yet"))
-    assert look(CacheRules()).repositories == ()
+    assert scan(CacheRules()).repositories == ()
 
 
 def test_the_last_use_is_noted(real: Path) -> None:

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from ndif.host.hub import DownloadError, download, task_to_load
 from ndif.runtime.spec import ModelSpec
-from ndif.runtime.weights.cache import CacheRules, delete_parts, in_use, look
+from ndif.runtime.weights.cache import CacheRules, delete_parts, in_use, scan
 from ndif.runtime.weights.fetch import needed, require_readable
 from ndif.tasks import end
 from tests.conftest import NAME, WIDE
@@ -50,7 +50,7 @@ def here(home: Path) -> set[str]:
 
 def cached() -> dict[str, int]:
     """The size of each model in the cache."""
-    return {each.name: each.size_bytes for each in look(CacheRules()).repositories}
+    return {each.name: each.size_bytes for each in scan(CacheRules()).repositories}
 
 
 @pytest.fixture

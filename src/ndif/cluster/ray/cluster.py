@@ -120,7 +120,7 @@ class RayCluster:
     """
 
     outlives = True
-    places = True
+    uses_placement = True
 
     def __init__(self, address: str, replica: type[RemoteActor], job_sender: JobSender) -> None:
         """Prepare a connection to the head at `host:port`, or `auto`; Ray starts `replica` on the nodes."""

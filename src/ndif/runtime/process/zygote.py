@@ -185,7 +185,7 @@ class Zygote:
         report_progress(self._control)
         started = time.perf_counter()
         untrusted = self._spec.untrusted
-        whole = untrusted is not None and untrusted.alone
+        whole = untrusted is not None and untrusted.every_request
         if whole:
             self._first_to_be_killed = FirstToBeKilled()
         model = read_confined(self._spec, self._read, whole=whole)

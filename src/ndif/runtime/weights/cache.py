@@ -122,7 +122,7 @@ def make_room(name: str, missing: int, rules: CacheRules) -> list[str]:
     """
     with deciding():
         delete_parts()
-        state = look(rules)
+        state = scan(rules)
         here, coming = next(
             (
                 (each.size_bytes, each.coming_bytes)
@@ -136,12 +136,12 @@ def make_room(name: str, missing: int, rules: CacheRules) -> list[str]:
         deleted = [each.name for each in state.to_fit(name, missing) if delete(each.name)]
         if deleted:
             # Check again: repositories may share files, so that less was freed than they hold.
-            replace(look(rules), limit_bytes=None).to_fit(name, missing)
+            replace(scan(rules), limit_bytes=None).to_fit(name, missing)
         note_coming(name, here + missing)
     return deleted
 
 
-def look(rules: CacheRules) -> CacheState:
+def scan(rules: CacheRules) -> CacheState:
     """Return the state of this machine's cache."""
     cache = hub_cache()
     disk = shutil.disk_usage(next(each for each in (cache, *cache.parents) if each.exists()))

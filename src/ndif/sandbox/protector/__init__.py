@@ -88,7 +88,7 @@ class Protector:
         self.scope = self._definitions.scope
         self.runs = self._definitions.runs
         self.rebuilders = self._definitions.rebuilders
-        self.came = self._definitions.came
+        self.is_from_request = self._definitions.is_from_request
         self.follow = self._guards.follow
         self._table = self._guards.table()
         self._compiled: list[tuple[CodeType, str | ast.AST, str, str]] = []

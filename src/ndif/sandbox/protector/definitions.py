@@ -158,7 +158,7 @@ class Definitions:
         """Return True if a function was sent as source."""
         return isinstance(function, FunctionType) and function in self._functions
 
-    def came(self, value: type | FunctionType) -> bool:
+    def is_from_request(self, value: type | FunctionType) -> bool:
         """Return True if a payload brought this class or function; False if the block defined it."""
         if isinstance(value, FunctionType):
             return value in self._functions

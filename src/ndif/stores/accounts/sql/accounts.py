@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _MOST = 16_384
 """Maximum keys, and maximum unknown keys, that are cached."""
-_AWAY_S = 1.0
+_UNAVAILABLE_S = 1.0
 """Seconds after a failure in which the database is not asked again."""
 _FLUSH_S = 10.0
 """Seconds between two writes of the last uses of keys."""
@@ -79,7 +79,7 @@ class SqlAccounts(KeyedAccounts):
         """All keys of another server's tables; None if the tables are this server's."""
         self._foreign_until = clock()
         self._refreshing = asyncio.Lock()
-        self._away: tuple[float, str] = (clock(), "")
+        self._unavailable: tuple[float, str] = (clock(), "")
         self._used: dict[str, float] = {}
         self._storing: asyncio.Task[None] | None = None
 
@@ -134,14 +134,14 @@ class SqlAccounts(KeyedAccounts):
 
     async def _look_up(self, digest: str, blinded: str) -> _Key | None:
         now = self._clock()
-        until, reason = self._away
+        until, reason = self._unavailable
         if now < until:
             raise AccountsUnavailableError(reason)
         try:
             key = await self._read(digest, blinded)
         except AccountsUnavailableError as error:
             logger.warning("The database of API keys does not answer: %s", error)
-            self._away = (now + _AWAY_S, str(error))
+            self._unavailable = (now + _UNAVAILABLE_S, str(error))
             raise
         except KeysError as error:
             raise AccountsUnavailableError(str(error)) from error
