@@ -1,7 +1,7 @@
 """Attacks on the host: a runner that writes forbidden messages to the descriptor of its channel.
 
-Code in a runner can write anything to that descriptor. Its messages may fail its own request, and must affect
-nothing else.
+Code in a runner can write anything to that descriptor. Its messages may fail its own request, and must
+affect nothing else.
 """
 
 from __future__ import annotations
