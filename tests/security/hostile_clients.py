@@ -29,7 +29,7 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 
 
 def memory(pid: int) -> int:
-    """Return the bytes of memory of a process and its descendants, without files; shared pages count once."""
+    """Return the memory of a process and its descendants, without files; shared pages count once."""
     processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     total = 0
     for process in processes:

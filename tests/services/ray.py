@@ -109,7 +109,7 @@ class RayServer:
         head: Mapping[str, str] | None = None,
         resources: Mapping[str, int] | None = None,
     ) -> None:
-        """Set the cluster up. `environment` is for all nodes; `head` and `resources` are extra for the head."""
+        """Set the cluster up. `environment` is for all nodes, `head` and `resources` for the head only."""
         # Socket names must be short, and pytest's folders are long.
         self._folder = Path(tempfile.mkdtemp(prefix="ndif-"))
         self.environment = {**_QUICK, **environment}

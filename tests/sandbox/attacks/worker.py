@@ -2,8 +2,8 @@
 
 Usage: worker.py NAME FOLDER SOCKET FAMILY...; each connection to SOCKET gets a fork. Its first line is the
 server's URL; then each line with a JSON object gets one as its answer. Every attack is a function of a
-family. The worker writes each attack into modules from which a trace can read source, in two forms: with its
-body as the block, and as a function that is sent with the block.
+family. The worker writes each attack into modules from which a trace can read source, in two forms: with
+its body as the block, and as a function that is sent with the block.
 """
 
 from __future__ import annotations
