@@ -128,7 +128,7 @@ async def test_download_from_missing_folder_is_refused(home: Path) -> None:
 def test_unreadable_checkpoint_file_is_reported(tiny_gpt2: Path, tmp_path: Path, name: str) -> None:
     folder = shutil.copytree(tiny_gpt2, tmp_path / "model")
     (folder / "original").mkdir()
-    (folder / "model.onnx").touch(0)  # nobody loads it
+    (folder / "model.onnx").touch(0)  # this file is not loaded
     require_readable(ModelSpec(str(folder), "0.8"))
     (folder / name).chmod(0)
     code = (

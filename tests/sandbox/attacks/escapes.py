@@ -303,12 +303,12 @@ def uses_vars(secret_file: str) -> object:
 
 
 def uses_function_globals(secret_file: str) -> object:
-    """__globals__ of a function of its own"""
+    """__globals__ of the block's function"""
     return (lambda: None).__globals__["__builtins__"]["open"](secret_file).read()
 
 
 def uses_function_builtins(secret_file: str) -> object:
-    """__builtins__ of a function of its own"""
+    """__builtins__ of the block's function"""
     return (lambda: None).__builtins__["open"](secret_file).read()
 
 
@@ -481,7 +481,7 @@ def formats_with_formatter(variable: str) -> object:
 
 
 def formats_in_an_f_string(secret_file: str) -> object:
-    """an f-string, in which there is code"""
+    """an f-string with code"""
     return f"{print.__self__.open(secret_file).read()}"
 
 
@@ -494,7 +494,7 @@ def formats_with_numpy(variable: str) -> object:
 
 
 def breaks_in(secret_file: str) -> object:
-    """breakpoint(), which runs what the environment names"""
+    """breakpoint(), which runs a replaceable hook"""
     import sys
 
     sys.breakpointhook = lambda: open(secret_file).read()

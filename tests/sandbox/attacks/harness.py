@@ -302,7 +302,7 @@ class Site:
             environment={
                 **STARTED_ANEW,
                 **configuration.environment,
-                # Above this level no log has what a user's block wrote.
+                # Output of a user's block is logged only at this level.
                 "NDIF_LOG_LEVEL": "debug",
                 "HF_HOME": str(self.hf_home),
                 "HF_HUB_OFFLINE": "1",
@@ -421,7 +421,7 @@ class Site:
                 outcome = self.send(attack.function, watch.targets, form, patience_s)
             reached = watch.happened(outcome)
             if self.trusts:
-                # Before the watch is closed: it cannot clean up what the runner still holds.
+                # Before the watch is closed, since it cannot clean up files that the runner still holds.
                 if attack.family not in _WITHOUT_TRACES:
                     self._renew()
                 return Verdict(form, reached, outcome)

@@ -74,7 +74,7 @@ def clones_anew() -> object:
 
 
 def becomes_a_daemon() -> object:
-    """two forks and a session of its own, to outlive the request"""
+    """two forks and a new session, to outlive the request"""
     import os
     import time
 
@@ -399,7 +399,7 @@ def changes_limits(victim_pid: int) -> object:
     return resource.prlimit(victim_pid, resource.RLIMIT_NOFILE, (7, 7))
 
 
-# Others, in a form that harms nobody
+# Other attacks, in a harmless form
 
 
 def kills_everybody() -> object:

@@ -91,7 +91,7 @@ class Attack:
     expected_error: str = ""
     """A pattern of the error, if a limit or the checks of frames stop the attack."""
     is_tamed: bool = False
-    """True if the Protector lets it run, but makes the library do without what the attack aims at."""
+    """True if the Protector lets the call run, but keeps the library from doing the attack's aim."""
 
     @property
     def name(self) -> str:
