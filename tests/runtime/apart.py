@@ -1,4 +1,4 @@
-"""Runs a part of a test module in a process of its own, whose memory is then all its own."""
+"""Runs a part of a test module in a separate process, so that its memory can be measured."""
 
 from __future__ import annotations
 

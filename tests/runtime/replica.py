@@ -1,4 +1,4 @@
-"""A replica driven by the host's own code, blocks to send it, and what it starts on this machine."""
+"""A replica driven by the host's code, blocks to send to it, and its processes on this machine."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ _FORK_SERVERS = ForkServers()
 _PRETENDING = "pretending"
 """Name of an interpreter whose model processes have an owner."""
 _SET_HERE = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "PYTHONBREAKPOINT", "RAY_")
-"""Prefixes of variables that pytest, torch and Ray set in this process, which no server has."""
+"""Prefixes of variables that pytest, torch and Ray set in this process and that no server has."""
 _ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(_SET_HERE)}
 
 
 async def fork_servers(*, untrusted: bool = False) -> ForkServers:
-    """Return fork servers that all tests of this process share, with one that is ready.
+    """Return fork servers that all tests of this process share; one of them is ready.
 
-    Processes that run untrusted code have a server of their own.
+    Processes that run untrusted code have a separate server.
 
-    A test that changed the environment gets processes that are started anew.
+    A test that changed the environment gets newly started processes.
     """
     if _has_first_environment():
         _FORK_SERVERS.prepare(HERE, untrusted=untrusted)
@@ -68,7 +68,7 @@ async def fork_servers(*, untrusted: bool = False) -> ForkServers:
 
 @dataclass
 class PretendingForkServers:
-    """The part of `ForkServers` that a replica uses; its processes have an owner, files stand for a GPU."""
+    """The part of `ForkServers` that a replica uses. Its processes have an owner; files stand for a GPU."""
 
     folder: Path
 
@@ -91,7 +91,7 @@ class PretendingForkServers:
 
 
 def _has_first_environment() -> bool:
-    # Else each test would have an environment of its own. They are set again before they are read.
+    # Otherwise each test would have another environment. The variables are set again before they are read.
     for name in [name for name in os.environ if name.startswith(_SET_HERE)]:
         del os.environ[name]
     return os.environ == _ENVIRONMENT
@@ -126,7 +126,7 @@ def reading(client: TransformersModel) -> bytes:
 
 
 def writing(client: TransformersModel) -> bytes:
-    """A block that overwrites a weight."""
+    """Return a block that overwrites a weight."""
     sent = Sent()
     with client.trace(PROMPT, backend=sent):
         client.lm_head.weight.data.zero_()
@@ -142,7 +142,7 @@ def dying(client: TransformersModel) -> bytes:
 
 
 def sleeping(client: TransformersModel, seconds: float) -> bytes:
-    """A block that takes so long."""
+    """Return a block that sleeps for `seconds`."""
     sent = Sent()
     with client.trace(PROMPT, backend=sent):
         time.sleep(seconds)
@@ -150,7 +150,7 @@ def sleeping(client: TransformersModel, seconds: float) -> bytes:
 
 
 def lasting(client: TransformersModel) -> bytes:
-    """A block that nobody waits for the end of."""
+    """Return a block that prints and then sleeps for an hour."""
     sent = Sent()
     with client.trace(PROMPT, backend=sent):
         print("begun")
@@ -159,7 +159,7 @@ def lasting(client: TransformersModel) -> bytes:
 
 
 def expected(checkpoint: Path) -> torch.Tensor:
-    """The logits of the prompt, without nnsight: what traces do to a process pytest does not bear."""
+    """Return the logits of the prompt, without nnsight, whose traces would disturb pytest's process."""
     tokens = AutoTokenizer.from_pretrained(checkpoint)(PROMPT, return_tensors="pt")
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     return cast(torch.Tensor, model(**tokens).logits)
@@ -172,9 +172,9 @@ class Served:
         self.actor = actor
         self.progress: list[tuple[int, int]] = []
         self.begun = asyncio.Event()
-        """A block has printed something."""
+        """Set once a block has printed something."""
         self.is_read = True
-        """The client reads what blocks print."""
+        """True if the client reads the blocks' output."""
 
     async def start(self) -> None:
         await self.actor.start(lambda done, total: self.progress.append((done, total)))
@@ -214,7 +214,7 @@ class Served:
 
     @property
     def owner(self) -> int:
-        """The child that came first, where there is an owner."""
+        """The first child, which is the owner if there is one."""
         return min(children(self.zygote))
 
 
@@ -242,7 +242,7 @@ def a_request(
 
 
 def values_of(response: Response) -> dict[str, Any]:
-    """Return what a job saved, from a response that has it with it."""
+    """Return a job's saved values from a response with an inline result."""
     assert response.status is Status.COMPLETED, response.description
     assert isinstance(response.data, InlineResult)
     content = response.data.content
@@ -252,7 +252,7 @@ def values_of(response: Response) -> dict[str, Any]:
 
 
 def state(pid: int) -> str:
-    """Return the letter that proc(5) has for the state of a process; none for one that has ended."""
+    """Return the state letter of a process, as in proc(5), or "" if the process has ended."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return ""
@@ -272,9 +272,9 @@ def a_replica(
     gpu_watch: GpuWatch | None = None,
     devices: ReplicaDevices | None = None,
 ) -> Served:
-    """A replica that is not started; `settings` are those of a server without trusted users.
+    """Return a replica that is not started. `settings` are for a server without trusted users.
 
-    `trusting` are those of one whose users are.
+    `trusting` are for a server with trusted users.
     """
     config = DeploymentConfig("test/model", str(checkpoint), task="text-generation")
     actor = LocalModelActor(
@@ -294,7 +294,7 @@ def a_replica(
 async def serve(
     checkpoint: Path, runtime: Runtime = HERE, settings: Settings | None = None, **given: Any
 ) -> AsyncIterator[Served]:
-    """A replica that is started, and ended in the end."""
+    """Yield a started replica; stop it at the end."""
     if runtime is HERE:
         given.setdefault("fork_servers", await fork_servers(untrusted=settings is not None))
     elif runtime.interpreter.name == _PRETENDING and _has_first_environment():

@@ -1,4 +1,4 @@
-"""Facts about a model that its host may publish."""
+"""Facts about a model that its host may publish, and errors about absent modules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ndif.runtime.generations import (
             '{"n_embd": 64, "eps": 1e-05, "names": ["é"]}',
             {"n_embd": 64, "eps": 1e-05, "names": ["é"]},
         ),
-        # Mamba's own; no answer in JSON may have such a number.
+        # Mamba's config has such a number, which standard JSON forbids.
         ('{"time_step_limit": [0.0, Infinity]}', {"time_step_limit": [0.0, "Infinity"]}),
         ('{"a": -Infinity, "b": NaN, "c": 1e999}', {"a": "-Infinity", "b": "NaN", "c": "1e999"}),
         ('{"a": "\\ud800"}', None),
@@ -35,7 +35,7 @@ from ndif.runtime.generations import (
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_a_checkpoints_config_is_what_an_answer_can_carry(
+def test_checkpoint_config_is_reduced_to_valid_json(
     tmp_path: Path, text: str, read: dict[str, object] | None
 ) -> None:
     (tmp_path / "config.json").write_text(text)
@@ -43,7 +43,7 @@ def test_a_checkpoints_config_is_what_an_answer_can_carry(
 
 
 class Unpickler(pickle.Unpickler):
-    """One that nnsight has, as far as it looks for names."""
+    """An unpickler that looks up names like nnsight's."""
 
     def find_class(self, module: str, name: str, /) -> Any:
         return find_class(self, module, name)
@@ -58,17 +58,17 @@ class Unpickler(pickle.Unpickler):
     ],
     ids=["below", "module", "name"],
 )
-def test_a_module_of_the_users_own_is_to_be_sent(payload: bytes, is_name: bool) -> None:
+def test_missing_user_module_error_suggests_register(payload: bytes, is_name: bool) -> None:
     with pytest.raises(PayloadError) as caught, unpickling_errors("0.8"):
         Unpickler(io.BytesIO(payload)).load()
     said = str(caught.value)
     assert "`import helpers; nnsight.register(helpers)` before the trace" in said
-    # A cached function is not sent with the module that is.
+    # A registered module does not include its cached functions.
     assert ("has sent the name 'weight' alone" in said) is is_name
     assert ("functools.lru_cache" in said) is is_name
 
 
-def test_a_module_that_another_one_needs_is_named(
+def test_error_names_missing_dependency_of_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "is_here_for_a_test.py").write_text("import needed_by_a_test")
@@ -78,7 +78,7 @@ def test_a_module_that_another_one_needs_is_named(
     assert "uses the module 'needed_by_a_test', which" in str(caught.value)
 
 
-def test_an_adapters_wrapper_is_that_of_an_older_client() -> None:
+def test_absent_peft_wrapper_path_error_suggests_newer_client() -> None:
     said = explain_absent("Module:model.base_model.model.transformer.h.0")
     assert "pip install 'nnsight>=0.8.0'" in said
     assert "second model" in explain_absent("Module:model.transformer.h.0.probe")

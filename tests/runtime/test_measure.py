@@ -1,4 +1,4 @@
-"""Sizes that configs and files of checkpoints tell together, compared with models that are loaded."""
+"""Sizes computed from configs and checkpoint files, compared with loaded models."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def a_base(folder: Path) -> Path:
 
 
 def an_untied_base(folder: Path) -> Path:
-    """Write a Llama whose head is not in its file, and is as large as its embedding."""
+    """Write a Llama whose file lacks the head, which is as large as the embedding."""
     config = LlamaConfig(
         vocab_size=16384,
         hidden_size=256,
@@ -97,7 +97,7 @@ def pickles(folder: Path) -> Path:
 
 
 def masks_of_old(folder: Path) -> Path:
-    """Write a GPT-2 whose file has its attention's masks, which no model takes any more."""
+    """Write a GPT-2 whose file has attention masks, which models no longer load."""
     make_gpt2(folder)
     masks = {f"transformer.h.{layer}.attn.bias": torch.ones(1, 1, 256, 256) for layer in range(4)}
     save_file({**tensors_of(folder), **masks}, folder / "model.safetensors", {"format": "pt"})
@@ -105,7 +105,7 @@ def masks_of_old(folder: Path) -> Path:
 
 
 def doubles(folder: Path) -> Path:
-    """Write shards of which the index, and no config, says that they are loaded in float64."""
+    """Write shards whose float64 dtype is in the index and not in the config."""
     shards(folder)
     file = folder / "model.safetensors.index.json"
     index = json.loads(file.read_text())
@@ -134,15 +134,15 @@ HONEST: dict[str, tuple[Callable[[Path], Path], str, Any]] = {
 
 
 @pytest.mark.parametrize("name", HONEST)
-def test_the_size_is_that_of_the_loaded_model(name: str, tmp_path: Path) -> None:
+def test_measured_size_equals_loaded_model(name: str, tmp_path: Path) -> None:
     make, task, kind = HONEST[name]
     folder = make(tmp_path / "model")
     for dtype in ("auto", "bfloat16"):
         assert measured(folder, task, dtype) == loaded(folder, kind, dtype), dtype
 
 
-def test_packed_weights_count_as_what_they_are_computed_in(tmp_path: Path) -> None:
-    """No quantizer runs here: the size is that of the model without it, which is never too small."""
+def test_packed_weights_are_measured_unpacked(tmp_path: Path) -> None:
+    """No quantizer runs here: the size is that of the unquantized model, which is never too small."""
     folder = make_gpt2(tmp_path / "model")
     whole = measured(folder, TEXT)
     packed = {}
@@ -156,14 +156,14 @@ def test_packed_weights_count_as_what_they_are_computed_in(tmp_path: Path) -> No
     assert measured(folder, TEXT) == whole
 
 
-def test_files_with_much_that_the_model_leaves_out_take_room(tmp_path: Path) -> None:
+def test_unused_tensors_in_files_count_towards_size(tmp_path: Path) -> None:
     folder = make_gpt2(tmp_path / "model")
     size, parameters = measured(folder, TEXT)
     hidden = torch.zeros(5_000_000)
     save_file({**tensors_of(folder), "hidden": hidden}, folder / "model.safetensors")
     found = measured(folder, TEXT)
     assert found[1] == parameters
-    # All but as much again as the model has, and a head.
+    # Everything beyond twice the model's size and the size of a head.
     assert found[0] - size == (hidden.numel() - parameters - (1 << 20)) * 4
 
 
@@ -176,7 +176,7 @@ DISAGREEING: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", DISAGREEING)
-def test_a_config_of_another_model_is_refused(name: str, tmp_path: Path) -> None:
+def test_config_that_mismatches_weights_is_refused(name: str, tmp_path: Path) -> None:
     folder = make_gpt2(tmp_path / "model")
     changed(folder, **DISAGREEING[name])
     with pytest.raises(UnknownError, match="does not belong to its weights"):

@@ -1,4 +1,4 @@
-"""zstd frames of raw blocks, read by the decoders that clients have."""
+"""zstd frames of raw blocks, read by the clients' decoders."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def framed(pieces: Sequence[bytes], size: int | None = None) -> bytes:
         [BLOCK + 1],
         [10, 2 * BLOCK, 10],
         [30_000] * 20,
-        # More blocks than one call of the system takes.
+        # More blocks than one system call accepts.
         [7, 600 * BLOCK, 7],
     ],
 )
@@ -49,7 +49,7 @@ def test_every_decoder_reads_a_frame(sizes: list[int]) -> None:
     assert len(frame) <= len(content) + 20 + 3 * (len(content) // BLOCK + len(sizes))
 
 
-def test_writes_of_any_sizes_are_one_content() -> None:
+def test_writes_of_mixed_sizes_form_one_content() -> None:
     sizes = dice().choices((1, 100, 4096, BLOCK - 1, BLOCK, 3 * BLOCK + 5), k=100)
     pieces = [os.urandom(size) for size in sizes]
     assert zstandard.ZstdDecompressor().decompress(framed(pieces)) == b"".join(pieces)
@@ -63,6 +63,6 @@ def test_large_buffers_are_not_copied() -> None:
 
 
 @pytest.mark.parametrize(("size", "match"), [(5, "more bytes than"), (7, "1 bytes .* are missing")])
-def test_a_frame_of_another_size_is_an_error(size: int, match: str) -> None:
+def test_frame_with_wrong_declared_size_is_an_error(size: int, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         framed([b"123456"], size)

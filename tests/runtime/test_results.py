@@ -1,4 +1,4 @@
-"""The serialization of a block's values: results that are kept, streamed or refused."""
+"""The serialization of a block's values: results are kept in memory, streamed or refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def writers(result: Result) -> dict[str, Callable[[int], None]]:
     return {"plain": result.write, "frame": result.write_frame, "compressed": compressed}
 
 
-def test_a_small_result_is_kept() -> None:
+def test_small_result_is_kept_in_memory() -> None:
     values = {"x": torch.arange(10), "text": "héllo", "nested": [{"a": torch.ones(2)}]}
     result = Result(values, max_bytes=MB, max_inline=MB)
     assert result.content is not None
@@ -66,8 +66,8 @@ def test_a_large_result_is_streamed(tmp_path: Path, form: str) -> None:
     assert torch.equal(loaded(content)["x"], values["x"])
 
 
-def test_a_module_of_the_model_comes_without_what_nnsight_put_on_it() -> None:
-    """As nnsight 0.7 leaves a module: its forward is replaced, and refers to the module weakly."""
+def test_saved_module_is_stripped_of_nnsight_hooks() -> None:
+    """nnsight 0.7 replaces a module's forward with a function that refers to the module weakly."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
     truth = model(torch.ones(2))
     for module in model.modules():
@@ -93,20 +93,20 @@ def test_a_module_of_the_model_comes_without_what_nnsight_put_on_it() -> None:
     assert torch.equal(got[0](torch.ones(2)).relu(), truth)
 
 
-def test_only_results_that_compress_are_compressed() -> None:
+def test_only_compressible_results_are_compressed() -> None:
     noise = torch.randint(-(2**62), 2**62, (MB,))
     assert not Result({"x": noise}, 100 * MB, MB).compresses()
     activations = torch.randn(4 * MB).to(torch.bfloat16)
     assert Result({"x": activations}, 100 * MB, MB).compresses()
 
 
-def test_a_result_that_is_too_large_is_explained() -> None:
+def test_too_large_result_raises_with_advice() -> None:
     with pytest.raises(ResultTooLargeError, match=r"more than 1MB.*Save fewer"):
         Result({"x": torch.zeros(MB)}, max_bytes=1_000_000, max_inline=100)
 
 
 @pytest.mark.parametrize("numbers", [300, 3_000_000])
-def test_a_full_disk_is_not_the_users_fault(numbers: int) -> None:
+def test_full_disk_raises_result_not_stored(numbers: int) -> None:
     result = Result({"values": torch.randn(numbers)}, 1 << 30, 0)
     for write in writers(result).values():
         with (
@@ -116,8 +116,8 @@ def test_a_full_disk_is_not_the_users_fault(numbers: int) -> None:
             write(full.fileno())
 
 
-def test_a_disk_that_takes_a_part_takes_the_rest_or_the_user_is_told(tmp_path: Path) -> None:
-    """As a disk that has room for the beginning: the system writes that, and refuses what follows."""
+def test_partial_write_raises_result_not_stored(tmp_path: Path) -> None:
+    """The system writes the first part, and refuses the rest."""
     result = Result({"values": torch.randn(3_000_000)}, 1 << 30, 0)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5 * MB, limits[1]))
@@ -141,7 +141,7 @@ def test_a_view_is_saved_without_its_storage() -> None:
     assert back["row"] is back["again"]
 
 
-def test_values_that_share_memory_still_do() -> None:
+def test_values_that_share_memory_still_share_it_after_loading() -> None:
     base = torch.zeros(100)
     result = Result({"base": base, "most": base[10:]}, MB, MB)
     assert result.content is not None
@@ -150,10 +150,10 @@ def test_values_that_share_memory_still_do() -> None:
     assert back["most"][0] == 7
 
 
-def test_a_class_that_came_with_the_request_goes_back_as_the_clients_own() -> None:
+def test_class_sent_with_request_is_returned_as_clients_class() -> None:
     theirs = types.ModuleType("users_script")
     exec("class Probe:\n    pass", theirs.__dict__)
-    # The server has the class by value only: its module is not to be found there.
+    # The server has the class by value only: its module is not importable.
     probe = cloudpickle.loads(cloudpickle.dumps(theirs.Probe()))
     probe.values = torch.ones(2)
     content = Result({"probe": probe}, MB, MB).content
@@ -165,8 +165,8 @@ def test_a_class_that_came_with_the_request_goes_back_as_the_clients_own() -> No
         del sys.modules["users_script"]
 
 
-def test_a_class_that_is_sent_by_value_is_so_both_times(tmp_path: Path) -> None:
-    """A large result is written twice, and its size is that of the first time."""
+def test_class_pickled_by_value_has_same_size_in_both_passes(tmp_path: Path) -> None:
+    """A large result is serialized twice; its size comes from the first pass."""
     scope: dict[str, Any] = {"__name__": "__main__"}
     exec("class Made:\n    pass\nmade = Made()", scope)
     scope["made"].values = torch.randn(MB)
@@ -176,19 +176,19 @@ def test_a_class_that_is_sent_by_value_is_so_both_times(tmp_path: Path) -> None:
     assert torch.equal(loaded(content)["made"].values, scope["made"].values)
 
 
-def test_what_cannot_be_pickled_raises() -> None:
+def test_unpicklable_value_raises() -> None:
     with pytest.raises(TypeError, match="lock"):
         Result({"lock": __import__("threading").Lock()}, MB, MB)
 
 
-def test_a_function_that_holds_code_is_loaded() -> None:
-    """cloudpickle refers to the class of code objects, which `builtins` does not have."""
+def test_function_with_code_object_is_loadable() -> None:
+    """cloudpickle refers to the class of code objects as a builtin, but `builtins` does not have it."""
     content = Result({"make": eval("lambda value: (lambda: value)")}, MB, MB).content
     assert content is not None
     assert loaded(content)["make"](3)() == 3
 
 
-def test_the_class_of_code_is_loaded() -> None:
+def test_code_and_cell_types_are_loadable() -> None:
     content = Result({"kinds": [types.CodeType, types.CellType]}, MB, MB).content
     assert content is not None
     assert loaded(content)["kinds"] == [types.CodeType, types.CellType]

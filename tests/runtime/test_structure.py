@@ -1,4 +1,4 @@
-"""Structures of models: real architectures, and modules whose author means ill."""
+"""Structures of models: real architectures and hostile modules."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def on_meta(make: Callable[[], Any]) -> Any:
 
 
 def structure_of(module: Any, folder: Path) -> ModelStructure:
-    """Return a structure as its host reads it."""
+    """Return a structure as the host reads it."""
     text = json.dumps(describe_structure(module, folder))
     assert len(text) <= MAX_BYTES
     found = read_structure(text)
@@ -58,7 +58,7 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_module_is_told_of_once(name: str, tmp_path: Path) -> None:
+def test_structure_describes_every_module_once(name: str, tmp_path: Path) -> None:
     module = on_meta(ARCHITECTURES[name])
     found = structure_of(module, tmp_path)
     described = dict(nodes(found.tree))
@@ -73,7 +73,7 @@ def test_every_module_is_told_of_once(name: str, tmp_path: Path) -> None:
         }
         assert node.count == sum(each.numel() for each in there.parameters())
         assert node.omitted == 0
-    # The modules that a folded one stands for are those that it leaves out.
+    # Each folded node equals the modules that it stands for.
     folded = [(path, node) for path, node in described.items() if node.indices is not None]
     for path, node in folded:
         parent = path.rpartition(".")[0]
@@ -83,7 +83,7 @@ def test_every_module_is_told_of_once(name: str, tmp_path: Path) -> None:
     assert max(node.number for _, node in folded) >= 2
 
 
-def test_a_model_of_70b_takes_a_few_kilobytes(tmp_path: Path) -> None:
+def test_structure_of_70b_model_takes_few_kilobytes(tmp_path: Path) -> None:
     config = LlamaConfig(
         vocab_size=128256,
         hidden_size=8192,
@@ -105,7 +105,7 @@ def test_a_model_of_70b_takes_a_few_kilobytes(tmp_path: Path) -> None:
     assert (layers.class_name, layers.indices) == ("LlamaDecoderLayer", [(0, 79)])
 
 
-def test_modules_that_differ_are_told_of_each(tmp_path: Path) -> None:
+def test_different_modules_are_described_separately(tmp_path: Path) -> None:
     small, large = (lambda: torch.nn.Linear(2, 2)), (lambda: torch.nn.Linear(2, 4))
     mixed = [small(), large(), small(), small(), large()]
     module = torch.nn.Module()
@@ -117,7 +117,7 @@ def test_modules_that_differ_are_told_of_each(tmp_path: Path) -> None:
     ]
 
 
-def test_names_of_a_config_are_kept_as_text(tmp_path: Path) -> None:
+def test_names_from_config_are_kept_as_text(tmp_path: Path) -> None:
     """Adapters of X-MOD are modules that the repository's config names."""
     config = XmodConfig(is_decoder=True, languages=[HOSTILE, "en_XX"], num_hidden_layers=2)
     found = structure_of(on_meta(lambda: AutoModelForCausalLM.from_config(config)), tmp_path)
@@ -163,7 +163,7 @@ def many_parameters() -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("make", [wide, deep, uneven, alternating, long_names, many_parameters])
-def test_a_structure_has_bounds(make: Callable[[], torch.nn.Module], tmp_path: Path) -> None:
+def test_structure_size_is_bounded(make: Callable[[], torch.nn.Module], tmp_path: Path) -> None:
     module = make()
     found = structure_of(module, tmp_path)
     assert found.tree.count == sum(each.numel() for each in module.parameters())
@@ -171,7 +171,7 @@ def test_a_structure_has_bounds(make: Callable[[], torch.nn.Module], tmp_path: P
         assert sum(node.omitted for _, node in nodes(found.tree)) > 0
 
 
-def test_a_model_that_cannot_be_described_is_served_without(tmp_path: Path) -> None:
+def test_undescribable_model_has_no_structure(tmp_path: Path) -> None:
     class Broken(torch.nn.Module):
         def named_children(self) -> Iterator[tuple[str, torch.nn.Module]]:
             raise ValueError("not today")
@@ -192,11 +192,11 @@ def test_a_model_that_cannot_be_described_is_served_without(tmp_path: Path) -> N
     ],
     ids=lambda content: repr(content)[:20],
 )
-def test_what_is_no_structure_is_none(content: Any) -> None:
+def test_malformed_structure_reads_as_none(content: Any) -> None:
     assert read_structure(content) is None
 
 
-def test_the_licence_is_that_of_the_card(tmp_path: Path) -> None:
+def test_license_is_read_from_model_card(tmp_path: Path) -> None:
     assert read_license(tmp_path) is None
     for card, expected in (
         ("---\nlicense: apache-2.0\ntags: [a]\n---\n# A model\n", "apache-2.0"),

@@ -1,4 +1,4 @@
-"""Typed values survive JSON, and nothing else passes for one."""
+"""Typed values survive JSON, and other JSON is rejected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Colour(str, Enum):
 
 
 class Pair(NamedTuple):
-    """A value that JSON has as a list."""
+    """A value that JSON writes as a list."""
 
     name: str
     at: float
@@ -63,11 +63,11 @@ VALUE = Outer(
 FIELDS = json.loads(to_json(VALUE))
 
 
-def test_a_value_survives() -> None:
+def test_value_survives_json_round_trip() -> None:
     assert from_json(Outer, to_json(VALUE)) == VALUE
 
 
-def test_a_default_stands_for_a_field_that_is_left_out_and_an_unknown_one_is_ignored() -> None:
+def test_missing_field_gets_default_and_unknown_field_is_ignored() -> None:
     assert from_json(Inner, '{"count": 1, "more": 2}') == Inner(1)
 
 
@@ -85,38 +85,38 @@ def test_a_default_stands_for_a_field_that_is_left_out_and_an_unknown_one_is_ign
         *(("either", wrong) for wrong in ("c", {}, ["c"])),
     ],
 )
-def test_nothing_else_passes_for_a_value(name: str, wrong: object) -> None:
+def test_value_of_wrong_type_is_rejected(name: str, wrong: object) -> None:
     with pytest.raises(ValueError, match=rf"\$\.{name}\b"):
         from_json(Outer, json.dumps({**FIELDS, name: wrong}))
 
 
 @pytest.mark.parametrize("text", ["", "1", "[]", "null", "{}", "{", '{"share": NaN}'])
-def test_other_text_is_no_value(text: str) -> None:
+def test_malformed_text_is_rejected(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - of JSON or of this reader
         from_json(Outer, text)
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_a_number_is_finite(number: str) -> None:
+def test_non_finite_number_is_rejected(number: str) -> None:
     text = to_json(VALUE).decode().replace("0.5", number)
     with pytest.raises(ValueError, match=r"malformed|out of range"):
         from_json(Outer, text)
 
 
 class Sentence(str):
-    """A text that knows more than its words."""
+    """A str subclass with an attribute."""
 
     limit: str
 
 
 class Count(int):
-    """A number of a library."""
+    """An int subclass."""
 
 
-def test_subclasses_of_text_and_numbers_are_written_as_what_they_are() -> None:
+def test_subclasses_of_str_and_int_are_written_as_base_types() -> None:
     assert json.loads(to_json({"a": [Sentence("late"), Count(3)]})) == {"a": ["late", 3]}
 
 
-def test_text_that_no_utf_8_has_is_marked() -> None:
+def test_lone_surrogates_are_replaced() -> None:
     written = to_json({"half": "a\ud800", "large": 10**30, "value": VALUE})
     assert json.loads(written) == {"half": "a?", "large": 10**30, "value": FIELDS}

@@ -1,4 +1,4 @@
-"""`ndif doctor` as an operator reads it, and a server that will not start where it says no."""
+"""The output of `ndif doctor`, and servers that refuse to start on a machine without confinement."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def ndif(
         timeout=PATIENCE_S,
     )
     assert "Traceback" not in done.stderr, done.stderr
-    # On a busy machine a command also says what it waits for.
+    # On a busy machine, a command also reports its waits.
     return done.returncode, done.stdout if "--json" in arguments else done.stdout + done.stderr
 
 
@@ -52,7 +52,7 @@ def row(text: str, name: str) -> list[str]:
     return [cell.strip() for cell in line.strip("│").split("│")]
 
 
-def test_all_layers_are_present() -> None:
+def test_doctor_reports_all_layers_present() -> None:
     code, said = ndif("", "doctor")
     assert code == 0
     assert row(said, LANDLOCK)[1:3] == ["yes", "yes"]
@@ -61,7 +61,7 @@ def test_all_layers_are_present() -> None:
     assert "refused" not in said
 
 
-def test_what_is_not_as_the_variables_say_is_a_problem(machine: Machine, tmp_path: Path) -> None:
+def test_doctor_reports_wrong_settings_as_problems(machine: Machine, tmp_path: Path) -> None:
     machine.becomes(H100[:1])
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -84,8 +84,8 @@ def test_what_is_not_as_the_variables_say_is_a_problem(machine: Machine, tmp_pat
     assert "NDIF_API_WROKERS is not read" in said
 
 
-def test_modules_that_each_process_compiles_again(tmp_path: Path) -> None:
-    # Not in a table, which breaks its lines by the length of this machine's paths.
+def test_doctor_notes_uncompiled_modules(tmp_path: Path) -> None:
+    # As JSON, since a table wraps its lines by the length of this machine's paths.
     note = "torch is not compiled"
     nothing_kept = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     code, said = ndif("", "doctor", "--json", environment=nothing_kept)
@@ -112,7 +112,7 @@ def test_modules_that_each_process_compiles_again(tmp_path: Path) -> None:
         ((13, 0), Gpus(("H100",)), "ok", "for CUDA 13.0"),
     ],
 )
-def test_torch_fits_the_driver_or_not(
+def test_doctor_checks_torch_against_driver(
     cuda: tuple[int, int] | None, machine_: Gpus, state: str, says: str
 ) -> None:
     check = check_torch("2.13.0", cuda, machine_)
@@ -120,7 +120,7 @@ def test_torch_fits_the_driver_or_not(
     assert says in check.detail
 
 
-def test_every_version_is_printed() -> None:
+def test_version_all_prints_every_version() -> None:
     code, said = ndif("", "version", "--all", "--json")
     versions = json.loads(said)["versions"]
     assert code == 0
@@ -132,7 +132,7 @@ def test_every_version_is_printed() -> None:
     assert f"torch {versions['torch']}\n" in said
 
 
-def test_the_disk_of_models_is_the_one_that_downloads_go_to(
+def test_doctor_checks_disk_of_download_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
@@ -142,7 +142,7 @@ def test_the_disk_of_models_is_the_one_that_downloads_go_to(
     assert row(said, "disk: models")[2].startswith(f"{tmp_path}/huggingface/hub has ")
 
 
-def test_it_prints_json() -> None:
+def test_doctor_prints_json() -> None:
     code, said = ndif("", "doctor", "--json")
     answer = json.loads(said)
     assert code == 0
@@ -164,7 +164,7 @@ def test_it_prints_json() -> None:
         ("landlock+seccomp", [LANDLOCK, SECCOMP]),
     ],
 )
-def test_a_missing_layer_is_reported(kernel: str, lacking: list[str]) -> None:
+def test_doctor_reports_missing_layer(kernel: str, lacking: list[str]) -> None:
     code, said = ndif(kernel, "doctor")
     assert code == 1
     for name in lacking:
@@ -181,14 +181,14 @@ def test_a_missing_layer_is_reported(kernel: str, lacking: list[str]) -> None:
     ] == lacking
 
 
-def test_it_advises_what_to_install(tmp_path: Path) -> None:
+def test_doctor_advises_which_package_to_install(tmp_path: Path) -> None:
     environment = without_package(tmp_path, "pyseccomp", "RuntimeError('no libseccomp')")
     code, said = ndif("", "doctor", environment=environment)
     assert code == 1
     assert "apt install libseccomp2" in row(said, SECCOMP)[3]
 
 
-def test_its_help_lists_it() -> None:
+def test_help_lists_doctor() -> None:
     code, said = ndif("", "--help")
     assert code == 0
     assert re.search(r"^  doctor +Check what this machine has", said, re.MULTILINE)
@@ -198,7 +198,7 @@ def test_its_help_lists_it() -> None:
 
 
 @pytest.mark.parametrize("kernel", ["landlock", "seccomp"])
-def test_a_sandboxed_server_is_refused_before_it_loads(
+def test_sandboxed_server_without_layer_is_refused_before_loading(
     kernel: str, tiny_gpt2: Path, tmp_path: Path
 ) -> None:
     code, said = ndif(
@@ -218,7 +218,9 @@ def test_a_trusting_server_needs_no_layers(tmp_path: Path) -> None:
     assert "There is no folder" in said
 
 
-def test_a_server_starts_with_best_effort(tiny_gpt2: Path, tmp_path: Path) -> None:
+def test_server_without_landlock_starts_with_best_effort_sandbox(
+    tiny_gpt2: Path, tmp_path: Path
+) -> None:
     server = subprocess.Popen(
         without("landlock", NDIF, "local", "start", tiny_gpt2, "--name", "a/b", "--sandbox"),
         env={

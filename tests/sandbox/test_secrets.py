@@ -1,4 +1,4 @@
-"""Secrets of the server: none is in the memory of the processes that run untrusted code."""
+"""Secrets of the server: none is in the memory of processes that run untrusted code."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ pytestmark = pytest.mark.process
 TOKEN = "hf_" + "tOkEnOfTheOperator" * 2
 PASSWORD = "pAsSwOrDoFtHeOpErAtOr"
 OURS = "kEyOfThEoBjEcTsToRe"
-"""A secret that the control plane alone has a use for."""
+"""A secret that only the control plane needs."""
 ACCOUNTS = "pAsSwOrDoFtHeAcCoUnTs"
-"""Another: that of the database of keys."""
+"""The password of the key database, which only the control plane needs."""
 _CHUNK = 1 << 24
 
 
@@ -64,7 +64,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def held(pid: int, *secrets: str) -> set[str]:
-    """Return the secrets that are anywhere in the writable memory of a process."""
+    """Return the secrets found in the writable memory of a process."""
     sought = {secret.encode(): secret for secret in secrets}
     longest, found = max(map(len, sought)), set()
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
@@ -82,7 +82,7 @@ def held(pid: int, *secrets: str) -> set[str]:
 
 
 @pytest.mark.parametrize("options", [("--sandbox",), ()], ids=["sandboxed", "trusted"])
-def test_no_secret_is_in_the_memory_of_model_processes(
+def test_memory_of_sandboxed_model_processes_holds_no_secret(
     options: tuple[str, ...],
     gated_hub: tuple[str, Gate],
     server_environment: dict[str, str],
@@ -109,13 +109,13 @@ def test_no_secret_is_in_the_memory_of_model_processes(
         )
         client.run("scenario_reads_of_layers_and_logits")
         client.close()
-        # Looking works: the server itself has them.
+        # Positive control: the server itself has the secrets.
         assert held(server.process.pid, PASSWORD, OURS, ACCOUNTS) == {PASSWORD, OURS, ACCOUNTS}
         near = descendants(server.process.pid)
         assert len(near) >= 2  # a zygote and its runners
         readable = near if os.getuid() == 0 else near[:1]
         found = set[str]().union(*(held(pid, TOKEN, PASSWORD, OURS, ACCOUNTS) for pid in readable))
-        # A trusted user has the operator's account, and has no use for what is the control plane's.
+        # A trusted user has the operator's account, but not the control plane's secrets.
         assert bool(found) is not bool(options), (found, near)
         assert found.isdisjoint({OURS, ACCOUNTS})
     finally:

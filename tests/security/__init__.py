@@ -1,1 +1,1 @@
-"""The server attacked over its sockets."""
+"""Attacks on the server over its sockets."""

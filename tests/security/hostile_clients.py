@@ -1,4 +1,4 @@
-"""Clients by hand that send without end, and the memory of a server's processes."""
+"""Handwritten clients that send endlessly, and the memory of a server's processes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ KEY = "nnsight.modeling.transformers.TransformersModel"
 OLD_KEY = "nnsight.modeling.language.LanguageModel"
 NAME = "test-org/tiny-gpt2"
 _STUCK_S = 3.0
-"""Seconds after which a server that takes no more has had enough."""
+"""Seconds after which a server that accepts no more data counts as stuck."""
 _PIECE = bytes(1 << 20)
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
 
 def memory(pid: int) -> int:
-    """Return the bytes of memory that a process and those below it share between them, files apart."""
+    """Return the memory of a process and its descendants, without files; shared pages count once."""
     processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     total = 0
     for process in processes:
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
             total += sum(
                 int(kb) for kb in re.findall(r"^Pss_(?:Anon|Shmem):\s+(\d+) kB", text, re.M)
@@ -42,7 +42,7 @@ def memory(pid: int) -> int:
 
 
 class Hostile:
-    """One client, which a proxy says to be at an address of its own."""
+    """One client, to which the proxy header gives a separate address."""
 
     def __init__(self, url: str, address: str, model: str = NAME) -> None:
         self.url = url
@@ -55,11 +55,11 @@ class Hostile:
         self.answer = b""
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         self.socket.close()
 
     def send(self, pieces: Iterable[bytes]) -> None:
-        """Send as much as the server takes."""
+        """Send as much as the server accepts."""
         try:
             for piece in pieces:
                 self.socket.sendall(piece)
@@ -74,12 +74,12 @@ class Hostile:
 
     @property
     def is_unknown(self) -> bool:
-        """Return True if the server took this client for nobody that it serves."""
+        """Return True if the server rejected this client with 401."""
         self.socket.setblocking(False)
         return self.read_answer().startswith("HTTP/1.1 401")
 
     def post(self, body: Iterable[bytes], length: int, *headers: str) -> None:
-        """Send a request to run something."""
+        """Send a POST to /request."""
         head = [
             "POST /request HTTP/1.1",
             "Host: 127.0.0.1",
@@ -96,7 +96,7 @@ class Hostile:
         self.post(body, length, f"nnsight-version: {version('nnsight')}", content_type)
 
     def open_websocket(self, path: str) -> bytes:
-        """Open a WebSocket; return what came with the answer."""
+        """Open a WebSocket; return the data that came with the answer."""
         head = (
             f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Forwarded-For: {self.address}\r\n"
             "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
@@ -145,7 +145,7 @@ def part(name: str, content: bytes = b"") -> bytes:
 
 
 def pieces(size: int) -> Iterable[bytes]:
-    """Yield so many bytes."""
+    """Yield about `size` bytes."""
     for _ in range(size >> 20):
         yield _PIECE
 
@@ -154,13 +154,13 @@ Attack = Callable[[Hostile], None]
 
 
 def uploads_without_end(client: Hostile) -> None:
-    """Send 60 MB of a payload, and not its end."""
+    """Send 60 MB of a payload without its end."""
     data = part("data", json.dumps({"model_key": client.model_key()}).encode())
     client.post_envelope([data, part("blob")[:-2], *pieces(60 * MB)], 200 * MB)
 
 
 def uploads_of_an_older_client_without_end(client: Hostile) -> None:
-    """Send 60 MB of a payload as nnsight 0.7 does, and not its end."""
+    """Send 60 MB of a payload like nnsight 0.7, without its end."""
     names = json.dumps({"repo_id": NAME, "revision": None})
     client.post(
         pieces(60 * MB),
@@ -181,7 +181,7 @@ def envelopes_without_end(client: Hostile) -> None:
 
 
 def large_environments(client: Hostile) -> None:
-    """Send a small payload with an env of 10 MB, which is far more as objects."""
+    """Send a small payload with an env of 10 MB, which takes far more memory as objects."""
     env = f'{{"a": [{",".join(["[]"] * (3 * MB))}]}}'
     data = f'{{"model_key": {json.dumps(client.model_key())}, "env": {env}}}'.encode()
     body = part("data", data) + part("blob", bytes(12)) + f"--{BOUNDARY}--\r\n".encode()
@@ -190,7 +190,7 @@ def large_environments(client: Hostile) -> None:
 
 
 def refused_bodies(client: Hostile) -> None:
-    """Send 60 MB that are refused at their end, since they are not zstd."""
+    """Send 60 MB that are refused at the end, since they are not zstd."""
     head = part("data", json.dumps({"model_key": client.model_key(), "compress": True}).encode())
     head += part("blob")[:-2]
     end = f"\r\n--{BOUNDARY}--\r\n".encode()
@@ -200,7 +200,7 @@ def refused_bodies(client: Hostile) -> None:
 
 
 def messages_without_end(client: Hostile) -> None:
-    """Send 90 MB of a WebSocket message in fragments, and not its end."""
+    """Send 90 MB of a WebSocket message in fragments, without its end."""
     client.open_websocket("/subscribe")
     client.send([frame(_PIECE, final=False)])
     client.send(frame(_PIECE, opcode=0, final=False) for _ in range(85))
@@ -213,14 +213,14 @@ def frames_without_end(client: Hostile) -> None:
 
 
 def attachments_without_end(client: Hostile) -> None:
-    """Announce a packet with a thousand attachments, and send 900 small ones of a megabyte."""
+    """Announce a packet with a thousand attachments, and send 90 of 900 kB each."""
     client.open_socket_io()
     client.send([frame(b'51000-["stream_upload"]', opcode=1)])
     client.send(frame(_PIECE[: 900 * 1000]) for _ in range(90))
 
 
 def many_fragments(client: Hostile) -> None:
-    """Send a message in half a million fragments of a byte."""
+    """Send a message in half a million fragments of one byte."""
     client.open_websocket("/subscribe")
     client.send([frame(b"a", final=False)])
     client.send([frame(b"a", opcode=0, final=False) * (1 << 19)])
@@ -254,7 +254,7 @@ def one_header_without_end(client: Hostile) -> None:
 
 
 def never_reads(payload: bytes) -> Attack:
-    """Return an attack that submits forty jobs with this payload, and reads none of their results."""
+    """Return an attack that submits forty jobs with this payload and reads none of their results."""
 
     def attack(client: Hostile) -> None:
         said = client.open_websocket("/subscribe")

@@ -1,4 +1,4 @@
-"""Everything that is written to a Redis, as its MONITOR shows it, and which of it nobody signed."""
+"""Every write to a Redis, as its MONITOR shows it, and detection of unsigned writes."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _READS = frozenset(
         *("xreadgroup", "xrevrange"),
     )
 )
-"""Commands that store and tell nothing. A script's own arguments are seen as its commands use them."""
+"""Commands that store and publish nothing. A script's arguments appear in the commands that it runs."""
 _REMOVES = frozenset(["del", "expire", "hdel", "lrem", "xack", "xautoclaim", "xdel", "xgroup"])
 _SIGNED = frozenset(("publish", "rpush", "set", "xadd"))
 _COUNTS = frozenset(("decrby", "hincrby", "incrby"))
 _UNSIGNED = re.compile(
     r"set dispatcher:leader|set ended:.*|hset request:.*|hset queue:jobs", re.ASCII
 )
-"""The leader's lock; the mark of an end; what a request holds, where its payload is one that was signed;
-and the numbers of requests."""
+"""The leader's lock, the mark of an end, the fields of a request (its payload is signed), and the numbers
+of requests."""
 
 
 class Monitor:
-    """The commands that a Redis was given, while a thread listens."""
+    """A thread that records the commands that a Redis receives."""
 
     def __init__(self, port: int) -> None:
         self.commands: list[list[bytes]] = []
@@ -68,7 +68,7 @@ class Monitor:
         self._socket.close()
 
     def problems(self) -> list[str]:
-        """Return what was written without a signature, and commands of which nothing is known."""
+        """Return unsigned writes and unknown commands."""
         found = []
         for name, *arguments in self.commands:
             command = name.decode().lower()
@@ -87,7 +87,7 @@ class Monitor:
 
 
 def _begins_signed(value: bytes) -> bool:
-    """Return True if a value has the form of a signed one, which a job's payload may follow."""
+    """Return True if a value has the form of a signed message, which a job's payload may follow."""
     if unverified(value) is not value:
         return True
     length = int.from_bytes(value[32:36], "big")
@@ -96,7 +96,7 @@ def _begins_signed(value: bytes) -> bool:
 
 @contextlib.contextmanager
 def monitoring(port: int) -> Iterator[Monitor]:
-    """Listen to a Redis for a while."""
+    """Record the commands of a Redis within the context."""
     monitor = Monitor(port)
     try:
         yield monitor

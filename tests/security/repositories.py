@@ -1,7 +1,7 @@
-"""Repositories that attack the process that loads them: `python -m tests.security.repositories FOLDER`.
+"""Repositories that attack the loading process: `python -m tests.security.repositories FOLDER`.
 
-Each is loaded by the code of a model process in a process of its own, without a layer, with each layer
-alone, and with both. What it got is seen from outside, or in the model that came of it.
+Each is loaded by the code of a model process in a separate process: without layers, with each layer alone,
+and with all. The gain is observed from outside, or in the loaded model.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _KEY = "transformer.wte.weight"
 
 @dataclass(frozen=True)
 class Lab:
-    """A private model and a private file of the machine, and the folder of the attack."""
+    """A private model and a private file of the machine, and the attack's folder."""
 
     folder: Path
     own: Path
-    """A model that anybody may have, from which attacks are made."""
+    """A public model, from which attacks are made."""
     private: Path
-    """A model that nobody may have."""
+    """A private model."""
     weight: torch.Tensor
     """The embeddings of the private model."""
     secret: Path
     marker: Path
-    """A file that is there if the attacker's code wrote it."""
+    """A file that exists if the attacker's code wrote it."""
     port: int
 
     def repository(self) -> Path:
-        """Return a copy of the harmless model, as the Hub's cache would hold it."""
+        """Return a copy of the harmless model, in the layout of the Hub's cache."""
         cached = self.folder / "models--test--own"
         (cached / "blobs").mkdir(parents=True)
         return shutil.copytree(self.own, cached / "snapshots" / ("0" * 40))
@@ -54,18 +54,18 @@ class Lab:
 
 @dataclass(frozen=True)
 class Attack:
-    """One repository: how it is made, and by what it is held."""
+    """One repository: how it is made, and the layers that stop it."""
 
     what: str
     make: Callable[[Lab], Path]
     gains: Callable[[Lab, Any], bool]
-    """Returns True if the attack has what it wanted, of the loaded model if there is one."""
+    """Returns True if the attack reached its aim; takes the loaded model, if there is one."""
     by: tuple[str, ...]
-    """Layers that hold it alone: "checks" of its files, "kernel" for a thread, "process" for all of it."""
+    """Layers that each stop it: "checks" of its files, "kernel" for a thread, "process" for the process."""
     options: dict[str, Any] = field(default_factory=dict)
     """Fields of its `ModelSpec`."""
     broken: bool = False
-    """True to load pickles as if torch ran what they say."""
+    """True to load pickles as if torch executed them."""
 
 
 def has_private_weights(lab: Lab, model: Any) -> bool:
@@ -210,7 +210,7 @@ def without_a_class(lab: Lab) -> Path:
 
 
 def layer_without_weights(lab: Lab) -> Path:
-    """Write a config of a model of 100 GB, and a file that holds 500 kB of it."""
+    """Write a config of a 100 GB model, and a file with 500 kB of its weights."""
     folder = lab.repository()
     config = json.loads((folder / "config.json").read_text())
     config.update(n_layer=5, n_inner=400_000_000)
@@ -287,7 +287,7 @@ CELLS = ("none", "checks", "kernel", "process", "all")
 
 
 def load(lab: Lab, attack: Attack, cell: str) -> dict[str, Any]:
-    """Load a repository with these layers; return what came of it."""
+    """Load a repository with these layers; return the outcome."""
     from ndif.runtime.generations import create_generation
     from ndif.runtime.weights import loading
 
@@ -325,7 +325,7 @@ def load(lab: Lab, attack: Attack, cell: str) -> dict[str, Any]:
 
 
 def import_of_the_operator(lab: Lab) -> dict[str, Any]:
-    """Load a model confined, and import a module of the operator from a folder that is no library's."""
+    """Load a model confined, and import the operator's module from a folder that is not a library."""
     from ndif.runtime.weights import loading
 
     folder, confined = lab.folder / "modules", threading.Event()
@@ -339,7 +339,7 @@ def import_of_the_operator(lab: Lab) -> dict[str, Any]:
         confined.wait()
         (folder / "notes").touch()
 
-    # The folder changes while the model is there, by a thread that is not confined.
+    # An unconfined thread changes the folder while the model is loaded.
     changing = threading.Thread(target=change)
     changing.start()
     adapters, whitelist = str(lab.folder / "adapters"), str(lab.folder / "whitelist.yaml")

@@ -1,4 +1,4 @@
-"""A whole gateway behind a real socket, in this process: it accepts jobs, and nothing runs them."""
+"""A whole gateway behind a real socket, in this process. It accepts jobs, but they are not run."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ NEW = f"nnsight.modeling.transformers.TransformersModel:{MODEL_KEY}"
 OLD = f"nnsight.modeling.language.LanguageModel:{json.dumps({'repo_id': NAME, 'revision': None})}"
 PAYLOAD = zstandard.compress(b"opaque")
 SOMEBODY = 65533
-"""A user of this machine who does not run the server."""
+"""A user of this machine other than the server's."""
 _LIBC = ctypes.CDLL(None)
 
 get, post = (
-    # No certificate is ever needed, and each client would read all of them.
+    # No certificate is needed, and each client would read all of them.
     partial(httpx.request, method, verify=False)
     for method in ("GET", "POST")
 )
@@ -45,14 +45,14 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 
 @dataclass(frozen=True)
 class Gateway:
-    """One that serves at a port of this machine."""
+    """A gateway that serves at a port of this machine."""
 
     server: Server
     port: int
 
     @property
     def url(self) -> str:
-        """The address on loopback."""
+        """Return the loopback address."""
         return f"http://127.0.0.1:{self.port}"
 
     def submit(self, url: str = "", *, session: str = "", **headers: str) -> httpx.Response:
@@ -70,7 +70,7 @@ class Gateway:
         return post(f"{self.url}/request", content=PAYLOAD, headers={**known, **headers})
 
     def subscribe(self, headers: Mapping[str, str]) -> int:
-        """Open a live channel as nnsight 0.8 does, and close it; the status of a refusal, else 101."""
+        """Open a live channel like nnsight 0.8, and close it; return the status of a refusal, else 101."""
         address = f"ws://127.0.0.1:{self.port}/subscribe"
         with contextlib.closing(
             websocket.create_connection(address, header=dict(headers), timeout=PATIENCE_S)
@@ -81,7 +81,7 @@ class Gateway:
         return int.from_bytes(closed[:2], "big") - 4000
 
     def accepted(self, answer: httpx.Response) -> Request:
-        """The request that an answer accepts."""
+        """Return the accepted request of an answer."""
         assert answer.status_code == 200, answer.text
         unfinished = self.server.stores.broker.unfinished
         return next(each for each in unfinished if each.id == answer.json()["id"])
@@ -96,7 +96,7 @@ def gateway(
     whose: Owner | Operator = Owner(trusted=False),  # noqa: B008 - it is immutable
     **settings: Any,
 ) -> Iterator[Gateway]:
-    """A gateway that listens on `host`, of one user or of many, with these settings."""
+    """Yield a gateway that listens on `host`, for one user or many, with these settings."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, 0), family=family, dualstack_ipv6=":" in host)
     model = DeploymentConfig(NAME, NAME, task="text-generation", dedicated=True)
@@ -119,7 +119,7 @@ def gateway(
 
 @contextlib.contextmanager
 def user(uid: int) -> Iterator[None]:
-    """Open sockets as another user of this machine, in this thread alone: the server is in others."""
+    """Open sockets as another user of this machine, in this thread only; the server has other threads."""
     _LIBC.setfsuid(uid)
     try:
         yield
@@ -128,7 +128,7 @@ def user(uid: int) -> Iterator[None]:
 
 
 def own_address() -> str | None:
-    """An address of this machine that is not loopback; None if it has none."""
+    """Return a non-loopback address of this machine; None if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # nothing is sent

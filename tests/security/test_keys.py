@@ -1,4 +1,4 @@
-"""API keys that are guessed, invented or left for all to read."""
+"""API keys that are guessed, invented or readable by all users."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    """A file of keys that its owner alone reads."""
+    """A key file that only its owner can read."""
     path = tmp_path / "keys.yaml"
     path.write_text(f"keys:\n- {{key: {KEY}, user: ada}}\n- {{key: the-key-of-bob, user: bob}}\n")
     path.chmod(0o600)
@@ -70,9 +70,9 @@ WAYS: dict[str, Callable[[Gateway, dict[str, str]], int]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_guessing_is_slowed_whatever_is_asked(keyed: Gateway, way: str) -> None:
+def test_wrong_keys_are_rate_limited_on_every_route(keyed: Gateway, way: str) -> None:
     guesser, other = {"x-forwarded-for": "198.51.100.7"}, {"x-forwarded-for": "198.51.100.8"}
-    # A colleague behind the same address has used a key already.
+    # A colleague behind the same address has already used a valid key.
     colleague = {**guesser, "ndif-api-key": "the-key-of-bob"}
     used = WAYS[way](keyed, colleague)
     wrong = 200 if way == "whoami" else 401
@@ -82,7 +82,7 @@ def test_guessing_is_slowed_whatever_is_asked(keyed: Gateway, way: str) -> None:
         assert WAYS[way](keyed, {**guesser, "ndif-api-key": key}) == 429
     assert WAYS[way](keyed, colleague) == used
     assert WAYS[way](keyed, {**other, "ndif-api-key": KEY}) == used
-    # In no other way either, and it is said when.
+    # Other routes are limited, too, and the answer gives the time to wait.
     slowed = keyed.submit(**guesser, **{"ndif-api-key": KEY})
     assert slowed.status_code == 429
     assert 0 < int(slowed.headers["Retry-After"]) <= 10
@@ -90,7 +90,7 @@ def test_guessing_is_slowed_whatever_is_asked(keyed: Gateway, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_while_the_database_of_keys_is_away_nobody_is_let_in(
+def test_nobody_is_admitted_while_key_database_is_unavailable(
     way: str, runtimes: Path, tmp_path: Path
 ) -> None:
     away = "postgresql://ndif:secret@127.0.0.1:1/ndif"
@@ -100,13 +100,11 @@ def test_while_the_database_of_keys_is_away_nobody_is_let_in(
         refused = served.submit(**{"ndif-api-key": KEY})
         assert refused.headers["Retry-After"] == "5"
         assert refused.json()["detail"].startswith("This server cannot reach its database of API")
-        # Without a key there is nothing to ask.
+        # Keyless requests need no database.
         assert served.submit().status_code == 401
 
 
-def test_a_key_of_the_database_is_revoked_while_its_holder_works(
-    runtimes: Path, tmp_path: Path
-) -> None:
+def test_revoked_database_key_is_rejected_by_running_server(runtimes: Path, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/accounts.sqlite"
     registry = SqlRegistry(Database(url))
     row = asyncio.run(_then_close(registry, registry.create_key("ada@example.org")))
@@ -132,7 +130,7 @@ async def _then_close(registry: SqlRegistry, asked: Awaitable[T]) -> T:
 
 
 @needs_root
-def test_another_user_of_the_machine_locks_nobody_out(keyed: Gateway) -> None:
+def test_guesses_of_another_local_user_do_not_lock_out_others(keyed: Gateway) -> None:
     with user(SOMEBODY):
         for number in range(AT_ONCE + 1):
             refused = keyed.submit(**{"ndif-api-key": f"guess-{number}"})
@@ -140,13 +138,13 @@ def test_another_user_of_the_machine_locks_nobody_out(keyed: Gateway) -> None:
     assert keyed.submit(**{"ndif-api-key": KEY}).status_code == 200
 
 
-def test_without_a_key_nothing_is_guessed(keyed: Gateway) -> None:
+def test_keyless_requests_do_not_count_as_guesses(keyed: Gateway) -> None:
     for _ in range(2 * AT_ONCE):
         assert keyed.submit().status_code == 401
     assert keyed.submit(**{"ndif-api-key": KEY}).status_code == 200
 
 
-def test_a_guess_is_looked_at_every_ten_seconds() -> None:
+def test_guesses_are_limited_to_one_per_ten_seconds_after_burst() -> None:
     guesses, digests = Guesses(), map(str, itertools.count())
 
     def looked_at(now: float) -> bool:
@@ -163,14 +161,14 @@ def test_a_guess_is_looked_at_every_ten_seconds() -> None:
     assert all(looked_at(10_000.0) for _ in range(10))
 
 
-def test_a_program_that_repeats_its_wrong_key_slows_nobody_behind_its_address() -> None:
+def test_repeated_wrong_key_does_not_block_other_keys_of_address() -> None:
     guesses = Guesses()
     for now in range(1000):
         guesses.record("host 10.0.0.1", "revoked", now, is_right=False)
     guesses.check("host 10.0.0.1", "of a colleague, and new", 1000.0)
 
 
-def test_callers_are_remembered_in_bounded_memory() -> None:
+def test_guesses_remember_bounded_number_of_callers() -> None:
     guesses = Guesses()
     for number in range(10_000):
         guesses.record(f"host {number}", "wrong", 0.0, is_right=False)
@@ -180,8 +178,8 @@ def test_callers_are_remembered_in_bounded_memory() -> None:
 
 
 @on_loop
-async def test_no_comparison_sees_a_key_or_its_digest(keys: Path) -> None:
-    """Each process mixes a secret of its own into them: the time of a comparison tells nothing."""
+async def test_keys_are_compared_by_digests_with_process_secret(keys: Path) -> None:
+    """Each process mixes a random secret into the digests, so that comparison times reveal nothing."""
     first, second = FileAccounts(keys), FileAccounts(keys)
     assert not {*first._accounts} & {*second._accounts}
     assert (
@@ -191,21 +189,21 @@ async def test_no_comparison_sees_a_key_or_its_digest(keys: Path) -> None:
         await first.account(Caller(next(iter(first._accounts))))
 
 
-# A file that others may read
+# A key file that other users may read
 
 
 @pytest.mark.parametrize(
     ("mode", "content", "said"),
     [
         (0o600, "key: the-key-of-ada", None),
-        (0o640, "key: the-key-of-ada", None),  # a group that its operator made
+        (0o640, "key: the-key-of-ada", None),  # a group that the operator made
         (0o644, "key: the-key-of-ada", "All users of this machine can read the keys in it"),
-        (0o644, f"sha256: {'a' * 64}", None),  # no secret is in it
+        (0o644, f"sha256: {'a' * 64}", None),  # it contains no secret
         (0o646, f"sha256: {'a' * 64}", "All users of this machine can change it"),
         (0o602, "key: the-key-of-ada", "All users of this machine can change it"),
     ],
 )
-def test_a_file_of_keys_that_others_may_use_is_warned_of(
+def test_key_file_open_to_other_users_causes_warning(
     keys: Path, tmp_path: Path, runtimes: Path, mode: int, content: str, said: str | None
 ) -> None:
     keys.write_text(f"keys:\n- {{{content}}}\n")
@@ -225,15 +223,15 @@ def test_a_file_of_keys_that_others_may_use_is_warned_of(
         assert (check.state, check.detail) == ("note", prepared.warning)
 
 
-# Keys that are invented, where none is needed
+# Invented keys on servers without keys
 
 
 @on_loop
-async def test_inventing_keys_makes_nobody_another_user() -> None:
+async def test_invented_keys_do_not_change_user() -> None:
     accounts = OpenAccounts(hotswapping=True)
     for caller in (
         [Caller(f"invented-{number}", "10.0.0.7") for number in range(5)],
-        [Caller("", f"2001:db8:1:2::{number:x}") for number in range(1, 5)],  # of one network
+        [Caller("", f"2001:db8:1:2::{number:x}") for number in range(1, 5)],  # the same network
         [Caller("", "127.0.0.1", 1000), Caller("k", "::1", 1000)],
     ):
         assert len({(await accounts.account(each)).user for each in caller}) == 1
@@ -250,8 +248,8 @@ async def test_inventing_keys_makes_nobody_another_user() -> None:
 
 
 @on_loop
-async def test_inventing_keys_buys_no_turns() -> None:
-    """Eight jobs of one address, each with a key of its own, and then one of an honest user."""
+async def test_invented_keys_gain_no_queue_position() -> None:
+    """Eight jobs come from one address, each with another key; then one comes from an honest user."""
     accounts, queue = OpenAccounts(hotswapping=True), FairQueue[Waiting]()
     for number in range(8):
         account = await accounts.account(Caller(f"invented-{number}", "10.0.0.7"))
@@ -261,7 +259,7 @@ async def test_inventing_keys_buys_no_turns() -> None:
     assert {entry.id: place for entry, place in queue.positions()}["honest"] <= 2
 
 
-def test_inventing_keys_on_an_open_server_is_one_user(runtimes: Path, tmp_path: Path) -> None:
+def test_invented_keys_on_open_server_are_one_user(runtimes: Path, tmp_path: Path) -> None:
     with gateway(tmp_path, runtimes, whose=Operator()) as served:
         users = {
             served.accepted(submit(**{"ndif-api-key": f"invented-{number}"})).user
@@ -275,14 +273,14 @@ def test_inventing_keys_on_an_open_server_is_one_user(runtimes: Path, tmp_path: 
 
 
 @pytest.mark.skipif(bool(missing_layers(detect_layers())), reason="this machine cannot confine")
-def test_names_of_adapters_of_others_are_not_listed(tmp_path: Path) -> None:
+def test_confined_process_cannot_list_names_of_other_users_adapters(tmp_path: Path) -> None:
     adapter = tmp_path / "models--ada--unpublished"
     (adapter / "snapshots").mkdir(parents=True)
     (adapter / "snapshots" / "adapter_config.json").write_text("of ada")
     ran = subprocess.run(
         [sys.executable, "-c", _CONFINED, tmp_path], capture_output=True, text=True, check=True
     )
-    # Who knows its name has it.
+    # The adapter is readable by name.
     assert ran.stdout.split("\n")[:4] == ["PermissionError"] * 3 + ["of ada"]
 
 

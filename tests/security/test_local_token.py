@@ -1,4 +1,4 @@
-"""A local server, attacked by other users of its machine and from outside; its owner needs nothing."""
+"""A local server, attacked by other users of its machine and from outside; its owner needs no token."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ ROUTES: dict[str, tuple[Callable[..., int], int]] = {
     "the live channel of 0.8": (subscribe, 101),
     "somebody's response": (poll, 200),
 }
-"""Requests of a client, and the answer to one who may make them."""
+"""Requests of a client, and the answer to an admitted client."""
 
 ATTACKS: dict[str, dict[str, str]] = {
     "without a key": {},
@@ -77,14 +77,16 @@ ATTACKS: dict[str, dict[str, str]] = {
 @needs_root
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("route", ROUTES)
-def test_another_user_of_the_machine_gets_nothing(local: Gateway, route: str, attack: str) -> None:
+def test_another_local_user_without_token_is_rejected(
+    local: Gateway, route: str, attack: str
+) -> None:
     ask, _ = ROUTES[route]
     with user(SOMEBODY):
         assert ask(local, **ATTACKS[attack]) == 401
 
 
 @needs_root
-def test_a_key_that_is_no_text_is_no_token(local: Gateway) -> None:
+def test_non_text_key_is_rejected(local: Gateway) -> None:
     lines = f"GET /response/{UNKNOWN} HTTP/1.1\r\nHost: localhost\r\nndif-api-key: ".encode()
     with user(SOMEBODY), socket.create_connection(("127.0.0.1", local.port)) as client:
         client.sendall(lines + b"\xe9\xff\r\n\r\n")
@@ -93,20 +95,20 @@ def test_a_key_that_is_no_text_is_no_token(local: Gateway) -> None:
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("headers", [{}, {"ndif-api-key": "a-key-of-the-public-server"}])
-def test_the_owner_needs_nothing(local: Gateway, route: str, headers: dict[str, str]) -> None:
+def test_owner_needs_no_token(local: Gateway, route: str, headers: dict[str, str]) -> None:
     ask, right = ROUTES[route]
     assert ask(local, **headers) == right
 
 
 @needs_root
 @pytest.mark.parametrize("route", ROUTES)
-def test_another_user_has_the_token(local: Gateway, route: str) -> None:
+def test_another_local_user_with_token_is_admitted(local: Gateway, route: str) -> None:
     ask, right = ROUTES[route]
     with user(SOMEBODY):
         assert ask(local, **{"ndif-api-key": TOKEN}) == right
 
 
-def test_the_answer_says_which_line_to_run(local: Gateway) -> None:
+def test_rejection_names_line_that_exports_token(local: Gateway) -> None:
     with user(SOMEBODY) if os.geteuid() == 0 else contextlib.nullcontext():
         answer = local.submit(**{"x-real-ip": "10.0.0.1"})
     assert answer.status_code == 401
@@ -118,15 +120,13 @@ def test_the_answer_says_which_line_to_run(local: Gateway) -> None:
     "header",
     ["X-Forwarded-For", "x-forwarded-proto", "X-Forwarded-Host", "Forwarded", "X-Real-IP", "Via"],
 )
-def test_who_comes_through_the_owners_proxy_is_not_the_owner(local: Gateway, header: str) -> None:
+def test_request_through_owners_proxy_needs_token(local: Gateway, header: str) -> None:
     assert local.submit(**{header: "127.0.0.1"}).status_code == 401
     assert local.submit(**{header: "127.0.0.1", "ndif-api-key": TOKEN}).status_code == 200
 
 
-def test_a_proxys_client_does_not_borrow_a_connection_of_the_owner(
-    runtimes: Path, tmp_path: Path
-) -> None:
-    """The port of a connection that the owner has open, as the port of whom a believed proxy names."""
+def test_forwarded_address_cannot_claim_owners_connection(runtimes: Path, tmp_path: Path) -> None:
+    """A trusted proxy's header names the port of one of the owner's open connections."""
     whose = Owner(trusted=True, token=TOKEN)
     with (
         gateway(tmp_path, runtimes, whose=whose, public_url="http://a.example") as local,
@@ -137,7 +137,7 @@ def test_a_proxys_client_does_not_borrow_a_connection_of_the_owner(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "[::1]", "localhost"])
-def test_every_way_over_loopback_is_the_owners(local: Gateway, host: str) -> None:
+def test_every_loopback_address_identifies_owner(local: Gateway, host: str) -> None:
     assert local.submit(f"http://{host}:{local.port}").status_code == 200
     if os.geteuid() == 0:
         with user(SOMEBODY):
@@ -145,15 +145,15 @@ def test_every_way_over_loopback_is_the_owners(local: Gateway, host: str) -> Non
 
 
 @pytest.mark.skipif(own_address() is None, reason="this machine has no other address")
-def test_off_loopback_the_owner_needs_the_token_too(local: Gateway) -> None:
+def test_owner_needs_token_on_non_loopback_address(local: Gateway) -> None:
     url = f"http://{own_address()}:{local.port}"
     assert local.submit(url).status_code == 401
     assert local.submit(url, **{"ndif-api-key": TOKEN}).status_code == 200
 
 
 @needs_root
-def test_a_socket_io_channel_without_the_token_gives_nothing(local: Gateway) -> None:
-    """Clients of 0.7 and 0.6 send no key when they open it."""
+def test_socket_io_channel_without_token_accepts_no_job(local: Gateway) -> None:
+    """Clients of 0.7 and 0.6 send no key when they open a channel."""
     with user(SOMEBODY), socketio.SimpleClient() as channel:
         channel.connect(local.url, socketio_path="/ws/socket.io", transports=["websocket"])
         assert local.submit_old(session=channel.sid).status_code == 401
@@ -161,21 +161,21 @@ def test_a_socket_io_channel_without_the_token_gives_nothing(local: Gateway) -> 
         assert local.submit_old(session=channel.sid, **key).status_code == 200
 
 
-def test_what_is_no_code_is_told_to_all(local: Gateway) -> None:
+def test_public_routes_need_no_token(local: Gateway) -> None:
     """nnsight.status() and huggingface_hub send no key."""
     headers = {"x-forwarded-for": "10.0.0.1"}
     for path in ("ping", "status", "env", "hub/api/models/no/such"):
         assert get(f"{local.url}/{path}", headers=headers).status_code in (200, 404)
 
 
-# Whose a connection is
+# The user of a connection
 
 
 @needs_root
 @pytest.mark.parametrize(
     "family", [socket.AF_INET, socket.AF_INET6], ids=["to an IPv4 address", "to a mapped address"]
 )
-def test_a_connection_is_of_the_user_who_made_it(family: socket.AddressFamily) -> None:
+def test_connection_belongs_to_user_who_opened_it(family: socket.AddressFamily) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         for uid in (0, SOMEBODY):
@@ -187,13 +187,13 @@ def test_a_connection_is_of_the_user_who_made_it(family: socket.AddressFamily) -
             accepted, address = server.accept()
             with client, accepted:
                 assert uid_of(address, accepted.getsockname()) == uid
-                client.shutdown(socket.SHUT_WR)  # it has sent all, and reads on
+                client.shutdown(socket.SHUT_WR)  # the client has sent everything, and still reads
                 assert uid_of(address, accepted.getsockname()) == uid
 
 
 @needs_root
-def test_a_connection_that_its_process_has_closed_is_nobodys() -> None:
-    """The kernel says root of it."""
+def test_connection_closed_by_its_process_has_no_user() -> None:
+    """The kernel reports root for such a connection."""
     with socket.create_server(("127.0.0.1", 0)) as server, user(SOMEBODY):
         client = socket.create_connection(server.getsockname())
         accepted, address = server.accept()
@@ -209,7 +209,7 @@ def test_a_connection_that_its_process_has_closed_is_nobodys() -> None:
 
 
 @needs_root
-def test_a_port_on_which_the_owner_listens_is_not_the_owners_connection() -> None:
+def test_listening_port_of_owner_is_not_owners_connection() -> None:
     with (
         socket.create_server(("0.0.0.0", 0)) as owners,
         socket.create_server(("127.0.0.1", 0)) as server,
@@ -219,8 +219,8 @@ def test_a_port_on_which_the_owner_listens_is_not_the_owners_connection() -> Non
 
 
 @needs_root
-def test_the_kernels_overflow_user_is_nobody_who_is_known() -> None:
-    """In a container it stands for every user who has no number there."""
+def test_kernels_overflow_user_is_unknown() -> None:
+    """In a container, this user stands for every user without a number there."""
     uid = int(Path("/proc/sys/kernel/overflowuid").read_text())
     with socket.create_server(("127.0.0.1", 0)) as server:
         with user(uid):
@@ -231,17 +231,17 @@ def test_the_kernels_overflow_user_is_nobody_who_is_known() -> None:
 
 
 @needs_root
-def test_the_kernels_list_tells_the_same_where_sock_diag_does_not_answer(
+def test_kernels_list_gives_same_users_without_sock_diag(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ndif.gateway.peer._SOCK_DIAG", 31)  # a protocol that no kernel has
-    test_a_connection_that_its_process_has_closed_is_nobodys()
-    test_a_port_on_which_the_owner_listens_is_not_the_owners_connection()
+    monkeypatch.setattr("ndif.gateway.peer._SOCK_DIAG", 31)  # a nonexistent protocol
+    test_connection_closed_by_its_process_has_no_user()
+    test_listening_port_of_owner_is_not_owners_connection()
     for family in (socket.AF_INET, socket.AF_INET6):
-        test_a_connection_is_of_the_user_who_made_it(family)
+        test_connection_belongs_to_user_who_opened_it(family)
 
 
-def test_it_is_cheap_among_thousands_of_sockets() -> None:
+def test_uid_lookup_is_cheap_among_many_sockets() -> None:
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1024))
         for _ in range(800):
@@ -260,7 +260,7 @@ def test_it_is_cheap_among_thousands_of_sockets() -> None:
 
 
 @on_loop
-async def test_a_server_that_is_not_roots_has_its_user_and_root() -> None:
+async def test_server_of_non_root_user_admits_that_user_and_root() -> None:
     accounts = OwnerAccounts(SOMEBODY, TOKEN, trusted=True)
     for uid in (SOMEBODY, 0):
         assert (await accounts.account(Caller(uid=uid))).trusted
@@ -273,7 +273,7 @@ async def test_a_server_that_is_not_roots_has_its_user_and_root() -> None:
 
 
 def token_of(server: LocalServer) -> str:
-    """The token in the lines that a server printed."""
+    """Return the token in the lines that a server printed."""
 
     def found() -> str | None:
         lines = (re.search(r"export NDIF_API_KEY=(\w+)  ", line) for line in [*server.output])
@@ -284,8 +284,8 @@ def token_of(server: LocalServer) -> str:
 
 
 @needs_root
-def test_a_client_that_leaves_before_it_is_looked_at_has_no_job(server: LocalServer) -> None:
-    """The kernel says root of the connection by then."""
+def test_client_gone_before_identification_gets_no_job(server: LocalServer) -> None:
+    """The kernel reports root for the connection by then."""
     body = (
         "POST /request HTTP/1.1\r\nHost: 127.0.0.1\r\nnnsight-version: 0.7.0\r\n"
         "nnsight-model-key: nnsight.modeling.language.LanguageModel:"
@@ -317,7 +317,7 @@ def test_a_client_that_leaves_before_it_is_looked_at_has_no_job(server: LocalSer
 
 @needs_root
 @pytest.mark.parametrize("generation", ["0.8", "0.7"])
-def test_a_real_client_of_another_user_needs_the_printed_line(
+def test_real_client_of_another_user_needs_printed_token(
     server: LocalServer,
     tiny_gpt2: Path,
     runtimes: Path,

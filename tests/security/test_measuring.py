@@ -1,4 +1,4 @@
-"""Repositories that attack the measuring of models, each a row of a table, measured by real processes."""
+"""A table of repositories that attack the measuring of models, measured by real processes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.process
 
 MIB = 1 << 20
 LAYERS = {"n_layer": 10**6}
-"""Changes of a config that take hours to build."""
+"""Changes of a config whose model takes hours to build."""
 
 
 def changed(folder: Path, name: str = "config.json", **changes: Any) -> None:
@@ -53,7 +53,7 @@ def changed(folder: Path, name: str = "config.json", **changes: Any) -> None:
 
 
 def weights(folder: Path, **shapes: list[int]) -> None:
-    """Replace the weights by a file that says it holds these tensors, and holds four bytes."""
+    """Replace the weights by a file that declares these tensors and holds four bytes."""
     tensors = {
         name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}
         for name, shape in shapes.items()
@@ -143,7 +143,7 @@ ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 class CountingServers(ForkServers):
-    """Fork servers that note the modules of the processes that they start."""
+    """Fork servers that record the modules of started processes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class CountingServers(ForkServers):
 
 
 class Site:
-    """A hub on loopback, and the processes of a server that measures its models."""
+    """A hub on loopback, and the processes of a server that measures the hub's models."""
 
     def __init__(self, hub: HfMirror, servers: CountingServers, model: Path, scratch: Path) -> None:
         self.servers = servers
@@ -174,11 +174,11 @@ class Site:
         return name
 
     def downloaded(self, kind: str) -> list[Path]:
-        """Return the files of the Hub's cache that are called so."""
+        """Return the files of the Hub's cache whose names match a pattern."""
         return list((self._scratch / "home").rglob(kind))
 
     def measuring(self) -> list[int]:
-        """Return the processes that measure now."""
+        """Return the running measuring processes."""
         found = []
         for server in children(os.getpid()):
             for pid in [server, *children(server)]:
@@ -220,7 +220,7 @@ async def prepared(servers: ForkServers) -> None:
 
 @pytest.fixture(autouse=True)
 def same_environment() -> None:
-    """Pytest's own variable would make every test another environment, and so another fork server."""
+    """Remove pytest's variable, which would give every test another environment and fork server."""
     os.environ.pop("PYTEST_CURRENT_TEST", None)
 
 
@@ -243,7 +243,7 @@ def a_config(checkpoint: Path | str, **given: Any) -> DeploymentConfig:
 
 
 @on_loop
-async def test_each_attack_is_refused_in_a_sentence_and_honest_models_beside_them_are_measured(
+async def test_attacks_are_refused_while_honest_models_are_measured(
     site: Site,
 ) -> None:
     honest = site.folder("honest")
@@ -270,7 +270,7 @@ async def test_each_attack_is_refused_in_a_sentence_and_honest_models_beside_the
             asyncio.create_task(attack(number, prepare))
             for number, (prepare, _) in enumerate(ATTACKS.values())
         ]
-        # Another user's model, in the middle of them.
+        # Another user's model, while the attacks run.
         started = time.monotonic()
         beside = await evaluate(a_config(honest, dtype="bfloat16"), HERE)
         assert beside.size_bytes < size
@@ -293,7 +293,9 @@ def private_bytes(pid: int) -> int:
 
 
 @on_loop
-async def test_many_at_once_are_few_processes_and_hold_up_no_other_owner(site: Site) -> None:
+async def test_concurrent_measurements_are_limited_and_do_not_block_other_owners(
+    site: Site,
+) -> None:
     slow = site.folder("slow")
     changed(slow, **LAYERS)
     honest = site.publish("good/model", site.folder("good"))
@@ -319,7 +321,7 @@ async def test_many_at_once_are_few_processes_and_hold_up_no_other_owner(site: S
 
 
 @on_loop
-async def test_a_refusal_is_remembered_for_its_commit_and_nothing_else(site: Site) -> None:
+async def test_refusal_is_remembered_only_for_its_commit(site: Site) -> None:
     folder = site.folder("stubborn")
     changed(folder, **LAYERS)
     name = site.publish("evil/stubborn", folder)
@@ -331,7 +333,7 @@ async def test_a_refusal_is_remembered_for_its_commit_and_nothing_else(site: Sit
             await evaluate(a_config(name), HERE)
         assert str(first.value) == str(second.value)
         assert site.readers() == seen
-        # Another commit is another look.
+        # Another commit is measured again.
         evaluate.patience_s = PATIENCE_S
         changed(folder, n_layer=4)
         site.publish(name, folder)
@@ -339,7 +341,7 @@ async def test_a_refusal_is_remembered_for_its_commit_and_nothing_else(site: Sit
 
 
 @on_loop
-async def test_pickled_weights_of_the_hub_are_refused_before_they_are_downloaded(
+async def test_pickled_hub_weights_are_refused_before_download(
     site: Site,
 ) -> None:
     folder = site.folder("pickled")
@@ -354,7 +356,7 @@ async def test_pickled_weights_of_the_hub_are_refused_before_they_are_downloaded
 
 
 @on_loop
-async def test_a_hub_that_cannot_be_reached_is_no_refusal(
+async def test_unreachable_hub_is_not_remembered_as_refusal(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = site.publish("good/later", site.folder("later"))
@@ -368,7 +370,7 @@ async def test_a_hub_that_cannot_be_reached_is_no_refusal(
 
 
 @on_loop
-async def test_a_repository_without_weights_takes_no_room(site: Site) -> None:
+async def test_repository_without_weights_is_refused(site: Site) -> None:
     folder = site.folder("empty")
     (folder / "model.safetensors").unlink()
     async with an_evaluator(site) as evaluate:
@@ -377,10 +379,10 @@ async def test_a_repository_without_weights_takes_no_room(site: Site) -> None:
 
 
 @on_loop
-async def test_a_long_header_is_read_whole_and_no_weights_are_downloaded(site: Site) -> None:
+async def test_long_header_is_read_without_downloading_weights(site: Site) -> None:
     folder = site.folder("long")
     file = folder / "model.safetensors"
-    # More bytes of names than are asked for at first.
+    # The names take more bytes than the first request reads.
     names = {f"left.out.{'n' * 60}.{number}": torch.zeros(1) for number in range(2000)}
     save_file({**load_file(file), **names}, file, {"format": "pt"})
     async with an_evaluator(site) as evaluate:
@@ -391,7 +393,7 @@ async def test_a_long_header_is_read_whole_and_no_weights_are_downloaded(site: S
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may give files away")
 @on_loop
-async def test_root_has_the_models_of_other_users_measured(site: Site) -> None:
+async def test_server_of_root_measures_models_of_other_users(site: Site) -> None:
     folder = site.folder("private")
     for file in [folder, *folder.iterdir()]:
         os.chown(file, 65534, 65534)
@@ -409,9 +411,7 @@ def attempt(act: Callable[[], object]) -> str:
     return "done"
 
 
-def test_the_process_that_reads_reaches_nothing_but_its_folder(
-    tiny_gpt2: Path, tmp_path: Path
-) -> None:
+def test_measuring_process_can_access_only_its_folder(tiny_gpt2: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret")
     ours, theirs = socket.socketpair()

@@ -1,4 +1,4 @@
-"""Repositories that attack: what each gets from the process that loads it, and what its user is told."""
+"""Hostile repositories: their gain from the loading process, and the errors for their users."""
 
 from __future__ import annotations
 
@@ -48,22 +48,24 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
 
 
 @pytest.mark.parametrize(("name", "cell"), CELLS)
-def test_a_repository_gets_nothing(
+def test_each_layer_alone_stops_hostile_repository(
     outcomes: dict[str, dict[str, Any]], name: str, cell: str
 ) -> None:
     outcome = outcomes[name][cell]
     assert outcome.get("gained") is (cell == "none"), (ATTACKS[name].what, outcome)
 
 
-def test_code_that_is_trusted_still_runs(outcomes: dict[str, dict[str, Any]]) -> None:
+def test_trusted_repository_code_still_runs(outcomes: dict[str, dict[str, Any]]) -> None:
     assert outcomes["trusted code"]["all"]["loaded"], outcomes["trusted code"]["all"]
 
 
-def test_a_module_of_the_operator_is_imported(outcomes: dict[str, dict[str, Any]]) -> None:
+def test_operators_module_is_importable_in_confined_process(
+    outcomes: dict[str, dict[str, Any]],
+) -> None:
     assert outcomes["modules"]["all"] == {"answer": 42}
 
 
-# What the server makes of them
+# The server's answers
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ REFUSED: dict[str, tuple[Callable[[Lab], Path], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 @on_loop
-async def test_it_is_refused_in_a_sentence(lab: Lab, name: str) -> None:
+async def test_hostile_repository_is_refused_in_one_line(lab: Lab, name: str) -> None:
     make, said = REFUSED[name]
     with pytest.raises(ModelProcessError) as refused:
         async with serve(make(lab), settings=strangers(lab.folder)):
@@ -99,7 +101,7 @@ async def test_it_is_refused_in_a_sentence(lab: Lab, name: str) -> None:
 
 @pytest.mark.parametrize("trusted", [True, False])
 @on_loop
-async def test_linked_weights_are_loaded_and_an_adapter_beside_them_is_not(
+async def test_linked_weights_are_loaded_and_adapter_beside_them_is_ignored(
     lab: Lab, trusted: bool
 ) -> None:
     folder = shutil.copytree(lab.own, lab.folder / "model")
@@ -117,7 +119,7 @@ async def test_linked_weights_are_loaded_and_an_adapter_beside_them_is_not(
 
 @pytest.mark.parametrize("trusted", [True, False])
 @on_loop
-async def test_pickled_weights_are_loaded_where_they_are_allowed(lab: Lab, trusted: bool) -> None:
+async def test_pickled_weights_are_loaded_if_allowed(lab: Lab, trusted: bool) -> None:
     client = TransformersModel(str(lab.own), task="text-generation")
     allowing = strangers(lab.folder, allow_pickled_weights=True)
     async with serve(pickled(lab), settings=allowing) as served:
@@ -126,13 +128,13 @@ async def test_pickled_weights_are_loaded_where_they_are_allowed(lab: Lab, trust
 
 
 @on_loop
-async def test_code_of_a_repository_that_has_another_class_is_ignored(lab: Lab) -> None:
+async def test_untrusted_repository_code_is_ignored_if_class_is_known(lab: Lab) -> None:
     async with serve(code_of_its_own(lab), settings=strangers(lab.folder)) as served:
         assert served.actor.model.class_name == "GPT2LMHeadModel"
 
 
 @on_loop
-async def test_a_process_is_confined_unless_a_user_is_trusted(lab: Lab) -> None:
+async def test_model_process_is_confined_unless_a_user_is_trusted(lab: Lab) -> None:
     keys = lab.folder / "keys.yaml"
     keys.write_text("keys: [{key: a-long-key}]")
     settings = strangers(lab.folder, api_keys=keys)
@@ -146,7 +148,7 @@ async def test_a_process_is_confined_unless_a_user_is_trusted(lab: Lab) -> None:
         found = status(served.zygote)
         assert (found["Seccomp"], found["NoNewPrivs"]) == ("2", "1")
         await served.logits(reading(client), trusted=False)
-        # A user who is trusted since then has the model loaded again.
+        # A user who became trusted later causes the model to be loaded again.
         keys.write_text("keys: [{key: a-long-key, tags: [trusted]}]")
         with pytest.raises(ReplicaLostError):
             await served.run(reading(client), trusted=True)
@@ -157,7 +159,9 @@ async def test_a_process_is_confined_unless_a_user_is_trusted(lab: Lab) -> None:
             assert torch.equal(logits, expected(lab.own))
 
 
-def test_a_process_has_one_folder_of_code_and_removes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_uses_one_repository_code_folder_and_removes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", "")
     spec = ModelSpec("org/model", "0.8", trust_remote_code=True)
     [folder] = loading.folders_of_code(spec)
@@ -167,8 +171,8 @@ def test_a_process_has_one_folder_of_code_and_removes_it(monkeypatch: pytest.Mon
     assert not folder.exists()
 
 
-def test_weights_in_memory_are_those_of_the_own_files() -> None:
-    """A process that names another model's weights gets memory of its own."""
+def test_processes_of_different_models_do_not_share_weight_memory() -> None:
+    """A process that names another model's weights gets separate memory."""
     weights = SharedWeights()
 
     async def run() -> None:

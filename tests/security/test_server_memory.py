@@ -1,4 +1,4 @@
-"""The memory of a server's processes while clients attack it, and after."""
+"""The memory of a server's processes during and after attacks by clients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SAMPLE_S = 0.1
 
 @pytest.fixture(scope="module")
 def attacked(server_environment: dict[str, str]) -> Iterator[LocalServer]:
-    """A server of everybody, whose clients' addresses are what a proxy on this machine says."""
+    """An open server that takes its clients' addresses from a proxy on this machine."""
     started = LocalServer(NAME, "--sandbox", "--no-token", environment=server_environment)
     try:
         yield settled(started.ready())
@@ -32,7 +32,7 @@ def attacked(server_environment: dict[str, str]) -> Iterator[LocalServer]:
 
 
 def settled(server: LocalServer) -> LocalServer:
-    """Wait until a server has the processes that wait for requests: it serves before it has all."""
+    """Wait until a server has started all waiting processes; it serves before that."""
 
     def rests() -> bool:
         memory_before, worked_before = memory(server.process.pid), worked_s(server.process.pid)
@@ -45,7 +45,7 @@ def settled(server: LocalServer) -> LocalServer:
 
 
 def worked_s(pid: int) -> float:
-    """Return the CPU time of a process and of those below it."""
+    """Return the CPU time of a process and its descendants."""
     total = 0.0
     for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -55,7 +55,7 @@ def worked_s(pid: int) -> float:
 
 
 def attack(server: LocalServer, kind: Attack) -> tuple[list[Hostile], int]:
-    """Attack by eight clients at once; return them connected, and the peak of the server's memory."""
+    """Attack with eight clients at once; return them, still connected, and the server's peak memory."""
     clients = [Hostile(server.url, f"10.0.0.{number}") for number in range(CLIENTS)]
     threads = [threading.Thread(target=kind, args=(client,), daemon=True) for client in clients]
     for thread in threads:
@@ -73,7 +73,7 @@ def attack(server: LocalServer, kind: Attack) -> tuple[list[Hostile], int]:
 
 
 @pytest.mark.parametrize("kind", ATTACKS, ids=lambda kind: kind.__name__)
-def test_the_memory_of_a_server_is_bounded_and_comes_back(
+def test_server_memory_is_bounded_during_attack_and_freed_afterwards(
     attacked: LocalServer, kind: Attack
 ) -> None:
     before = memory(attacked.process.pid)

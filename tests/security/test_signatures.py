@@ -1,8 +1,8 @@
-"""Attacks of somebody who reads and writes all of Redis, and has no secret of the server.
+"""Attacks with full access to Redis but without a secret of the server.
 
-Each row is an attack and what becomes of it. The server's side is the real one: gateways, leaders and
-replicas with brokers of their own on a real Redis. Such an attacker may delete, delay and repeat messages,
-and so stop a server; no row is about that.
+Each test is an attack and its outcome. The server's side is real: gateways, leaders and replicas with
+separate brokers on a real Redis. Such an attacker can delete, delay and repeat messages, and so stop a
+server; these tests do not cover that.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ HEAD = len(Signer([SECRET]).sign("", b""))
 
 
 class World:
-    """A server's processes around one Redis, and whoever else writes there."""
+    """A server's processes around one Redis, and an attacker who writes there."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url = url
@@ -81,14 +81,14 @@ class World:
         await self.attacker.aclose()
 
     async def another(self, *secrets: str) -> RedisBroker:
-        """A further process: a replica, or the next leader."""
+        """Start another process: a replica, or the next leader."""
         broker = self.broker(*secrets)
         self._brokers.append(broker)
         await broker.start()
         return broker
 
     async def sent(self, *, subscription_id: str | None = None, **fields: Any) -> Request:
-        """A request that a gateway has accepted."""
+        """Return a request that a gateway has accepted."""
         request = a_request(subscription_id=subscription_id, **fields)
         if subscription_id is None:
             received = Response(request.id, Status.RECEIVED)
@@ -97,7 +97,7 @@ class World:
         return request
 
     async def entry(self) -> bytes:
-        """The newest entry of the queue, as everybody reads it."""
+        """Return the newest raw entry of the queue."""
         ((_, fields),) = await self.attacker.xrevrange("queue", count=1)
         return bytes(fields[b"request"])
 
@@ -105,7 +105,7 @@ class World:
         await self.attacker.xadd("queue", {"request": content})
 
     async def claims_nothing(self, broker: RedisBroker, *, left: int) -> None:
-        """Let a broker claim until so many entries are left in the queue, none of them by the claim."""
+        """Let a broker claim until `left` entries remain in the queue; check that the claim got none."""
 
         async def are_left() -> bool:
             return bool(await self.attacker.xlen("queue") == left)
@@ -123,7 +123,7 @@ def a_request(**fields: Any) -> Request:
 
 
 def altered(message: bytes, before: bytes, after: bytes) -> bytes:
-    """The message with the signature that it had, and other content of the same length."""
+    """Return the message with its old signature and other content of the same length."""
     assert message.count(before) == 1
     assert len(before) == len(after)
     return message.replace(before, after)
@@ -139,7 +139,7 @@ async def a_world(redis: RedisServer, folder: Path) -> AsyncIterator[World]:
         await world.stop()
 
 
-# Jobs in the queue: each of these ends as an ERROR for its owner, and nothing of it is believed
+# Jobs in the queue: each ends as an ERROR for its owner, and none of its fields is trusted
 
 
 async def a_job_of_ones_own(world: World) -> None:
@@ -182,7 +182,7 @@ async def a_job_of_another_place(world: World) -> None:
     ],
 )
 @on_loop
-async def test_no_job_is_run_that_no_gateway_signed(
+async def test_job_without_gateway_signature_is_refused(
     redis: RedisServer, tmp_path: Path, attack: Callable[[World], Awaitable[None]]
 ) -> None:
     async with a_world(redis, tmp_path) as world:
@@ -194,9 +194,7 @@ async def test_no_job_is_run_that_no_gateway_signed(
 
 
 @on_loop
-async def test_a_job_of_another_version_ends_and_is_not_run(
-    redis: RedisServer, tmp_path: Path
-) -> None:
+async def test_job_of_other_version_is_refused(redis: RedisServer, tmp_path: Path) -> None:
     async with a_world(redis, tmp_path) as world:
         request = a_request()
         record = {**json.loads(encode_request(request)), "of_another_version": 1}
@@ -212,7 +210,7 @@ async def test_a_job_of_another_version_ends_and_is_not_run(
     "content", [b"", b"{", b"\0" * 100, b'{"id": 1}', b'{"id": "../../x"}', b"[]"]
 )
 @on_loop
-async def test_what_is_no_job_at_all_leaves_the_queue(
+async def test_malformed_queue_entry_is_dropped(
     redis: RedisServer, tmp_path: Path, content: bytes, signed: bool
 ) -> None:
     async with a_world(redis, tmp_path) as world:
@@ -227,7 +225,7 @@ async def test_what_is_no_job_at_all_leaves_the_queue(
 
 @pytest.mark.parametrize("had_ended", [True, False])
 @on_loop
-async def test_the_owner_of_a_refused_job_reads_why_and_no_other_end_is_lost(
+async def test_refused_job_reports_reason_and_keeps_existing_end(
     redis: RedisServer, tmp_path: Path, had_ended: bool
 ) -> None:
     async with a_world(redis, tmp_path) as world:
@@ -255,10 +253,10 @@ async def test_the_owner_of_a_refused_job_reads_why_and_no_other_end_is_lost(
 
 @pytest.mark.parametrize("size", [10, INLINE + 1])
 @on_loop
-async def test_a_payload_is_the_one_that_was_sent_or_none(
+async def test_changed_payload_is_refused_or_ignored(
     redis: RedisServer, tmp_path: Path, size: int
 ) -> None:
-    """In Redis another one is refused; one beside a payload in the object store is not looked at."""
+    """A changed payload in Redis is refused; one beside a payload in the object store is ignored."""
     async with a_world(redis, tmp_path) as world:
         request = await world.sent(payload=bytes(size))
         await world.attacker.hset(f"request:{request.id}", "payload", b"the attacker's")
@@ -268,7 +266,7 @@ async def test_a_payload_is_the_one_that_was_sent_or_none(
         else:
             with pytest.raises(BrokerError, match="changed on its way"):
                 await world.leader.payload(claimed)
-        # Nor does a replica take it, to which Redis adds the payload.
+        # A replica, to which Redis adds the payload, does not accept it either.
         replica, lanes = await world.another(), JobSender(world.leader)
         lanes.start()
         receiver = await JobReceiver.open(replica, "r", lanes.introduction)
@@ -280,13 +278,11 @@ async def test_a_payload_is_the_one_that_was_sent_or_none(
         await lanes.stop()
 
 
-# Jobs of before
+# Replayed jobs
 
 
 @on_loop
-async def test_a_trusted_job_runs_once_whoever_puts_it_in_again(
-    redis: RedisServer, tmp_path: Path
-) -> None:
+async def test_replayed_trusted_job_runs_only_once(redis: RedisServer, tmp_path: Path) -> None:
     async with a_world(redis, tmp_path) as world:
         await world.sent()
         entry = await world.entry()
@@ -300,7 +296,7 @@ async def test_a_trusted_job_runs_once_whoever_puts_it_in_again(
 
 @pytest.mark.parametrize("polled", [True, False])
 @on_loop
-async def test_the_next_leader_runs_no_trusted_job_of_before(
+async def test_next_leader_does_not_run_replayed_trusted_job(
     redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, polled: bool
 ) -> None:
     monkeypatch.setattr(broker_module, "_LOOK_S", SOON_S / 5)
@@ -318,7 +314,7 @@ async def test_the_next_leader_runs_no_trusted_job_of_before(
         await world.attacker.flushall()
         await world.put(entry)
         successor = await world.another()
-        if polled:  # it has its end, and is forgotten
+        if polled:  # its end is stored, so it is forgotten
             await world.claims_nothing(successor, left=0)
         else:
             refused = await within(successor.claim(), PATIENCE_S)
@@ -327,7 +323,7 @@ async def test_the_next_leader_runs_no_trusted_job_of_before(
 
 @pytest.mark.parametrize("polled", [True, False])
 @on_loop
-async def test_the_next_leader_runs_each_trusted_job_that_waits(
+async def test_next_leader_runs_every_waiting_trusted_job(
     redis: RedisServer, tmp_path: Path, polled: bool
 ) -> None:
     async with a_world(redis, tmp_path) as world:
@@ -342,11 +338,11 @@ async def test_the_next_leader_runs_each_trusted_job_that_waits(
         assert not any(each.refusal for each in claimed)
 
 
-# The way to a replica
+# Messages to a replica
 
 
 @on_loop
-async def test_a_replica_takes_each_job_once_and_of_the_leader_that_it_follows(
+async def test_replica_accepts_each_job_once_and_only_from_its_leader(
     redis: RedisServer, tmp_path: Path
 ) -> None:
     async with a_world(redis, tmp_path) as world:
@@ -376,7 +372,7 @@ async def test_a_replica_takes_each_job_once_and_of_the_leader_that_it_follows(
                 b"\0" * 9,
             ):
                 await world.attacker.publish(channel, sent)
-        # Whoever led before sends no more either, once the replica follows another.
+        # The previous leader's messages are ignored, too, once the replica follows another.
         successor = JobSender(await world.another())
         with pytest.raises(asyncio.TimeoutError):
             await within(receiver.next(), SOON_S)
@@ -389,12 +385,14 @@ async def test_a_replica_takes_each_job_once_and_of_the_leader_that_it_follows(
         await spy.aclose()
 
 
-# The way back
+# Messages from a replica
 
 
 @on_loop
-async def test_clients_are_told_what_the_server_says(redis: RedisServer, tmp_path: Path) -> None:
-    """A frame is unpickled by its client: a made-up one would run code there."""
+async def test_forged_updates_are_not_delivered_to_client(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    """The client unpickles frames, so a forged frame would run code there."""
     async with a_world(redis, tmp_path) as world:
         first, second = await world.gateway.subscribe(), await world.gateway.subscribe()
         request = await world.sent(subscription_id=first.id)
@@ -405,7 +403,7 @@ async def test_clients_are_told_what_the_server_says(redis: RedisServer, tmp_pat
         for message in (update, Signer(["another's"]).sign(channel, update), signed_elsewhere, b""):
             await world.attacker.publish(channel, message)
             await world.attacker.rpush(f"unconfirmed:{first.id}", message)
-        redis.command("client", "kill", "type", "pubsub")  # what was missed is read again
+        redis.command("client", "kill", "type", "pubsub")  # missed messages are read again
         honest = Response(request.id, Status.LOG, "of the server's")
         while not await world.leader.publish(request, honest):  # noqa: ASYNC110 - it listens again
             await asyncio.sleep(0.01)
@@ -413,7 +411,7 @@ async def test_clients_are_told_what_the_server_says(redis: RedisServer, tmp_pat
 
 
 @on_loop
-async def test_the_leader_hears_no_made_up_end(redis: RedisServer, tmp_path: Path) -> None:
+async def test_leader_ignores_forged_end(redis: RedisServer, tmp_path: Path) -> None:
     async with a_world(redis, tmp_path) as world:
         lanes, replica = JobSender(world.leader), await world.another()
         lanes.start()
@@ -433,9 +431,7 @@ async def test_the_leader_hears_no_made_up_end(redis: RedisServer, tmp_path: Pat
 
 
 @on_loop
-async def test_a_hybrid_job_reads_each_upload_of_its_client_once(
-    redis: RedisServer, tmp_path: Path
-) -> None:
+async def test_hybrid_job_reads_each_signed_upload_once(redis: RedisServer, tmp_path: Path) -> None:
     async with a_world(redis, tmp_path) as world:
         request = await world.sent(subscription_id="me")
         other = await world.sent(subscription_id="me")
@@ -458,7 +454,7 @@ async def test_a_hybrid_job_reads_each_upload_of_its_client_once(
 
 
 @on_loop
-async def test_the_leader_carries_out_no_made_up_operation_and_none_twice(
+async def test_leader_ignores_forged_and_replayed_operations(
     redis: RedisServer, tmp_path: Path
 ) -> None:
     async with a_world(redis, tmp_path) as world:
@@ -487,7 +483,7 @@ async def test_the_leader_carries_out_no_made_up_operation_and_none_twice(
             await world.attacker.xadd("dispatcher:events", entry)
         assert await within(asks.ask("EVICT", {}), PATIENCE_S) == b'"done"'
         assert done == ["DEPLOY", "EVICT"]
-        # A process with another secret is told so, and does not wait for ever.
+        # A process with another secret gets an error instead of waiting forever.
         stranger = LeaderRpc(world.gateway.client, Signer(["another's"]))
         with pytest.raises(OperationError, match="another NDIF_CLUSTER_SECRET"):
             await within(stranger.ask("DEPLOY", {}), PATIENCE_S)
@@ -496,7 +492,7 @@ async def test_the_leader_carries_out_no_made_up_operation_and_none_twice(
 
 
 @on_loop
-async def test_clocks_that_differ_leave_no_operation_without_an_answer(
+async def test_operations_are_answered_despite_clock_differences(
     redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with a_world(redis, tmp_path) as world:
@@ -505,7 +501,7 @@ async def test_clocks_that_differ_leave_no_operation_without_an_answer(
             return b'"done"'
 
         async def begun(work: Any, off_s: float) -> asyncio.Task[Any]:
-            """Work whose first step reads the clock of another machine."""
+            """Start work whose first step reads another machine's clock."""
             with monkeypatch.context() as patched:
                 now = time.time() + off_s
                 patched.setattr(leader_module.time, "time", lambda: now)
@@ -525,7 +521,7 @@ async def test_clocks_that_differ_leave_no_operation_without_an_answer(
 
 
 @on_loop
-async def test_gateways_believe_no_made_up_models_and_none_of_before(
+async def test_gateway_rejects_forged_and_expired_cache_entries(
     redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with a_world(redis, tmp_path) as world:
@@ -553,11 +549,11 @@ async def test_gateways_believe_no_made_up_models_and_none_of_before(
         assert await read("models") is None
 
 
-# Nothing that a process writes is left out
+# Every write of a process
 
 
 @on_loop
-async def test_all_that_is_written_is_signed(redis: RedisServer, tmp_path: Path) -> None:
+async def test_every_redis_write_is_signed(redis: RedisServer, tmp_path: Path) -> None:
     with monitoring(redis.port) as monitor:
         async with a_world(redis, tmp_path) as world:
             monitor.commands.clear()
@@ -587,7 +583,7 @@ async def test_all_that_is_written_is_signed(redis: RedisServer, tmp_path: Path)
             await lock.taken()
             await LeaderRpc(world.gateway.client, world.gateway.signer).ask("STATUS", {})
             await SharedCache(world.leader.client, world.leader.signer).write("status", {}, 60)
-            # Of a trusted job that it did not see begin, a leader asks the gateway.
+            # The leader asks the gateway about a trusted job whose start it did not see.
             await world.sent(subscription_id=client.id)
             assert not (await within((await world.another()).claim(), PATIENCE_S)).refusal
             await lock.leave()
@@ -610,7 +606,7 @@ async def _nothing(event: str, arguments: Any) -> bytes:
 
 
 @on_loop
-async def test_a_secret_is_replaced_while_the_server_runs(
+async def test_cluster_secret_can_be_replaced_while_server_runs(
     redis: RedisServer, tmp_path: Path
 ) -> None:
     async with a_world(redis, tmp_path) as world:
@@ -620,18 +616,18 @@ async def test_a_secret_is_replaced_while_the_server_runs(
         for _ in range(2):
             await both.submit(a_request(trusted=False))
             assert not (await within(both.claim(), PATIENCE_S)).refusal
-        # The other one takes over all three, and has heard of no new secret.
+        # The other leader, without the new secret, takes over all three jobs.
         claimed = [await within(world.leader.claim(), PATIENCE_S) for _ in range(3)]
         assert [bool(each.refusal) for each in claimed] == [False, True, True]
 
 
-def test_no_secret_is_none() -> None:
+def test_empty_secret_is_rejected() -> None:
     for secrets in ([], [""], ["a secret", ""]):
         with pytest.raises(ValueError, match="empty secret"):
             Signer(secrets)
 
 
-def test_the_end_of_a_place_is_not_the_beginning_of_a_content() -> None:
+def test_signature_separates_place_from_content() -> None:
     signer = Signer([SECRET])
     signed = signer.sign("queue", b"content")
     with pytest.raises(ValueError, match="no signature"):

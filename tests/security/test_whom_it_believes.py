@@ -1,4 +1,4 @@
-"""A server told lies: by headers, by proxies that nobody configured, and by users about each other."""
+"""False claims to a server: in headers, by unconfigured proxies, and about other users."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ KEYS += "- {key: ada-s-other-key, user: ada}\n"
 
 @pytest.fixture(scope="module")
 def served(runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """A server of many users without keys, that listens on every address."""
+    """A server for many users without keys, which listens on every address."""
     folder = tmp_path_factory.mktemp("results")
     with gateway(folder, runtimes, host="0.0.0.0", whose=Operator()) as started:
         yield started
@@ -56,7 +56,7 @@ def served(runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module")
 def proxied(runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """One behind a proxy of this machine, with a public name."""
+    """A server behind a proxy of this machine, with a public name."""
     folder, names = tmp_path_factory.mktemp("results"), "ndif.example.org"
     whose = Operator()
     with gateway(folder, runtimes, whose=whose, allowed_hosts=names) as started:
@@ -65,7 +65,7 @@ def proxied(runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="module")
 def keyed(runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """One whose users have keys."""
+    """A server whose users have keys."""
     folder = tmp_path_factory.mktemp("results")
     keys = folder / "keys.yaml"
     keys.write_text(KEYS)
@@ -77,16 +77,16 @@ def keyed(runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def base_url(served: Gateway, url: str = "", **headers: str) -> str:
-    """Return what the addresses of a job's results begin with."""
+    """Return the base of a job's result addresses."""
     return served.accepted(served.submit(url, **headers)).base_url
 
 
-def test_an_address_of_results_is_the_one_that_was_asked(served: Gateway) -> None:
+def test_result_address_uses_requested_host(served: Gateway) -> None:
     reached = ["127.0.0.1", "127.0.0.9", "localhost", own_address() or "127.0.0.1"]
     for host in reached:
         url = f"http://{host}:{served.port}"
         assert base_url(served, url) == url
-    # As through a tunnel of ssh.
+    # For example through an SSH tunnel.
     assert base_url(served, Host="localhost:9000") == "http://localhost:9000"
     assert (
         base_url(served, Host=f"{socket.gethostname()}:80") == f"http://{socket.gethostname()}:80"
@@ -98,7 +98,7 @@ def test_an_address_of_results_is_the_one_that_was_asked(served: Gateway) -> Non
     ["evil.example", "evil.example:8001", "203.0.113.9", "203.0.113.9:8001", "[2001:db8::9]"],
 )
 @pytest.mark.parametrize("over", ["loopback", "its own address"])
-def test_no_header_says_where_results_are(served: Gateway, host: str, over: str) -> None:
+def test_foreign_host_header_is_rejected(served: Gateway, host: str, over: str) -> None:
     here = "127.0.0.1" if over == "loopback" else own_address() or "127.0.0.1"
     refused = served.submit(f"http://{here}:{served.port}", Host=host)
     assert refused.status_code == 403
@@ -106,17 +106,17 @@ def test_no_header_says_where_results_are(served: Gateway, host: str, over: str)
     assert repr(host) in refused.json()["detail"]
 
 
-def test_health_checks_may_ask_by_any_address(served: Gateway) -> None:
+def test_health_check_accepts_any_host(served: Gateway) -> None:
     assert get(f"{served.url}/ping", headers={"Host": "203.0.113.9"}).status_code == 200
 
 
 @pytest.mark.parametrize("header", ["X-Forwarded-Host", "Forwarded", "X-Host", "X-Original-Host"])
-def test_no_other_header_names_the_host(served: Gateway, header: str) -> None:
+def test_other_host_headers_are_ignored(served: Gateway, header: str) -> None:
     lie = {header: "host=evil.example" if header == "Forwarded" else "evil.example"}
     assert base_url(served, **lie) == served.url
 
 
-def test_forwarded_headers_are_those_of_a_proxy_that_is_configured(
+def test_forwarded_headers_count_only_behind_configured_proxy(
     served: Gateway, proxied: Gateway
 ) -> None:
     headers = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "198.51.100.7"}
@@ -130,7 +130,7 @@ def test_forwarded_headers_are_those_of_a_proxy_that_is_configured(
 
 
 def raw(served: Gateway, *headers: str, path: str = "/ping") -> tuple[int, Mapping[str, Any]]:
-    """Send these header lines as they are; status and body."""
+    """Send raw header lines; return status and body."""
     text = "\r\n".join([f"GET {path} HTTP/1.1", *headers, "Connection: close", "", ""])
     with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_S) as connection:
         connection.sendall(text.encode("latin-1"))
@@ -159,21 +159,23 @@ MALFORMED = {
     ("name", "value"), [(name, value) for name, values in MALFORMED.items() for value in values]
 )
 @pytest.mark.parametrize("path", ["/ping", "/request", "/hub/api/models/a/b", "/ws/socket.io/"])
-def test_malformed_names_are_400(served: Gateway, name: str, value: str, path: str) -> None:
+def test_malformed_host_or_origin_is_rejected_with_400(
+    served: Gateway, name: str, value: str, path: str
+) -> None:
     host = [] if name == "Host" else ["Host: localhost"]
     status, body = raw(served, *host, f"{name}: {value}", path=path)
     assert status == 400
     assert f"The request's {name}, " in body["detail"]
 
 
-def test_two_hosts_are_400(served: Gateway) -> None:
+def test_two_host_headers_are_rejected_with_400(served: Gateway) -> None:
     status, body = raw(served, "Host: localhost", "Host: evil.example")
     assert status == 400
     assert "'localhost, evil.example'" in body["detail"]
 
 
 @pytest.mark.parametrize("header", ["host", "origin"])
-def test_a_malformed_name_opens_no_websocket(served: Gateway, header: str) -> None:
+def test_malformed_host_or_origin_opens_no_websocket(served: Gateway, header: str) -> None:
     options: dict[str, Any] = {header: "http://[" if header == "origin" else "["}
     with pytest.raises(websocket.WebSocketBadStatusException, match="400"):
         websocket.create_connection(
@@ -188,13 +190,15 @@ _TEXT = st.text(st.characters(codec="latin-1", exclude_characters="\r\n\0"), max
 @given(
     host=_TEXT | st.from_regex(r"[\[\]:.a-f0-9%@/]{0,20}", fullmatch=True), origin=st.none() | _TEXT
 )
-def test_no_name_is_an_error_of_the_servers(served: Gateway, host: str, origin: str | None) -> None:
+def test_no_host_or_origin_causes_server_error(
+    served: Gateway, host: str, origin: str | None
+) -> None:
     lines = [f"Host: {host}", *([] if origin is None else [f"Origin: {origin}"])]
     status, body = raw(served, *lines)
     assert status in (200, 400, 403), (status, body)
 
 
-# Call-backs
+# Webhooks and mail
 
 
 @pytest.mark.parametrize(
@@ -207,7 +211,9 @@ def test_no_name_is_an_error_of_the_servers(served: Gateway, host: str, origin: 
     ],
 )
 @pytest.mark.parametrize("wire", ["0.7", "0.8"])
-def test_no_callback_to_this_machine_is_taken(served: Gateway, url: str, wire: str) -> None:
+def test_callback_to_local_or_invalid_address_is_rejected(
+    served: Gateway, url: str, wire: str
+) -> None:
     submit = served.submit_old if wire == "0.7" else served.submit
     refused = submit(**{"ndif-callback": url})
     assert refused.status_code == 400
@@ -216,13 +222,15 @@ def test_no_callback_to_this_machine_is_taken(served: Gateway, url: str, wire: s
 
 @pytest.mark.parametrize("url", ["https://example.org/done?run=7", "post+http://example.org:8080/"])
 @pytest.mark.parametrize("wire", ["0.7", "0.8"])
-def test_a_callback_of_an_untrusted_user_is_taken(served: Gateway, url: str, wire: str) -> None:
+def test_untrusted_users_callback_to_public_address_is_accepted(
+    served: Gateway, url: str, wire: str
+) -> None:
     submit = served.submit_old if wire == "0.7" else served.submit
     request = served.accepted(submit(**{"ndif-callback": url}))
     assert (request.callback, request.trusted) == (url, False)
 
 
-def test_each_key_is_told_the_secret_of_its_own_call_backs(keyed: Gateway) -> None:
+def test_each_key_gets_its_own_webhook_secret(keyed: Gateway) -> None:
     answers = [get(f"{keyed.url}/callbacks/secret", headers=each) for each in (ADA, ADA, BOB)]
     secrets = [answer.json()["secret"] for answer in answers]
     assert secrets[0] == secrets[1] != secrets[2]
@@ -232,7 +240,7 @@ def test_each_key_is_told_the_secret_of_its_own_call_backs(keyed: Gateway) -> No
 
 
 @on_loop
-async def test_a_callback_that_an_older_server_took_is_not_made(served: Gateway) -> None:
+async def test_stored_callback_to_local_address_is_not_delivered(served: Gateway) -> None:
     queue = served.server.stores.callbacks
     responder = Responder(MemoryBroker(), served.server.stores.objects, queue)
     delivering = asyncio.create_task(served.server.coordinator.control_plane.callbacks.run())
@@ -244,7 +252,7 @@ async def test_a_callback_that_an_older_server_took_is_not_made(served: Gateway)
                 url = f"http://{host}:{port}/"
                 request = replace(request, callback=url, trusted=trusted)
                 await responder.respond(request, Response(request.id, Status.ERROR, "It failed."))
-        while (await queue.counts())[0]:  # noqa: ASYNC110 - a file of another task
+        while (await queue.counts())[0]:  # noqa: ASYNC110 - another task changes the file
             await asyncio.sleep(0.05)
         listening.settimeout(0.05)
         with pytest.raises(TimeoutError):
@@ -258,7 +266,7 @@ async def test_a_callback_that_an_older_server_took_is_not_made(served: Gateway)
 
 @contextlib.contextmanager
 def channel(served: Gateway, **headers: str) -> Iterator[str]:
-    """The live channel of a client of 0.8; its id."""
+    """Open the live channel of a 0.8 client; yield its id."""
     opened = websocket.create_connection(
         f"ws://127.0.0.1:{served.port}/subscribe", header=headers, timeout=PATIENCE_S
     )
@@ -270,13 +278,13 @@ def channel(served: Gateway, **headers: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def old_channel(served: Gateway) -> Iterator[str]:
-    """The live channel of a client of 0.7."""
+    """Open the live channel of a 0.7 client; yield its id."""
     with socketio.SimpleClient() as client:
         client.connect(served.url, socketio_path="/ws/socket.io", transports=["websocket"])
         yield client.sid
 
 
-def test_a_live_channel_takes_its_users_jobs_alone(keyed: Gateway) -> None:
+def test_live_channel_accepts_only_its_users_jobs(keyed: Gateway) -> None:
     with channel(keyed, **ADA) as session:
         stranger = keyed.submit(session=session, **BOB)
         assert stranger.status_code == 409
@@ -286,7 +294,7 @@ def test_a_live_channel_takes_its_users_jobs_alone(keyed: Gateway) -> None:
             assert keyed.submit(session=session, **{"ndif-api-key": key}).status_code == 200
 
 
-def test_a_live_channel_of_an_older_client_takes_its_users_jobs_alone(keyed: Gateway) -> None:
+def test_live_channel_of_older_client_accepts_only_its_users_jobs(keyed: Gateway) -> None:
     with old_channel(keyed) as session:
         for _ in range(2):
             assert keyed.submit_old(session=session, **ADA).status_code == 200
@@ -294,7 +302,7 @@ def test_a_live_channel_of_an_older_client_takes_its_users_jobs_alone(keyed: Gat
 
 
 @pytest.mark.parametrize("key", [{}, {"ndif-api-key": "an-invented-key"}])
-def test_without_a_key_no_live_channel_is_opened(keyed: Gateway, key: dict[str, str]) -> None:
+def test_keyless_client_opens_no_live_channel(keyed: Gateway, key: dict[str, str]) -> None:
     assert keyed.subscribe(key) == 401
     with channel(keyed, **key) as session:
         refused = keyed.submit(session=session, **key)
@@ -302,7 +310,7 @@ def test_without_a_key_no_live_channel_is_opened(keyed: Gateway, key: dict[str, 
 
 
 @needs_root
-def test_without_keys_a_live_channel_takes_what_came_from_where_it_was_opened(
+def test_live_channel_on_open_server_accepts_only_jobs_of_its_caller(
     served: Gateway,
 ) -> None:
     with channel(served) as session, old_channel(served) as old_session:
@@ -317,7 +325,7 @@ def test_without_keys_a_live_channel_takes_what_came_from_where_it_was_opened(
 
 
 @pytest.mark.parametrize("guess", ["", "x" * 10_000, "\n", "*"])
-def test_no_guess_is_a_live_channel(keyed: Gateway, guess: str) -> None:
+def test_guessed_live_channel_id_is_rejected(keyed: Gateway, guess: str) -> None:
     with channel(keyed, **ADA):
         assert keyed.submit(session=guess, **BOB).status_code == (409 if guess else 200)
 
@@ -325,7 +333,7 @@ def test_no_guess_is_a_live_channel(keyed: Gateway, guess: str) -> None:
 # Responses
 
 
-def test_an_id_alone_gives_no_response_where_keys_are_in_use(keyed: Gateway) -> None:
+def test_response_of_keyed_job_needs_its_users_key(keyed: Gateway) -> None:
     for submit in (keyed.submit, keyed.submit_old):
         job = submit(**ADA).json()["id"]
         url = f"{keyed.url}/response/{job}"
@@ -344,7 +352,7 @@ def test_an_id_alone_gives_no_response_where_keys_are_in_use(keyed: Gateway) -> 
 
 
 @on_loop
-async def test_an_end_is_its_users_too(keyed: Gateway) -> None:
+async def test_final_response_needs_its_users_key(keyed: Gateway) -> None:
     request = keyed.accepted(keyed.submit(**ADA))
     await Responder(keyed.server.stores.broker, keyed.server.stores.objects).respond(
         request, Response(request.id, Status.ERROR, "It failed.")
@@ -356,6 +364,6 @@ async def test_an_end_is_its_users_too(keyed: Gateway) -> None:
     assert mine.json() == {"id": request.id, "status": "ERROR", "description": "It failed."}
 
 
-def test_without_keys_an_id_is_enough(served: Gateway) -> None:
+def test_response_on_open_server_needs_only_job_id(served: Gateway) -> None:
     job = served.submit().json()["id"]
     assert get(f"{served.url}/response/{job}").status_code == 200

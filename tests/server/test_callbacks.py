@@ -1,4 +1,4 @@
-"""Call-backs of a real server: they outlive its death, an operator makes them again, no log names them."""
+"""Webhooks and mail of a real server: they survive its death, operators can retry them, logs omit them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PRIVATE = "a-token-of-the-users"
 
 
 def accepted(server: StartedServer, callback: str) -> str:
-    """The id of a job that a server takes once its leader has said which models there are."""
+    """Submit a job until the leader has published its models and the server accepts; return its id."""
     answers: list[httpx.Response] = []
 
     def is_taken() -> bool:
@@ -67,7 +67,7 @@ def ended(server: LocalServer, job: str) -> bool:
 
 @contextmanager
 def web_server(port: int, answer: bytes) -> Iterator[list[bytes]]:
-    """A user's web server at a port, in a thread; the requests that it got."""
+    """Run a user's web server at a port, in a thread; yield the received requests."""
     asked: list[bytes] = []
     loop = asyncio.new_event_loop()
 
@@ -91,7 +91,7 @@ def web_server(port: int, answer: bytes) -> Iterator[list[bytes]]:
 GOOD, BAD = (f"HTTP/1.1 {status} X\r\nContent-Length: 0\r\n\r\n".encode() for status in (204, 500))
 
 
-def test_a_call_back_outlives_a_server_that_is_killed(server_environment: dict[str, str]) -> None:
+def test_webhook_is_delivered_after_server_was_killed(server_environment: dict[str, str]) -> None:
     here = [NAME, "--sandbox", "--port", str(free_port())]
     environment = {**server_environment, "NDIF_CALLBACK_NETWORKS": "127.0.0.0/8"}
     hook = free_port()
@@ -100,7 +100,7 @@ def test_a_call_back_outlives_a_server_that_is_killed(server_environment: dict[s
         url = f"http://127.0.0.1:{hook}/done?token={PRIVATE}"
         job = send_old(server, ndif_callback=url).json()["id"]
         until(lambda: ended(server, job))
-        # Nobody listens there yet: the first attempt fails.
+        # Nothing listens there yet, so the first attempt fails.
         failed = f"request {job}: attempt 1 of its call-back"
         until(lambda: any(failed in line for line in [*server.output]), lambda: str(server.output))
     finally:
@@ -121,7 +121,7 @@ def test_a_call_back_outlives_a_server_that_is_killed(server_environment: dict[s
     assert str(hook) not in said
 
 
-def test_a_call_back_outlives_a_leader_that_is_killed(
+def test_webhook_is_delivered_after_leader_was_killed(
     server_environment: dict[str, str], redis: RedisServer, tmp_path: Path
 ) -> None:
     redis.command("flushall")
@@ -153,11 +153,11 @@ def test_a_call_back_outlives_a_leader_that_is_killed(
 
 
 def processes_of(server: int, module: str) -> list[int]:
-    """The processes that a server has started to run a module."""
+    """Return a server's child processes that run a module."""
     return [p for p in children(server) if module in Path(f"/proc/{p}/cmdline").read_text()]
 
 
-def test_a_mail_is_sent_and_no_log_has_its_address(server_environment: dict[str, str]) -> None:
+def test_mail_is_sent_without_logging_its_address(server_environment: dict[str, str]) -> None:
     post = Post()
     with mail_server(post, authenticator=Users(), auth_require_tls=False) as port:
         environment = {
@@ -180,7 +180,7 @@ def test_a_mail_is_sent_and_no_log_has_its_address(server_environment: dict[str,
     assert not [each for each in ("lovelace", "p%40ss", "p@ss") if each in said]
 
 
-def test_an_operator_sees_what_was_given_up_and_makes_it_again(
+def test_operator_lists_and_retries_failed_webhook(
     server_environment: dict[str, str], tmp_path: Path
 ) -> None:
     environment = {
@@ -218,7 +218,9 @@ def test_an_operator_sees_what_was_given_up_and_makes_it_again(
 
 
 @on_loop
-async def test_operations_on_call_backs_that_are_not_there(tmp_path: Path) -> None:
+async def test_callback_operations_handle_missing_entries_and_wrong_arguments(
+    tmp_path: Path,
+) -> None:
     server = Server(Settings(), [], tmp_path, Operator(), host="127.0.0.1")
     control = server.coordinator.control_plane
     none = Callbacks(waiting=0, given_up=0, callbacks=[])
@@ -237,9 +239,7 @@ async def test_operations_on_call_backs_that_are_not_there(tmp_path: Path) -> No
 
 
 @on_loop
-async def test_a_server_that_gets_a_broker_takes_its_call_backs_along(
-    redis: RedisServer, tmp_path: Path
-) -> None:
+async def test_leader_moves_local_callbacks_to_broker(redis: RedisServer, tmp_path: Path) -> None:
     redis.command("flushall")
     left, callbacks = SqliteCallbacks(tmp_path / CALLBACKS), [a_callback(n) for n in range(3)]
     for each in callbacks:
@@ -267,7 +267,7 @@ async def test_a_server_that_gets_a_broker_takes_its_call_backs_along(
     ("whose", "is_called"),
     [(Owner(trusted=True), True), (Owner(trusted=False), False), (Operator(), False)],
 )
-def test_only_a_server_whose_one_user_it_trusts_calls_this_machine(
+def test_only_server_of_trusted_owner_accepts_local_webhook(
     tmp_path: Path, whose: Owner | Operator, is_called: bool
 ) -> None:
     server = Server(
@@ -284,5 +284,5 @@ def test_only_a_server_whose_one_user_it_trusts_calls_this_machine(
     headers = {"ndif-callback": "http://127.0.0.1:9/"}
     refused = client.post("/request", headers=headers)
     assert refused.status_code == 400
-    # The request has nothing else that is right.
+    # Everything else in the request is invalid.
     assert ("The callback" not in refused.json()["detail"]) is is_called

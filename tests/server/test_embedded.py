@@ -1,4 +1,4 @@
-"""A server of one process before it has loaded a model."""
+"""A single-process server before it has loaded a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture(scope="module")
 def cache(hub_url: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache of the hub that holds the tiny model."""
+    """A Hub cache with the tiny model."""
     folder = tmp_path_factory.mktemp("hub-cache")
     snapshot_download(NAME, endpoint=hub_url, cache_dir=folder)
     return folder
@@ -40,7 +40,7 @@ def cache(hub_url: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def client(
     tiny_gpt2: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> TestClient:
-    """A client of a server whose models have not begun to load."""
+    """A client of a server that does not load its models."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
     models = [
         DeploymentConfig("my-lab/folder", str(tiny_gpt2)),
@@ -52,14 +52,14 @@ def client(
 
 
 @pytest.mark.parametrize("name", ["my-lab/folder", NAME, NAME.upper()])
-def test_a_models_files_are_served_before_it_is_loaded(name: str, client: TestClient) -> None:
+def test_model_files_are_served_before_model_is_loaded(name: str, client: TestClient) -> None:
     told = client.get(f"/hub/api/models/{name}").json()
     assert (told["id"].lower(), told["pipeline_tag"]) == (name.lower(), "text-generation")
     assert client.get(f"/hub/{name}/resolve/main/config.json").json()["model_type"] == "gpt2"
     assert client.get(f"/hub/{name}/resolve/main/model.safetensors").status_code == 404
 
 
-def test_files_that_are_still_to_come_are_said_to_be(client: TestClient, cache: Path) -> None:
+def test_missing_and_partial_model_files_are_not_found(client: TestClient, cache: Path) -> None:
     answer = client.get("/hub/api/models/my-lab/elsewhere")
     assert answer.status_code == 404
     assert "'my-lab/elsewhere' are not on this server yet" in answer.json()["error"]
@@ -73,8 +73,8 @@ def test_files_that_are_still_to_come_are_said_to_be(client: TestClient, cache: 
 
 
 @on_loop
-async def test_a_job_that_ended_long_ago_does_not_run_again(tmp_path: Path) -> None:
-    """A server was killed between an end and the removal of its request, and is started much later."""
+async def test_job_that_ended_before_server_was_killed_does_not_run_again(tmp_path: Path) -> None:
+    """The server was killed between a job's end and the removal of its request, and restarts much later."""
     objects, request = FileStore(tmp_path, 60), a_request()
     spool = Spool(tmp_path / SPOOL, objects)
     await spool.add(request)

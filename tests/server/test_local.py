@@ -1,4 +1,4 @@
-"""`ndif local start` as a user has it: what it refuses, what it says, what it leaves behind."""
+"""`ndif local start` from a user's view: refusals, output, and remains after its end."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 ABSENT = "no-such-org/no-such-model"
 ENDS_WITHIN_S = 60
-"""Bound of an end, in seconds: no job or load is waited for."""
+"""Bound of a shutdown, in seconds: it waits for no job or load."""
 MARK = "TEST_MARK"
 
 
 @dataclass
 class Place:
-    """Where a server runs: its temporary files, and a mark that every process of its inherits."""
+    """The surroundings of a server: its temporary files, and a mark that all its processes inherit."""
 
     mark: str
     tmp: Path
@@ -52,19 +52,19 @@ class Place:
 
     @property
     def anew(self) -> dict[str, str]:
-        """That of a server which starts with all its processes as a user's."""
+        """Return the environment of a server that starts all its processes, as a user's does."""
         return self.environment | STARTED_ANEW
 
     def processes(self) -> list[str]:
-        """The command lines of all that is left of it, whatever session they are in."""
+        """Return the command lines of its remaining processes, in any session."""
         return [line.decode().replace("\0", " ") for line in self._files("cmdline")]
 
     def until_gone(self) -> None:
-        """Wait until nothing is left."""
+        """Wait until no process is left."""
         until(lambda: not self.processes(), lambda: str(self.processes()))
 
     def until_it_loads(self) -> None:
-        """Wait until one of its processes imports torch, which takes a second from there."""
+        """Wait until one of its processes imports torch, which takes about a second."""
         until(lambda: any(b"libtorch" in maps for maps in self._files("maps")))
 
     def _files(self, name: str) -> Iterator[bytes]:
@@ -75,7 +75,7 @@ class Place:
                     yield (folder / name).read_bytes()
 
     def temporary(self) -> list[str]:
-        """Return the temporary files, without those that torch keeps for later."""
+        """Return the temporary files, without torch's caches."""
         return sorted(path.name for path in self.tmp.iterdir() if "torch" not in path.name)
 
 
@@ -104,7 +104,7 @@ def says(server: LocalServer, text: str) -> bool:
 
 
 def start(place: Place, *arguments: str | Path, **variables: str) -> tuple[int, str]:
-    """Start a server that must not start; its exit code and what it said."""
+    """Start a server that must fail to start; return its exit code and its output."""
     plain = {"COLUMNS": "200", "NO_COLOR": "1"}
     environment = {**os.environ, **plain, **place.environment, **variables}
     done = ndif("local", "start", *arguments, environment=environment)
@@ -115,11 +115,10 @@ def start(place: Place, *arguments: str | Path, **variables: str) -> tuple[int, 
     return done.returncode, said.strip()
 
 
-# What is wrong from the beginning. Nothing was loaded where a model that is not to be had is not said
-# to be missing.
+# Errors before loading. If the output does not report the absent model as missing, nothing was loaded.
 
 
-def test_a_port_that_is_taken_is_said_to_be(place: Place) -> None:
+def test_requested_port_in_use_is_reported(place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert start(place, ABSENT, "--port", str(port)) == (
@@ -137,13 +136,13 @@ def test_a_port_that_is_taken_is_said_to_be(place: Place) -> None:
         ("garbage garbage", "[Nn]ame|[Rr]esolution"),
     ],
 )
-def test_an_address_that_is_not_ours_is_said_to_be_so(place: Place, host: str, why: str) -> None:
+def test_unusable_listen_address_is_reported(place: Place, host: str, why: str) -> None:
     code, said = start(place, ABSENT, "--host", host)
     assert code == 1
     assert re.fullmatch(rf"Error: Cannot listen on {host}:8289: .*({why}).*\.", said), said
 
 
-def test_a_folder_needs_a_name(place: Place, tiny_gpt2: Path) -> None:
+def test_folder_without_name_is_refused(place: Place, tiny_gpt2: Path) -> None:
     assert start(place, tiny_gpt2) == (
         1,
         f"Error: {tiny_gpt2} is a folder, and clients ask for a model by name: add --name ORG/NAME.",
@@ -151,13 +150,13 @@ def test_a_folder_needs_a_name(place: Place, tiny_gpt2: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["./missing", "/missing", "../missing/", "~/missing"])
-def test_a_folder_that_is_missing_is_said_to_be(place: Place, missing: str) -> None:
+def test_missing_folder_is_reported(place: Place, missing: str) -> None:
     code, said = start(place, missing, "--name", "a/b")
     assert code == 1
     assert re.fullmatch(r"Error: There is no folder \S*missing\.", said), said
 
 
-def test_a_folder_must_be_a_checkpoints(place: Place, tmp_path: Path) -> None:
+def test_folder_without_config_is_refused(place: Place, tmp_path: Path) -> None:
     folder = tmp_path / "empty"
     folder.mkdir()
     expected = f"Error: {folder} holds no config.json: it is not a checkpoint's folder."
@@ -165,20 +164,20 @@ def test_a_folder_must_be_a_checkpoints(place: Place, tmp_path: Path) -> None:
         assert start(place, folder, *name) == (1, expected)
 
 
-def test_a_repository_has_a_name_already(place: Place) -> None:
+def test_name_option_for_repository_is_refused(place: Place) -> None:
     code, said = start(place, ABSENT, "--name", "a/b")
     assert code == 1
     assert said == "Error: --name is for a folder; clients ask for a repository by its own id."
 
 
 @pytest.mark.parametrize("folder", ["/proc/results", "/dev/null/results", "/dev/null"])
-def test_results_must_have_a_place(place: Place, folder: str) -> None:
+def test_unusable_results_folder_is_refused(place: Place, folder: str) -> None:
     code, said = start(place, ABSENT, "--results-dir", folder)
     assert code in (1, 2)
     assert re.search(rf"Error: .*{folder}.*\.$", said), said
 
 
-def test_another_servers_folder_stays(place: Place, tiny_gpt2: Path) -> None:
+def test_folder_of_another_server_is_refused_and_kept(place: Place, tiny_gpt2: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = str(found.getsockname()[1])
     folder = Path(place.environment["NDIF_SESSION_ROOT"], "local", port)
@@ -199,7 +198,7 @@ def test_another_servers_folder_stays(place: Place, tiny_gpt2: Path) -> None:
         ("COORDINATOR_PROCESSOR_REPLY_FREQ_S", "often"),
     ],
 )
-def test_a_variable_that_is_not_valid_is_named(place: Place, variable: str, value: str) -> None:
+def test_invalid_variable_is_named(place: Place, variable: str, value: str) -> None:
     code, said = start(place, ABSENT, **{variable: value})
     assert code == 1
     assert re.fullmatch(rf"Error: The variable {variable} is not valid: .*\.", said), said
@@ -209,16 +208,16 @@ def test_a_variable_that_is_not_valid_is_named(place: Place, variable: str, valu
     "arguments",
     [[], ["a/b", "c/d"], ["a/b", "--port", "0"], ["a/b", "--threads", "none"], ["--no"]],
 )
-def test_a_command_that_is_not_one_shows_how_it_goes(place: Place, arguments: list[str]) -> None:
+def test_invalid_command_shows_usage(place: Place, arguments: list[str]) -> None:
     code, said = start(place, *arguments)
     assert code == 2
     assert said.startswith("Usage: ndif local start [OPTIONS] CHECKPOINT")
 
 
-# What turns out to be wrong when it is loaded
+# Errors during loading
 
 
-def test_a_repository_that_the_hub_does_not_have(place: Place) -> None:
+def test_missing_hub_repository_is_reported(place: Place) -> None:
     code, said = start(place, ABSENT)
     assert code == 1
     assert f"Error: '{ABSENT}' could not be loaded for nnsight 0.8: " in said
@@ -226,7 +225,7 @@ def test_a_repository_that_the_hub_does_not_have(place: Place) -> None:
 
 
 @pytest.mark.parametrize("damage", ["garbage", "truncated", "missing"])
-def test_a_checkpoint_that_is_damaged(
+def test_damaged_checkpoint_is_reported(
     place: Place, tiny_gpt2: Path, tmp_path: Path, damage: str
 ) -> None:
     folder = Path(shutil.copytree(tiny_gpt2, tmp_path / "damaged"))
@@ -243,7 +242,7 @@ def test_a_checkpoint_that_is_damaged(
     assert "Serving at" not in said
 
 
-def test_a_gpu_that_is_not_here(place: Place, tiny_gpt2: Path) -> None:
+def test_missing_gpu_is_reported(place: Place, tiny_gpt2: Path) -> None:
     named = (tiny_gpt2, "--name", "a/b", "--device", "cuda:99")
     code, said = start(place, *named)
     assert code == 1
@@ -255,7 +254,7 @@ def test_a_gpu_that_is_not_here(place: Place, tiny_gpt2: Path) -> None:
 # The port
 
 
-def test_a_port_that_is_taken_is_passed_over() -> None:
+def test_listen_skips_ports_in_use() -> None:
     with contextlib.ExitStack() as held:
         first = held.enter_context(listen("127.0.0.1", None))
         second = held.enter_context(listen("127.0.0.1", None))
@@ -265,12 +264,12 @@ def test_a_port_that_is_taken_is_passed_over() -> None:
             listen("127.0.0.1", ports[0])
 
 
-# How it ends
+# Shutdown
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A server that was interrupted while it had nothing to do, and what it was like before."""
+    """An idle server that was interrupted, and its state before."""
 
     code: int
     output: str
@@ -279,7 +278,7 @@ class Ended:
     temporary: list[str]
     stored: list[str]
     kept: Path
-    """The folder of its results."""
+    """The results folder."""
     place: Place
 
 
@@ -287,10 +286,10 @@ class Ended:
 def ended(
     half: Path, server_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Ended:
-    """Served a folder of bfloat16 as float32, while port 8289 was taken; then Ctrl-C."""
+    """A server of a bfloat16 folder as float32, started while port 8289 was taken, and ended by Ctrl-C."""
     place = a_place(server_environment, tmp_path_factory.mktemp("ended"))
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # by somebody else, then
+        with contextlib.suppress(OSError):  # another process has the port
             stack.enter_context(socket.create_server(("127.0.0.1", 8289)))
         server = LocalServer(
             str(half),
@@ -304,7 +303,7 @@ def ended(
             server.ready()
             root = Path(place.environment["NDIF_SESSION_ROOT"])
             kept = root / "local" / str(httpx.URL(server.url).port)
-            others = {*kept.glob("*/*.json")}  # of an earlier server at the same address
+            others = {*kept.glob("*/*.json")}  # files of an earlier server at the same address
             key = f'{NEWEST_CLASS}:{{"repo_id": "test-org/half", "revision": null}}'
             polled = httpx.post(
                 f"{server.url}/request",
@@ -322,24 +321,24 @@ def ended(
     return Ended(code, output, server.url, processes, temporary, stored, kept, place)
 
 
-def test_the_first_free_port_is_taken(ended: Ended) -> None:
+def test_server_skips_default_port_in_use(ended: Ended) -> None:
     port = httpx.URL(ended.url).port
     assert port is not None
     assert port > 8289
 
 
-def test_the_dtype_is_as_asked_for(ended: Ended) -> None:
+def test_model_is_loaded_in_requested_dtype(ended: Ended) -> None:
     assert re.search(r"Loaded test-org/half: .* parameters, float32 on cpu,", ended.output)
 
 
-def test_a_client_is_told_what_to_do(ended: Ended) -> None:
+def test_output_shows_client_settings(ended: Ended) -> None:
     assert f"export NDIF_HOST={ended.url}\n" in ended.output
     assert f"export HF_ENDPOINT={ended.url}/hub " in ended.output
     assert 'TransformersModel("test-org/half")' in ended.output
     assert "Warning" not in ended.output
 
 
-def test_ctrl_c_ends_it_and_all_of_its_processes(ended: Ended) -> None:
+def test_ctrl_c_ends_server_and_all_its_processes(ended: Ended) -> None:
     assert ended.code == 0
     assert len(ended.processes) >= 3, "the server, its model process and a runner"
     assert ended.place.processes() == []
@@ -347,14 +346,14 @@ def test_ctrl_c_ends_it_and_all_of_its_processes(ended: Ended) -> None:
     assert "Traceback" not in ended.output
 
 
-def test_of_the_job_that_was_polled_its_end_is_kept(ended: Ended) -> None:
+def test_end_of_polled_job_is_kept(ended: Ended) -> None:
     assert ended.temporary == []
     assert len({*ended.stored}) == 1, "of one job: its last update and, if it came by then, its end"
     assert {path.name for path in ended.kept.glob("*/*.json")} >= {*ended.stored}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_it_ends_while_it_loads(place: Place, number: signal.Signals) -> None:
+def test_server_ends_on_signal_while_it_loads(place: Place, number: signal.Signals) -> None:
     server = LocalServer(NAME, environment=place.anew)
     try:
         place.until_it_loads()
@@ -374,7 +373,7 @@ def test_it_ends_while_it_loads(place: Place, number: signal.Signals) -> None:
 def recorded(
     server: LocalServer, tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """Payloads of a client, for any server of the same model."""
+    """Recorded payloads of a client, for any server of the same model."""
     folder, home = tmp_path_factory.mktemp("recorded"), tmp_path_factory.mktemp("client")
     environment = {**client_environment(server, home, None), "RECORDED": str(folder)}
     client = Client("scenarios_limits", NAME, tiny_gpt2, environment)
@@ -386,7 +385,7 @@ def recorded(
 
 
 def submit(server: LocalServer, payload: Path, session: str = "") -> str:
-    """Send a recorded payload; the id of its job."""
+    """Send a recorded payload; return the job's id."""
     key = f'{NEWEST_CLASS}:{{"repo_id": "{NAME}", "revision": null}}'
     envelope = {"model_key": key, "compress": True, "session_id": session}
     answer = httpx.post(
@@ -411,7 +410,7 @@ def free_port() -> str:
 
 @contextlib.contextmanager
 def running_job(server: LocalServer, payload: Path) -> Iterator[websocket.WebSocket]:
-    """The live channel of a job that runs, and does not end by itself."""
+    """Yield the live channel of a running job that does not end by itself."""
     channel = websocket.create_connection(f"ws{server.url[4:]}/subscribe", timeout=PATIENCE_S)
     try:
         submit(server, payload, json.loads(channel.recv())["session_id"])
@@ -422,7 +421,7 @@ def running_job(server: LocalServer, payload: Path) -> Iterator[websocket.WebSoc
         channel.close()
 
 
-def test_it_ends_while_a_job_runs_and_keeps_its_results(
+def test_server_ends_while_job_runs_and_keeps_results(
     place: Place, recorded: Path, tmp_path: Path
 ) -> None:
     results = tmp_path / "kept" / "results of mine"
@@ -436,7 +435,7 @@ def test_it_ends_while_a_job_runs_and_keeps_its_results(
             began = time.monotonic()
             code = server.stop(signal.SIGTERM)
             took = time.monotonic() - began
-            # Who waits for the job is not left waiting, and is told why.
+            # The waiting client gets an error with the reason.
             last = json.loads(channel.recv())
             while last["status"] == "RUNNING":
                 last = json.loads(channel.recv())
@@ -455,13 +454,13 @@ def test_it_ends_while_a_job_runs_and_keeps_its_results(
     content = zstandard.ZstdDecompressor().decompress(kept.read_bytes())
     values = torch.load(io.BytesIO(content), weights_only=False)
     assert torch.equal(values["large"], torch.arange(100_000.0))
-    # Nothing half written is kept.
+    # Partially written files are not kept.
     folders = {"results", "responses", "ends", "spool", "callbacks"}
     assert {path.name for path in results.iterdir()} == {*folders, ".signing"}
 
 
 @pytest.mark.parametrize("moment", ["idle", "running", "loading"])
-def test_killed_it_leaves_no_process_behind(
+def test_killed_server_leaves_no_process_behind(
     place: Place, half: Path, recorded: Path, moment: str
 ) -> None:
     again = [NAME, "--port", free_port()]
@@ -483,10 +482,10 @@ def test_killed_it_leaves_no_process_behind(
         assert server.stop(signal.SIGKILL) == -signal.SIGKILL
         place.until_gone()
     if moment == "idle":
-        # The checkpoint's own dtype, where none was asked for.
+        # Without a requested dtype, the checkpoint's dtype is used.
         assert says(server, "bfloat16 on cpu")
     if moment == "running":
-        # Who polls finds both where they were, and each comes to its end.
+        # A polling client finds both jobs again, and both end.
         server = LocalServer(*again, environment={**place.anew, "NDIF_MAX_ATTEMPTS": "1"})
         try:
             server.ready()
@@ -499,7 +498,7 @@ def test_killed_it_leaves_no_process_behind(
         finally:
             server.stop()
         assert says(server, "1 polled job waits, to run once port"), [*server.output][-8:]
-        # That it was stopped in good order is not held against what it ran.
+        # An orderly shutdown does not count as an attempt of the running job.
         (spool,) = Path(place.environment["NDIF_SESSION_ROOT"]).glob(
             f"local/{again[-1]}/spool/*.sqlite"
         )
@@ -507,7 +506,7 @@ def test_killed_it_leaves_no_process_behind(
             assert connection.execute("SELECT id, attempts FROM job").fetchall() == [(left, 0)]
 
 
-def test_no_token_says_who_may_run_code(place: Place) -> None:
+def test_no_token_option_warns_that_every_user_may_run_code(place: Place) -> None:
     code, said = start(place, ABSENT, "--no-token")
     assert code == 1
     assert (
@@ -515,7 +514,7 @@ def test_no_token_says_who_may_run_code(place: Place) -> None:
     )
 
 
-def test_listening_to_others_is_warned_of(place: Place) -> None:
+def test_listening_on_all_addresses_causes_warning(place: Place) -> None:
     server = LocalServer(NAME, "--host", "0.0.0.0", environment=place.anew)
     try:
         warning = (

@@ -1,4 +1,4 @@
-"""Supervision of processes: order, restart, give-up and stop, with programs that do nothing else."""
+"""Supervision of processes: order, restart, failure and stop, with minimal programs."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_stages_start_in_order_and_stop_in_reverse(journal: Path) -> None:
     assert lines[6:] == ["stop store", "stop broker"]
 
 
-async def test_a_process_that_must_start_and_ends_at_once_fails_the_start(journal: Path) -> None:
+async def test_required_process_that_ends_at_once_fails_start(journal: Path) -> None:
     supervisor = Supervisor(asyncio.Event())
     with pytest.raises(RuntimeError, match="'broker' ended at once with status 3; its log is"):
         await supervisor.start([spec(journal, "broker", END)], lambda: False, PATIENCE_S)
@@ -81,22 +81,22 @@ async def test_a_process_that_must_start_and_ends_at_once_fails_the_start(journa
     assert read(journal) == "start broker\n"
 
 
-async def test_a_process_that_ends_starts_again(journal: Path) -> None:
+async def test_ended_process_is_restarted(journal: Path) -> None:
     supervisor = Supervisor(asyncio.Event())
     twice = [spec(journal, "dispatcher", END, must_start=False)]
     await supervisor.start(twice, lambda: read(journal).count("start") >= 2, PATIENCE_S)
     await supervisor.stop()
 
 
-async def test_a_process_that_was_ready_starts_again(journal: Path) -> None:
+async def test_ready_process_that_ends_is_restarted(journal: Path) -> None:
     supervisor = Supervisor(asyncio.Event())
-    # Ready at the first look, which comes before Python is up.
+    # Ready at the first check, which comes before Python has started.
     await supervisor.start([spec(journal, "broker", END)], lambda: True, PATIENCE_S)
     await supervisor.start([], lambda: read(journal).count("start") >= 2, PATIENCE_S)
     await supervisor.stop()
 
 
-async def test_what_is_not_ready_in_time_fails_the_start(journal: Path) -> None:
+async def test_start_fails_if_process_is_not_ready_in_time(journal: Path) -> None:
     supervisor = Supervisor(asyncio.Event())
     with pytest.raises(asyncio.TimeoutError):
         await supervisor.start([spec(journal, "broker")], lambda: False, 0.2)
@@ -110,7 +110,7 @@ async def test_a_process_that_does_not_stop_is_killed(journal: Path) -> None:
     await asyncio.wait_for(supervisor.stop(), PATIENCE_S)
 
 
-async def test_nothing_starts_once_the_owner_is_stopping(journal: Path) -> None:
+async def test_no_process_starts_while_owner_is_stopping(journal: Path) -> None:
     stopping = asyncio.Event()
     supervisor = Supervisor(stopping)
     await supervisor.start([spec(journal, "broker")], starts(journal, "broker"), PATIENCE_S)

@@ -1,1 +1,1 @@
-"""Real engines for tests: each a process of its own, on its own port and folder, gone afterwards."""
+"""Real services for tests: each is a process with its own port and folder, which is removed afterwards."""

@@ -1,4 +1,4 @@
-"""An InfluxDB 1 server of a test's own."""
+"""An InfluxDB 1 server for one test."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ auth-enabled = true
 
 
 class InfluxServer:
-    """`influxd` that asks for a password. A context manager; in between it can be stopped and started."""
+    """`influxd` with a password. A context manager; within it, the server can be stopped and started."""
 
     def __init__(self, folder: Path) -> None:
         program = need("influxd", "influxdb")
@@ -45,17 +45,17 @@ class InfluxServer:
         self._process = Process(command, folder / "influxdb.log", self._answers, cwd=folder)
 
     def url(self, database: str) -> str:
-        """The URL by which metrics are written to a database."""
+        """Return the URL to which metrics of a database are written."""
         password = quote(PASSWORD, safe="")
         return f"http://{USER}:{password}@{HOST}:{self.port}/{quote(database, safe='')}"
 
     def create(self, database: str) -> str:
-        """Make a database; its URL."""
+        """Make a database; return its URL."""
         self.query("", f'CREATE DATABASE "{database}"')
         return self.url(database)
 
     def query(self, database: str, text: str) -> list[dict[str, Any]]:
-        """The series that a statement returns."""
+        """Return the series of a statement."""
         asked = urlencode({"db": database, "q": text}).encode()
         pair = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
         request = urllib.request.Request(
@@ -68,7 +68,7 @@ class InfluxServer:
         return found
 
     def rows(self, database: str, measurement: str) -> list[dict[str, Any]]:
-        """The points of a measurement, each with its time, tags and fields."""
+        """Return the points of a measurement, each with its time, tags and fields."""
         return [
             dict(zip(series["columns"], values, strict=True))
             for series in self.query(database, f'SELECT * FROM "{measurement}"')
@@ -76,7 +76,7 @@ class InfluxServer:
         ]
 
     def until(self, database: str, measurement: str, least: int = 1) -> list[dict[str, Any]]:
-        """The points of a measurement once it has so many."""
+        """Wait until a measurement has `least` points; return its points."""
 
         def found() -> list[dict[str, Any]]:
             rows = self.rows(database, measurement)
@@ -89,12 +89,12 @@ class InfluxServer:
         self._process.start()
 
     def stop(self) -> None:
-        """Let it refuse connections, until `start`."""
+        """Stop the server; it refuses connections until `start`."""
         self._process.stop()
 
     def __enter__(self) -> InfluxServer:
         self.start()
-        # The first user of a server that has none may be made by anybody.
+        # Creating the first user needs no password.
         self.query("", f"CREATE USER {USER} WITH PASSWORD '{PASSWORD}' WITH ALL PRIVILEGES")
         return self
 

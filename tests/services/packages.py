@@ -1,4 +1,4 @@
-"""The Debian packages that services come from: installed where they are missing and we may."""
+"""Debian packages of the services: missing ones are installed, if permitted."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _APT = ("apt-get", "-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3")
 
 
 def need(program: str, *packages: str) -> str:
-    """Where `program` is, after its packages were installed if they had to be.
+    """Return the path of `program`, after installing its packages if necessary.
 
-    Skips the test where that cannot be, or fails it where services are required.
+    If that is impossible, skip the test, or fail it if services are required.
     """
-    # A package that another test process is installing has its programs before they can run.
+    # While another test process installs a package, its programs exist before they can run.
     with _locked(fcntl.LOCK_SH):
         found = shutil.which(program, path=_path())
     if found is not None:
@@ -40,7 +40,7 @@ def need(program: str, *packages: str) -> str:
 
 
 def go_without(reason: str) -> NoReturn:
-    """Skip a test for what this machine lacks, or fail it where all services are required."""
+    """Skip a test that this machine cannot run, or fail it if all services are required."""
     if os.environ.get(_REQUIRE) == "require":
         pytest.fail(f"{reason}; {_REQUIRE}=require", pytrace=False)
     warnings.warn(f"tests were skipped: {reason}", stacklevel=3)
@@ -52,19 +52,19 @@ def _path() -> str:
 
 
 def _install(program: str, packages: tuple[str, ...]) -> str:
-    """Install `packages`; why that was not done, or what it said."""
+    """Install `packages`; return the reason why not, or the program's errors."""
     if shutil.which("apt-get") is None:
         return "this is no Debian"
     if os.geteuid() != 0:
         return "only root installs packages"
-    # Test processes run side by side, and all of them find it missing at once.
+    # Parallel test processes may all find a program missing at once.
     with _locked(fcntl.LOCK_EX):
         if shutil.which(program, path=_path()):
             return ""
         command = (*_APT, "install", "-y", "--no-install-recommends", *packages)
         with _no_daemons():
             done = _run(*command)
-            if done.returncode != 0:  # where no list of packages was ever fetched, say
+            if done.returncode != 0:  # for example if the package lists were never fetched
                 _run(*_APT, "update")
                 done = _run(*command)
     return done.stderr.strip()[-500:]
@@ -72,7 +72,7 @@ def _install(program: str, packages: tuple[str, ...]) -> str:
 
 @contextlib.contextmanager
 def _locked(kind: int) -> Iterator[None]:
-    """Hold the lock of who installs packages, which only root does."""
+    """Hold the lock of package installations, which only root does."""
     if os.geteuid() != 0:
         yield
         return
@@ -88,9 +88,9 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
 
 @contextlib.contextmanager
 def _no_daemons() -> Iterator[None]:
-    """Keep packages from starting services of their own."""
+    """Keep packages from starting their services."""
     if _POLICY.exists():
-        # Someone's own policy: it decides.
+        # An existing policy decides.
         yield
         return
     _POLICY.write_text(_REFUSE)

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of a test's own."""
+"""A PostgreSQL server for one test."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tests.services.packages import go_without, need
 from tests.services.process import HOST, Process, free_port
 
 _ADMIN = "postgres"
-"""User of the system, who is not root: PostgreSQL does not run as root."""
+"""A system user other than root: PostgreSQL does not run as root."""
 USER, PASSWORD = "ndif", "p@ss/w%rd:é"
 
 
 class PostgresServer:
-    """`postgres` on loopback that asks for a password.
+    """`postgres` on loopback, with a password.
 
-    It serves as a context manager. In between, `stop` and `start` have it go away and come back at the same
-    address, with what it held.
+    It serves as a context manager. Within it, `stop` and `start` make it unavailable and available again at
+    the same address, with its data.
     """
 
     def __init__(self) -> None:
@@ -51,15 +51,15 @@ class PostgresServer:
         )
 
     def start(self) -> None:
-        """Start it, and return once it answers."""
+        """Start the server; return once it answers."""
         self._process.start()
 
     def stop(self) -> None:
-        """End it in good order, whoever is connected."""
+        """Shut the server down in order, whatever connections exist."""
         self._process.stop()
 
     def pause(self) -> None:
-        """Let it take connections and answer nobody new, until `resume`."""
+        """Pause the server: it accepts connections and answers none of them until `resume`."""
         self._process.pause()
 
     def resume(self) -> None:
@@ -67,21 +67,21 @@ class PostgresServer:
         self._process.resume()
 
     def database(self) -> str:
-        """The URL of a new database."""
+        """Make a database; return its URL."""
         name = next(self._names)
         self.run("createdb", name)
         return self.url(name)
 
     def url(self, database: str, user: str = USER, password: str = PASSWORD) -> str:
-        """The URL of a database."""
+        """Return the URL of a database."""
         return f"postgresql://{user}:{quote(password, safe='')}@{HOST}:{self.port}/{database}"
 
     def sql(self, url: str, statements: str) -> str:
-        """Return what statements answer, without headings."""
+        """Return the output of statements, without headings."""
         return self.run("psql", "-v", "ON_ERROR_STOP=1", "-qAt", "-c", statements, url)
 
     def run(self, program: str, *arguments: str) -> str:
-        """Return what one of the server's own programs prints."""
+        """Return the output of one of the server's programs."""
         done = subprocess.run(
             [self.programs / program, *arguments],
             env={**os.environ, "PGHOST": HOST, "PGPORT": str(self.port), "PGUSER": USER}

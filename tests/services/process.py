@@ -1,4 +1,4 @@
-"""A service's process: on a port that stays its own, ended and started again, and gone when we are."""
+"""A service's process: it keeps its port over restarts, and ends with the tests."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tests.waiting import until
 
 HOST = "127.0.0.1"
 _ENDS_S = 30.0
-"""Seconds that a service may take to end before it is killed."""
-# Below the range from which the kernel gives ports to clients: one of those must not take a service's
-# port while the service is away.
+"""Seconds before a service that does not end is killed."""
+# Below the kernel's range of client ports: a client must not take a service's port while the service is
+# stopped.
 _PORTS = range(20_000, 32_000)
 
 
-# The kernel ends a child with the thread that started it, so that must be one that stays to the end.
+# The kernel ends a child with the thread that started it, so this thread must live until the end.
 _starter = ThreadPoolExecutor(1, "services")
 
 
 def free_port() -> int:
-    """A port that nothing listens on, for a service that may come and go."""
+    """Return a port that nothing listens on, for a service that may be restarted."""
     while True:
         port = random.choice(_PORTS)
         with socket.socket() as probe:
@@ -40,7 +40,7 @@ def free_port() -> int:
 
 
 def accepts(port: int) -> bool:
-    """Return True if something listens there."""
+    """Return True if something listens on a port."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((HOST, port)) == 0
@@ -59,7 +59,7 @@ class Process:
         user: str | None = None,
         stopped_by: signal.Signals = signal.SIGTERM,
     ) -> None:
-        """`user` runs the command, if we are root."""
+        """Set the program up; `user` runs the command, if the tests run as root."""
         self._command = command
         self._user = user if os.geteuid() == 0 else None
         self._stopped_by = stopped_by
@@ -70,23 +70,23 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """True if it was started and has not ended."""
+        """True if the process was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while it is not known to have ended."""
+        """The process id, until the process has been ended."""
         return self._process.pid if self._process is not None else None
 
     def launch(self) -> None:
-        """Start it, and do not wait for it."""
+        """Start the process without waiting for it."""
         assert not self.running
         with self._log.open("ab") as log:
             starting = _starter.submit(_dies_with_us, self._command, log, self._cwd, self._user)
             self._process = starting.result()
 
     def wait(self) -> None:
-        """Return once it serves."""
+        """Return once the service answers."""
 
         def serves() -> bool:
             if self._ready():
@@ -97,20 +97,20 @@ class Process:
         until(serves, lambda: f"{self._command[0]} does not serve:\n{self.log()}")
 
     def start(self) -> None:
-        """Start it, and return once it serves."""
+        """Start the process; return once the service answers."""
         self.launch()
         self.wait()
 
     def stop(self) -> None:
-        """End it as an operator does; nothing if it has ended."""
+        """End the process in order; do nothing if it has ended."""
         self._end(self._stopped_by)
 
     def kill(self) -> None:
-        """End it as a power cut does."""
+        """End the process like a power cut."""
         self._end(signal.SIGKILL)
 
     def pause(self) -> None:
-        """Stop the process: it is there and answers nobody."""
+        """Pause the process: it exists but does not answer."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
@@ -120,14 +120,14 @@ class Process:
         self._process.send_signal(signal.SIGCONT)
 
     def log(self) -> str:
-        """The end of what it said."""
+        """Return the end of the log."""
         return self._log.read_text(errors="replace")[-4000:]
 
     def _end(self, number: int) -> None:
         if self._process is None:
             return
         self._process.send_signal(number)
-        self._process.send_signal(signal.SIGCONT)  # one that is paused would not hear it
+        self._process.send_signal(signal.SIGCONT)  # a paused process would not receive it
         try:
             self._process.wait(_ENDS_S)
         except subprocess.TimeoutExpired:
@@ -139,7 +139,7 @@ class Process:
 def _dies_with_us(
     command: Sequence[str], log: IO[bytes], cwd: Path, user: str | None
 ) -> subprocess.Popen[bytes]:
-    """A child that the kernel ends if this process is killed before it could."""
+    """Start a child that the kernel ends if this process is killed first."""
     become = [] if user is None else [f"--reuid={user}", f"--regid={user}", "--clear-groups"]
     return subprocess.Popen(
         ["setpriv", *become, "--pdeathsig", "KILL", *command],
@@ -147,6 +147,6 @@ def _dies_with_us(
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
-        # Ctrl-C in the terminal is for the tests, which then end it.
+        # Ctrl-C in the terminal goes to the tests, which then end the child.
         start_new_session=True,
     )

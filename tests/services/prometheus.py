@@ -1,4 +1,4 @@
-"""A Prometheus server of a test's own, and `promtool`."""
+"""A Prometheus server for one test, and `promtool`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.waiting import until
 
 
 def promtool(*arguments: str, content: bytes = b"") -> str:
-    """Return the problems that `promtool` finds; nothing if there are none."""
+    """Return the problems that `promtool` finds; "" if there are none."""
     program = need("promtool", "prometheus")
     done = subprocess.run([program, *arguments], input=content, capture_output=True)
     found = (done.stdout + done.stderr).decode().strip()
@@ -29,7 +29,7 @@ class PrometheusServer:
     """`prometheus` that scrapes addresses every second. A context manager."""
 
     def __init__(self, folder: Path, *targets: str, rules: Sequence[Path] = ()) -> None:
-        """`rules` are files of alerts."""
+        """Set the server up; `rules` are files of alerts."""
         program = need("prometheus", "prometheus")
         self.url = f"http://{HOST}:{free_port()}"
         config = {
@@ -38,7 +38,7 @@ class PrometheusServer:
             "scrape_configs": [{"job_name": "ndif", "static_configs": [{"targets": [*targets]}]}],
         }
         file = folder / "prometheus.yml"
-        file.write_text(json.dumps(config))  # which is YAML
+        file.write_text(json.dumps(config))  # JSON is YAML
         command = [
             program,
             *(f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}"),
@@ -47,7 +47,7 @@ class PrometheusServer:
         self._process = Process(command, folder / "prometheus.log", self._answers, cwd=folder)
 
     def get(self, path: str, **parameters: str) -> Any:
-        """Return the data of an answer of the API; an error is told as Prometheus words it."""
+        """Return the data of an API answer; raise an error with Prometheus's message."""
         url = f"{self.url}/api/v1/{path}?{urlencode(parameters)}"
         try:
             with urllib.request.urlopen(url) as answer:
@@ -56,12 +56,12 @@ class PrometheusServer:
             raise AssertionError(f"{parameters}: {error.read().decode()}") from error
 
     def query(self, text: str) -> list[dict[str, Any]]:
-        """The samples of a query now."""
+        """Return the current samples of a query."""
         found: list[dict[str, Any]] = self.get("query", query=text)["result"]
         return found
 
     def until(self, text: str) -> list[dict[str, Any]]:
-        """The samples of a query once it has some."""
+        """Wait until a query has samples; return them."""
         return until(lambda: self.query(text), lambda: f"{text} returns nothing")
 
     def __enter__(self) -> PrometheusServer:

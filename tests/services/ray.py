@@ -1,4 +1,4 @@
-"""A Ray cluster of a test's own: each node is a raylet with processes of its own, all on this machine."""
+"""A Ray cluster for one test: each node is a raylet with separate processes, all on this machine."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _RAY = Path(sys.executable).with_name("ray")
 _STARTED = "Ray runtime started."
 _TOO_SLOW, _STARTS = "The current node timed out during startup", 5
 _MEMORY = 80 << 20
-"""Nothing of ours goes through Ray's object store."""
+"""Size of Ray's object store, which ndif does not use."""
 
-# A node that is dead is found to be within three seconds.
+# A dead node is detected within three seconds.
 _QUICK = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Drivers of the tests have no token, whatever lies in ~/.ray.
+    # Drivers of the tests have no token, whatever ~/.ray contains.
     "RAY_AUTH_MODE": "disabled",
 }
 
 
 class RayNode:
-    """One node, with everything that runs on it."""
+    """One node, with all its processes."""
 
     def __init__(self, name: str, process: Process, log: Path) -> None:
         self.name = name
@@ -42,10 +42,10 @@ class RayNode:
         self._log = log
 
     def start(self) -> None:
-        """Start it, and return once it is part of its cluster."""
+        """Start the node; return once it has joined its cluster."""
         for left in reversed(range(_STARTS)):
-            self._log.unlink(missing_ok=True)  # it says there when that is so
-            # A head that comes back takes nodes of this machine for another head.
+            self._log.unlink(missing_ok=True)  # Ray logs there when the node has joined
+            # A restarted head would mistake nodes of this machine for another head.
             (self._log.parent / "r" / "ray_current_cluster").unlink(missing_ok=True)
             try:
                 self._process.start()
@@ -57,17 +57,17 @@ class RayNode:
                 return
 
     def log(self) -> str:
-        """The end of what it said."""
+        """Return the end of the log."""
         return self._process.log()
 
     def stop(self) -> None:
-        """End it in good order; nothing if it has ended."""
+        """End the node in order; do nothing if it has ended."""
         self._end(self._process.stop)
 
     def kill(self) -> None:
-        """End it as a power cut does, with all that runs on it."""
+        """End the node and all its processes like a power cut."""
         processes = self.processes()
-        # First all stand still: else one sees another end, and Ray's head writes down half of it.
+        # First suspend all: otherwise one sees another end, and Ray's head records a partial state.
         for end in (psutil.Process.suspend, psutil.Process.kill):
             for process in processes:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -76,7 +76,7 @@ class RayNode:
         psutil.wait_procs(processes, timeout=10)
 
     def runs(self, module: str) -> bool:
-        """Return True if a process of this module is among those that run on it."""
+        """Return True if a process of this module runs on the node."""
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if module in process.cmdline():
@@ -93,7 +93,7 @@ class RayNode:
                 process.kill()
 
     def processes(self) -> list[psutil.Process]:
-        """All that runs on it now."""
+        """Return the node's running processes."""
         with contextlib.suppress(psutil.NoSuchProcess):
             if (pid := self._process.pid) is not None:
                 return psutil.Process(pid).children(recursive=True)
@@ -101,7 +101,7 @@ class RayNode:
 
 
 class RayServer:
-    """A head, which takes no models unless it is given memory, and the nodes that are added to it."""
+    """A head, which gets models only if it has memory, and the nodes added to it."""
 
     def __init__(
         self,
@@ -109,8 +109,8 @@ class RayServer:
         head: Mapping[str, str] | None = None,
         resources: Mapping[str, int] | None = None,
     ) -> None:
-        """`environment`: of everything that runs on its nodes; `head`, `resources`: of its head besides."""
-        # Sockets' names are short, and pytest's folders are not.
+        """Set the cluster up. `environment` is for all nodes, `head` and `resources` for the head only."""
+        # Socket names must be short, and pytest's folders are long.
         self._folder = Path(tempfile.mkdtemp(prefix="ndif-"))
         self.environment = {**_QUICK, **environment}
         self.port = free_port()
@@ -126,11 +126,11 @@ class RayServer:
 
     @property
     def nodes(self) -> list[RayNode]:
-        """Nodes that were added to the head."""
+        """The nodes added to the head."""
         return self._nodes[1:]
 
     def workers(self, kind: str) -> list[psutil.Process]:
-        """The processes of actors of this class, on any node of this cluster."""
+        """Return the processes of actors of this class, on any node of this cluster."""
         found = []
         for node in self._nodes:
             for process in node.processes():
@@ -142,7 +142,7 @@ class RayServer:
     def add(
         self, name: str, resources: Mapping[str, int], environment: Mapping[str, str] | None = None
     ) -> RayNode:
-        """A further node, one at a time: those that start together on a machine take the same ports."""
+        """Add a node. Nodes are added one at a time: nodes that start together take the same ports."""
         node = self._node(
             name, resources, f"--address={self.address}", environment=environment or {}
         )
@@ -182,7 +182,7 @@ class RayServer:
         return self
 
     def worker_logs(self) -> str:
-        """All that the actors of this cluster have logged."""
+        """Return the logs of all actors of this cluster."""
         logs = sorted((self._folder / "r" / "session_latest" / "logs").glob("worker-*"))
         return "\n".join(log.read_text(errors="replace") for log in logs)
 

@@ -1,4 +1,4 @@
-"""A Redis server of a test's own."""
+"""A Redis server for one test."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tests.services.process import HOST, Process, free_port
 
 
 class RedisServer:
-    """`redis-server` with an append-only file: what it has acknowledged is there after a restart.
+    """`redis-server` with an append-only file: acknowledged writes survive a restart.
 
     It serves as a context manager, or between `start` and `stop`; port and data stay the same.
     """
 
     def __init__(self, folder: Path, *options: str) -> None:
-        """`options` are redis-server's own, as `"--maxmemory", "8mb"`."""
+        """Set the server up; `options` are options of redis-server, such as `"--maxmemory", "8mb"`."""
         program = need("redis-server", "redis-server")
         self._cli = need("redis-cli", "redis-tools")
         self.port = free_port()
@@ -25,26 +25,26 @@ class RedisServer:
             program,
             *("--bind", HOST, "--port", str(self.port)),
             *("--dir", str(folder), "--appendonly", "yes", "--save", "", "--daemonize", "no"),
-            # Written before it is acknowledged: with "everysec" a slow disk postpones that.
+            # Writes come before their acknowledgement; with "everysec" a slow disk postpones them.
             *("--appendfsync", "no"),
             *options,
         ]
         self._process = Process(command, folder / "redis.log", self._answers, cwd=folder)
 
     def start(self) -> None:
-        """Start it, and return once it has read its data and answers."""
+        """Start the server; return once it has read its data and answers."""
         self._process.start()
 
     def stop(self) -> None:
-        """End it in good order; nothing if it has ended."""
+        """Shut the server down in order; do nothing if it has ended."""
         self._process.stop()
 
     def kill(self) -> None:
-        """End it at once, as SIGKILL does; `start` brings it back."""
+        """Kill the server with SIGKILL; `start` restarts it."""
         self._process.kill()
 
     def pause(self) -> None:
-        """Let it take connections and answer nothing, until `resume`."""
+        """Pause the server: it accepts connections and answers none of them until `resume`."""
         self._process.pause()
 
     def resume(self) -> None:
@@ -52,7 +52,7 @@ class RedisServer:
         self._process.resume()
 
     def command(self, *words: str) -> str:
-        """The answer to a command such as `("config", "set", "maxmemory", "1")`."""
+        """Return the answer to a command such as `("config", "set", "maxmemory", "1")`."""
         done = subprocess.run(
             [self._cli, "-h", HOST, "-p", str(self.port), *words], capture_output=True, text=True
         )

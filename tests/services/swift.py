@@ -1,4 +1,4 @@
-"""A real S3 server of a test's own: OpenStack Swift with its S3 interface."""
+"""A real S3 server for tests: OpenStack Swift with its S3 interface."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REGION = "us-east-1"
 _STORES = ("account", "container", "object")
 _PACKAGES = ("swift-proxy", *(f"swift-{store}" for store in _STORES))
 _PYTHON = "/usr/bin/python3"
-"""The one that Debian's packages are for."""
+"""The interpreter of Debian's packages."""
 
 _RINGS = """
 import sys
@@ -53,7 +53,7 @@ pipeline = {name}-server
 use = egg:swift#{name}
 """
 
-# tempauth wants a memcache for tokens, which S3 requests have none of: nothing listens on port 1.
+# tempauth needs a memcache for tokens. S3 requests have no tokens, so nothing listens on port 1.
 _PROXY = """
 [pipeline:main]
 pipeline = catch_errors healthcheck cache listing_formats s3api tempauth bulk slo dlo proxy-server
@@ -96,10 +96,10 @@ default = yes
 
 
 class SwiftServer:
-    """Swift's proxy, which speaks S3, and the three stores behind it, without any data.
+    """Swift's proxy, which speaks S3, and the three stores behind it, without data.
 
-    It serves as a context manager. In between, `stop` and `start` have it go away and come back at
-    the same address, with what it held.
+    It serves as a context manager. Within it, `stop` and `start` make it unavailable and available
+    again at the same address, with its data.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -125,11 +125,11 @@ class SwiftServer:
         self._proxy.start()
 
     def stop(self) -> None:
-        """Let it refuse connections, until `start`."""
+        """Stop the proxy; it refuses connections until `start`."""
         self._proxy.stop()
 
     def pause(self) -> None:
-        """Let it take connections and answer nothing, until `resume`."""
+        """Pause the proxy: it accepts connections and answers none of them until `resume`."""
         self._proxy.pause()
 
     def resume(self) -> None:
@@ -138,7 +138,7 @@ class SwiftServer:
 
     @contextlib.contextmanager
     def away(self) -> Iterator[None]:
-        """Stop the proxy for a while."""
+        """Stop the proxy within the context."""
         self.stop()
         try:
             yield
@@ -146,7 +146,7 @@ class SwiftServer:
             self.start()
 
     def log(self) -> str:
-        """The end of what its parts said."""
+        """Return the end of all parts' logs."""
         return "\n".join(process.log() for process in self._processes)
 
     def __enter__(self) -> SwiftServer:
@@ -162,7 +162,7 @@ class SwiftServer:
 
     def __exit__(self, *_: object) -> None:
         for process in self._processes:
-            process.kill()  # what it holds goes with it
+            process.kill()  # its data is removed with it
 
 
 def _process(folder: Path, name: str, program: str, port: int) -> Process:
@@ -179,7 +179,7 @@ def _process(folder: Path, name: str, program: str, port: int) -> Process:
 
 
 def _serves(port: int) -> bool:
-    """Return True if the proxy answers: a socket that listens may still have nobody behind it."""
+    """Return True if the proxy answers; a listening socket alone is not enough."""
     connection = http.client.HTTPConnection(HOST, port, timeout=5)
     try:
         connection.request("GET", "/healthcheck")

@@ -1,4 +1,4 @@
-"""The behaviour of Redis on which tests of the broker rely."""
+"""The behaviour of Redis on which the broker's tests rely."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.services.redis import RedisServer
 pytestmark = pytest.mark.engine
 
 
-def test_the_shared_server_answers(redis: RedisServer) -> None:
+def test_shared_redis_server_answers(redis: RedisServer) -> None:
     assert redis.url == f"redis://127.0.0.1:{redis.port}/0"
     assert redis.command("set", "key", "value") == "OK"
     assert redis.command("getdel", "key") == "value"
 
 
 @pytest.mark.parametrize("end", [RedisServer.stop, RedisServer.kill])
-def test_what_it_acknowledged_is_there_after_a_restart(
+def test_acknowledged_write_survives_restart(
     tmp_path: Path, end: Callable[[RedisServer], None]
 ) -> None:
     with RedisServer(tmp_path) as server:
@@ -34,12 +34,12 @@ def test_what_it_acknowledged_is_there_after_a_restart(
     assert not accepts(server.port)
 
 
-def test_it_takes_options(tmp_path: Path) -> None:
+def test_redis_server_accepts_options(tmp_path: Path) -> None:
     with RedisServer(tmp_path, "--maxmemory", "2mb") as server:
         assert server.command("config", "get", "maxmemory") == "maxmemory\n2097152"
 
 
-def test_one_that_is_paused_can_be_stopped(tmp_path: Path) -> None:
+def test_paused_redis_server_can_be_stopped(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as server:
         server.pause()
         assert accepts(server.port)

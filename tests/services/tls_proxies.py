@@ -1,4 +1,4 @@
-"""Caddy and nginx in front of a server, as the operator's document configures them."""
+"""Caddy and nginx in front of a server, configured as in docs/operating.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.services.process import Process, accepts
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "operating.md"
 NAME = "ndif.example.org"
-"""Name of the server in the document."""
+"""Server name in the document."""
 _SERVER = "127.0.0.1:8001"
 
 _CADDY = """\
@@ -60,7 +60,7 @@ def documented(language: str) -> str:
 
 
 def make_authority(folder: Path) -> Path:
-    """Make an authority that certifies the server's name; return the file that its clients trust."""
+    """Make a certificate authority for the server's name; return the file that clients trust."""
     openssl = need("openssl", "openssl")
 
     def run(*arguments: str) -> None:
@@ -101,7 +101,7 @@ def caddy(folder: Path, port: int, http_port: int, server: str) -> Process:
 
 
 def nginx(folder: Path, port: int, server: str, *, keeps_host: bool) -> Process:
-    """Return nginx on `port` in front of `server`; without `keeps_host` it names the server itself."""
+    """Return nginx on `port` in front of `server`; without `keeps_host`, it sets the Host header itself."""
     program = need("nginx", "nginx-light")
     replaced = {
         _SERVER: server,

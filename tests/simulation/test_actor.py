@@ -39,7 +39,7 @@ Scene = Callable[[ModelActor, NodeUsage], Coroutine[Any, Any, None]]
 
 
 def play(scene: Scene, run_s: float = 5.0, *, on_cpu: bool = False) -> NodeUsage:
-    """Play a scene with a replica on two GPUs, and its usage until the end."""
+    """Play a scene with a replica on two GPUs; return its usage until the end."""
 
     async def main() -> NodeUsage:
         journal = Journal([TraceRequest(0.0, VARIANT.model, "ada", run_s)])
@@ -71,7 +71,7 @@ def no_progress(done: int, total: int) -> None:
     assert 0 <= done <= total
 
 
-def test_each_step_takes_its_time_and_holds_what_it_holds() -> None:
+def test_each_step_takes_time_and_holds_resources() -> None:
     times = []
 
     async def scene(replica: ModelActor, usage: NodeUsage) -> None:
@@ -101,7 +101,7 @@ def test_each_step_takes_its_time_and_holds_what_it_holds() -> None:
     assert sum(usage.cpu_bytes.hours) == 3 * SIZE
 
 
-def test_a_warm_one_that_is_ended_was_dropped() -> None:
+def test_ended_warm_replica_counts_as_dropped() -> None:
     async def scene(replica: ModelActor, usage: NodeUsage) -> None:
         await replica.start(no_progress)
         await replica.to_cache()
@@ -112,7 +112,7 @@ def test_a_warm_one_that_is_ended_was_dropped() -> None:
 
 
 @pytest.mark.parametrize("leave", ["to_cache", "stop"])
-def test_whoever_runs_when_it_leaves_is_told_so(leave: str) -> None:
+def test_running_request_of_leaving_replica_is_evicted(leave: str) -> None:
     async def scene(replica: ModelActor, usage: NodeUsage) -> None:
         await replica.start(no_progress)
         running = asyncio.ensure_future(replica.run(REQUEST, ignore))
@@ -126,7 +126,7 @@ def test_whoever_runs_when_it_leaves_is_told_so(leave: str) -> None:
     assert sum(usage.gpus_busy.hours) == 2 * 2
 
 
-def test_what_is_cancelled_is_an_error_with_the_reason() -> None:
+def test_cancelled_request_ends_as_error_with_reason() -> None:
     async def scene(replica: ModelActor, usage: NodeUsage) -> None:
         await replica.start(no_progress)
         replica.cancel("nobody runs")
@@ -141,7 +141,7 @@ def test_what_is_cancelled_is_an_error_with_the_reason() -> None:
     assert sum(play(scene).gpus_busy.hours) == 2 * (2 + 5)
 
 
-def test_what_runs_longer_than_its_model_lets_it_is_ended() -> None:
+def test_request_over_execution_timeout_is_ended() -> None:
     async def scene(replica: ModelActor, usage: NodeUsage) -> None:
         await replica.start(no_progress)
         response = await replica.run(REQUEST, ignore)
@@ -152,7 +152,7 @@ def test_what_runs_longer_than_its_model_lets_it_is_ended() -> None:
     play(scene, run_s=101.0)
 
 
-def test_one_that_is_ended_while_it_loads_holds_nothing_more() -> None:
+def test_replica_ended_while_loading_releases_resources() -> None:
     async def scene(replica: ModelActor, usage: NodeUsage) -> None:
         loading = asyncio.ensure_future(replica.start(no_progress))
         await elapse(6)
@@ -166,7 +166,7 @@ def test_one_that_is_ended_while_it_loads_holds_nothing_more() -> None:
     assert (usage.loading_s, sum(usage.gpus_held.hours)) == (6.0, 12.0)
 
 
-def test_on_the_cpu_it_keeps_its_memory_and_takes_longer() -> None:
+def test_cpu_replica_keeps_memory_and_runs_slower() -> None:
     async def scene(replica: ModelActor, usage: NodeUsage) -> None:
         await replica.start(no_progress)
         await replica.run(REQUEST, ignore)

@@ -1,4 +1,4 @@
-"""`ndif simulate`, as an operator calls it."""
+"""`ndif simulate` from an operator's view."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def simulate(folder: Path, *arguments: str, hashing: int = 0) -> subprocess.Comp
     return subprocess.run(
         [sys.executable, "-m", "ndif", "simulate", *arguments],
         cwd=folder,
-        # Sets of text are in another order for each number.
+        # Sets of strings have another order for each number.
         env={**os.environ, "PYTHONHASHSEED": str(hashing), "COLUMNS": "160"},
         capture_output=True,
         text=True,
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stderr
     assert "Wrote c.yaml: a cluster with 40 models." in done.stderr
     assert "Wrote day.jsonl: 400 requests in 1 hours." in done.stderr
-    # Little memory and little patience, so that models displace each other.
+    # Little memory and short deployment times, so that models evict each other.
     cluster = (folder / "c.yaml").read_text()
     for roomy, tight in (
         ("count: 6", "count: 2"),
@@ -60,31 +60,29 @@ def reported(folder: Path, *arguments: str, hashing: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def first(folder: Path) -> str:
-    """The report of the day, with the seed that is used where none is named."""
+    """The report of the day, with the default seed."""
     return reported(folder)
 
 
-def test_the_same_trace_and_seed_make_the_same_report_byte_for_byte(
-    folder: Path, first: str
-) -> None:
-    """In processes of their own, in which sets and dictionaries of text are hashed differently."""
+def test_same_trace_and_seed_give_identical_report(folder: Path, first: str) -> None:
+    """Each report comes from a separate process with another hash seed."""
     for hashing in (1, 2):
         assert reported(folder, "--seed", "0", hashing=hashing) == first
     overall = json.loads(first)["overall"]
-    # There was something that could have come out differently.
+    # The simulation had events that could have differed.
     assert overall["evicted_to_warm"] > 10
     assert overall["cold_loads"] > 10
     assert overall["warm_returns"] > 0
 
 
-def test_another_seed_may_place_differently_and_loses_nothing(folder: Path, first: str) -> None:
+def test_another_seed_places_differently_and_loses_no_request(folder: Path, first: str) -> None:
     one, other = json.loads(first), json.loads(reported(folder, "--seed", "1"))
     assert one["nodes"] != other["nodes"]
     assert one["overall"]["requests"] == other["overall"]["requests"] == 400
     assert (one["trace"]["seed"], other["trace"]["seed"]) == (0, 1)
 
 
-def test_tables_are_for_people(folder: Path) -> None:
+def test_report_is_printed_as_tables_without_json_option(folder: Path) -> None:
     done = simulate(folder, "day.jsonl", "--cluster", "c.yaml", "--top", "3")
     assert done.returncode == 0, done.stderr
     assert "400 requests of 9 users" in done.stdout
@@ -94,7 +92,7 @@ def test_tables_are_for_people(folder: Path) -> None:
     assert "Simulated 1h 2m" in done.stderr
 
 
-def test_a_trace_is_generated_for_the_models_of_a_cluster_that_is_there(folder: Path) -> None:
+def test_trace_is_generated_for_models_of_existing_cluster_file(folder: Path) -> None:
     (folder / "mine.yaml").write_text(
         "nodes: [{cpu_memory: 8GiB}]\nmodels: {me/one: 1GB, me/two: 2GB}\n"
     )
@@ -121,7 +119,7 @@ def test_a_trace_is_generated_for_the_models_of_a_cluster_that_is_there(folder: 
         (("new.jsonl", "--cluster", "no/c.yaml", "--generate"), "no/c.yaml cannot be written"),
     ],
 )
-def test_what_cannot_be_done_is_a_sentence(
+def test_invalid_input_is_reported_as_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
 ) -> None:
     line = '{"at": 0, "model": "x/y", "user": "u", "run_s": 1}\n'

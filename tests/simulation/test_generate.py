@@ -1,4 +1,4 @@
-"""Generated traces: the same for the same seed, and of the shape they are said to have."""
+"""Generated traces: identical for the same seed, and of the documented shape."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ NAMES = generate.names(100)
 DAY = generate.trace(NAMES, 20_000, seed=1)
 
 
-def test_a_seed_makes_one_trace() -> None:
+def test_same_seed_gives_same_trace() -> None:
     assert generate.trace(NAMES, 500, seed=1) == generate.trace(NAMES, 500, seed=1)
     assert generate.trace(NAMES, 500, seed=1) != generate.trace(NAMES, 500, seed=2)
 
 
-def test_there_are_as_many_as_asked_for_in_the_time_asked_for() -> None:
+def test_trace_has_requested_count_and_length() -> None:
     for count in (1, 2, 499):
         requests = generate.trace(NAMES, count, seed=5, users=3, length_s=600)
         assert len(requests) == count
@@ -25,11 +25,11 @@ def test_there_are_as_many_as_asked_for_in_the_time_asked_for() -> None:
     assert [r.at for r in DAY] == sorted(r.at for r in DAY)
 
 
-def test_names_are_each_a_models_own() -> None:
+def test_generated_names_are_unique() -> None:
     assert len(set(generate.names(5000))) == 5000
 
 
-def test_the_first_models_are_asked_for_most() -> None:
+def test_first_models_are_requested_most() -> None:
     asked = Counter(request.model.repo_id for request in DAY)
     assert asked[NAMES[0]] > 5 * asked[NAMES[20]] > 0
     assert len(asked) > 90
@@ -47,7 +47,7 @@ def test_run_times_have_a_long_tail() -> None:
 
 
 def test_users_come_in_bursts() -> None:
-    """Whoever has just asked for a model is far likelier to ask for it again."""
+    """A user is most likely to request the same model again."""
     last: dict[str, str] = {}
     again = 0
     for request in DAY:
@@ -56,6 +56,6 @@ def test_users_come_in_bursts() -> None:
     assert again > len(DAY) / 2
 
 
-def test_some_are_of_the_generation_before_and_some_have_priority() -> None:
+def test_some_requests_are_of_older_generation_and_some_have_priority() -> None:
     assert 0 < sum(request.generation == "0.7" for request in DAY) < len(DAY) / 4
     assert 0 < sum(request.priority for request in DAY) < len(DAY) / 10

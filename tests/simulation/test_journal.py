@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ndif.simulation.journal import Meter
 
 
-def test_levels_are_added_up_in_their_hours() -> None:
+def test_meter_sums_levels_by_hour() -> None:
     meter = Meter()
     meter.change(1800, 2.0)
     meter.change(3600 + 900, -1.0)
@@ -17,7 +17,7 @@ def test_levels_are_added_up_in_their_hours() -> None:
     assert meter.hours == [3600.0, 4500.0, 3600.0]
 
 
-def test_nothing_is_nothing() -> None:
+def test_unused_meter_reads_zero() -> None:
     meter = Meter()
     assert meter.read(0) == 0.0
     assert meter.read(7200) == 0.0
@@ -25,7 +25,7 @@ def test_nothing_is_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e5), st.integers(-9, 9)), max_size=30))
-def test_hours_add_up_to_the_whole(changes: list[tuple[float, int]]) -> None:
+def test_meter_hours_add_up_to_total(changes: list[tuple[float, int]]) -> None:
     meter, now, level, whole = Meter(), 0.0, 0, 0.0
     for gap, by in changes:
         whole += level * gap

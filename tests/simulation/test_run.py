@@ -1,4 +1,4 @@
-"""Simulations small enough to be worked out by hand, and what holds of every one."""
+"""Simulations small enough to be computed by hand, and properties of all simulations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HOUR_S = 3600.0
 
 @pytest.fixture(scope="module", autouse=True)
 def _garbage_is_left_to_itself() -> Iterator[None]:
-    """A collection before each simulation traverses all that a test process has: a third of a second."""
+    """Disable the garbage collection before each simulation, which takes a third of a second in tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules[run.__module__], "gc", Mock())
         yield
@@ -59,23 +59,23 @@ def waits(journal: Journal) -> list[float | None]:
     ]
 
 
-# Worked out by hand
+# Computed by hand
 
 
-def test_the_first_waits_for_the_model_and_the_others_for_each_other() -> None:
+def test_first_request_waits_for_load_and_others_for_queue() -> None:
     journal = simulated(ONE_GPU, asks(0, "a", 5), asks(1, "a", 2), asks(100, "a", 3))
     assert waits(journal) == [18.0, 22.0, 0.0]
     assert [outcome.ended for outcome in journal.outcomes] == [23.0, 25.0, 103.0]
     assert {outcome.error for outcome in journal.outcomes} == {None}
 
 
-def test_times_of_day_begin_at_zero() -> None:
+def test_trace_times_are_relative_to_first_request() -> None:
     journal = simulated(ONE_GPU, asks(1.7e9, "a"), asks(1.7e9 + 50, "a"))
     assert waits(journal) == [18.0, 0.0]
     assert journal.ended_s == 51.0
 
 
-def test_what_was_displaced_returns_from_memory() -> None:
+def test_evicted_model_returns_from_cpu_memory() -> None:
     journal = simulated(
         ONE_GPU, asks(0, "a"), asks(2 * HOUR_S, "b"), asks(4 * HOUR_S, "a"), asks(4.1 * HOUR_S, "a")
     )
@@ -87,7 +87,7 @@ def test_what_was_displaced_returns_from_memory() -> None:
     assert overall["loading_s"] == 18 + 18 + 4
 
 
-def test_without_memory_it_is_loaded_again() -> None:
+def test_evicted_model_without_cpu_memory_is_loaded_again() -> None:
     text = ONE_GPU.replace("cpu_memory: 100GB", "cpu_memory: 1GB")
     journal = simulated(text, asks(0, "a"), asks(2 * HOUR_S, "b"), asks(4 * HOUR_S, "a"))
     assert waits(journal) == [18.0, 18.0, 18.0]
@@ -96,7 +96,7 @@ def test_without_memory_it_is_loaded_again() -> None:
     assert (overall["evicted_to_warm"], overall["evicted_to_cold"]) == (0, 2)
 
 
-def test_who_finds_no_room_is_refused_and_told_why() -> None:
+def test_request_without_gpu_memory_is_refused_with_reason() -> None:
     journal = simulated(ONE_GPU, asks(0, "a"), asks(60, "b"), asks(70, "b"))
     assert waits(journal) == [18.0, None, None]
     found = report(read(ONE_GPU, "c.yaml"), journal, 0)
@@ -107,7 +107,7 @@ def test_who_finds_no_room_is_refused_and_told_why() -> None:
     assert "protected for another" in error["for_example"]
 
 
-def test_a_simulation_may_be_over_at_once() -> None:
+def test_simulation_may_end_at_time_zero() -> None:
     text = ONE_GPU.replace("1x10GB", "1x1GB")
     journal = simulated(text, asks(0, "a"))
     found = report(read(text, "c.yaml"), journal, 0)
@@ -116,14 +116,14 @@ def test_a_simulation_may_be_over_at_once() -> None:
     show(found, Console(), 5)
 
 
-def test_dedicated_models_are_there_before_anybody_asks() -> None:
+def test_dedicated_models_are_deployed_before_first_request() -> None:
     text = ONE_GPU.replace("org/a: {", "org/a: {dedicated: true, ")
     journal = simulated(text, asks(0, "b"), asks(10, "a"), asks(2 * HOUR_S, "a"))
     assert waits(journal) == [None, 8.0, 0.0]
     assert "dedicated" in (journal.outcomes[0].error or "")
 
 
-def test_a_long_line_brings_more_replicas() -> None:
+def test_long_queue_adds_replicas() -> None:
     text = ONE_GPU.replace("1x10GB", "4x10GB").replace(
         "max_replicas: 1", "max_replicas: 4, target_wait: 30s, cooldown: 1m, idle: 10m"
     )
@@ -135,7 +135,7 @@ def test_a_long_line_brings_more_replicas() -> None:
     assert many.ended_s < one.ended_s / 2
 
 
-def test_what_runs_too_long_is_ended() -> None:
+def test_request_over_execution_timeout_is_ended() -> None:
     text = ONE_GPU + "rules: {execution_timeout: 1m}\n"
     journal = simulated(text, asks(0, "a", 61), asks(1, "a", 60))
     assert [outcome.ended for outcome in journal.outcomes] == [78.0, 138.0]
@@ -145,7 +145,7 @@ def test_what_runs_too_long_is_ended() -> None:
     assert report(read(text, "c.yaml"), journal, 0)["overall"]["failed"] == 1
 
 
-def test_without_gpus_a_job_takes_longer() -> None:
+def test_job_on_cpu_takes_longer() -> None:
     text = (
         ONE_GPU.replace("gpus: 1x10GB, ", "")
         .replace(", device: cuda", "")
@@ -159,7 +159,7 @@ def test_without_gpus_a_job_takes_longer() -> None:
     assert overall["cpu_memory_held"] == pytest.approx(8 / 90, abs=1e-5)
 
 
-def test_priority_goes_first() -> None:
+def test_priority_request_runs_first() -> None:
     journal = simulated(
         ONE_GPU,
         asks(0, "a", 5),
@@ -171,7 +171,7 @@ def test_priority_goes_first() -> None:
     assert {first, bo, cy} == {18.0, 23.0, 28.0}
 
 
-def test_generations_have_replicas_of_their_own() -> None:
+def test_generations_have_separate_replicas() -> None:
     text = ONE_GPU.replace("1x10GB", "2x10GB")
     journal = simulated(text, asks(0, "a"), asks(100, "a", generation="0.7"))
     assert waits(journal) == [18.0, 18.0]
@@ -182,8 +182,8 @@ def test_generations_have_replicas_of_their_own() -> None:
     ]
 
 
-def test_use_is_what_was_held_and_what_of_it_ran() -> None:
-    """One GPU of one node of two, from the decision on; busy for a quarter of the time."""
+def test_report_gives_held_and_busy_gpu_shares() -> None:
+    """A model holds one of two nodes' GPUs from the decision on, and is busy for a quarter of the time."""
     text = ONE_GPU.replace("nodes: [", "nodes: [{name: other, gpus: 1x1GB, cpu_memory: 1GB}, ")
     journal = simulated(text, asks(0, "a", 20), asks(62, "a", 2), asks(86, "a", 2))
     found = report(read(text, "c.yaml"), journal, 0)
@@ -199,32 +199,32 @@ def test_use_is_what_was_held_and_what_of_it_ran() -> None:
     assert found["hours"][0]["gpu_utilisation"] == round(12 / 88, 6)
 
 
-def test_a_share_of_a_gpu_counts_as_such() -> None:
+def test_fraction_of_gpu_counts_as_fraction() -> None:
     text = ONE_GPU.replace("org/a: {size: 8GB", "org/a: {size: 2GB")
     journal = simulated(text, asks(0, "a", 12))
     overall = report(read(text, "c.yaml"), journal, 0)["overall"]
     assert (overall["gpus_held"], overall["gpu_utilisation"]) == (0.2, 0.1)
 
 
-def test_what_does_not_end_is_left() -> None:
+def test_request_that_does_not_end_counts_as_unfinished() -> None:
     text = ONE_GPU + "rules: {execution_timeout: 30d}\n"
     journal = simulated(text, asks(0, "a"), asks(5, "a", 5 * 86400.0))
     assert [outcome.ended for outcome in journal.outcomes] == [19.0, None]
     assert report(read(text, "c.yaml"), journal, 0)["overall"]["unfinished"] == 1
 
 
-def test_models_of_no_known_size_are_told() -> None:
+def test_models_without_known_size_are_refused() -> None:
     with pytest.raises(TraceError, match=r"org/new, org/other\. Name them under models"):
         simulated(ONE_GPU, asks(0, "a"), asks(1, "other"), asks(1, "new"))
     journal = simulated(ONE_GPU + "default_size: 1GB\n", asks(0, "new"))
     assert waits(journal) == [10 + 1.15]
 
 
-# Any
+# Any simulation
 
 
 def tight(names: list[str], gpus: int, memory: str = "64GiB") -> World:
-    """A world with so little memory that models displace each other all the time."""
+    """Return a world with so little memory that models constantly evict each other."""
     text = generate.cluster(names, 0)
     for roomy, little in (
         ("count: 6", "count: 2"),
@@ -238,7 +238,7 @@ def tight(names: list[str], gpus: int, memory: str = "64GiB") -> World:
 
 
 def asked(names: list[str], requests: int, seed: int) -> list[TraceRequest]:
-    """Twenty minutes of requests."""
+    """Return twenty minutes of requests."""
     return generate.trace(names, requests, seed, users=10, length_s=1200)
 
 
@@ -250,8 +250,10 @@ def asked(names: list[str], requests: int, seed: int) -> list[TraceRequest]:
     st.integers(1, 3),
     st.sampled_from(["64GiB", "24GiB", "1TiB"]),
 )
-@example(285, 16, 62, 1, "64GiB")  # a request that loses its replica finds no room after it
-def test_every_request_ends_once_and_the_numbers_agree(
+@example(
+    285, 16, 62, 1, "64GiB"
+)  # a request that loses its replica finds no free memory afterwards
+def test_every_request_ends_once_and_figures_agree(
     seed: int, models: int, requests: int, gpus: int, memory: str
 ) -> None:
     the_numbers_agree(seed, models, requests, gpus, memory)
@@ -260,7 +262,7 @@ def test_every_request_ends_once_and_the_numbers_agree(
 def the_numbers_agree(
     seed: int, models: int, requests: int, gpus: int, memory: str
 ) -> dict[str, Any]:
-    """Simulate a world and check what holds of every one; return the figures of all models together."""
+    """Simulate a world and check the general properties; return the overall figures."""
     names = generate.names(models)
     world = tight(names, gpus, memory)
     trace = asked(names, requests, seed)
@@ -288,7 +290,7 @@ def the_numbers_agree(
     assert sum(error["requests"] for error in found["errors"]) == requests - overall["completed"]
     if (
         overall["gpu_utilisation"] is None
-    ):  # all were refused as they came, so that no time has passed
+    ):  # all requests were refused on arrival, so no time has passed
         assert overall["refused"] == requests
         return overall
     for row in (overall, *found["nodes"], *found["hours"]):
@@ -301,7 +303,7 @@ def the_numbers_agree(
     return overall
 
 
-def test_the_numbers_agree_where_models_displace_each_other() -> None:
+def test_figures_agree_when_models_evict_each_other() -> None:
     overall = the_numbers_agree(2, 20, 100, 1, "64GiB")
     for figure in (
         *("completed", "refused", "interrupted", "on_cpu", "cold_loads", "warm_returns"),
@@ -310,7 +312,7 @@ def test_the_numbers_agree_where_models_displace_each_other() -> None:
         assert overall[figure] > 0, figure
 
 
-def test_the_same_again_is_the_same() -> None:
+def test_repeated_simulation_gives_same_report() -> None:
     names = generate.names(20)
     trace = asked(names, 100, 2)
     first, again = (report(tight(names, 1), run(tight(names, 1), trace, 7), 7) for _ in range(2))

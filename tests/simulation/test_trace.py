@@ -1,4 +1,4 @@
-"""Traces: read line by line, and refused in words that name the line."""
+"""Traces are read line by line; errors name the line."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ def problems(*lines: str) -> tuple[str, ...]:
     return tuple(str(caught.value).splitlines())
 
 
-def test_a_line_is_a_request() -> None:
+def test_trace_line_is_read_as_request() -> None:
     (request,) = read([line()], "day.jsonl")
     assert (request.at, request.user, request.run_s) == (1.5, "ada", 0.25)
     assert request.model.repo_id == "org/name"
     assert (request.generation, request.weight, request.priority) == ("0.8", 1.0, False)
 
 
-def test_what_need_not_be_said_may_be() -> None:
+def test_optional_fields_are_read() -> None:
     (request,) = read([line(generation="0.7", weight=2, priority=True)], "day.jsonl")
     assert (request.generation, request.weight, request.priority) == ("0.7", 2.0, True)
 
 
-def test_a_whole_model_key_names_a_model_too() -> None:
+def test_full_model_key_is_accepted() -> None:
     key = 'nnsight.modeling.language.LanguageModel:{"repo_id": "org/name", "revision": "v2"}'
     (request,) = read([line(model=key)], "day.jsonl")
     assert (request.model.repo_id, request.model.revision) == ("org/name", "v2")
 
 
-def test_requests_are_in_the_order_of_their_times_and_equal_ones_as_they_stand() -> None:
+def test_requests_are_sorted_stably_by_time() -> None:
     lines = [line(at=at, user=user) for at, user in ((3, "a"), (1, "b"), (3, "c"), (0, "d"))]
     assert [r.user for r in read(lines, "day.jsonl")] == ["d", "b", "a", "c"]
 
@@ -54,12 +54,12 @@ def test_requests_are_in_the_order_of_their_times_and_equal_ones_as_they_stand()
         ("1970-01-02", 86400.0),
     ],
 )
-def test_times_may_be_dates_of_utc_unless_they_say_otherwise(text: str, at: float) -> None:
+def test_times_may_be_iso_dates_in_utc_by_default(text: str, at: float) -> None:
     (request,) = read([line(at=text)], "day.jsonl")
     assert request.at == at
 
 
-def test_empty_lines_are_passed_over_and_counted() -> None:
+def test_empty_lines_are_skipped_but_counted() -> None:
     assert len(read(["", line(), "  \n", line()], "day.jsonl")) == 2
     assert problems("", "", "no") == ("day.jsonl, line 3: this is no JSON: Expecting value.",)
 
@@ -87,27 +87,27 @@ def test_empty_lines_are_passed_over_and_counted() -> None:
         (line(user="x" * 70_000), "it is longer than 65,536 characters"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(wrong: str, said: str) -> None:
+def test_invalid_line_is_reported_with_its_number(wrong: str, said: str) -> None:
     (problem,) = problems(line(), wrong)
     assert problem.startswith("day.jsonl, line 2: ")
     assert said in problem
     assert problem.endswith(".")
 
 
-def test_dates_and_seconds_are_not_mixed() -> None:
+def test_mixed_dates_and_seconds_are_refused() -> None:
     (problem,) = problems(line(at="2026-01-31"), line(at=5))
     assert problem == 'day.jsonl, line 2: "at" must be an ISO 8601 time, as in the lines before.'
 
 
-def test_ten_wrong_lines_are_enough() -> None:
+def test_at_most_ten_problems_are_reported() -> None:
     assert len(problems(*["no"] * 50)) == 10
 
 
-def test_nothing_is_no_trace() -> None:
+def test_empty_trace_is_refused() -> None:
     assert problems("\n") == ("day.jsonl holds no requests.",)
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_trace_is_read_back(tmp_path: Path) -> None:
     requests = read(
         [line(), line(at=2, user="zoë", generation="0.7", weight=0.5, priority=True)], "day.jsonl"
     )
@@ -116,7 +116,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert isinstance(requests[0], TraceRequest)
 
 
-def test_files_that_cannot_be_read_or_written_are_told(tmp_path: Path) -> None:
+def test_unreadable_and_unwritable_trace_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="cannot be read: No such file"):
         read_file(tmp_path / "none")
     (tmp_path / "latin").write_bytes(b"\xff\xfe\xff")

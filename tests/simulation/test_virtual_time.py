@@ -1,4 +1,4 @@
-"""Virtual time: asyncio as it is, but nobody waits."""
+"""Virtual time: asyncio without real waiting."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def now() -> float:
 # Time
 
 
-def test_a_thousand_years_pass_at_once() -> None:
+def test_thousand_years_elapse_at_once() -> None:
     async def main() -> float:
         await elapse(1000 * 365 * DAY_S)
         return now()
@@ -36,7 +36,7 @@ def test_a_thousand_years_pass_at_once() -> None:
     assert run(main()) == pytest.approx(1000 * 365 * DAY_S, rel=1e-12)
 
 
-def test_it_starts_at_zero_and_stands_still_while_code_runs() -> None:
+def test_virtual_clock_starts_at_zero_and_stands_still_while_code_runs() -> None:
     async def main() -> tuple[float, float]:
         before = now()
         for _ in range(1000):
@@ -47,8 +47,8 @@ def test_it_starts_at_zero_and_stands_still_while_code_runs() -> None:
 
 
 @given(st.lists(st.floats(0, 1e7), min_size=1, max_size=40))
-def test_timers_come_in_the_order_of_their_time(delays: list[float]) -> None:
-    """Equal ones in the order they were set; each finds the clock at its own time."""
+def test_timers_fire_in_order_of_time(delays: list[float]) -> None:
+    """Each timer finds the clock at its own time."""
     came: list[tuple[float, int]] = []
 
     async def sleeper(number: int, delay: float) -> None:
@@ -61,13 +61,13 @@ def test_timers_come_in_the_order_of_their_time(delays: list[float]) -> None:
         return now()
 
     assert run(main()) == pytest.approx(max(delays), rel=1e-12, abs=1e-8)
-    # What lies closer together than the clock's resolution is one moment.
+    # Times closer together than the clock's resolution are equal.
     assert [delay for delay, _ in came] == pytest.approx(sorted(delays), abs=1e-8)
     if len({round(delay, 6) for delay in delays}) == len(delays):
         assert came == sorted(came)
 
 
-def test_equal_timers_come_in_the_order_they_were_set() -> None:
+def test_equal_timers_all_fire() -> None:
     came: list[int] = []
 
     async def main() -> None:
@@ -92,7 +92,7 @@ def test_a_cancelled_timer_does_not_move_the_clock() -> None:
     assert run(main()) == 0.5
 
 
-def test_what_is_ready_goes_before_time_passes_each_in_its_turn() -> None:
+def test_ready_tasks_run_in_turn_before_time_passes() -> None:
     came: list[str] = []
 
     async def chatter(name: str) -> None:
@@ -109,10 +109,10 @@ def test_what_is_ready_goes_before_time_passes_each_in_its_turn() -> None:
     assert came == ["a", "b", "a", "b", "a", "b", "timer"]
 
 
-# What is built on it
+# asyncio's tools
 
 
-def test_wait_for_gives_up_at_its_time() -> None:
+def test_wait_for_times_out_at_virtual_time() -> None:
     async def main() -> float:
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.Event().wait(), 7)
@@ -121,7 +121,7 @@ def test_wait_for_gives_up_at_its_time() -> None:
     assert run(main()) == 7.0
 
 
-def test_wait_for_returns_before_its_time() -> None:
+def test_wait_for_returns_before_timeout() -> None:
     async def works() -> str:
         await elapse(3)
         return "done"
@@ -132,7 +132,7 @@ def test_wait_for_returns_before_its_time() -> None:
     assert run(main()) == ("done", 3.0)
 
 
-def test_events_queues_and_locks_pass_things_on_without_time() -> None:
+def test_events_queues_and_locks_work_without_time_passing() -> None:
     heard: list[tuple[int, float]] = []
 
     async def main() -> None:
@@ -156,7 +156,7 @@ def test_events_queues_and_locks_pass_things_on_without_time() -> None:
     assert heard == [(0, 2.0), (1, 4.0), (2, 6.0)]
 
 
-def test_what_fails_fails() -> None:
+def test_exception_propagates_from_run() -> None:
     async def main() -> None:
         await elapse(1)
         raise LookupError("mine")
@@ -168,7 +168,7 @@ def test_what_fails_fails() -> None:
 # The end
 
 
-def test_a_deadlock_is_an_error_that_names_who_waits() -> None:
+def test_deadlock_error_names_waiting_task() -> None:
     async def main() -> None:
         await elapse(12)
         task = asyncio.create_task(asyncio.Event().wait(), name="the one that waits")
@@ -178,7 +178,7 @@ def test_a_deadlock_is_an_error_that_names_who_waits() -> None:
         run(main())
 
 
-def test_two_that_wait_for_each_other_are_a_deadlock() -> None:
+def test_tasks_waiting_for_each_other_are_a_deadlock() -> None:
     async def main() -> None:
         locks = asyncio.Lock(), asyncio.Lock()
 
@@ -194,7 +194,7 @@ def test_two_that_wait_for_each_other_are_a_deadlock() -> None:
         run(main())
 
 
-def test_what_is_left_behind_is_cancelled_and_may_clean_up() -> None:
+def test_remaining_tasks_are_cancelled_and_may_clean_up() -> None:
     said: list[str] = []
 
     async def numbers() -> AsyncIterator[int]:
@@ -222,7 +222,7 @@ def test_what_is_left_behind_is_cancelled_and_may_clean_up() -> None:
     assert said == ["cleaned up", "closed"]
 
 
-def test_after_a_deadlock_what_was_left_has_been_cancelled() -> None:
+def test_tasks_are_cancelled_after_deadlock() -> None:
     said: list[str] = []
 
     async def main() -> None:
@@ -236,7 +236,7 @@ def test_after_a_deadlock_what_was_left_has_been_cancelled() -> None:
     assert said == ["cleaned up"]
 
 
-# What takes real time
+# Operations in real time
 
 
 def test_threads_are_refused() -> None:
@@ -267,7 +267,7 @@ def test_processes_are_refused() -> None:
         run(main())
 
 
-def test_a_loop_that_is_closed_leaves_nothing_open() -> None:
+def test_closed_loop_refuses_calls() -> None:
     loop = VirtualLoop()
     loop.close()
     assert loop.is_closed()

@@ -1,4 +1,4 @@
-"""Cluster files: what they say, what need not be said, and what is wrong with them."""
+"""Cluster files: their fields, defaults and errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def problems(text: str, source: str = "c.yaml") -> str:
     return str(caught.value)
 
 
-def test_little_has_to_be_said() -> None:
+def test_minimal_cluster_file_gets_defaults() -> None:
     world = read(SMALL, "c.yaml")
     (node,) = world.nodes
     assert node.resources.gpu_bytes == (24 * GIB, 24 * GIB)
@@ -35,7 +35,7 @@ def test_little_has_to_be_said() -> None:
     assert world.weights("org/name") is None
 
 
-def test_everything_may_be_said() -> None:
+def test_full_cluster_file_is_read() -> None:
     world = read(
         """
 nodes:
@@ -73,7 +73,7 @@ line: {head_start: 30s, patience: 8, max_attempts: 1}
     assert (world.execution_timeout_s, world.speeds.cpu_slowdown) == (3600, 5)
 
 
-def test_what_is_left_out_is_as_a_server_has_it() -> None:
+def test_omitted_fields_equal_server_defaults() -> None:
     world = read(SMALL, "c.yaml")
     server = {name: field.default for name, field in Settings.model_fields.items()}
     assert world.rules == PlacementRules(
@@ -98,7 +98,7 @@ def test_what_is_left_out_is_as_a_server_has_it() -> None:
     assert world.nodes[0].resources == Resources.of([24 * GIB] * 2, 64 * GIB, cached)
 
 
-def test_the_example_of_the_documentation_is_one() -> None:
+def test_documentation_examples_are_valid() -> None:
     text = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
     examples = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     (day,) = (example for example in examples if example.startswith("{"))
@@ -111,7 +111,7 @@ def test_the_example_of_the_documentation_is_one() -> None:
         assert getattr(world, field) == getattr(plain, field), field
 
 
-def test_json_says_the_same() -> None:
+def test_json_cluster_file_equals_yaml() -> None:
     text = '{"nodes": [{"gpus": "2x24GiB", "cpu_memory": "64GiB"}]}'
     assert read(text, "c.json") == read(SMALL, "c.yaml")
 
@@ -143,27 +143,27 @@ def test_json_says_the_same() -> None:
         ("nodes: [", "c.yaml, line 1: this is no YAML"),
     ],
 )
-def test_what_is_wrong_is_said(text: str, said: str) -> None:
+def test_invalid_cluster_file_is_reported(text: str, said: str) -> None:
     assert said in problems(text)
 
 
-def test_broken_json_names_its_line() -> None:
+def test_broken_json_is_reported_with_line() -> None:
     assert "c.json, line 2: this is no JSON" in problems('{"nodes":\n}', "c.json")
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     said = problems("nodes: [{}]\nmodels: {org/a: {}, org/b: {}}")
     assert said.count("\n") == 2
 
 
-def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+def test_unreadable_cluster_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ClusterFileError, match="cannot be read"):
         read_file(tmp_path / "none.yaml")
     (tmp_path / "c.yaml").write_text(SMALL)
     assert read_file(tmp_path / "c.yaml") == read(SMALL, "c.yaml")
 
 
-def test_what_is_generated_is_read() -> None:
+def test_generated_cluster_file_is_read() -> None:
     names = generate.names(200)
     world = read(generate.cluster(names, 3), "c.yaml")
     assert world.names == tuple(names)

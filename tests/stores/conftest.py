@@ -1,4 +1,4 @@
-"""Fixtures of tests of what is kept for jobs and accounts."""
+"""Fixtures for tests of the stores of jobs and accounts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.waiting import PATIENCE_S
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Redis counts as away no sooner than a test fails: a busy machine may take its five seconds."""
+    """Raise Redis's time limits above the tests' patience, since a busy machine may exceed five seconds."""
     for module in (redis, channels):
         monkeypatch.setattr(module, "ANSWER_S", 2 * PATIENCE_S)
     monkeypatch.setitem(redis._OPTIONS, "socket_connect_timeout", 2 * PATIENCE_S)

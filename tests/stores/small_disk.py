@@ -25,7 +25,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Fill a disk to its last byte; the file to delete."""
+    """Fill a disk to its last byte; return the file to delete."""
     with closing((disk / "filling").open("wb", buffering=0)) as file:
         for size in (1 << 16, 1 << 12, 1):
             try:

@@ -1,4 +1,4 @@
-"""The log of events: its bounds, and what the next process finds of it."""
+"""The event log: its bounds, and its recovery by the next process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextlib.asynccontextmanager
 async def running(log: EventLog) -> AsyncIterator[EventLog]:
     task = asyncio.create_task(log.run())
-    await asyncio.sleep(0)  # it begins
+    await asyncio.sleep(0)  # the task starts
     try:
         yield log
     finally:
@@ -45,14 +45,14 @@ def subjects(log: EventLog) -> list[str]:
     return [each.subject for each in log.latest()]
 
 
-def test_the_last_events_are_kept_the_newest_first() -> None:
+def test_last_events_are_kept_newest_first() -> None:
     log = EventLog()
     for n in range(MOST + 5):
         log.record("deployed", f"org/{n}", "", "token")
     assert subjects(log) == [f"org/{n}" for n in range(MOST + 4, 4, -1)]
 
 
-def test_failed_logins_push_nothing_else_out() -> None:
+def test_failed_logins_do_not_displace_other_events() -> None:
     log = EventLog(now=iter(range(10**6)).__next__)
     log.record("deployed", "org/a", "", "token")
     for n in range(2 * MOST):
@@ -63,7 +63,7 @@ def test_failed_logins_push_nothing_else_out() -> None:
     assert found[-1] == "org/a"
     log.record("failed login", "host 1999", "", "login")
     assert log.latest()[0].count == 2
-    # Ten minutes later it is another event.
+    # After ten minutes it counts as another event.
     later = EventLog(now=iter((0.0, 1000.0)).__next__)
     later.record("failed login", "host", "", "login")
     later.record("failed login", "host", "", "login")
@@ -71,13 +71,13 @@ def test_failed_logins_push_nothing_else_out() -> None:
 
 
 @on_loop
-async def test_the_next_process_finds_the_events(tmp_path: Path) -> None:
+async def test_next_process_finds_saved_events(tmp_path: Path) -> None:
     file = tmp_path / "events.json"
     async with running(EventLog(StateFile(tmp_path, EVENTS, SavedEvents))) as log:
         log.record("deployed", "org/a", "", "token")
         await eventually(file.exists)
         assert file.stat().st_mode & 0o077 == 0
-        log.record("deployed", "org/b", "", "token")  # and ends before it is saved by itself
+        log.record("deployed", "org/b", "", "token")  # and the process ends before the next save
     again = EventLog(StateFile(tmp_path, EVENTS, SavedEvents))
     again.record("started", "the server", "", "server")
     async with running(again):
@@ -88,7 +88,7 @@ async def test_the_next_process_finds_the_events(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_the_next_leader_finds_them_in_redis(redis: RedisServer) -> None:
+async def test_next_leader_finds_events_in_redis(redis: RedisServer) -> None:
     clients = [connect(redis.url) for _ in range(2)]
     try:
         first, second = (SharedState(SharedCache(c, SIGNER), EVENTS, SavedEvents) for c in clients)
@@ -96,7 +96,7 @@ async def test_the_next_leader_finds_them_in_redis(redis: RedisServer) -> None:
             log.record("deployed", "org/a", "", "token")
         async with running(EventLog(second)) as log:
             await eventually(lambda: subjects(log) == ["org/a"])
-        # Of a leader with another secret it takes nothing over.
+        # Events of a leader with another secret are ignored.
         other = SharedCache(clients[1], Signer(["another secret of tests"]))
         assert await SharedState(other, EVENTS, SavedEvents).load() is None
     finally:
@@ -105,7 +105,7 @@ async def test_the_next_leader_finds_them_in_redis(redis: RedisServer) -> None:
 
 
 @on_loop
-async def test_a_store_that_is_away_loses_nothing(tmp_path: Path) -> None:
+async def test_unavailable_store_loses_no_events(tmp_path: Path) -> None:
     class Away(StateFile[SavedEvents]):
         is_away = True
 
@@ -119,7 +119,7 @@ async def test_a_store_that_is_away_loses_nothing(tmp_path: Path) -> None:
                 raise OSError("the disk is full")
             await super().save(state)
 
-    (tmp_path / "events.json").write_text("{")  # it was broken before
+    (tmp_path / "events.json").write_text("{")  # the file was damaged before
     store = Away(tmp_path, EVENTS, SavedEvents)
     async with running(EventLog(store)) as log:
         log.record("deployed", "org/a", "", "token")

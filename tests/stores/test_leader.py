@@ -1,4 +1,4 @@
-"""Processes that share a broker: those of another version do not take part."""
+"""Processes that share a broker: a leader of another version is not accepted."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ FORM = "7028d6ddc71e2657"
 
 
 @pytest.mark.unit
-def test_another_form_has_another_number() -> None:
-    """The protocol's number stands for these fields and events.
+def test_changed_message_form_needs_new_protocol_number() -> None:
+    """The protocol number identifies these fields and events.
 
-    If this fails, set FORM to what it should be; raise PROTOCOL, too, if the last release has the old form.
+    If this fails, set FORM to the new hash; also raise PROTOCOL if the last release has the old form.
     """
     kinds = (Request, Response, DeploymentConfig, PlacedReplica, OperatorsEvent)
     form = {
@@ -44,7 +44,7 @@ def test_another_form_has_another_number() -> None:
 
 @pytest.mark.process
 @on_loop
-async def test_a_leader_of_another_version_is_none(redis: RedisServer) -> None:
+async def test_leader_of_other_version_is_not_accepted(redis: RedisServer) -> None:
     client, secrets = connect(redis.url), ["the server's secret"]
 
     def why() -> str | None:

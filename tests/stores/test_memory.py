@@ -1,4 +1,4 @@
-"""Memory that is left, of a machine and of a container."""
+"""Available memory of a machine and of a container."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ GIB = 1 << 30
         (5000, "max", 9 * GIB, 0, False),
         (5000, 10 * GIB, 8 * GIB, 0, False),
         (5000, 10 * GIB, 9 * GIB + 1, 0, True),
-        (5000, 10 * GIB, 10 * GIB, 2 * GIB, False),  # most of that is a cache
+        (5000, 10 * GIB, 10 * GIB, 2 * GIB, False),  # most of that is page cache
     ],
 )
-def test_memory_is_short_where_a_tenth_is_not_available(
+def test_memory_is_short_below_tenth_available(
     available_kb: int,
     limit: int | str | None,
     used: int,
@@ -37,11 +37,11 @@ def test_memory_is_short_where_a_tenth_is_not_available(
         (tmp_path / "memory.current").write_text(f"{used}\n")
         (tmp_path / "memory.stat").write_text(f"anon 5\nactive_file {cache - 1}\ninactive_file 1\n")
     assert memory_is_short(meminfo, tmp_path) is is_short
-    memory_is_short()  # files of this machine have that form
+    memory_is_short()  # this machine's files have that form
 
 
 @pytest.mark.parametrize(("used", "is_short"), [(8 * GIB, False), (10 * GIB, True)])
-def test_memory_is_short_in_a_container_of_the_older_form(
+def test_memory_is_short_in_cgroup_v1_container(
     used: int,
     is_short: bool,
     tmp_path: Path,

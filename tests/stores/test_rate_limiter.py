@@ -1,4 +1,4 @@
-"""Requests a minute: no more than the limit, by one gateway or by several at once."""
+"""Requests per minute never exceed the limit, with one gateway or several."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture(params=["memory", "redis"])
 def url(request: pytest.FixtureRequest) -> str:
-    """No broker, or a Redis that is empty."""
+    """No broker, or an empty Redis."""
     if request.param == "memory":
         return ""
     server: RedisServer = request.getfixturevalue("redis")
@@ -24,9 +24,9 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 @on_loop
-async def test_no_more_are_taken_than_may_be_however_many_come_at_once(url: str) -> None:
+async def test_concurrent_requests_respect_rate_limit(url: str) -> None:
     rates = Rates(url)
-    # In Redis two gateways count together.
+    # With Redis, two gateways count together.
     others = Rates(url) if url else rates
     waits = await asyncio.gather(*((rates, others)[n % 2].take("a", 20) for n in range(60)))
     assert waits.count(0.0) == 20
@@ -35,7 +35,7 @@ async def test_no_more_are_taken_than_may_be_however_many_come_at_once(url: str)
 
 
 @on_loop
-async def test_a_window_may_be_longer_than_a_minute(url: str) -> None:
+async def test_rate_window_may_be_longer_than_a_minute(url: str) -> None:
     rates = Rates(url)
     waits = [await rates.take("a", 2, minutes=10) for _ in range(3)]
     assert waits[:2] == [0.0, 0.0]
@@ -43,21 +43,21 @@ async def test_a_window_may_be_longer_than_a_minute(url: str) -> None:
 
 
 @on_loop
-async def test_a_redis_that_is_away_is_said(redis: RedisServer) -> None:
+async def test_unavailable_redis_raises_rates_away(redis: RedisServer) -> None:
     with pytest.raises(RatesUnavailableError):
         await Rates("redis://127.0.0.1:1").take("a", 20)
 
 
-def test_a_window_of_this_process_moves() -> None:
+def test_in_memory_rate_window_slides() -> None:
     windows = Windows()
     waits = [windows.take("a", 2, 60, now) for now in (1000.0, 1030.0, 1040.0, 1061.0, 1062.0)]
     assert waits == [0, 0, 20, 0, 28]
-    # A limit that was lowered counts those that it would have refused.
+    # A lowered limit counts requests that it would have refused.
     assert windows.take("a", 1, 60, 1063.0) == 58
     assert windows.take("a", 0, 60, 1063.0) == 60
 
 
-def test_names_that_send_no_more_are_forgotten() -> None:
+def test_inactive_names_are_forgotten() -> None:
     windows = Windows()
     for number in range(100):
         windows.take(str(number), 2, 60, 1000.0)

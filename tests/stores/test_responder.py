@@ -1,4 +1,4 @@
-"""Updates of polled jobs while the object store is away, and those of live jobs that end soon."""
+"""Updates of polled jobs while the object store is unavailable, and updates of short live jobs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODEL = ModelKey("a.B", "org/name")
 
 
 class FlakyStore(FileStore):
-    """A store that can be away."""
+    """A store that can be unavailable."""
 
     away = False
 
@@ -40,7 +40,7 @@ def a_request() -> Request:
 
 
 @on_loop
-async def test_an_update_that_cannot_be_kept_costs_nothing_but_itself(tmp_path: Path) -> None:
+async def test_intermediate_update_that_cannot_be_stored_is_skipped(tmp_path: Path) -> None:
     store, request = FlakyStore(tmp_path, 60), a_request()
     responder = Responder(MemoryBroker(), store)
     for status, away in (
@@ -57,8 +57,8 @@ async def test_an_update_that_cannot_be_kept_costs_nothing_but_itself(tmp_path: 
 
 
 @on_loop
-async def test_a_late_update_hides_no_end(tmp_path: Path) -> None:
-    """A leader that has lost a job without knowing it says that the job waits, after it has ended."""
+async def test_late_update_does_not_hide_end(tmp_path: Path) -> None:
+    """A leader that unknowingly lost a job reports it as queued after its end."""
     store, request = FileStore(tmp_path, 60), a_request()
     knows, knows_not = (Responder(MemoryBroker(), store) for _ in range(2))
     await knows.respond(request, Response(request.id, Status.COMPLETED))
@@ -71,7 +71,7 @@ async def test_a_late_update_hides_no_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("status", [Status.RECEIVED, Status.COMPLETED, Status.ERROR])
 @on_loop
-async def test_the_first_and_the_last_are_not_lost_in_silence(
+async def test_first_and_last_response_fail_if_store_is_unavailable(
     tmp_path: Path, status: Status
 ) -> None:
     store, request = FlakyStore(tmp_path, 60), a_request()
@@ -81,7 +81,7 @@ async def test_the_first_and_the_last_are_not_lost_in_silence(
 
 
 class Client:
-    """A live client, and what it is told of its job."""
+    """A live client that receives its job's updates."""
 
     def __init__(self, broker: MemoryBroker, callback: str = "") -> None:
         self._broker = broker
@@ -97,7 +97,7 @@ class Client:
         )
 
     async def hears(self, responder: Responder, *statuses: Status, for_s: float = 0.0) -> list[str]:
-        """Return the statuses that arrive of these, some seconds after the last."""
+        """Send statuses, wait `for_s` seconds, and return the statuses that arrived."""
         channel = await self._broker.subscribe("a-client")
         for status in statuses:
             await responder.respond(self.request, Response(self.request.id, status))
@@ -114,7 +114,7 @@ LATER_S = 0.2
 
 
 @on_virtual_loop
-async def test_a_quick_job_is_told_its_end_alone(tmp_path: Path) -> None:
+async def test_quick_job_reports_only_its_end(tmp_path: Path) -> None:
     broker = MemoryBroker()
     responder = Responder(broker, FileStore(tmp_path, 60), deferred=DEFERRABLE)
     all_of_it = (*DEFERRABLE, Status.COMPLETED)
@@ -123,7 +123,7 @@ async def test_a_quick_job_is_told_its_end_alone(tmp_path: Path) -> None:
 
 
 @on_virtual_loop
-async def test_a_longer_job_is_told_the_last_state_of_each_while(tmp_path: Path) -> None:
+async def test_longer_job_reports_latest_deferred_status(tmp_path: Path) -> None:
     broker = MemoryBroker()
     responder = Responder(broker, FileStore(tmp_path, 60), deferred=DEFERRABLE)
     client = Client(broker)
@@ -134,8 +134,8 @@ async def test_a_longer_job_is_told_the_last_state_of_each_while(tmp_path: Path)
 
 
 @on_virtual_loop
-async def test_states_that_follow_each_other_do_not_hold_each_other_up(tmp_path: Path) -> None:
-    """A job whose place in the line changes all the time is told it all the same."""
+async def test_frequent_statuses_do_not_delay_each_other_forever(tmp_path: Path) -> None:
+    """A job whose queue position changes constantly still gets updates."""
     broker = MemoryBroker()
     responder = Responder(broker, FileStore(tmp_path, 60), deferred=DEFERRABLE)
     client, told = Client(broker), 0
@@ -148,7 +148,7 @@ async def test_states_that_follow_each_other_do_not_hold_each_other_up(tmp_path:
     ("deferred", "callback"), [((), ""), (DEFERRABLE, "every+https://example.org/told")]
 )
 @on_virtual_loop
-async def test_a_status_is_told_at_once(
+async def test_status_is_sent_at_once_without_deferral(
     tmp_path: Path, deferred: Collection[Status], callback: str
 ) -> None:
     broker = MemoryBroker()
@@ -158,7 +158,7 @@ async def test_a_status_is_told_at_once(
 
 
 @on_virtual_loop
-async def test_what_a_job_prints_comes_after_its_state(tmp_path: Path) -> None:
+async def test_log_comes_after_deferred_status(tmp_path: Path) -> None:
     broker = MemoryBroker()
     responder = Responder(broker, FileStore(tmp_path, 60), deferred=DEFERRABLE)
     heard = await Client(broker).hears(responder, QUEUED, RUNNING, Status.LOG, Status.LOG)
@@ -166,7 +166,7 @@ async def test_what_a_job_prints_comes_after_its_state(tmp_path: Path) -> None:
 
 
 @on_virtual_loop
-async def test_a_state_that_is_over_by_then_is_not_told(tmp_path: Path) -> None:
+async def test_outdated_deferred_status_is_not_sent(tmp_path: Path) -> None:
     broker, is_over = MemoryBroker(), False
     responder = Responder(broker, FileStore(tmp_path, 60), deferred=DEFERRABLE)
     client = Client(broker)
@@ -178,7 +178,7 @@ async def test_a_state_that_is_over_by_then_is_not_told(tmp_path: Path) -> None:
 
 
 @on_virtual_loop
-async def test_whoever_is_away_is_known_to_be_before_a_state_is_told(tmp_path: Path) -> None:
+async def test_deferred_status_reports_absent_client_at_once(tmp_path: Path) -> None:
     broker = MemoryBroker()
     responder = Responder(broker, FileStore(tmp_path, 60), deferred=DEFERRABLE)
     request = Client(broker).request

@@ -1,4 +1,4 @@
-"""The files that operators give to Prometheus and Grafana, as tests read them."""
+"""The files for Prometheus and Grafana, parsed for tests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Query:
 
 
 def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a dashboard's panels, the headings of its rows left out."""
+    """Return a dashboard's panels, without row headings."""
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
@@ -62,7 +62,7 @@ def of_source(source: str) -> dict[str, dict[str, Any]]:
 
 
 def dashboard_queries() -> list[Query]:
-    """Return what every panel and every variable asks Prometheus, with variables of "All"."""
+    """Return the Prometheus queries of all panels and variables, with variables set to "All"."""
     found = []
     for name, dashboard in of_source("prometheus").items():
         for panel in panels(dashboard):
@@ -81,7 +81,7 @@ def dashboard_queries() -> list[Query]:
 
 
 def influxdb_queries(since_ms: int, until_ms: int, model: str = ".*") -> list[Query]:
-    """Return what every panel asks InfluxDB, of a range of time and of models that match."""
+    """Return the InfluxDB queries of all panels, for a time range and matching models."""
     macros = {
         "$timeFilter": f"time >= {since_ms}ms and time <= {until_ms}ms",
         "$__interval_ms": str(INTERVAL_S * 1000),
@@ -100,7 +100,7 @@ def influxdb_queries(since_ms: int, until_ms: int, model: str = ".*") -> list[Qu
 
 
 def influxdb_variables() -> list[Query]:
-    """Return what every variable asks InfluxDB."""
+    """Return the InfluxDB queries of all variables."""
     return [
         Query(f"{name}: ${variable['name']}", variable["query"]["query"])
         for name, dashboard in of_source("influxdb").items()
@@ -110,10 +110,10 @@ def influxdb_variables() -> list[Query]:
 
 
 def alert_queries() -> list[Query]:
-    """Return what every alert asks, so that it has an answer while all is well.
+    """Return the queries of all alerts, changed so that they have an answer without a problem.
 
-    A comparison answers with 0 or 1 (`bool`) in place of nothing or something; what must not be there has
-    to be there, and to have the labels of the rest (`and` for `unless`); a few seconds stand for an hour.
+    Comparisons return 0 or 1 (`bool`). `absent` is dropped, and `and` replaces `unless`, so that these
+    series must exist with matching labels. A few seconds replace an hour.
     """
     found = []
     for rule in RULES:

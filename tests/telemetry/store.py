@@ -1,4 +1,4 @@
-"""A store of metrics or logs that behaves as it is told, in a thread."""
+"""A store of metrics or logs with configurable behaviour, in a thread."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.services.process import HOST
 from tests.waiting import time_passes
 
 HANGS, SPEAKS_NO_HTTP, HANGS_UP = 0, -1, -2
-"""Behaviours of a store, beside the statuses with which it may answer."""
+"""Behaviours of a store other than answers with a status."""
 
 
 @dataclass
 class Batch:
-    """One batch that a store took."""
+    """One batch that a store accepted."""
 
     target: str
     headers: dict[str, str]
@@ -27,7 +27,7 @@ class Batch:
 
 @dataclass
 class Store:
-    """A context manager: within it, the store listens at its port."""
+    """A store that listens at its port within its context."""
 
     port: int = 0
     behaviour: int = 204
@@ -36,7 +36,7 @@ class Store:
     asked: int = 0
     taken: list[Batch] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
-    """An event that ends the waiting of a store that hangs."""
+    """An event that releases a hanging store."""
 
     @property
     def url(self) -> str:

@@ -1,4 +1,4 @@
-"""The rules for Prometheus: each alert fires by its cause and resolves, and says what to do."""
+"""The rules for Prometheus: each alert fires on its cause, resolves, and gives advice."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ NAMES = {rule["alert"] for rule in RULES}
 
 
 @pytest.mark.engine
-def test_prometheus_takes_the_configuration() -> None:
+def test_prometheus_accepts_configuration() -> None:
     assert promtool("check", "config", str(PROMETHEUS / "prometheus.yml")) == ""
 
 
 @pytest.mark.engine
-def test_each_alert_fires_by_its_cause_and_resolves() -> None:
+def test_each_alert_fires_on_its_cause_and_resolves() -> None:
     assert promtool("test", "rules", str(PROMETHEUS / "alerts_test.yml")) == ""
 
 
-def test_no_alert_is_left_out() -> None:
+def test_every_alert_has_a_rule_test() -> None:
     tests = yaml.safe_load((PROMETHEUS / "alerts_test.yml").read_text())["tests"]
     fired: set[str] = set()
     for each in tests:
@@ -33,19 +33,19 @@ def test_no_alert_is_left_out() -> None:
             {re.findall(r'alertname="(\w+)"', sample["labels"])[0] for sample in at["exp_samples"]}
             for at in each["promql_expr_test"]
         ]
-        # Before its cause and after it, nothing fires.
+        # Nothing fires before the cause and after it.
         assert expected[0] == expected[-1] == set(), each["name"]
         fired.update(*expected)
     assert fired == NAMES
 
 
-def test_the_document_has_each_alert() -> None:
+def test_document_lists_every_alert() -> None:
     rows = re.findall(r"^\| `(Ndif\w+)` \| (\w+) \|", DOCUMENT.read_text(), re.MULTILINE)
     assert dict(rows) == {rule["alert"]: rule["labels"]["severity"] for rule in RULES}
     assert len(rows) == len(RULES)
 
 
-def test_alerts_name_commands_and_settings_that_there_are() -> None:
+def test_alerts_name_existing_commands_and_settings() -> None:
     said = " ".join(rule["annotations"]["description"] for rule in RULES)
     commands = set(re.findall(r"`ndif (\w+)", said))
     assert len(commands) > 8
@@ -55,7 +55,7 @@ def test_alerts_name_commands_and_settings_that_there_are() -> None:
     assert settings <= set(re.findall(r"NDIF_\w+", (ROOT / ".env.example").read_text()))
 
 
-def test_an_alert_says_what_to_do(subtests: pytest.Subtests) -> None:
+def test_alert_description_has_severity_and_advice(subtests: pytest.Subtests) -> None:
     for rule in RULES:
         with subtests.test(str(rule["alert"])):
             assert rule["labels"]["severity"] in ("critical", "warning")

@@ -1,4 +1,4 @@
-"""The form of the dashboards for Grafana, and of what Grafana is told of them."""
+"""The form of the dashboards for Grafana, and Grafana's provisioning files."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from tests.telemetry.operating import (
 )
 
 
-def test_the_files_are_those_that_their_source_makes() -> None:
+def test_dashboard_files_equal_generated_ones() -> None:
     written = {file.name: file.read_text() for file in (GRAFANA / "dashboards").iterdir()}
     made = {name: files.text_of(found) for name, found in files.DASHBOARDS.items()}
     assert written == made, "run `python -m deploy.grafana.make`"
 
 
-def test_dashboards_have_names_of_their_own() -> None:
+def test_dashboards_have_unique_names() -> None:
     for field in ("uid", "title"):
         assert len({dashboard[field] for dashboard in DASHBOARDS.values()}) == len(DASHBOARDS)
 
 
-def test_panels_have_ids_and_places_of_their_own(subtests: pytest.Subtests) -> None:
+def test_panels_have_unique_ids_and_do_not_overlap(subtests: pytest.Subtests) -> None:
     for name, dashboard in DASHBOARDS.items():
         with subtests.test(name):
             found = dashboard["panels"]
@@ -50,7 +50,7 @@ def test_panels_have_ids_and_places_of_their_own(subtests: pytest.Subtests) -> N
                 taken |= place
 
 
-def test_panels_say_what_they_show(subtests: pytest.Subtests) -> None:
+def test_panels_have_titles_descriptions_and_queries(subtests: pytest.Subtests) -> None:
     for name, dashboard in DASHBOARDS.items():
         with subtests.test(name):
             assert dashboard["schemaVersion"] >= 39
@@ -61,7 +61,7 @@ def test_panels_say_what_they_show(subtests: pytest.Subtests) -> None:
                 assert panel["description"].endswith("."), panel["title"]
                 source = {"type": source_of(dashboard), "uid": "${datasource}"}
                 assert panel["datasource"] == source
-                if panel["type"] == "alertlist":  # which asks for alerts, and not for values
+                if panel["type"] == "alertlist":  # which queries alerts instead of values
                     continue
                 assert panel["fieldConfig"]["defaults"]["unit"]
                 targets = panel["targets"]
@@ -71,7 +71,7 @@ def test_panels_say_what_they_show(subtests: pytest.Subtests) -> None:
                     assert target["datasource"] == source
 
 
-def test_variables_are_there_and_used(subtests: pytest.Subtests) -> None:
+def test_dashboard_variables_are_defined_and_used(subtests: pytest.Subtests) -> None:
     for name, dashboard in DASHBOARDS.items():
         with subtests.test(name):
             variables = [each["name"] for each in dashboard["templating"]["list"]]
@@ -88,7 +88,7 @@ def test_variables_are_there_and_used(subtests: pytest.Subtests) -> None:
                 assert used == {"model", "timeFilter", "__interval", "__interval_ms"}
 
 
-def test_dashboards_are_linked_to_those_of_their_source(subtests: pytest.Subtests) -> None:
+def test_dashboards_link_to_dashboards_of_same_source(subtests: pytest.Subtests) -> None:
     for name in DASHBOARDS:
         with subtests.test(name):
             source = source_of(DASHBOARDS[name])
@@ -97,7 +97,7 @@ def test_dashboards_are_linked_to_those_of_their_source(subtests: pytest.Subtest
             assert linked == of_source(source).keys()
 
 
-def test_each_query_to_influxdb_is_of_a_documented_measurement(subtests: pytest.Subtests) -> None:
+def test_influxdb_queries_use_documented_measurements(subtests: pytest.Subtests) -> None:
     for name in of_source("influxdb"):
         with subtests.test(name):
             documented = measurements()
@@ -112,7 +112,7 @@ def test_each_query_to_influxdb_is_of_a_documented_measurement(subtests: pytest.
                     assert {*re.findall(r"\$tag_(\w+)", target["alias"])} <= names
 
 
-def test_every_measurement_is_shown() -> None:
+def test_every_measurement_is_in_a_dashboard() -> None:
     shown = {
         measurement
         for dashboard in of_source("influxdb").values()
@@ -125,13 +125,13 @@ def test_every_measurement_is_shown() -> None:
 
 
 def measurements() -> dict[str, set[str]]:
-    """Return the names of tags and fields of each measurement, by the document."""
+    """Return the documented tags and fields of each measurement."""
     table = DOCUMENT.read_text().partition("## InfluxDB")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+Metric)` \| (.*?) \| (.*?) \|", table, re.MULTILINE)
     return {name: {*re.findall(r"\w+", f"{tags} {fields}")} for name, tags, fields in rows}
 
 
-def test_each_metric_that_is_asked_for_is_in_the_document() -> None:
+def test_every_queried_metric_is_documented() -> None:
     known = set(re.findall(r"`(ndif_\w+)`", DOCUMENT.read_text()))
     queries = " ".join(query.text for query in (*dashboard_queries(), *alert_queries()))
     asked = set(re.findall(r"\bndif_\w+", queries))
@@ -139,7 +139,7 @@ def test_each_metric_that_is_asked_for_is_in_the_document() -> None:
     assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked} <= known
 
 
-def test_every_metric_of_the_document_is_shown() -> None:
+def test_every_documented_metric_is_in_a_dashboard() -> None:
     table = DOCUMENT.read_text().partition("## Metrics")[2].partition("\n## ")[0]
     named = re.findall(r"^\| (`ndif_.*?) \|", table, re.MULTILINE)
     documented = {name for row in named for name in re.findall(r"ndif_\w+", row)}
@@ -148,7 +148,7 @@ def test_every_metric_of_the_document_is_shown() -> None:
     assert not {name for name in documented if name not in queries}
 
 
-def test_grafana_is_told_of_the_same_interval_as_prometheus() -> None:
+def test_grafana_and_prometheus_have_same_interval() -> None:
     source = yaml.safe_load((GRAFANA / "provisioning/datasources/ndif.yml").read_text())
     (found,) = source["datasources"]
     scraping = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
@@ -156,7 +156,7 @@ def test_grafana_is_told_of_the_same_interval_as_prometheus() -> None:
     assert (found["type"], found["access"]) == ("prometheus", "proxy")
 
 
-def test_grafana_asks_influxdb_in_the_language_of_its_dashboards() -> None:
+def test_grafana_queries_influxdb_with_influxql() -> None:
     source = yaml.safe_load((GRAFANA / "provisioning/datasources/ndif-influxdb.yml").read_text())
     (found,) = source["datasources"]
     assert (found["type"], found["access"]) == ("influxdb", "proxy")
@@ -164,6 +164,6 @@ def test_grafana_asks_influxdb_in_the_language_of_its_dashboards() -> None:
     assert found["jsonData"]["dbName"]
 
 
-def test_grafana_reads_dashboards_of_files() -> None:
+def test_grafana_reads_dashboards_from_files() -> None:
     providers = yaml.safe_load((GRAFANA / "provisioning/dashboards/ndif.yml").read_text())
     assert [provider["type"] for provider in providers["providers"]] == ["file"]

@@ -1,7 +1,7 @@
-"""Each query of the dashboards and alerts has an answer, about a real server that was in use.
+"""Each query of the dashboards and alerts has an answer, for a real server that was in use.
 
-A real Prometheus scrapes that server, and it writes to a real InfluxDB.
-`python -m pytest -s tests/telemetry/test_dashboards.py` prints the queries, and how many series each has.
+A real Prometheus scrapes that server, which writes to a real InfluxDB.
+`python -m pytest -s tests/telemetry/test_dashboards.py` prints the queries and their numbers of series.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ DATABASE = "ndif"
 
 @dataclass(frozen=True)
 class Site:
-    """A server with a broker, whose models take turns on one GPU, and who stores its metrics."""
+    """A server with a broker, whose models alternate on one GPU, and the stores of its metrics."""
 
     server: StartedServer
     redis: RedisServer
@@ -69,18 +69,18 @@ class Site:
     influx: InfluxServer
 
     def garbage(self, repo_id: str = GPT2, callback: str = "") -> httpx.Response:
-        """Send a job that cannot be run."""
+        """Send a job that cannot run."""
         name = key(repo_id, path=OLD, task=None)
         return send_old(self.server, nnsight_model_key=name, ndif_callback=callback)
 
     def probes(self) -> float:
-        """Return how many probes got a value."""
+        """Return the number of successful probes."""
         lines = httpx.get(f"{self.server.url}/metrics").text.splitlines()
         counts = (line.split() for line in lines if line.startswith("ndif_probe_seconds_count{"))
         return sum(float(count) for _, count in counts)
 
     def until_scraped(self) -> None:
-        """Wait until Prometheus has what the server counts now."""
+        """Wait until Prometheus has scraped the server's current values."""
         now = time.time()
         until(lambda: self.prometheus.query(f"timestamp(up) > {now}"))
 
@@ -89,12 +89,12 @@ class Site:
         return job in {row["request_id"] for row in self.influx.rows(DATABASE, measurement)}
 
     def model_processes(self) -> list[int]:
-        """Return the processes that hold models, which the process that leads has started."""
+        """Return the processes that hold models, which the leader has started."""
         found = map(model_processes, children(self.server.process.pid))
         return [*itertools.chain.from_iterable(found)]
 
     def end_of(self, job: str) -> str:
-        """Return the status with which a job has ended."""
+        """Wait until a job has ended; return its status."""
 
         def ended() -> str | None:
             status: str = httpx.get(f"{self.server.url}/response/{job}").json()["status"]
@@ -106,7 +106,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two models, and one whose tokenizer nobody can read."""
+    """Two models, and one with an unreadable tokenizer."""
     folder = tmp_path_factory.mktemp("shown")
     found = {
         GPT2: make_gpt2(folder / "gpt2"),
@@ -121,7 +121,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def site(
     models: dict[str, Path], runtimes: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
-    """A server that is in use, and has lived through what goes wrong."""
+    """A server that was in use and has had all kinds of failures."""
     folder = tmp_path_factory.mktemp("site")
     hub = HfMirror(share_weights=True)
     for name, files in models.items():
@@ -173,23 +173,23 @@ def site(
 
 
 def use(site: Site, clients: list[Client]) -> None:
-    """Do with a server what its metrics tell of."""
+    """Use a server so that all its metrics have values."""
     for _ in range(3):
-        for client in clients:  # each displaces the other's model
+        for client in clients:  # each evicts the other's model
             client.run("scenario_a_trace")
     # A queue, and a user's mistake.
     busy = clients[0]
     busy.run("scenario_fifty_jobs_are_sent")
     busy.run("scenario_all_that_was_sent_is_answered")
     busy.run("scenario_a_failure")
-    # A job that fails, of which nobody can be told; one that is refused; a model that does not load.
+    # A failing job whose webhook fails, a refused job, and a model that fails to load.
     job = site.garbage(callback="http://127.0.0.1:9/").json()["id"]
     assert site.end_of(job) == "ERROR"
     assert httpx.post(f"{site.server.url}/request", content=b"?").status_code == 400
     assert site.end_of(site.garbage(BROKEN).json()["id"]) == "ERROR"
-    # A run that is ended for its limit.
+    # A run that is ended by a limit.
     busy.run("scenario_a_block_that_prints_too_much")
-    # A broker that is away for a moment.
+    # A short outage of the broker.
     site.redis.pause()
     try:
         assert site.garbage().status_code == 503
@@ -204,7 +204,7 @@ def use(site: Site, clients: list[Client]) -> None:
         os.kill(process, signal.SIGKILL)
     for client in clients:
         client.run("scenario_a_trace")
-    # A model that the server is to serve, and probes; two of its probes make a rate.
+    # A dedicated model, which the server probes; two probes make a rate.
     done = subprocess.run(
         [NDIF, "deploy", GPT2, "--dedicated"],
         env={**os.environ, **site.server.environment},
@@ -219,12 +219,12 @@ def use(site: Site, clients: list[Client]) -> None:
 
 
 def answer(prometheus: PrometheusServer, query: Query) -> tuple[int, int]:
-    """Return the number of series that a query answers with, and of those whose value is a number."""
+    """Return the number of series in a query's answer, and the number of series with a numeric value."""
     found = prometheus.query(query.text)
     return len(found), sum(not math.isnan(float(one["value"][1])) for one in found)
 
 
-def test_each_query_has_an_answer(site: Site) -> None:
+def test_each_prometheus_query_has_an_answer(site: Site) -> None:
     queries = [*dashboard_queries(), *alert_queries()]
 
     def silent() -> list[str]:
@@ -235,11 +235,11 @@ def test_each_query_has_an_answer(site: Site) -> None:
             if not numbers
         ]
 
-    # What was counted last has yet to be scraped, and a rate needs two of these.
+    # The latest values are not scraped yet, and a rate needs two scrapes.
     until(lambda: not silent(), lambda: "\n".join(silent()))
 
 
-def test_prometheus_takes_every_rule(site: Site) -> None:
+def test_prometheus_evaluates_every_rule(site: Site) -> None:
     def rules() -> list[dict[str, Any]]:
         (group,) = site.prometheus.get("rules")["groups"]
         found: list[dict[str, Any]] = group["rules"]
@@ -249,7 +249,7 @@ def test_prometheus_takes_every_rule(site: Site) -> None:
     assert len(rules()) == len(alert_queries())
 
 
-def test_an_alert_tells_what_has_happened(site: Site) -> None:
+def test_alert_summary_names_what_happened(site: Site) -> None:
     def summaries() -> dict[str, list[str]]:
         alerts = site.prometheus.get("alerts")["alerts"]
         assert "<no value>" not in json.dumps(alerts)
@@ -260,7 +260,7 @@ def test_an_alert_tells_what_has_happened(site: Site) -> None:
 
     found = until(lambda: "NdifReplicasLost" in summaries() and summaries())
     assert "ended by itself" in found["NdifReplicasLost"][0]
-    # The process that was killed may have been loading its model, too.
+    # The killed process may have been loading its model, so other summaries are possible.
     assert any(summary.startswith(BROKEN) for summary in found["NdifLoadsFail"])
     assert "NdifTargetDown" not in found
 
@@ -277,7 +277,7 @@ class Answer:
 
 
 def influxdb_answers(influx: InfluxServer, query: Query) -> list[Answer]:
-    """Return the series that a query answers with: each of times and values, and some value above 0."""
+    """Return the series of a query's answer that have a value above 0."""
     found = []
     for series in influx.query(DATABASE, query.text):
         assert len(series["columns"]) == 2, query
@@ -289,17 +289,17 @@ def influxdb_answers(influx: InfluxServer, query: Query) -> list[Answer]:
 
 @pytest.fixture(scope="module")
 def written(site: Site) -> tuple[int, int]:
-    """The range of time, in Unix milliseconds, of a server's measurements, of which all are written."""
+    """The time range of a server's measurements, all of which are written, in Unix milliseconds."""
     until(lambda: len(site.influx.rows(DATABASE, "GPUMemMetric")) > 50)
-    now_ms = int(time.time() * 1000)  # what later probes and the next job write is not meant
+    now_ms = int(time.time() * 1000)  # excludes later probes and the next job
     job = site.garbage().json()["id"]
-    # Each process sends its points in turn: a gateway those of the first, the leader all others.
+    # Each process sends its points in order: the gateway the first measurement, the leader the others.
     for name in ("NetworkStatusMetric", "RequestStatusTimeMetric"):
         until(partial(site.has_written, name, job))
     return now_ms - 3_600_000, now_ms
 
 
-def test_each_query_has_an_answer_of_influxdb(site: Site, written: tuple[int, int]) -> None:
+def test_each_influxdb_query_has_an_answer(site: Site, written: tuple[int, int]) -> None:
     answers = {query: influxdb_answers(site.influx, query) for query in influxdb_queries(*written)}
     for query, found in answers.items():
         print(f"{len(found):3}  {query.place:60} {query.text}")
@@ -310,7 +310,7 @@ def test_each_query_has_an_answer_of_influxdb(site: Site, written: tuple[int, in
         assert "$tag_" in query.legend or len(found) == 1, query
 
 
-def test_the_rates_of_influxdb_add_up(site: Site, written: tuple[int, int]) -> None:
+def test_influxdb_rates_add_up_to_counts(site: Site, written: tuple[int, int]) -> None:
     (query,) = (
         q for q in influxdb_queries(*written) if q.place.endswith(": Jobs accepted, by model")
     )
@@ -334,10 +334,10 @@ def test_the_rates_of_influxdb_add_up(site: Site, written: tuple[int, int]) -> N
         (r"gpt2", set()),
     ],
 )
-def test_models_are_chosen(
+def test_model_variable_selects_matching_models(
     site: Site, written: tuple[int, int], pattern: str, names: set[str]
 ) -> None:
-    """Grafana's form `regex` has a backslash before each slash."""
+    """Grafana's format `regex` puts a backslash before each slash."""
     found = {
         answer.tags["model"]
         for query in influxdb_queries(*written, pattern)
@@ -347,7 +347,7 @@ def test_models_are_chosen(
     assert found == names
 
 
-def test_the_models_to_choose_from_are_those_of_jobs(site: Site, written: tuple[int, int]) -> None:
+def test_model_variable_lists_models_of_jobs(site: Site, written: tuple[int, int]) -> None:
     for variable in influxdb_variables():
         found = site.influx.query(DATABASE, variable.text)
         values = {value for series in found for _, value in series["values"]}

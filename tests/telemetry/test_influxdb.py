@@ -1,4 +1,4 @@
-"""Metrics in InfluxDB: those of a server that runs jobs, odd names, forms of its URL, and a bad store."""
+"""Metrics in InfluxDB: measurements of a server, unusual names, forms of the URL, and failing stores."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ALL = {
 
 @pytest.fixture(scope="module")
 def influx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InfluxServer]:
-    """An InfluxDB. Each test has a database of its own."""
+    """An InfluxDB. Each test has its own database."""
     with InfluxServer(tmp_path_factory.mktemp("influxdb")) as server:
         yield server
 
@@ -81,7 +81,7 @@ def lost() -> float:
 
 
 @on_loop
-async def test_each_event_is_a_point(influx: InfluxServer) -> None:
+async def test_each_event_is_written_as_a_point(influx: InfluxServer) -> None:
     url = influx.create("events")
     async with writing(options(url), QUICK):
         for _ in range(3):
@@ -104,7 +104,7 @@ async def test_each_event_is_a_point(influx: InfluxServer) -> None:
     assert found["RequestStatusTimeMetric"]["status"] == "QUEUED"
     assert found["ProbeMetric"]["ok"] == 1
     assert found["ProbeMetric"]["seconds"] == 0.4
-    # Nothing says whose a job is, and no tag has a value for each job.
+    # No tag identifies a user, and no tag has a separate value for each job.
     tags = {
         row[0]
         for name in ALL
@@ -115,7 +115,7 @@ async def test_each_event_is_a_point(influx: InfluxServer) -> None:
 
 
 @on_loop
-async def test_odd_names_of_models_arrive(influx: InfluxServer) -> None:
+async def test_unusual_model_names_arrive(influx: InfluxServer) -> None:
     url = influx.create("odd names")
     names = {
         "org/with space": "org/with space",
@@ -124,7 +124,7 @@ async def test_odd_names_of_models_arrive(influx: InfluxServer) -> None:
         "org/ünï\u2028čødé/模型 🙂": "org/ünï\u2028čødé/模型 🙂",
         r"org\name\,": r"org\name\,",
         "#org": "#org",
-        # The line protocol has no newlines in tags; a backslash at their end becomes a space.
+        # The line protocol has no newlines in tags; a trailing backslash becomes a space.
         "org/one\ntwo\tthree\r": r"org/one\ntwo\tthree\r",
         "org\\": "org ",
         "org/\ud800": "org/?",
@@ -139,7 +139,7 @@ async def test_odd_names_of_models_arrive(influx: InfluxServer) -> None:
 
 
 @on_loop
-async def test_points_wait_for_a_server_that_is_away(
+async def test_points_wait_for_unavailable_server(
     influx: InfluxServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = lost()
@@ -173,7 +173,7 @@ async def test_points_wait_for_their_database(
 
 
 @on_loop
-async def test_a_wrong_password_is_told(
+async def test_wrong_password_is_logged(
     influx: InfluxServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = lost()
@@ -194,7 +194,7 @@ def measured(
     tiny_gpt2: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> str:
-    """The database of a server that has run a job of each outcome, and has stopped since."""
+    """The database of a stopped server that had run a job of each outcome."""
     environment = {**server_environment, "NDIF_INFLUXDB_URL": influx.create("server")}
     server = LocalServer(NAME, environment=environment)
     try:
@@ -212,14 +212,16 @@ def measured(
 
 
 def failed(server: LocalServer) -> str:
-    """The id of a job that a server has run, and that ended as an ERROR."""
+    """Run a job that ends as an ERROR; return its id."""
     job: str = send_old(server).json()["id"]
     until(lambda: httpx.get(f"{server.url}/response/{job}").json()["status"] == "ERROR")
     return job
 
 
 @pytest.mark.parametrize("name", sorted(ALL.keys() - {"ProbeMetric"}))
-def test_a_server_writes_what_its_jobs_cost(influx: InfluxServer, measured: str, name: str) -> None:
+def test_server_writes_measurements_of_its_jobs(
+    influx: InfluxServer, measured: str, name: str
+) -> None:
     rows = influx.rows(measured, name)
     assert rows
     assert {*rows[0]} == {"time", *ALL[name]}
@@ -229,7 +231,7 @@ def test_a_server_writes_what_its_jobs_cost(influx: InfluxServer, measured: str,
         assert value > 0 or name == "RequestStatusTimeMetric"
 
 
-def test_a_job_is_found_in_each_of_its_measurements(influx: InfluxServer, measured: str) -> None:
+def test_job_id_is_in_each_of_its_measurements(influx: InfluxServer, measured: str) -> None:
     completed = influx.rows(measured, "RequestResponseSizeMetric")[0]["request_id"]
     for name in ALL.keys() - {"ModelLoadTimeMetric", "ProbeMetric"}:
         assert completed in {row["request_id"] for row in influx.rows(measured, name)}, name
@@ -239,7 +241,7 @@ def test_a_job_is_found_in_each_of_its_measurements(influx: InfluxServer, measur
     assert {"QUEUED", "RUNNING"} <= {*left}
 
 
-def test_the_processes_of_a_server_write_what_they_count(
+def test_each_process_of_server_writes_its_measurements(
     influx: InfluxServer,
     redis: RedisServer,
     server_environment: dict[str, str],
@@ -258,7 +260,7 @@ def test_the_processes_of_a_server_write_what_they_count(
     try:
         server.ready()
         until(lambda: send_old(server).status_code == 200)
-        # A gateway writes the first, the leader the others.
+        # The gateway writes the first measurement, the leader the others.
         for name in ("NetworkStatusMetric", "ModelLoadTimeMetric", "RequestStatusTimeMetric"):
             influx.until(database, name)
     finally:
@@ -277,13 +279,13 @@ def writing_to(store: Store, environment: dict[str, str]) -> Iterator[LocalServe
 
 
 def timed(server: LocalServer) -> float:
-    """Return the seconds that a job takes."""
+    """Return the duration of a job in seconds."""
     began = time.monotonic()
     failed(server)
     return time.monotonic() - began
 
 
-def test_a_bad_store_costs_jobs_nothing(server_environment: dict[str, str]) -> None:
+def test_failing_store_does_not_delay_jobs(server_environment: dict[str, str]) -> None:
     with Store() as store, writing_to(store, server_environment) as server:
 
         def has(text: str) -> bool:
@@ -297,7 +299,7 @@ def test_a_bad_store_costs_jobs_nothing(server_environment: dict[str, str]) -> N
             store.behaviour, asked = behaviour, store.asked
             began = time.monotonic()
             job = failed(server)
-            # Who waited for a store that hangs would wait for 10 s.
+            # Waiting for a hanging store would take 10 s.
             assert time.monotonic() - began < usual_s + 9, behaviour
             until(lambda: store.asked > asked)  # noqa: B023 - it is waited for here
             assert not has(job)
@@ -311,7 +313,7 @@ def test_a_bad_store_costs_jobs_nothing(server_environment: dict[str, str]) -> N
         said = "\n".join(server.output)
         assert said.count("influxdb fails") == len(outages), said
         assert said.count("influxdb refuses a batch") == 1, said
-        # A store that hangs when the server stops makes it wait for a moment.
+        # A hanging store delays the server's shutdown only briefly.
         store.behaviour = HANGS
         store.released.clear()
         failed(server)
@@ -336,7 +338,7 @@ def test_a_bad_store_costs_jobs_nothing(server_environment: dict[str, str]) -> N
         ("", "/a%20b%2Fc", "t", "/write?db=a+b%2Fc&precision=ns", "Token t"),
     ],
 )
-def test_forms_of_the_url(
+def test_influxdb_url_forms_are_accepted(
     before: str, path: str, token: str, target: str, authorization: str | None
 ) -> None:
     with Store() as store:
@@ -367,19 +369,19 @@ def test_forms_of_the_url(
         ("http://ann:hunter2@influx/metrics", "exclude each other"),
     ],
 )
-def test_a_url_that_names_no_database_is_refused(url: str, reason: str) -> None:
+def test_url_without_database_is_refused(url: str, reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         options(url, influxdb_token="token")
 
 
-def test_a_url_and_its_token_are_secrets() -> None:
+def test_url_and_token_are_secrets() -> None:
     found = options("https://ann:hunter2@influx/metrics")
     assert "hunter2" not in repr(found)
     with_token = options("https://influx/metrics", influxdb_token="t0k3n")
     assert "t0k3n" not in repr(with_token)
 
 
-def test_lines() -> None:
+def test_measurements_are_encoded_in_line_protocol() -> None:
     found = lines(
         [
             Measurement("M", {"model": "a", "generation": ""}, {"seconds": 1.5, "id": 'x"'}, 7),
@@ -390,14 +392,14 @@ def test_lines() -> None:
 
 
 @on_loop
-async def test_nobody_measures_where_nobody_writes() -> None:
+async def test_nothing_is_measured_without_influxdb() -> None:
     async with writing(Settings()):
         emit_all("org/a")
         assert measurements._put is None
 
 
 @on_loop
-async def test_moments_are_never_the_same() -> None:
+async def test_measurement_times_are_unique() -> None:
     found: list[Measurement] = []
     measurements.write_to(found.append)
     try:

@@ -1,4 +1,4 @@
-"""The log of a process, in both forms, as another process reads it."""
+"""The log of a process, in both formats, read by another process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ logging.getLogger(logs.STEPS).info("a step")
 
 
 def logged(**settings: str) -> list[str]:
-    """The lines of the program's standard error."""
+    """Return the lines of the program's standard error."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={"NDIF_" + name.upper(): value for name, value in settings.items()},
@@ -54,7 +54,7 @@ def objects(**settings: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in logged(log_format="json", **settings)]
 
 
-def test_an_event_is_an_object_of_one_line() -> None:
+def test_json_log_writes_one_object_per_line() -> None:
     first, named, failed, step = objects()
     assert first.pop("pid") > 0
     moment = first.pop("time")
@@ -74,7 +74,7 @@ def test_an_event_is_an_object_of_one_line() -> None:
     assert step["logger"] == "ndif.steps"
 
 
-def test_lines_are_for_people() -> None:
+def test_text_log_writes_readable_lines() -> None:
     lines = logged()
     assert re.fullmatch(r"[-\d]+ [:,\d]+ INFO ndif\.example: one", lines[0])
     assert re.fullmatch(r"[-\d]+ [:,\d]+ WARNING ndif\.example \[abc\]: named", lines[2])
@@ -88,14 +88,14 @@ def test_lines_are_for_people() -> None:
         ("warning", ["named", "it failed"]),
     ],
 )
-def test_what_is_below_the_level_is_left_out(level: str, messages: list[str]) -> None:
+def test_events_below_log_level_are_omitted(level: str, messages: list[str]) -> None:
     said = [each["message"] for each in objects(log_level=level)]
-    # Steps are events of their own: the format asks for them.
+    # Steps are additional events of the JSON format.
     assert [message for message in said if message != "a step" or level == "debug"] == messages
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_lines_are_wrapped_in_a_terminal_alone(is_terminal: bool) -> None:
+def test_lines_are_wrapped_only_in_terminal(is_terminal: bool) -> None:
     console = Console(file=io.StringIO(), force_terminal=is_terminal, width=40, color_system=None)
     handler = for_console(console)
     long = "word " * 20
@@ -105,10 +105,10 @@ def test_lines_are_wrapped_in_a_terminal_alone(is_terminal: bool) -> None:
     assert (lines == [long]) != is_terminal
 
 
-def test_a_warning_that_repeats_is_logged_every_ten_seconds(
+def test_repeated_warning_is_logged_once_in_ten_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A service that is away does not push what else happens out of the log's last lines."""
+    """Repeated warnings about an unavailable service do not displace other messages."""
     now = 100.0
     monkeypatch.setattr("ndif.telemetry.logs.time.monotonic", lambda: now)
     once = OncePerWhile()
@@ -126,7 +126,7 @@ def test_a_warning_that_repeats_is_logged_every_ten_seconds(
     for level in (logging.INFO, logging.ERROR):
         assert is_logged("a", level=level)
         assert is_logged("a", level=level)
-    for _ in range(2):  # one that says when it is back
+    for _ in range(2):  # the shipper logs only changes
         assert is_logged("a", logger="ndif.telemetry.shipper")
     error = ValueError("x")
     assert is_logged("a", exc=(ValueError, error, None))
@@ -135,6 +135,6 @@ def test_a_warning_that_repeats_is_logged_every_ten_seconds(
     now += 0.2
     assert is_logged("a")
     assert not is_logged("a")
-    for count in range(1000):  # and its memory has an end
+    for count in range(1000):  # the filter's memory is bounded
         assert is_logged(f"of {count}")
     assert len(once._logged) <= 256

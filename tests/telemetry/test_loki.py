@@ -1,4 +1,4 @@
-"""Lines of the log on their way to Loki, in the form that its push API documents."""
+"""Log lines sent to Loki, in the form of its push API."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Entry = tuple[dict[str, str], int, str]
 def logging_to(
     url: str, policy: ShippingPolicy = POLICY, name: str = "of-a-test"
 ) -> Iterator[logging.Logger]:
-    """A logger of a process that is called `gateway`."""
+    """Yield a logger of a process named `gateway`."""
     handler = LokiHandler(url, "gateway", policy)
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.DEBUG)
     logger.addHandler(handler)
-    logger.propagate = False  # a report of a test cannot have all that these lines have
+    logger.propagate = False  # test reports cannot contain all characters of these lines
     try:
         yield logger
     finally:
@@ -51,7 +51,7 @@ def logging_to(
 
 
 def entries(store: Store) -> list[Entry]:
-    """The lines that a store has: labels, time and text."""
+    """Return the lines of a store: labels, time and text."""
     found = []
     for batch in store.taken:
         assert batch.target == "/loki/api/v1/push"
@@ -66,7 +66,7 @@ def entries(store: Store) -> list[Entry]:
     return found
 
 
-def test_lines_arrive_in_streams_of_their_level() -> None:
+def test_lines_arrive_in_streams_by_level() -> None:
     with Store() as store:
         began = time.time_ns()
         with logging_to(store.url, replace(POLICY, interval_s=60)) as logger:
@@ -96,7 +96,7 @@ def test_lines_arrive_in_streams_of_their_level() -> None:
     assert moments == sorted(moments)
 
 
-def test_a_line_that_is_too_long_is_cut() -> None:
+def test_too_long_line_is_cut() -> None:
     with Store() as store:
         with logging_to(store.url, ShippingPolicy(10**6, 10**6)) as logger:
             logger.info("x" * 200_000)
@@ -104,7 +104,7 @@ def test_a_line_that_is_too_long_is_cut() -> None:
     assert len(line) == 64 << 10
 
 
-def test_user_and_path_of_the_url() -> None:
+def test_loki_url_may_have_user_and_path() -> None:
     with Store() as store:
         with logging_to(f"http://12:k%2Fey@127.0.0.1:{store.port}/proxy/") as logger:
             logger.info("hello")
@@ -113,8 +113,8 @@ def test_user_and_path_of_the_url() -> None:
     assert batch.headers["authorization"] == "Basic MTI6ay9leQ=="
 
 
-def test_a_failing_store_causes_no_lines_to_itself(caplog: pytest.LogCaptureFixture) -> None:
-    """The handler is at the root, as a server has it."""
+def test_failing_loki_logs_no_lines_to_itself(caplog: pytest.LogCaptureFixture) -> None:
+    """The handler is at the root logger, as in a server."""
     with Store(behaviour=500) as store, logging_to(store.url, name="") as logger:
         logger.info("a line")
         until(lambda: store.asked > 5)
@@ -129,7 +129,7 @@ def test_a_failing_store_causes_no_lines_to_itself(caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.parametrize("behaviour", [HANGS, HANGS_UP, 401, 404, 429, 500])
-def test_a_bad_store_makes_nobody_wait_and_fills_no_memory(behaviour: int) -> None:
+def test_failing_loki_blocks_no_logger_and_bounds_memory(behaviour: int) -> None:
     before = sample("ndif_telemetry_lost_total", destination="loki")
     with Store(behaviour=behaviour) as store, logging_to(store.url) as logger:
         took = []
@@ -150,7 +150,7 @@ def test_a_bad_store_makes_nobody_wait_and_fills_no_memory(behaviour: int) -> No
     assert arrived + lost == 1000
 
 
-def test_a_record_that_cannot_be_formatted_stops_nothing(
+def test_unformattable_record_does_not_stop_logging(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with Store() as store:
@@ -170,7 +170,7 @@ logging.info("the last words")
 """
 
 
-def test_the_last_lines_of_a_process_arrive() -> None:
+def test_last_lines_of_process_arrive() -> None:
     with Store() as store:
         subprocess.run([sys.executable, "-c", PROCESS, store.url], check=True)
         ((labels, _, line),) = entries(store)
@@ -178,7 +178,7 @@ def test_the_last_lines_of_a_process_arrive() -> None:
     assert line == "INFO:root:the last words"
 
 
-def test_a_store_that_hangs_holds_up_the_end_of_a_process_for_a_moment() -> None:
+def test_hanging_loki_delays_process_exit_only_briefly() -> None:
     with Store(behaviour=HANGS) as store:
         done = subprocess.run(
             [sys.executable, "-c", PROCESS, store.url],
@@ -190,7 +190,7 @@ def test_a_store_that_hangs_holds_up_the_end_of_a_process_for_a_moment() -> None
     assert "The last items for loki were not sent in time" in done.stderr
 
 
-def test_many_threads_log_at_once() -> None:
+def test_many_threads_can_log_at_once() -> None:
     with Store() as store:
         with logging_to(store.url, ShippingPolicy(10**7, 10_000, interval_s=0.02)) as logger:
 
@@ -210,11 +210,11 @@ def test_many_threads_log_at_once() -> None:
 @pytest.mark.parametrize(
     "url", ["loki:3100", "ftp://loki", "http://loki:x", "http://", "http://loki?x=1"]
 )
-def test_an_address_that_is_none_is_refused(url: str) -> None:
+def test_invalid_loki_url_is_refused(url: str) -> None:
     with pytest.raises(ValidationError, match="is not like https://user:password@host:3100"):
         Settings(loki_url=url)
 
 
-def test_an_address_is_a_secret() -> None:
+def test_loki_url_is_a_secret() -> None:
     found = Settings(loki_url="https://12:hunter2@loki.example.org/")
     assert "hunter2" not in repr(found)

@@ -1,4 +1,4 @@
-"""The names and numbers of metrics, of one process and of several that share a folder."""
+"""Names and values of metrics, of one process and of several that share a folder."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def a_record(model: str = "org/name", **fields: Any) -> JobRecord:
 
 
 def sample(name: str, **labels: str) -> float:
-    """The value of a sample of this process; 0 of one that is not there."""
+    """Return the value of a sample of this process; 0 if there is none."""
     return REGISTRY.get_sample_value(name, labels) or 0.0
 
 
@@ -99,7 +99,7 @@ def values(text: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     }
 
 
-def test_a_job_that_has_ended_is_counted() -> None:
+def test_ended_job_is_counted() -> None:
     model = "org/ended"
     for record, peak in (
         (a_record(model), 1 << 20),
@@ -114,7 +114,7 @@ def test_a_job_that_has_ended_is_counted() -> None:
     assert sample("ndif_job_peak_memory_bytes_sum", model=model) == 1 << 20
 
 
-def test_models_and_routes_have_a_bounded_number_of_labels(
+def test_model_and_route_labels_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(metrics, "_models", set())
@@ -133,7 +133,7 @@ def test_models_and_routes_have_a_bounded_number_of_labels(
         assert metrics.route_label(path) == label
 
 
-def test_the_state_of_a_server() -> None:
+def test_server_state_is_exposed_as_metrics() -> None:
     found = {
         (one.name, *one.labels.values()): one.value
         for family in families(STATE)
@@ -154,7 +154,7 @@ def test_the_state_of_a_server() -> None:
     assert [one.value for one in alone.samples] == [0]
 
 
-def test_stores_and_a_disk(tmp_path: Path) -> None:
+def test_stores_and_disk_are_exposed_as_metrics(tmp_path: Path) -> None:
     (up,) = state.stores({"broker": True, "objects": False})
     assert [(one.labels["store"], one.value) for one in up.samples] == [
         ("broker", 1),
@@ -166,14 +166,14 @@ def test_stores_and_a_disk(tmp_path: Path) -> None:
     assert not list(state.disk(disk_usage(tmp_path / "gone")))
 
 
-def test_the_state_of_many_models_is_bounded() -> None:
+def test_metrics_of_many_models_are_bounded() -> None:
     many = replace(STATE, models=[a_model(f"org/{number}") for number in range(700)])
     depth = next(family for family in families(many) if family.name == "ndif_queue_depth")
     assert len(depth.samples) == 501
     assert sum(one.value for one in depth.samples) == 3 * 700
 
 
-def test_steps_and_limits_are_counted() -> None:
+def test_steps_and_runner_kills_are_counted() -> None:
     runs = {"by": RUNNER, "step": "execute"}
     before = (
         sample("ndif_job_step_seconds_count", **runs),
@@ -189,7 +189,7 @@ def test_steps_and_limits_are_counted() -> None:
 
 
 @pytest.mark.parametrize("accept", ["", "*/*", OPENMETRICS])
-def test_what_is_answered_has_the_form_that_prometheus_reads(accept: str) -> None:
+def test_exposition_is_valid_for_prometheus(accept: str) -> None:
     metrics.job_ended(a_record(), 5)
     text, content_type = exposition(accept, families(STATE))
     assert content_type.startswith(
@@ -216,7 +216,7 @@ def odd_families() -> list[Metric]:
 
 
 @pytest.mark.parametrize("accept", ["", OPENMETRICS])
-def test_the_text_is_what_the_librarys_own_encoders_say(accept: str) -> None:
+def test_exposition_equals_librarys_encoders(accept: str) -> None:
     registry = CollectorRegistry()
     registry.register(_Families(odd_families()))
     encode, content_type = choose_encoder(accept)
@@ -250,8 +250,8 @@ sys.stdout.buffer.write(exposition("")[0])
 """
 
 
-def test_each_process_of_a_folder_tells_of_all(tmp_path: Path) -> None:
-    (tmp_path / "counter_1.db").touch()  # of an earlier start
+def test_each_process_exposes_metrics_of_all_processes_in_folder(tmp_path: Path) -> None:
+    (tmp_path / "counter_1.db").touch()  # a file of an earlier start
     environment = {**os.environ, **prepare(tmp_path)}
     assert environment[VARIABLE] == str(tmp_path)
     assert not list(tmp_path.iterdir())
@@ -279,7 +279,7 @@ def test_each_process_of_a_folder_tells_of_all(tmp_path: Path) -> None:
             sockets = "ndif_websockets", frozenset({("route", "/ws")})
             found = told()
             assert (found[jobs], found[sockets]) == (2, 2)
-            # What a process counted stays when it has ended; what it held open does not.
+            # Counts of an ended process stay; its open connections do not.
             first.send_signal(signal.SIGKILL)
             first.wait()
             found = told()

@@ -1,4 +1,4 @@
-"""The id of a request in the lines of a log."""
+"""The id of a request in log lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.on_loop import on_loop
 
 @pytest.fixture
 def log() -> tuple[logging.Logger, io.StringIO]:
-    """A logger, and what its handler has written."""
+    """A logger, and the output of its handler."""
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
@@ -32,7 +32,7 @@ def log() -> tuple[logging.Logger, io.StringIO]:
 
 
 @pytest.mark.parametrize("given", ["a", "01234567-89ab", "trace:1.2_3", "x" * 64])
-def test_a_sane_id_of_the_client_is_used(given: str) -> None:
+def test_valid_request_id_of_client_is_used(given: str) -> None:
     assert RequestId([given]).text == given
 
 
@@ -44,7 +44,7 @@ def test_a_sane_id_of_the_client_is_used(given: str) -> None:
     ],
     ids=repr,
 )
-def test_any_other_is_replaced(given: list[str]) -> None:
+def test_invalid_request_id_is_replaced(given: list[str]) -> None:
     made = RequestId(given)
     assert made.text == made.text
     assert made.text not in given
@@ -52,7 +52,7 @@ def test_any_other_is_replaced(given: list[str]) -> None:
     assert RequestId(given).text != made.text
 
 
-def test_a_line_names_its_request(log: tuple[logging.Logger, io.StringIO]) -> None:
+def test_log_line_names_its_request(log: tuple[logging.Logger, io.StringIO]) -> None:
     logger, written = log
     logger.warning("before")
     with named(RequestId(["mine"])):
@@ -70,7 +70,7 @@ def test_a_line_names_its_request(log: tuple[logging.Logger, io.StringIO]) -> No
 
 
 @on_loop
-async def test_a_task_that_outlives_its_request_is_not_named_for_it(
+async def test_task_that_outlives_its_request_loses_request_id(
     log: tuple[logging.Logger, io.StringIO],
 ) -> None:
     logger, written = log

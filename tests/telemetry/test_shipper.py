@@ -1,4 +1,4 @@
-"""The shipper: batches, losses and pauses, and stores that behave in every bad way."""
+"""The shipper: batches, losses and pauses, and stores that fail in every way."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POLICY = ShippingPolicy(100, 10, interval_s=0.02, first_pause_s=0.02, longest_pa
 
 
 class Destination:
-    """Takes batches, or raises what it is told to."""
+    """A destination that accepts batches or raises a given error."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -78,17 +78,17 @@ def test_items_arrive_in_order_and_in_batches() -> None:
     assert lost("orderly") == 0
 
 
-def test_batches_are_full_by_the_size_of_their_items() -> None:
+def test_batches_are_limited_by_item_size() -> None:
     destination = Destination()
     with shipping("sizes", destination) as shipper:
-        with shipper._lock:  # nothing is sent before all of them wait
+        with shipper._lock:  # nothing is sent before all items wait
             for item in range(6):
                 shipper.put(item, 5)
         until(lambda: len(destination.items) == 6)
     assert destination.batches == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_the_oldest_items_make_room_and_are_counted() -> None:
+def test_oldest_items_are_dropped_and_counted() -> None:
     destination = Destination()
     destination.error = UnavailableError("away")
     with shipping("full", destination) as shipper:
@@ -100,14 +100,14 @@ def test_the_oldest_items_make_room_and_are_counted() -> None:
         until(lambda: lost("full") == 900)
         destination.error = None
         until(lambda: len(destination.items) == 101)
-        shipper.put(7, 1000)  # one that never fits
+        shipper.put(7, 1000)  # an item that never fits
         until(lambda: lost("full") == 901)
         shipper.put(8)
         until(lambda: destination.items[-1] == 8)
     assert destination.items == [-1, *range(900, 1000), 8]
 
 
-def test_the_log_has_one_line_for_each_change(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_outage_and_recovery_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     destination = Destination()
     with shipping("told", destination) as shipper:
@@ -122,7 +122,7 @@ def test_the_log_has_one_line_for_each_change(caplog: pytest.LogCaptureFixture) 
     assert lost("told") == 0
 
 
-def test_a_batch_that_is_refused_is_dropped_and_told_once(
+def test_refused_batch_is_dropped_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     destination = Destination()
@@ -141,7 +141,7 @@ def test_a_batch_that_is_refused_is_dropped_and_told_once(
     assert line.endswith("bad form")
 
 
-def test_a_defect_is_told_with_its_place(caplog: pytest.LogCaptureFixture) -> None:
+def test_unexpected_error_is_logged_with_traceback(caplog: pytest.LogCaptureFixture) -> None:
     destination = Destination()
     destination.error = ZeroDivisionError("a defect")
     with shipping("defect", destination) as shipper:
@@ -150,7 +150,7 @@ def test_a_defect_is_told_with_its_place(caplog: pytest.LogCaptureFixture) -> No
     assert "ZeroDivisionError: a defect" in caplog.text
 
 
-def test_what_waits_is_sent_at_the_end() -> None:
+def test_waiting_items_are_sent_on_close() -> None:
     destination = Destination()
     with shipping("last", destination, replace(POLICY, interval_s=60)) as shipper:
         for item in range(25):
@@ -158,7 +158,7 @@ def test_what_waits_is_sent_at_the_end() -> None:
     assert destination.items == [*range(25)]
 
 
-def test_a_store_that_fails_does_not_hold_up_the_end() -> None:
+def test_failing_store_does_not_delay_close() -> None:
     destination = Destination()
     destination.error = UnavailableError("away")
     policy = replace(POLICY, first_pause_s=2 * PATIENCE_S)
@@ -171,7 +171,7 @@ def test_a_store_that_fails_does_not_hold_up_the_end() -> None:
     assert lost("gone") == 25
 
 
-def test_a_store_that_hangs_holds_up_the_end_for_a_moment(
+def test_hanging_store_delays_close_only_briefly(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     release = threading.Event()
@@ -184,7 +184,7 @@ def test_a_store_that_hangs_holds_up_the_end_for_a_moment(
     release.set()
 
 
-def test_a_finalizer_may_put_an_item_while_its_thread_does() -> None:
+def test_finalizer_may_put_item_while_its_thread_holds_lock() -> None:
     destination = Destination()
     with shipping("finalizers", destination, replace(POLICY, interval_s=60)) as shipper:
 
@@ -213,7 +213,7 @@ def test_putting_an_item_takes_microseconds() -> None:
 @pytest.mark.parametrize(
     "behaviour", [HANGS, HANGS_UP, SPEAKS_NO_HTTP, 301, 401, 404, 429, 500, 503]
 )
-def test_a_store_that_does_not_take_a_batch_gets_it_again(behaviour: int) -> None:
+def test_batch_is_resent_if_store_does_not_accept_it(behaviour: int) -> None:
     name = f"store {behaviour}"
     with Store(behaviour=behaviour) as store:
         patience_s = 1.0 if behaviour == HANGS else PATIENCE_S
@@ -235,7 +235,7 @@ def test_a_store_that_does_not_take_a_batch_gets_it_again(behaviour: int) -> Non
 
 
 @pytest.mark.parametrize("behaviour", [400, 413, 422])
-def test_a_batch_that_a_store_refuses_is_not_sent_again(
+def test_batch_refused_by_store_is_not_resent(
     behaviour: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = f"store {behaviour}"
@@ -250,7 +250,7 @@ def test_a_batch_that_a_store_refuses_is_not_sent_again(
     assert "hunter2" not in caplog.text
 
 
-def test_a_store_that_is_not_there_is_found_when_it_comes() -> None:
+def test_absent_store_gets_items_once_it_appears() -> None:
     port = free_port()
     endpoint = Endpoint(f"http://127.0.0.1:{port}", "/write", "text/plain")
     shipper = Shipper[bytes]("absent", lambda batch: endpoint.post(b"".join(batch)), POLICY)
@@ -262,7 +262,7 @@ def test_a_store_that_is_not_there_is_found_when_it_comes() -> None:
         shipper.close()
 
 
-def test_a_slow_store_gets_the_newest() -> None:
+def test_slow_store_gets_newest_items() -> None:
     with Store(delay_s=0.2) as store:
         endpoint = Endpoint(store.url, "/write", "text/plain")
         shipper = Shipper[bytes]("slow", lambda batch: endpoint.post(b"".join(batch)), POLICY)
@@ -276,9 +276,7 @@ def test_a_slow_store_gets_the_newest() -> None:
     assert len(arrived) + lost("slow") == 300
 
 
-def test_the_certificate_of_a_store_is_verified(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_certificate_of_store_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     subprocess.run(
         [

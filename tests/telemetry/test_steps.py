@@ -1,4 +1,4 @@
-"""The steps of a request: recorded where it is served, and logged with whose they are."""
+"""The steps of a request: their recording, and their log events with job and account."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def a_request() -> Request:
     return Request(model, "0.8", Wire.ENVELOPE, b"", False, "", key="0123456789abcdef", id="an-id")
 
 
-def test_a_block_is_a_step_also_if_it_fails() -> None:
+def test_step_is_recorded_even_if_its_block_fails() -> None:
     steps = Steps(a_request(), QUEUE)
     before = time.time()
     with recording(steps), pytest.raises(ValueError, match="no"), step("store"):
@@ -56,7 +56,7 @@ async def test_tasks_record_for_the_request_that_started_them() -> None:
     assert [[each.name for each in steps.all] for steps in (ours, theirs)] == [["acquire"]] * 2
 
 
-def test_a_request_that_never_ends_has_its_first_and_its_last_steps() -> None:
+def test_only_first_and_last_steps_are_kept() -> None:
     steps = Steps(a_request(), QUEUE)
     for number in range(1000):
         steps.add(str(number), number, number + 1)
@@ -66,17 +66,17 @@ def test_a_request_that_never_ends_has_its_first_and_its_last_steps() -> None:
     assert names[20:] == [*range(960, 1000)]
 
 
-def test_a_step_that_a_clock_set_back_takes_no_time() -> None:
+def test_step_has_no_duration_if_clock_was_set_back() -> None:
     assert Step("run", QUEUE, 10.0, 9.0).took_s == 0
 
 
-def test_steps_of_parts_that_this_version_has_not_are_left_out() -> None:
+def test_steps_of_unknown_parts_are_omitted() -> None:
     assert steps_from([["a", QUEUE, 1.0, 2.0], ["b", "a later part", 1.0, 2.0]]) == (
         Step("a", QUEUE, 1.0, 2.0),
     )
 
 
-def test_the_event_of_a_step_says_whose_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_step_event_names_job_model_and_account(caplog: pytest.LogCaptureFixture) -> None:
     steps = Steps(a_request(), GATEWAY)
     steps.replica = "r1"
     with caplog.at_level(logging.INFO, STEPS):
@@ -90,13 +90,13 @@ def test_the_event_of_a_step_says_whose_it_is(caplog: pytest.LogCaptureFixture) 
     assert event.getMessage() == "job an-id: receive took 0.250 s"
 
 
-def test_there_is_no_event_where_none_is_wanted(caplog: pytest.LogCaptureFixture) -> None:
+def test_step_event_is_omitted_below_log_level(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, STEPS):
         Steps(a_request(), GATEWAY).add("receive", 1.0, 1.25)
     assert not caplog.records
 
 
-def test_steps_that_begin_at_once_are_in_the_order_of_a_job() -> None:
+def test_steps_with_same_start_are_in_order_of_job() -> None:
     steps = [
         Step("execute", RUNNER, 1.0, 3.0),
         Step("later", QUEUE, 1.0, 2.0),

@@ -1,4 +1,4 @@
-"""The steps of jobs as spans: their ids, parents and times, and a collector that takes or refuses them."""
+"""Steps of jobs as spans: ids, parents and times, and collectors that accept or refuse them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def spans(**fields: str) -> dict[str, ReadableSpan]:
 
 
 def ids_of(span: ReadableSpan) -> tuple[int, int, int | None]:
-    """The ids of a span's trace, of itself and of the span above it."""
+    """Return the ids of a span's trace, of the span itself and of its parent."""
     assert span.context is not None
     return (
         span.context.trace_id,
@@ -48,7 +48,7 @@ def ids_of(span: ReadableSpan) -> tuple[int, int, int | None]:
     )
 
 
-def test_a_step_is_within_the_step_of_the_part_that_caused_it() -> None:
+def test_span_parent_is_step_of_calling_part() -> None:
     found = spans()
     assert {ids_of(span)[0] for span in found.values()} == {uuid.UUID(ID).int}
     own = {name: ids_of(span)[1] for name, span in found.items()}
@@ -70,11 +70,11 @@ def test_a_step_is_within_the_step_of_the_part_that_caused_it() -> None:
     assert run.resource.attributes["service.name"] == "ndif-runner"
 
 
-def test_a_job_that_failed_is_an_error() -> None:
+def test_failed_job_has_error_status() -> None:
     assert spans(status="ERROR")["job"].status.status_code is StatusCode.ERROR
 
 
-def test_a_client_may_name_the_trace_that_its_job_is_a_part_of() -> None:
+def test_client_may_name_trace_of_its_job() -> None:
     found = spans(traceparent=PARENT + "01")
     trace_id, _, above = ids_of(found["job"])
     assert f"{trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
@@ -83,7 +83,7 @@ def test_a_client_may_name_the_trace_that_its_job_is_a_part_of() -> None:
     assert not spans(traceparent=PARENT + "00"), "its client traces nothing"
 
 
-def test_a_job_of_unknown_steps_is_one_span() -> None:
+def test_job_without_steps_is_one_span() -> None:
     (span,) = spans_of(replace(a_record(), id=ID))
     assert (span.start_time, span.end_time) == (10_000_000_000, 13_000_000_000)
 
@@ -92,7 +92,7 @@ def lost() -> float:
     return sample("ndif_telemetry_lost_total", destination="otlp")
 
 
-def test_a_collector_gets_the_headers_that_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collector_gets_configured_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(
         "OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20a%20token,x-scope=ndif"
     )
@@ -106,7 +106,7 @@ def test_a_collector_gets_the_headers_that_it_asks_for(monkeypatch: pytest.Monke
     assert batch.headers["x-scope"] == "ndif"
 
 
-def test_a_collector_that_refuses_costs_spans_alone() -> None:
+def test_refusing_collector_loses_only_spans() -> None:
     before = lost()
     with Store(behaviour=400) as store:
         exporter = TraceExporter(store.url)
@@ -125,7 +125,7 @@ def collector() -> Iterator[Store]:
 
 @pytest.fixture(scope="module")
 def traced(server_environment: dict[str, str], collector: Store) -> Iterator[LocalServer]:
-    """A server that sends spans to it."""
+    """A server that sends spans to the collector."""
     environment = {**server_environment, "NDIF_OTLP_URL": collector.url}
     started = LocalServer(NAME, environment=environment)
     try:
@@ -134,7 +134,7 @@ def traced(server_environment: dict[str, str], collector: Store) -> Iterator[Loc
         started.stop()
 
 
-def test_a_server_sends_a_trace_for_each_job(traced: LocalServer, collector: Store) -> None:
+def test_server_sends_trace_for_each_job(traced: LocalServer, collector: Store) -> None:
     parent = PARENT + "01"
     job = send_old(traced, traceparent=parent).json()["id"]
     (batch,) = until(lambda: collector.taken)
@@ -161,7 +161,9 @@ def test_a_server_sends_a_trace_for_each_job(traced: LocalServer, collector: Sto
     assert {"ndif", "ndif-gateway", "ndif-queue", "ndif-replica", "ndif-runner"} == services
 
 
-def test_a_collector_that_hangs_holds_up_nobody(traced: LocalServer, collector: Store) -> None:
+def test_hanging_collector_delays_neither_jobs_nor_shutdown(
+    traced: LocalServer, collector: Store
+) -> None:
     collector.behaviour = HANGS
     asked = collector.asked
     for _ in range(3):

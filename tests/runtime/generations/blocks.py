@@ -1,4 +1,4 @@
-"""Blocks of nnsight 0.8, which need not run alone or must."""
+"""Blocks of nnsight 0.8: some can be co-batched, others must run alone."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def writes_into_what_it_assigned(model: TransformersModel, sent: Sent) -> None:
 
 
 def sum(values: Any) -> int:
-    """A function of the script, by a name of Python's."""
+    """A function of the script that shadows a Python builtin."""
     return 7
 
 
@@ -206,7 +206,7 @@ def has_another_shape(model: TransformersModel, sent: Sent) -> None:
 
 
 def expands(model: TransformersModel, sent: Sent) -> None:
-    """A block that saves views with fewer bytes than they show."""
+    """A block that saves views whose storage differs in size from their elements."""
     with model.trace(PROMPT, backend=sent):
         last = model.lm_head.output[:, -1:].expand(-1, 64, -1).save()
         turned = model.lm_head.output.transpose(1, 2).save()

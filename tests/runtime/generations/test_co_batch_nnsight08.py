@@ -1,4 +1,4 @@
-"""Traces of several users in one forward pass: each has the values that it has alone, or runs alone."""
+"""Traces of several users in one forward pass: each returns the values of a single run, or runs alone."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def close(left: Any, right: Any) -> bool:
 
 
 @pytest.mark.parametrize("block", ROW_WISE)
-def test_each_has_the_values_that_it_has_alone(generation: Nnsight08, block: Block) -> None:
+def test_co_batched_block_returns_same_values_as_alone(generation: Nnsight08, block: Block) -> None:
     for found in together(generation, block, *ROW_WISE, block):
         assert found is not None
     first, *_, last = together(generation, block, *ROW_WISE, block)
@@ -94,16 +94,14 @@ def test_each_has_the_values_that_it_has_alone(generation: Nnsight08, block: Blo
 
 
 @pytest.mark.parametrize("block", [has_another_shape, takes_all_but_a_row, widens])
-def test_an_assignment_that_others_would_notice_runs_alone(
-    generation: Nnsight08, block: Block
-) -> None:
+def test_shape_or_dtype_changing_assignment_runs_alone(generation: Nnsight08, block: Block) -> None:
     first, other, last = together(generation, assigns, block, assigns)
     assert other is None
     assert close(first, alone(generation, assigns))
     assert close(last, first)
 
 
-def test_assignments_have_a_pass_of_their_own(generation: Nnsight08) -> None:
+def test_assigning_blocks_get_separate_pass(generation: Nnsight08) -> None:
     found = together(generation, assigns, edits, assigns, reads)
     expected = alone(generation, assigns)
     assert close(found[0], expected)
@@ -112,7 +110,7 @@ def test_assignments_have_a_pass_of_their_own(generation: Nnsight08) -> None:
     assert close(found[3], alone(generation, reads))
 
 
-def test_nothing_is_assigned_where_the_model_writes_later(
+def test_assigning_blocks_run_alone_if_model_writes_in_place(
     generation: Nnsight08, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = generation.model
@@ -128,7 +126,7 @@ def test_nothing_is_assigned_where_the_model_writes_later(
     monkeypatch.setattr(generation, "_together", None)
 
 
-def test_views_are_sent_without_what_they_are_of(generation: Nnsight08) -> None:
+def test_saved_views_are_sent_without_base_storage(generation: Nnsight08) -> None:
     for found in together(generation, expands, expands, reads)[:2]:
         assert found is not None
         assert close(found, alone(generation, expands))
@@ -137,8 +135,8 @@ def test_views_are_sent_without_what_they_are_of(generation: Nnsight08) -> None:
         assert sizes["turned"] == found["turned"].numel() * 4
 
 
-def test_what_is_saved_is_each_blocks_own(generation: Nnsight08) -> None:
-    """An id of a saved object that is gone may be that of another block's object."""
+def test_saved_values_are_not_mixed_up_when_object_ids_are_reused(generation: Nnsight08) -> None:
+    """The id of a freed saved object may be reused by another block's object."""
     for _ in range(5):
         blocks = [frees_what_it_saved, saves_little] * 4
         found = together(generation, *blocks)
@@ -148,7 +146,7 @@ def test_what_is_saved_is_each_blocks_own(generation: Nnsight08) -> None:
 @pytest.mark.parametrize(
     "config", [{"num_local_experts": 8}, {"quantization_config": {"quant_method": "x"}}]
 )
-def test_some_models_run_each_alone(
+def test_moe_and_quantized_models_are_not_co_batched(
     generation: Nnsight08, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(generation, "_together", None)
@@ -159,7 +157,7 @@ def test_some_models_run_each_alone(
 
 
 @pytest.mark.parametrize("block", OTHERS)
-def test_what_may_notice_others_runs_alone(generation: Nnsight08, block: Block) -> None:
+def test_block_not_proven_row_wise_runs_alone(generation: Nnsight08, block: Block) -> None:
     first, other, last = together(generation, reads, block, edits)
     assert other is None
     assert close(first, alone(generation, reads))
@@ -167,17 +165,19 @@ def test_what_may_notice_others_runs_alone(generation: Nnsight08, block: Block) 
 
 
 @pytest.mark.parametrize("block", [fails, waits_for_the_past, has_another_shape])
-def test_one_that_fails_costs_the_others_nothing(generation: Nnsight08, block: Block) -> None:
+def test_failing_block_does_not_affect_co_batched_blocks(
+    generation: Nnsight08, block: Block
+) -> None:
     first, other, last = together(generation, loops, block, edits)
     assert other is None
-    # A list of the script is filled once, although the block began twice.
+    # A list of the script is filled once, although the block started twice.
     assert close(first, alone(generation, loops))
     assert close(last, alone(generation, edits))
     with pytest.raises(BlockError):
         alone(generation, block)
 
 
-def test_the_older_name_of_a_model_is_as_good(generation: Nnsight08) -> None:
+def test_request_of_deprecated_language_model_is_co_batched(generation: Nnsight08) -> None:
     with pytest.warns(Warning, match="LanguageModel is deprecated"):
         client = LanguageModel(generation.model.repo_id)
     made = Sent()
@@ -187,7 +187,7 @@ def test_the_older_name_of_a_model_is_as_good(generation: Nnsight08) -> None:
     assert close(other, first)
 
 
-def test_prompts_of_another_length_have_a_pass_of_their_own(generation: Nnsight08) -> None:
+def test_prompts_of_different_length_get_separate_passes(generation: Nnsight08) -> None:
     assert together(generation, reads, longer) == [None, None]
     found = together(generation, reads, longer, edits, longer)
     assert close(found[1], alone(generation, longer))
@@ -195,7 +195,7 @@ def test_prompts_of_another_length_have_a_pass_of_their_own(generation: Nnsight0
     assert close(found[0], alone(generation, reads))
 
 
-def test_long_prompts_are_not_put_together(
+def test_co_batched_pass_respects_token_limit(
     generation: Nnsight08, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ndif.runtime.generations.co_batch_nnsight08._MOST_TOKENS", 14)
@@ -205,19 +205,19 @@ def test_long_prompts_are_not_put_together(
     assert [each is None for each in found] == [False, False, True]
 
 
-def test_one_by_itself_is_not_a_company(generation: Nnsight08) -> None:
+def test_single_eligible_block_is_not_co_batched(generation: Nnsight08) -> None:
     assert together(generation, reads) == [None]
     assert together(generation, reads, prints) == [None, None]
     assert together(generation) == []
 
 
-def test_what_is_no_request_is_none_here_either(generation: Nnsight08) -> None:
+def test_malformed_payload_is_left_out_of_co_batch(generation: Nnsight08) -> None:
     payloads = [b"", sent(generation, reads), b"nothing", sent(generation, reads)]
     found = generation.run_together(payloads)
     assert [each is None for each in found] == [True, False, True, False]
 
 
-def test_a_result_has_no_rows_of_others(generation: Nnsight08) -> None:
+def test_co_batched_result_has_no_rows_of_other_blocks(generation: Nnsight08) -> None:
     many, *_ = together(generation, *[reads] * 8)
     few = alone(generation, reads)
     assert many is not None
@@ -225,10 +225,10 @@ def test_a_result_has_no_rows_of_others(generation: Nnsight08) -> None:
     assert size(many).size <= size(few).size + 1000
 
 
-def test_a_model_that_mixes_its_rows_runs_each_alone(
+def test_model_that_mixes_rows_is_not_co_batched(
     generation: Nnsight08, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one does that normalizes over a batch, or whose experts have room for so many tokens."""
+    """Examples are batch normalization and experts with a limited token capacity."""
     head = generation.model._module.lm_head
     monkeypatch.setattr(generation, "_together", None)
     with head.register_forward_pre_hook(lambda _, args: (args[0] - args[0].mean(0, keepdim=True),)):
@@ -237,7 +237,7 @@ def test_a_model_that_mixes_its_rows_runs_each_alone(
     assert None not in together(generation, edits, edits)
 
 
-def test_the_model_is_as_before(generation: Nnsight08) -> None:
+def test_co_batch_leaves_model_unchanged(generation: Nnsight08) -> None:
     model = generation.model
     hooks = [
         (len(each._forward_hooks), len(each._forward_pre_hooks)) for each in model._module.modules()
@@ -252,5 +252,5 @@ def test_the_model_is_as_before(generation: Nnsight08) -> None:
     assert close(alone(generation, reads), alone(generation, reads))
 
 
-def test_an_older_generation_runs_each_alone() -> None:
+def test_older_generation_does_not_co_batch() -> None:
     assert Generation().run_together([b"", b""]) == [None, None]

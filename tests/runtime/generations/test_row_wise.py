@@ -1,4 +1,4 @@
-"""Blocks that read and edit their own rows, and those of which that cannot be said."""
+"""Blocks that provably read and edit only their own rows, and blocks without that proof."""
 
 from __future__ import annotations
 
@@ -64,19 +64,19 @@ def test_reads_edits_in_place_and_arithmetic_are_row_wise(source: str) -> None:
         "x = model.lm_head.output\nx = x * 2\nmodel.lm_head.output = x\nx.save()",
     ],
 )
-def test_assignments_are_too(source: str) -> None:
+def test_assignments_are_row_wise(source: str) -> None:
     assert edits(source) is Edits.ASSIGNED
 
 
 @pytest.mark.parametrize(
     "source",
     [
-        # The model goes on with what was assigned.
+        # The model continues with the assigned tensor.
         "h = model.lm_head.output * 2\nmodel.lm_head.output = h\nh[:, -1] = 0",
         "model.lm_head.output = vector\nmodel.lm_head.output[:, -1] = 0",
         "h = model.lm_head.output.save()\nmodel.lm_head.output += 1\nmodel.lm_head.output = vector",
         "model.lm_head.output = vector\nvector += 1",
-        # It may be the model's, by whatever name.
+        # The variable may alias a tensor of the model.
         "h = model.lm_head.output\nh[:, -1] = 0",
         "h = model.lm_head.output[0]\nh += 1",
         "h = model.lm_head.output.squeeze()\nh *= 2",
@@ -91,20 +91,20 @@ def test_assignments_are_too(source: str) -> None:
         "h = model.lm_head.output.save()\nh += 1",
         "x = 0\nfor i in range(2):\n    x += 1\n    x = model.lm_head.output",
         "y = 0\nx = 0\nfor i in range(3):\n    y += 1\n    y = x\n    x = model.lm_head.output",
-        # They act on the pass, or write.
+        # These calls affect the pass, or write to a tensor.
         "x = model.lm_head(vector, hook=True)",
         "x = torch.cat([vector, vector], out=vector)",
         "x = F.relu(model.lm_head.output, inplace=True)",
         "x = model.lm_head(**found)",
         "x = torch.cat(**found)",
         "x = torch.cat([vector], *found)",
-        # A function of the script, by a name of Python's.
+        # A function of the script that shadows a Python builtin.
         "x = sorted(vector)",
         "x = reader",
         "x = [reader]",
     ],
 )
-def test_what_is_another_thing_beside_others_is_not(source: str) -> None:
+def test_aliased_writes_and_pass_effects_are_not_row_wise(source: str) -> None:
     assert edits(source) is None
 
 
@@ -178,14 +178,14 @@ def test_what_is_another_thing_beside_others_is_not(source: str) -> None:
         "not python",
     ],
 )
-def test_anything_else_is_not(source: str) -> None:
+def test_unknown_syntax_and_calls_are_not_row_wise(source: str) -> None:
     assert edits(source) is None
 
 
-def test_a_module_that_is_called_output_could_be_either() -> None:
+def test_module_named_output_is_not_row_wise() -> None:
     assert row_wise_edits("x = model.output", NAMES, {*MODULES, "output"}) is None
 
 
-def test_nesting_without_end_is_refused() -> None:
+def test_deeply_nested_source_is_not_row_wise() -> None:
     assert not edits("x = " + "(" * 5000 + "vector" + ")" * 5000)
     assert not edits("x = " + "-" * 100_000 + "1")

@@ -1,4 +1,4 @@
-"""Modules whose `.source` a block names: they are instrumented before the model runs."""
+"""Modules whose `.source` a block reads are instrumented before the model runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def policy(request: pytest.FixtureRequest) -> Protector | None:
 
 
 def instrumented(generation: Nnsight08) -> list[str]:
-    """The modules whose calls a pass stops at."""
+    """Return the names of the instrumented modules."""
     return [
         name
         for name, module in generation.model._module.named_modules()
@@ -47,14 +47,14 @@ def instrumented(generation: Nnsight08) -> list[str]:
 
 
 def sent_of(generation: Nnsight08, block: Block) -> bytes:
-    """The payload of a client, in whose process a module may be instrumented by then."""
+    """Return a client's payload. Building it may instrument modules; this is undone here."""
     sent = Sent()
     block(generation.model, sent)
     generation.forget()
     return sent.payload
 
 
-# Each block is in a forward already when it first reads the `.source` of its module.
+# Each block first reads a module's `.source` while that module's forward is running.
 
 
 def by_its_path(model: Any, sent: Sent) -> None:
@@ -120,7 +120,7 @@ def in_a_function(model: Any, sent: Sent) -> None:
 
 
 def in_a_method(model: Any, sent: Sent) -> None:
-    # Made anew: in this one process, the server's own copy would replace it.
+    # Defined inside the function: in this process, the server's own copy would replace a global class.
     class Reader:
         def __init__(self, layer: int) -> None:
             self.layer = layer
@@ -202,7 +202,7 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.__name__)
-def test_it_may_be_read_within_its_forward(
+def test_module_source_is_readable_within_its_forward(
     generation: Nnsight08, policy: Protector | None, block: Block
 ) -> None:
     payload = sent_of(generation, block)
@@ -221,7 +221,7 @@ def test_it_may_be_read_within_its_forward(
         (in_a_method, [f"transformer.h.{number}.attn" for number in range(4)]),
     ],
 )
-def test_others_are_left_as_they_are(
+def test_only_modules_named_by_block_are_instrumented(
     generation: Nnsight08, block: Block, modules: list[str]
 ) -> None:
     generation.run(sent_of(generation, block), STREAM)
@@ -234,7 +234,9 @@ def test_the_next_request_finds_no_module_instrumented(generation: Nnsight08) ->
     assert instrumented(generation) == []
 
 
-def test_text_in_which_there_is_no_module(generation: Nnsight08, policy: Protector | None) -> None:
+def test_source_attribute_of_text_raises_and_instruments_nothing(
+    generation: Nnsight08, policy: Protector | None
+) -> None:
     sent, other = Sent(), "text"
     with generation.model.trace(PROMPT, backend=sent):
         found = other.source

@@ -1,4 +1,4 @@
-"""A model of nnsight 0.8: the attention that it was loaded with, and the one that a request asks for."""
+"""Attention implementation of an nnsight 0.8 model: the deployment's setting and the request's."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def test_a_model_without_the_clients_attention_keeps_its_own(
     assert capsys.readouterr().out == ""
 
 
-def test_an_attention_that_is_not_there_is_refused(gemma2: Nnsight08) -> None:
+def test_unknown_attention_implementation_is_refused(gemma2: Nnsight08) -> None:
     with pytest.raises(PayloadError, match="eagre"):
         gemma2.prepare({"attn_implementation": "eagre"})
 
 
-def test_a_request_that_names_no_attention_has_the_deployments(
+def test_request_without_attention_gets_deployments_attention(
     tiny_gpt2: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     generation = loaded(tiny_gpt2, "eager")
     assert not generation.prepare({})
     assert generation.model.attn_implementation == "eager"
-    # Of 0.8.1, whose requests name one.
+    # Requests of nnsight 0.8.1 name an attention implementation.
     assert generation.prepare({"attn_implementation": "sdpa"})
     assert generation.model.attn_implementation == "sdpa"
     assert generation.prepare({"attn_implementation": None})

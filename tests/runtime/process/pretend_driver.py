@@ -1,7 +1,7 @@
-"""A stand-in for CUDA where there is no GPU: it does as it starts what libcuda does, and copies nothing.
+"""A stand-in for CUDA on machines without a GPU. It starts like libcuda and copies nothing.
 
-Usage: pretend_driver.py FD FOLDER. A model process whose devices are files in FOLDER, which its owner and
-its runners map. All else is as on GPUs.
+Usage: pretend_driver.py FD FOLDER. Runs a model process whose devices are files in FOLDER. The owner and
+the runners map these files. Everything else works as on GPUs.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ ACTS = {
     VARIABLES: "reads CUDA_VISIBLE_DEVICES",
     FILES: "loads a library of its own and opens its device alone",
 }
-"""Acts of a driver as it starts, by the point of its mend."""
+"""Actions of a driver at its start, by the fix that each one needs."""
 
 CARD, ANOTHERS_CARD = Path("/dev/zero"), Path("/dev/full")
-"""Device files that stand for a replica's GPU, and for another's."""
+"""Device files that stand for the replica's GPU and for another replica's GPU."""
 _A_DEVICES_REQUEST = 0x4600
-"""An ioctl of NVIDIA's kind; a device that does not know it says ENOTTY."""
+"""An ioctl number of NVIDIA's driver; other devices answer ENOTTY."""
 _DEADLINE_S = 0.2
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -57,7 +57,7 @@ class PretendDriver:
         self.acts = set(acts)
         self._folder = folder
         self._visible = _variable("CUDA_VISIBLE_DEVICES")
-        # CUDA's are in /dev/shm; nobody is let through to these either.
+        # CUDA's event files are in /dev/shm; confined processes cannot open these either.
         self._events = folder / f"cuda.shm.{os.getpid()}.1"
         self._library = folder / "driver" / "libpretend.so"
         self._library.parent.mkdir(exist_ok=True)
@@ -97,7 +97,7 @@ class PretendDriver:
             raise DeviceError(f"CUDA error: {'; '.join(failed)}")
 
     def _read_variables(self) -> None:
-        # As a library does: what Python knows of the environment may be another thing.
+        # Read like a library does: Python's copy of the environment may differ.
         if _variable("CUDA_VISIBLE_DEVICES") != self._visible:
             raise OSError("the process sees other devices than its owner")
 
@@ -112,10 +112,10 @@ class PretendDriver:
         return [without_event(self._export(tensor)) for tensor in tensors]
 
     def _export(self, tensor: torch.Tensor) -> Handle:
-        """Move `tensor` into shared memory, as it is with GPUs from the beginning."""
+        """Move `tensor` into shared memory; on GPUs it is there from the start."""
         if (self._folder / "fatal").exists():
             os.kill(os.getpid(), signal.SIGKILL)
-        logging.tqdm(total=1).update()  # as a download tells how far it is
+        logging.tqdm(total=1).update()  # reports progress like a download
         descriptor, name = tempfile.mkstemp(suffix=".device", dir=self._folder)
         with os.fdopen(descriptor, "wb") as file:
             file.write(tensor.detach().flatten().view(torch.uint8).numpy().tobytes())
@@ -172,7 +172,7 @@ class Handles:
 
 
 class _Past:
-    """The end of work that is done."""
+    """An event that has already completed."""
 
     def synchronize(self) -> None:
         return
@@ -197,7 +197,7 @@ def rebuild(
 
 
 def name_a_thread() -> None:
-    """Name a thread of this process that is already there, as the C library does and as `fopen` would."""
+    """Name a running thread of this process, with the open flags of the C library and of `fopen`."""
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
     thread.start()
@@ -221,7 +221,7 @@ def size_a_memory_file() -> None:
 
 
 def a_small_library() -> Path:
-    """Some library of this system that needs no other."""
+    """Return the smallest library that this process has mapped."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     names = {Path("/", line.partition("/")[2]) for line in lines if ".so" in line}
     return min(names, key=lambda path: path.stat().st_size)
@@ -233,7 +233,7 @@ def _variable(name: str) -> str | None:
 
 
 def main(fd: int, folder: str) -> None:
-    """Be a model process."""
+    """Run a model process."""
     zygote.main(fd, PretendDriver(Path(folder)))
 
 

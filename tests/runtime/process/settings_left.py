@@ -1,4 +1,4 @@
-"""Settings of its process that a block changes, each with the code by which the next block looks at it."""
+"""Process settings that a block changes, each with code that shows the setting to the next block."""
 
 from __future__ import annotations
 
@@ -183,4 +183,4 @@ SETTINGS = {
         "import resource; said = resource.getrlimit(resource.RLIMIT_NOFILE)",
     ),
 }
-"""Code that changes a setting, and code that tells it, by the setting's name. A reset restores each."""
+"""Code that changes a setting and code that reads it, by setting name. A reset restores each setting."""

@@ -1,4 +1,4 @@
-"""NVIDIA's driver as far as it can be judged where there is none: what is chosen, read and written."""
+"""The CUDA driver's choices, reads and writes that can be tested without a GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GIB = 1 << 30
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two devices, by their UUIDs, and nothing left of what a driver sets."""
+    """Two devices, named by UUID, and none of the variables that a driver sets."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "0")
     monkeypatch.setattr("torch.cuda._cached_device_count", None)
@@ -66,7 +66,7 @@ def model(device: str | None = None, memory: dict[int, int] | None = None) -> Mo
     ],
     ids=str,
 )
-def test_a_model_sees_its_devices_alone(spec: ModelSpec, visible: str, selected: ModelSpec) -> None:
+def test_model_sees_only_its_devices(spec: ModelSpec, visible: str, selected: ModelSpec) -> None:
     driver = Cuda()
     assert driver.uses_devices(spec)
     assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
@@ -76,7 +76,7 @@ def test_a_model_sees_its_devices_alone(spec: ModelSpec, visible: str, selected:
 
 
 @pytest.mark.usefixtures("two_gpus")
-def test_a_device_that_is_selected_later_has_the_nodes_number() -> None:
+def test_node_device_is_node_index_after_reselection() -> None:
     driver = Cuda()
     assert driver.uses_devices(model(None, {0: GIB}))
     for index, name in ((0, "GPU-a"), (1, "GPU-b"), (0, "GPU-a")):
@@ -88,14 +88,14 @@ def test_a_device_that_is_selected_later_has_the_nodes_number() -> None:
 
 @pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize("device", ["cpu", "mps"])
-def test_a_model_elsewhere_sees_no_device(device: str) -> None:
+def test_model_on_cpu_or_mps_sees_no_gpu(device: str) -> None:
     assert not Cuda().uses_devices(model(device))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
 @pytest.mark.usefixtures("broken")
 @pytest.mark.parametrize("device", ["auto", None])
-def test_without_a_working_gpu_no_device_is_used(device: str | None) -> None:
+def test_auto_device_uses_no_gpu_if_cuda_is_broken(device: str | None) -> None:
     assert not Cuda().uses_devices(model(device))
 
 
@@ -103,19 +103,19 @@ def test_without_a_working_gpu_no_device_is_used(device: str | None) -> None:
 @pytest.mark.parametrize(
     ("spec", "where"), [(model("cuda:1"), "cuda:1"), (model(None, {1: GIB}), "GPU 1")], ids=str
 )
-def test_a_required_gpu_that_is_missing_is_an_error(spec: ModelSpec, where: str) -> None:
+def test_missing_required_gpu_is_an_error(spec: ModelSpec, where: str) -> None:
     with pytest.raises(ValueError, match=rf"to be on {where}, but .* no CUDA device"):
         Cuda().uses_devices(spec)
 
 
 @pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize("spec", [model(None, {0: GIB, 2: GIB}), model("cuda:2")], ids=str)
-def test_a_gpu_too_many(spec: ModelSpec) -> None:
+def test_gpu_index_beyond_device_count_is_an_error(spec: ModelSpec) -> None:
     with pytest.raises(ValueError, match="on GPU 2, but torch finds 2 CUDA devices here"):
         Cuda().uses_devices(spec)
 
 
-def test_devices_are_counted_where_none_are_named() -> None:
+def test_visible_devices_default_to_indices() -> None:
     assert visible_devices(None, [0, 2]) == "0,2"
     assert visible_devices("3, GPU-x ,5", [1, 2]) == "GPU-x,5"
 
@@ -133,18 +133,18 @@ def test_devices_are_counted_where_none_are_named() -> None:
         ),
     ],
 )
-def test_segments_that_others_map_are_not_extended(
+def test_allocator_settings_disable_expandable_segments(
     environment: dict[str, str], settings: str | None
 ) -> None:
     assert allocator_settings(environment) == settings
 
 
-def test_torch_takes_the_settings() -> None:
+def test_torch_accepts_allocator_settings_without_starting_cuda() -> None:
     cuda._set_allocator("max_split_size_mb:128,expandable_segments:False")
     assert not torch.cuda.is_initialized()
 
 
-def test_a_handle_has_no_event_to_wait_for() -> None:
+def test_exported_handle_has_no_event_sync() -> None:
     names = rebuild_cuda_tensor.__code__.co_varnames[: rebuild_cuda_tensor.__code__.co_argcount]
     arguments = tuple(True if name == "event_sync_required" else name for name in names)
     function, without = without_event((rebuild_cuda_tensor, arguments))
@@ -153,7 +153,7 @@ def test_a_handle_has_no_event_to_wait_for() -> None:
     assert without[:-1] == arguments[:-1]
 
 
-# As drivers 535 and 570 write it (public reports; the UUIDs are changed).
+# In the format of drivers 535 and 570 (public reports; the UUIDs are changed).
 INFORMATION = {
     "0000:70:00.0": "Model: \t\t NVIDIA L4\nIRQ:   \t\t 16\nGPU UUID: \t GPU-aaaa\n"
     "Bus Location: \t 0000:70:00.0\nDevice Minor: \t 0\nGPU Excluded:\t No\n",
@@ -162,7 +162,7 @@ INFORMATION = {
 }
 
 
-def test_the_device_files_of_some_gpus() -> None:
+def test_gpu_minors_are_found_by_bus_or_uuid() -> None:
     assert gpu_minors(INFORMATION, [("0000:b1:00.0", "")]) == {3}
     assert gpu_minors(INFORMATION, [("", "aaaa"), ("", "bbbb")]) == {0, 3}
     assert gpu_minors(INFORMATION, [("0000:b1:00.0", ""), ("0000:00:00.0", "cccc")]) is None
@@ -181,13 +181,15 @@ def test_the_device_files_of_some_gpus() -> None:
         ("/dev/nvidia-caps/nvidia-cap12", frozenset({3}), True),
     ],
 )
-def test_only_device_files_of_the_replicas_gpus(
+def test_only_device_files_of_replicas_gpus_are_ours(
     node: str, minors: frozenset[int] | None, ours: bool
 ) -> None:
     assert cuda._is_ours(node, minors) is ours
 
 
-def test_an_early_start_of_cuda_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_start_of_cuda_is_detected_with_suspect_packages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert Cuda().find_early_start() is None
     maps = "7f0-7f1 r-xp 0 0 0 /v/lib/site-packages/{}\n"
     libraries = ("bitsandbytes/libbitsandbytes_cuda128.so", "torch/lib/libtorch_cuda.so")

@@ -1,6 +1,6 @@
-"""A GPU's driver starts in a confined runner, because of one fix for each thing that it does at its start.
+"""A GPU driver starts in a confined runner, thanks to one fix for each action of its start.
 
-The table: a row for each, as a stand-in does it, a column for the code without one of the mends.
+The table has a row for each action of a stand-in driver, and a column for the code without each fix.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COLUMNS = [AS_IT_IS, *map(str, ACTS), WITHOUT_ANY]
 
 @pytest.fixture(scope="module")
 def table(tiny_gpt2: Path) -> dict[str, dict[str, str]]:
-    """By column and row: nothing where a runner starts, else the reason why not."""
+    """Outcomes by column and row: empty if the runner starts, otherwise the reason."""
     run = subprocess.run(
         [sys.executable, "-m", "tests.runtime.process.test_driver_starts", tiny_gpt2],
         cwd=ROOT,
@@ -62,7 +62,7 @@ def test_a_confined_runner_starts_whatever_its_driver_does(
 
 
 @pytest.mark.parametrize("mend", ACTS, ids=ACTS.values())
-def test_each_fix_alone_serves_its_row_and_no_other(
+def test_reverting_one_fix_breaks_only_its_driver_act(
     table: dict[str, dict[str, str]], mend: int
 ) -> None:
     failed = {row for row, why in table[str(mend)].items() if why}
@@ -73,11 +73,11 @@ def test_without_any_fix_no_driver_starts(table: dict[str, dict[str, str]]) -> N
     assert all("Bad file descriptor" in why for why in table[WITHOUT_ANY].values())
 
 
-# The program that makes the table: a zygote for each column, and a runner of it for each row.
+# The program that makes the table: a zygote for each column, and one of its runners for each row.
 
 
 def without_custody(driver: PretendDriver) -> None:
-    """Close the channel to the owner only when its number may be another's."""
+    """Close the channel to the owner only once its descriptor number may be reused."""
     from ndif.runtime.process.weight_owner import WeightOwnerClient
 
     start, leave = WeightOwnerClient.start, WeightOwnerClient.leave_to_parent
@@ -163,7 +163,7 @@ def column(checkpoint: Path, reverted: list[int]) -> dict[str, str]:
         zygote = Zygote(FrameChannel(control), spec, driver)
         rows = {}
         for act in ACTS:
-            # Where nothing is mended the channel to the owner is always open, as it was.
+            # Without any fix, the channel to the owner is always open.
             driver.acts = {act, CUSTODY} if len(reverted) > 1 else {act}
             rows[str(act)] = outcome(zygote)
         owner = zygote._weight_owner.owner if zygote._weight_owner else None
@@ -176,7 +176,7 @@ def column(checkpoint: Path, reverted: list[int]) -> dict[str, str]:
 
 
 def outcome(zygote: Any) -> str:
-    """Nothing if a new runner waits for a request, else the reason why not."""
+    """Return "" if a new runner waits for a request, otherwise the reason."""
     from ndif.runtime.frames import FrameChannel
     from ndif.runtime.messages import Signal
 
@@ -196,7 +196,7 @@ def outcome(zygote: Any) -> str:
 
 
 def in_a_fork(run: Callable[[], dict[str, str]]) -> dict[str, str]:
-    """Return the result of `run` in a process of which nothing is left."""
+    """Return the result of `run` in a forked process that leaves nothing behind."""
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         os.close(reading)
@@ -214,7 +214,7 @@ def in_a_fork(run: Callable[[], dict[str, str]]) -> dict[str, str]:
 
 def main() -> None:
     checkpoint = Path(sys.argv[1])
-    # In this process, so that what it imports is there for the others.
+    # In this process, so that the forks inherit its imports.
     columns = {AS_IT_IS: column(checkpoint, [])}
     for name, mends in {**{str(mend): [mend] for mend in ACTS}, WITHOUT_ANY: [*ACTS]}.items():
         columns[name] = in_a_fork(lambda mends=mends: column(checkpoint, mends))  # type: ignore[misc]

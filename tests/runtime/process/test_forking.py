@@ -1,6 +1,6 @@
-"""Memory that a fork finds ready: counted in the page faults that it does not have.
+"""Memory that is prefetched for a fork, measured by the page faults that it avoids.
 
-What is measured runs in processes of its own, so that nothing else of a test's process is in them.
+Each measurement runs in a separate process, so that the test's process does not affect it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.process
 PAGES = 2000
 SIZE = PAGES * mmap.PAGESIZE
 FEW = 60
-"""Faults that an interpreter has whatever it does."""
+"""Page faults that an interpreter causes in any case."""
 
 
 def faults(run: Callable[[], object]) -> int:
@@ -58,7 +58,7 @@ def in_a_fork(run: Callable[[], object]) -> Any:
 
 
 def memory(byte: int) -> mmap.mmap:
-    """Private memory with something in it."""
+    """Return private memory filled with `byte`."""
     area = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     area.madvise(mmap.MADV_NOHUGEPAGE)
     area.write(bytes([byte]) * SIZE)
@@ -80,13 +80,13 @@ def address(area: mmap.mmap) -> int:
 
 
 def covered(ranges: array.array[int], start: int, end: int) -> int:
-    """How many bytes between two addresses are in `ranges`."""
+    """Return how many bytes between two addresses are in `ranges`."""
     pairs = list(zip(ranges[::2], ranges[1::2], strict=True))
     return sum(max(0, min(end, at + size) - max(start, at)) for at, size in pairs)
 
 
 def resident(area: mmap.mmap) -> int:
-    """How many bytes of it the page table of this process has, asked without touching it."""
+    """Return how many bytes of `area` are resident, without touching it."""
     start = f"{address(area):x}-"
     lines = iter(Path("/proc/self/smaps").read_text().splitlines())
     for line in lines:
@@ -99,7 +99,7 @@ def digest(area: mmap.mmap) -> str:
     return hashlib.sha256(memoryview(area)).hexdigest()
 
 
-# What is measured.
+# The measurements.
 
 
 def copying() -> dict[str, Any]:
@@ -135,7 +135,7 @@ def finding_ranges() -> dict[str, Any]:
     def of(pages: ForkPages) -> list[tuple[int, int]]:
         """Return the first and the number of the pages in each range."""
         pairs = zip(pages.written[::2], pages.written[1::2], strict=True)
-        # What lies behind it may be written too, and be one range with its last page.
+        # Memory behind the area may be written too, and may share a range with its last page.
         mine = [
             (at, min(size, start + SIZE - at)) for at, size in pairs if start <= at < start + SIZE
         ]
@@ -176,7 +176,7 @@ def failing() -> dict[str, Any]:
 
 
 def gone() -> dict[str, Any]:
-    """Memory that is written in the fork alone, and memory that is no more."""
+    """Measure memory that is written in the fork alone, and memory that was unmapped."""
     area = memory(1)
     pages = Rehearsal(lambda: write(area)).pages()
     start = address(area)
@@ -201,7 +201,7 @@ def finding(file: str, other: str) -> dict[str, Any]:
                 flags=mmap.MAP_PRIVATE,
                 prot=mmap.PROT_READ | mmap.PROT_WRITE,
             )
-        # One of 2 MiB is one fault.
+        # A page of 2 MiB would be one fault.
         area.madvise(mmap.MADV_NOHUGEPAGE)
         return area
 
@@ -233,7 +233,7 @@ def finding(file: str, other: str) -> dict[str, Any]:
 
 
 def of(area: mmap.mmap) -> Mapping:
-    """The mapping that it is."""
+    """Return the mapping of `area`."""
     return next(mapping for mapping in mappings() if mapping.start == address(area))
 
 
@@ -244,27 +244,27 @@ def measured(name: str, *arguments: Path) -> Any:
 # The tests.
 
 
-def test_a_fork_that_has_its_copies_writes_without_a_stop() -> None:
+def test_fork_with_prefetched_pages_writes_without_page_faults() -> None:
     found = measured("copying")
     assert found["without"] >= PAGES
     assert found["with"]["faults"] < FEW
 
 
-def test_a_copy_holds_what_the_original_does() -> None:
+def test_prefetched_pages_equal_originals() -> None:
     found = measured("copying")
     assert found["with"]["same"]
     assert found["mine"]
 
 
-def test_what_is_not_written_to_is_not_copied() -> None:
+def test_pages_not_written_by_rehearsal_are_not_copied() -> None:
     found = measured("copying")
     assert found["written"] == SIZE
     assert found["left"] == 0
-    # What an interpreter writes to whatever it runs.
+    # Pages that an interpreter writes in any case.
     assert found["all"] - SIZE < 16 << 20
 
 
-def test_neighbours_are_one_range() -> None:
+def test_adjacent_written_pages_form_one_range() -> None:
     found = measured("finding_ranges")
     assert found["mine"] == [[0, 10], [100, 20], [1999, 1]]
     assert found["but some"] == [[0, 10], [100, 5], [115, 5], [1999, 1]]
@@ -272,17 +272,17 @@ def test_neighbours_are_one_range() -> None:
     assert found["ordered"]
 
 
-def test_a_run_that_fails_is_known_nothing_of() -> None:
+def test_failed_rehearsal_yields_no_pages() -> None:
     found = measured("failing")
     assert found == {"ranges": [0, 0], "same": True, "leaked": 0}
 
 
-def test_memory_that_is_no_more_is_passed_over() -> None:
+def test_prefetch_skips_unmapped_memory() -> None:
     found = measured("gone")
     assert found == {"survived": True, "size": SIZE}
 
 
-def test_a_fork_reads_weights_without_a_stop(tmp_path: Path) -> None:
+def test_fork_reads_mapped_weights_without_page_faults(tmp_path: Path) -> None:
     files = tmp_path / "weights", tmp_path / "others"
     for file in files:
         file.write_bytes(os.urandom(SIZE))
@@ -297,7 +297,7 @@ def test_a_fork_reads_weights_without_a_stop(tmp_path: Path) -> None:
     assert hashlib.sha256(files[0].read_bytes()).hexdigest() == expected
 
 
-def test_mappings_of_a_file_with_a_space_in_its_name(tmp_path: Path) -> None:
+def test_mappings_parse_file_name_with_space(tmp_path: Path) -> None:
     file = tmp_path / "a model's weights"
     file.write_bytes(bytes(mmap.PAGESIZE))
     with (

@@ -1,4 +1,4 @@
-"""The heap of a process that forks: measured in processes of their own, by the pages a fork writes to."""
+"""The heap of a process that forks: measured in separate processes, by the pages that a fork writes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _libc.free.argtypes, _libc.free.restype = [ctypes.c_size_t], None
 
 
 def with_holes() -> list[int]:
-    """A heap of which every other piece is free; where the rest is, each filled with its number."""
+    """Free every other piece of a heap; return the addresses of the rest, each filled with its number."""
     pieces = [_libc.malloc(HOLE) for _ in range(2 * HOLES)]
     for number, piece in enumerate(pieces):
         ctypes.memset(piece, number % 251, HOLE)
@@ -37,7 +37,7 @@ def with_holes() -> list[int]:
 
 
 def in_holes(count: int) -> Callable[[], None]:
-    """Do as a request does: take memory, write to it, give it back."""
+    """Return a function that works like a request: it allocates memory and writes to it."""
 
     def run() -> None:
         for piece in [_libc.malloc(HOLE - 50) for _ in range(count)]:
@@ -47,7 +47,7 @@ def in_holes(count: int) -> Callable[[], None]:
 
 
 def copied(run: Callable[[], None], until: int) -> int:
-    """How many pages of the heap, up to an address, a fork copies that does `run`."""
+    """Return how many heap pages below `until` are copied by a fork that calls `run`."""
     ranges = Rehearsal(run).pages().written
     mapping = next(m for m in mappings() if m.path == "[heap]")
     return sum(
@@ -81,26 +81,26 @@ def measure() -> dict[str, Any]:
 
 
 def huge() -> int:
-    """Bytes of this process that are in huge pages."""
+    """Return how many bytes of this process are in huge pages."""
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
         if line.startswith("AnonHugePages:"):
             return int(line.split()[1]) << 10
     return 0
 
 
-def test_a_fork_takes_memory_in_one_piece_and_not_from_holes() -> None:
+def test_fork_of_settled_heap_allocates_contiguously_not_from_holes() -> None:
     found = apart("tests.runtime.process.test_heap")
-    # Without: a page for every few holes.
+    # Before settling, the fork copies a page for every few holes.
     assert found["before"] > HOLES // 2 * HOLE // PAGE // 2
     assert found["after"] < found["before"] // 10
-    # Nothing that is in use was touched, and what is there can be used on.
+    # Memory in use was not touched and remains usable.
     assert found["same"]
     assert found["beside"]
-    # A fork need not fetch what is at the heap's top, but for the first of it.
+    # A fork need not fetch the top of the heap, except its first part.
     behind, spare = found["spare"]
     assert behind
     assert heap._FREE_TOP // 2 < spare < heap._FREE_TOP
-    # What a request takes of it is in huge pages.
+    # Memory that a request takes from the top is in huge pages.
     assert found["huge"] >= 8 << 20
 
 

@@ -1,4 +1,4 @@
-"""Trusted requests on one runner: whatever one does to the model, the next finds it as it was loaded."""
+"""Trusted requests on one runner: each finds the model as loaded, whatever earlier requests did."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WEIGHT = "weight = model._module.transformer.h[0].mlp.c_fc.weight\n"
 
 
 def executing(client: TransformersModel, code: str) -> bytes:
-    """A session that runs text, then a trace; it returns the logits, its process, and what `said` is."""
+    """Return a session that runs `code`, then a trace. It returns the logits, its process and `said`."""
     sent = Sent()
     with client.session(backend=sent):
         import os
@@ -39,12 +39,12 @@ def executing(client: TransformersModel, code: str) -> bytes:
         with client.trace(PROMPT):
             logits = client.lm_head.output.save()
         nnsight.save(logits)
-        told = nnsight.save([os.getpid(), space.get("said")])  # noqa: F841 - what comes back
+        told = nnsight.save([os.getpid(), space.get("said")])  # noqa: F841 - the result
     return sent.payload
 
 
 class Site:
-    """A replica whose requests are trusted, on a loop of its own."""
+    """A replica with trusted requests, on a separate event loop."""
 
     def __init__(self, folder: Path, client: TransformersModel) -> None:
         self.client = client
@@ -58,12 +58,12 @@ class Site:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
 
     def run(self, code: str, **env: str) -> tuple[torch.Tensor, int]:
-        """Return the logits of a request that does `code` first, and its process."""
+        """Return the logits of a request that runs `code` first, and its process."""
         saves = self.saves(code, **env)
         return saves["logits"], saves["told"][0]
 
     def says(self, code: str) -> tuple[int, Any]:
-        """Return the process of a request, and what its `code` says."""
+        """Return the process of a request, and the value that its `code` assigned to `said`."""
         process, said = self.saves(code)["told"]
         return process, said
 
@@ -123,7 +123,7 @@ WRITES = {
         "torch.nn.functional.layer_norm = lambda *given: before(*given) * 2"
     ),
 }
-"""Changes for which a runner ends."""
+"""Changes that end a runner."""
 
 RESTORED = {
     "a replaced parameter": (
@@ -149,11 +149,11 @@ RESTORED = {
     "a dropout": "model._module.transformer.h[1].mlp.dropout = torch.nn.Dropout(0.9)",
     "the attention": "model._module.config._attn_implementation = 'eager'",
 }
-"""Changes that a runner restores; the same process serves on."""
+"""Changes that a runner restores; the same process serves the next request."""
 
 
 @pytest.mark.parametrize("code", WRITES.values(), ids=WRITES.keys())
-def test_a_weight_that_is_written_to_is_as_it_was_for_the_next(
+def test_request_after_weight_write_gets_original_weights_and_new_process(
     site: Site, truth: torch.Tensor, code: str
 ) -> None:
     found, process = site.run(code)
@@ -164,16 +164,16 @@ def test_a_weight_that_is_written_to_is_as_it_was_for_the_next(
 
 
 @pytest.mark.parametrize("code", RESTORED.values(), ids=RESTORED.keys())
-def test_a_change_of_the_tree_is_undone(site: Site, truth: torch.Tensor, code: str) -> None:
+def test_change_of_module_tree_is_undone_in_same_process(
+    site: Site, truth: torch.Tensor, code: str
+) -> None:
     _, process = site.run(code)
     assert site.run("")[1] == process
     assert torch.equal(site.run("")[0], truth)
 
 
 @pytest.mark.parametrize(("changes", "tells"), SETTINGS.values(), ids=SETTINGS.keys())
-def test_a_setting_of_the_process_is_as_it_was_for_the_next(
-    site: Site, changes: str, tells: str
-) -> None:
+def test_process_setting_is_restored_for_next_request(site: Site, changes: str, tells: str) -> None:
     before = site.says(tells)
     changed = site.saves(changes)["told"][0]
     assert site.says(tells) == before
@@ -190,8 +190,8 @@ def test_a_setting_that_cannot_be_restored_ends_the_process(site: Site) -> None:
     assert next_process != process
 
 
-def test_a_library_that_is_loaded_keeps_its_logger(site: Site) -> None:
-    """Only those of users go: a library makes its own once a process."""
+def test_loaded_library_keeps_its_logger(site: Site) -> None:
+    """Only users' loggers are removed: a library makes its logger once per process."""
     process, _ = site.says("import logging, wave; logging.getLogger('wave').setLevel(7)")
     told = site.says("import logging; said = logging.getLogger('wave').level")
     assert told == (process, 7)
@@ -203,20 +203,20 @@ def test_a_patched_class_ends_the_process(site: Site) -> None:
     assert next_process != process
 
 
-def test_hooks_of_several_requests_in_a_row(site: Site, truth: torch.Tensor) -> None:
+def test_hooks_do_not_accumulate_over_requests(site: Site, truth: torch.Tensor) -> None:
     found = [site.run(RESTORED["a hook"])[0] for _ in range(3)]
     assert not torch.equal(found[0], truth)
     assert all(torch.equal(each, found[0]) for each in found)
 
 
-def test_each_request_has_the_attention_that_it_asks_for(site: Site) -> None:
+def test_each_request_gets_requested_attention(site: Site) -> None:
     expects = "assert model._module.config._attn_implementation == {!r}"
     for name in ("eager", "eager", "sdpa", "eager"):
         site.run(expects.format(name), attn_implementation=name)
     site.run(expects.format("sdpa"))
 
 
-def test_an_adapter_serves_on_until_its_weights_are_written_to(
+def test_adapter_process_is_reused_until_its_weights_change(
     site: Site, truth: torch.Tensor, tiny_adapter: Path
 ) -> None:
     adapted = {"peft": str(tiny_adapter)}
@@ -239,7 +239,7 @@ def test_an_adapter_serves_on_until_its_weights_are_written_to(
 LEFT = "weights = list(model._module.parameters())\n"
 
 
-def test_what_does_not_show_in_logits_is_undone_too(site: Site) -> None:
+def test_changes_invisible_in_logits_are_undone(site: Site) -> None:
     site.run(LEFT + "[each.requires_grad_(False) for each in weights]; model._module.train()")
     site.run(
         LEFT + "assert all(each.requires_grad for each in weights)\n"
@@ -250,13 +250,13 @@ def test_what_does_not_show_in_logits_is_undone_too(site: Site) -> None:
     site.run(LEFT + "assert weights[0].grad is None and not hasattr(weights[0], 'note')")
 
 
-def test_a_request_that_fails_leaves_nothing(site: Site, truth: torch.Tensor) -> None:
+def test_failed_request_leaves_no_change(site: Site, truth: torch.Tensor) -> None:
     payload = executing(site.client, WEIGHT + "weight.data.zero_(); 1 / 0")
     assert site.wait(site.served.run(payload)).status is Status.ERROR
     assert torch.equal(site.run("")[0], truth)
 
 
-def test_requests_that_write_nothing_have_one_process(site: Site, truth: torch.Tensor) -> None:
+def test_requests_without_writes_share_one_process(site: Site, truth: torch.Tensor) -> None:
     read = reading(site.client)
     processes = {site.run("")[1] for _ in range(3)}
     assert torch.equal(site.wait(site.served.logits(read)), truth)
@@ -265,10 +265,10 @@ def test_requests_that_write_nothing_have_one_process(site: Site, truth: torch.T
     assert len(processes) == 1
 
 
-def test_a_system_that_does_not_show_pages(
+def test_reset_fails_on_system_without_pagemap(
     tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A runner serves one request there."""
+    """A runner serves one request on such a system."""
     from ndif.runtime.generations import Generation
     from ndif.runtime.process import model_reset
 

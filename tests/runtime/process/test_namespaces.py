@@ -1,4 +1,4 @@
-"""Lists and functions of which many are looked at at once: each change is found, and no other is."""
+"""Many lists, sets and functions are checked at once: each change is found, without false reports."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def change(found: list[Any], how: str, value: object) -> None:
             found[len(found) // 2] = value
 
 
-def test_this_interpreter_shows_its_lists_and_sets() -> None:
+def test_interpreters_list_and_set_layouts_are_known() -> None:
     assert _is_known(_LIST)
     assert _is_known(_SET)
 
 
 @given(_SEVERAL, _STEPS)
-def test_each_list_that_changed_is_found(
+def test_every_changed_list_is_found(
     lists: list[list[object]], steps: list[tuple[str, int, object]]
 ) -> None:
     kept = [list(each) for each in lists]
@@ -77,7 +77,7 @@ def test_each_list_that_changed_is_found(
     st.lists(st.sets(st.integers(0, 300), max_size=200), min_size=1, max_size=8),
     st.lists(st.tuples(st.integers(0, 7), st.sampled_from(_OF_SETS), st.integers(0, 300))),
 )
-def test_each_set_that_changed_is_found(
+def test_every_changed_set_is_found(
     sets: list[set[int]], steps: list[tuple[int, str, int]]
 ) -> None:
     kept = [set(each) for each in sets]
@@ -100,12 +100,12 @@ def test_each_set_that_changed_is_found(
 
 
 @pytest.mark.parametrize("layout", [_LIST, _SET])
-def test_none_of_a_kind(layout: _Layout) -> None:
+def test_empty_collection_has_no_changes(layout: _Layout) -> None:
     assert _Items([], layout).changed() == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(("code", "defaults", "kwdefaults")))))
-def test_each_function_that_was_replaced_is_found(steps: list[tuple[int, str]]) -> None:
+def test_every_function_with_replaced_parts_is_found(steps: list[tuple[int, str]]) -> None:
     def other(_: int = 2, *, __: int = 3) -> int:
         return 1
 
@@ -124,7 +124,7 @@ def test_each_function_that_was_replaced_is_found(steps: list[tuple[int, str]]) 
     assert words.changed() == []
 
 
-def test_what_was_added_since_a_fork_server_made_them_is_found(
+def test_changes_to_objects_added_since_fork_server_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known = types.ModuleType("known")
@@ -163,7 +163,7 @@ def test_what_was_added_since_a_fork_server_made_them_is_found(
     assert sys.modules["added"] is added
 
 
-def test_a_dictionary_that_makes_what_it_is_asked_for_is_copied_as_it_is() -> None:
+def test_dictionary_with_computed_items_is_copied_unevaluated() -> None:
     class Makes(OrderedDict[str, Any]):
         def __getitem__(self, key: str) -> Any:
             return super().__getitem__(key)()

@@ -1,4 +1,4 @@
-"""Settings of a process: what Python and torch remember of one request is forgotten before the next."""
+"""Settings of a process: Python and torch forget the state of one request before the next."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ndif.runtime.process.process_settings import ProcessSettings, forget_warnin
 
 
 @pytest.mark.parametrize("action", ["default", "module", "once"])
-def test_a_warning_that_was_shown_is_shown_again(action: str) -> None:
+def test_forgotten_warning_is_shown_again(action: str) -> None:
     shown: list[str] = []
 
     def warn() -> None:
@@ -31,7 +31,7 @@ def test_a_warning_that_was_shown_is_shown_again(action: str) -> None:
     assert shown == ["cut short"] * 2
 
 
-def test_the_number_of_threads_that_another_thread_has_set_is_restored() -> None:
+def test_thread_count_set_by_another_thread_is_restored() -> None:
     before = torch.get_num_threads()
     settings = ProcessSettings()
     found: list[int] = []

@@ -41,17 +41,17 @@ PID = "import os; said = os.getpid()"
 
 
 def executing(client: TransformersModel, code: str) -> bytes:
-    """A block that runs text, and returns what it says."""
+    """Return a block that runs `code` and returns the value of `said`."""
     sent = Sent()
     with client.trace(PROMPT, backend=sent):
         space = {"model": client, "__name__": "users"}
         exec(code, space)
-        said = nnsight.save([space.get("said")])  # noqa: F841 - what comes back
+        said = nnsight.save([space.get("said")])  # noqa: F841 - the result
     return sent.payload
 
 
 class Site:
-    """A replica that serves on a loop of its own."""
+    """A replica that serves on a separate event loop."""
 
     def __init__(self, folder: Path, client: TransformersModel, settings: Settings) -> None:
         self.client = client
@@ -66,7 +66,7 @@ class Site:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
 
     def says(self, code: str, key: str, **env: str) -> Any:
-        """Return the words of a user's block."""
+        """Return the value of `said` in a user's block."""
         content = self.result(code, key, **env)
         return torch.load(io.BytesIO(content), weights_only=False)["said"][0]
 
@@ -84,7 +84,7 @@ class Site:
         return content
 
     def stays(self) -> bool:
-        """Return True if the last request's process waits for its user's next."""
+        """Return True if the last request's process waits for its user's next request."""
         return self.wait(self.served.actor.runners.wait_until_reset(trusted=False))
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ def client(tiny_gpt2: Path) -> TransformersModel:
 def site(
     tiny_gpt2: Path, client: TransformersModel, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
-    """A replica whose users may do what the kernel lets them. The process of one key waits."""
+    """A replica that confines users with the kernel alone. It keeps the process of one key."""
     folder = tmp_path_factory.mktemp("session")
     settings = Settings(session_root=folder, sandbox="require", protector="off", runner_users=1)
     started = Site(tiny_gpt2, client, settings)
@@ -111,7 +111,7 @@ def site(
     started.close()
 
 
-def test_each_request_has_the_attention_that_it_asks_for(site: Site) -> None:
+def test_each_request_gets_requested_attention(site: Site) -> None:
     tells = "said = model._module.config._attn_implementation"
     eager = {"attn_implementation": "eager"}
     said = [site.says(tells, "one", **env) for env in (eager, eager, {}, eager, {}, {})]
@@ -119,10 +119,10 @@ def test_each_request_has_the_attention_that_it_asks_for(site: Site) -> None:
     assert site.stays()
 
 
-def test_a_process_under_the_policy_gives_memory_back_and_stays(
+def test_protected_process_frees_memory_and_stays(
     tiny_gpt2: Path, client: TransformersModel, tmp_path: Path
 ) -> None:
-    """Little after the first request, much after one that needed much."""
+    """It frees little memory after the first request, and much after a request that needed much."""
     site = Site(tiny_gpt2, client, Settings(session_root=tmp_path, sandbox="require"))
     many = "import torch; said = sum(float(part[0]) for part in [torch.ones(1 << 16)] * 2)"
     held = "import torch; held = [torch.ones(1 << 16) for _ in range(200)]; said = len(held)"
@@ -135,11 +135,11 @@ def test_a_process_under_the_policy_gives_memory_back_and_stays(
 RESTED_S = 5.0
 
 
-def test_a_process_whose_user_thinks_holds_less_memory(site: Site) -> None:
-    """One request right after the other finds the memory of the last."""
+def test_idle_process_releases_memory(site: Site) -> None:
+    """A request that follows immediately still finds the memory of the previous one."""
 
     def held_mb() -> int:
-        """Return the memory that the process has after a request that needs 14 MB for a while."""
+        """Return the memory of the process after a request that needs 14 MB temporarily."""
         pid = site.says(f"import torch; torch.ones(14 << 18); {PID}", "thinks")
         assert site.stays()
         return psutil.Process(pid).memory_info().rss >> 20
@@ -152,12 +152,12 @@ def test_a_process_whose_user_thinks_holds_less_memory(site: Site) -> None:
 
 @dataclass(frozen=True)
 class Left:
-    """Something that one request leaves, and the code by which the next one looks for it."""
+    """A change that one request leaves, and code with which the next request looks for it."""
 
     leaves: str
     looks: str
     stays: bool
-    """True if the reset restores it; else the process ends."""
+    """True if the reset undoes the change; otherwise the process ends."""
 
 
 LEFT = {
@@ -374,12 +374,12 @@ LEFT = {
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_what_one_request_leaves_the_next_does_not_see(
+def test_next_request_sees_no_trace_of_previous_one(
     site: Site, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "ndif.host.runner_pool")
     left = LEFT[name]
-    # Of a user who has not been here before: in a new process.
+    # A new user gets a new process.
     new = site.says(left.looks, f"{name} (new)")
     first = site.says(f"{left.leaves}\nimport os; said = os.getpid()", name)
     stays = site.stays()
@@ -391,11 +391,11 @@ def test_what_one_request_leaves_the_next_does_not_see(
     assert not alive(first)
 
 
-# Which process serves whom.
+# The assignment of processes to keys.
 
 
 def waiting(served: Served, number: int = 1) -> list[int]:
-    """Return the processes that are stopped until their user comes again, once there are so many."""
+    """Return the stopped processes that wait for their user, once there are `number` of them."""
 
     def is_stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
@@ -408,7 +408,7 @@ def waiting(served: Served, number: int = 1) -> list[int]:
 
 
 def ends(pid: int) -> None:
-    """Wait until a process is gone."""
+    """Wait until a process has ended."""
     until(lambda: not alive(pid))
 
 
@@ -420,11 +420,11 @@ def test_one_process_serves_one_key(site: Site) -> None:
     bob = [site.says(PID, "bob") for _ in range(2)]
     assert len(set(bob)) == 1
     assert not alive(ada[0])
-    # One who comes back finds nothing of what was.
+    # A returning user gets a new process.
     assert site.says(PID, "ada") not in (ada[0], bob[0])
 
 
-def test_the_processes_of_some_keys_wait_side_by_side(
+def test_processes_of_several_keys_are_kept_up_to_runner_users(
     tiny_gpt2: Path, client: TransformersModel, tmp_path: Path
 ) -> None:
     settings = Settings(session_root=tmp_path, protector="off", runner_users=2)
@@ -433,7 +433,7 @@ def test_the_processes_of_some_keys_wait_side_by_side(
     assert site.stays()
     assert {*waiting(site.served, 2)} == {ada, bob}
     assert (site.says(PID, "ada"), site.says(PID, "bob")) == (ada, bob)
-    # A third one has the process of whoever was away for longest ended, and then begins.
+    # A third key ends the process that was idle longest, and then starts.
     eve = site.says(PID, "eve")
     assert not alive(ada)
     assert (site.says(PID, "bob"), site.says(PID, "eve")) == (bob, eve)
@@ -442,13 +442,13 @@ def test_the_processes_of_some_keys_wait_side_by_side(
     site.close()
 
 
-def test_without_a_key_each_request_has_a_process(site: Site) -> None:
+def test_keyless_requests_each_get_new_process(site: Site) -> None:
     assert len({site.says(PID, "") for _ in range(4)}) == 4
     assert not site.stays()
 
 
-def test_descriptors(site: Site) -> None:
-    """The channel, streams that lead nowhere, and what the process sees its own memory by: nothing else."""
+def test_block_sees_only_expected_descriptors(site: Site) -> None:
+    """They are the channel, the null streams, and the files that show the process its own memory."""
     looks = (
         "import os\nsaid = []\nfor fd in range(256):\n"
         "    try: said.append((fd, oct(os.fstat(fd).st_mode)))\n    except OSError: pass"
@@ -465,7 +465,7 @@ def test_descriptors(site: Site) -> None:
     assert sorted(found.values()) == sorted((*file, folder))
 
 
-def test_the_page_map_tells_no_place_in_the_machines_memory(site: Site) -> None:
+def test_page_map_hides_physical_addresses(site: Site) -> None:
     looks = (
         "import ctypes, os\nnote = ctypes.create_string_buffer(1 << 20)\nnote[0] = b'x'\n"
         "at = ctypes.addressof(note) // 4096 + 1\nctypes.memset(at * 4096, 1, 4096)\nsaid = []\n"
@@ -492,7 +492,7 @@ def test_a_stopped_server_leaves_no_stopped_process(
 def short(
     tiny_gpt2: Path, client: TransformersModel, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
-    """A replica whose runners last no longer than three requests, and have little memory."""
+    """A replica whose runners serve at most three requests, with little memory."""
     settings = Settings(
         session_root=tmp_path_factory.mktemp("session"),
         sandbox="require",
@@ -506,14 +506,12 @@ def short(
     started.close()
 
 
-def test_a_runner_ends_after_its_last_request(short: Site) -> None:
+def test_runner_ends_after_runner_max_requests(short: Site) -> None:
     pids = [short.says(PID, "ada") for _ in range(7)]
     assert [pids.index(pid) for pid in pids] == [0, 0, 0, 3, 3, 3, 6]
 
 
-def test_a_runner_that_idles_ends(
-    tiny_gpt2: Path, client: TransformersModel, tmp_path: Path
-) -> None:
+def test_idle_runner_ends(tiny_gpt2: Path, client: TransformersModel, tmp_path: Path) -> None:
     settings = Settings(session_root=tmp_path, sandbox="require", protector="off", runner_idle_s=2)
     site = Site(tiny_gpt2, client, settings)
     pid = site.says(PID, "idler")
@@ -548,19 +546,19 @@ KEEPS = {
 }
 
 
-def test_a_process_stays_whose_result_was_large(site: Site) -> None:
+def test_process_stays_after_large_result(site: Site) -> None:
     values, pid, limit = site.says(LARGE, "large")
     assert torch.equal(values, torch.arange(4 << 20))
     assert site.stays()
     assert limit == 0
-    # The next finds no more rights than the first.
+    # The next request has the same limits as the first.
     assert site.says(LARGE, "large")[1:] == (pid, 0)
     assert site.says(PID, "large") == pid
 
 
 @pytest.mark.parametrize("keeps", KEEPS.values(), ids=KEEPS)
-def test_who_keeps_the_file_of_a_result_ends_before_it_is_delivered(site: Site, keeps: str) -> None:
-    """A user's file must be the same each time that somebody asks for it."""
+def test_process_that_keeps_result_file_ends_before_delivery(site: Site, keeps: str) -> None:
+    """A result file must be the same for each download."""
     content = site.result(FORGES + keeps + SAYS_SO, "forger")
     pid = int.from_bytes(content, "little")
     assert not alive(pid)
@@ -570,14 +568,14 @@ def test_who_keeps_the_file_of_a_result_ends_before_it_is_delivered(site: Site, 
 TAKES = "import os, torch\nblock = torch.ones({size} << 18)\nsaid = (os.getpid(), len(block))\ndel block"
 
 
-def test_each_request_has_the_same_memory(short: Site) -> None:
+def test_each_request_gets_same_memory_limit(short: Site) -> None:
     first, second = [short.says(TAKES.format(size=320), "large") for _ in range(2)]
     assert first == second
     with pytest.raises(AssertionError, match="NDIF_RUNNER_MEMORY_BYTES"):
         short.says(TAKES.format(size=440), "large")
 
 
-def test_a_peak_is_of_one_request(short: Site) -> None:
+def test_peak_memory_is_per_request(short: Site) -> None:
     def peak(code: str) -> float:
         payload = executing(short.client, code)
         response = short.wait(short.served.run(payload, trusted=False, key="peaks"))
@@ -589,7 +587,7 @@ def test_a_peak_is_of_one_request(short: Site) -> None:
     assert again - small < 50 << 20
 
 
-def test_under_the_policy_a_runner_is_kept_too(
+def test_protected_runner_is_reused_for_same_key(
     tiny_gpt2: Path, client: TransformersModel, tmp_path: Path
 ) -> None:
     site = Site(tiny_gpt2, client, Settings(session_root=tmp_path, runner_scope="user"))
@@ -605,7 +603,7 @@ def test_under_the_policy_a_runner_is_kept_too(
     site.close()
 
 
-def test_nothing_is_kept_where_each_request_has_a_process(
+def test_request_scope_gives_each_request_new_process(
     tiny_gpt2: Path, client: TransformersModel, tmp_path: Path
 ) -> None:
     settings = Settings(session_root=tmp_path, protector="off", runner_scope="request")

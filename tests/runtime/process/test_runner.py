@@ -1,4 +1,4 @@
-"""The LOG of a block: lines, and lines that are written again and again."""
+"""The LOG messages of a block: lines, and lines that are overwritten repeatedly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ndif.runtime.process import runner
 
 
 class Recorded:
-    """Keeps what a channel is given to send."""
+    """A channel that records sent lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -26,7 +26,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_lines_are_sent_as_they_are(clock: list[float]) -> None:
+def test_log_lines_are_sent_unchanged(clock: list[float]) -> None:
     channel = Recorded()
     logs = runner._LogStream(channel)  # type: ignore[arg-type]
     logs.write("one\ntwo\n\nth")
@@ -36,7 +36,7 @@ def test_lines_are_sent_as_they_are(clock: list[float]) -> None:
     assert channel.lines[4:] == ["last"]
 
 
-def test_a_bar_is_sent_from_time_to_time(clock: list[float]) -> None:
+def test_progress_bar_is_sent_at_intervals(clock: list[float]) -> None:
     channel = Recorded()
     logs = runner._LogStream(channel)  # type: ignore[arg-type]
     for step in range(1000):
@@ -48,7 +48,7 @@ def test_a_bar_is_sent_from_time_to_time(clock: list[float]) -> None:
     assert channel.lines[5:] == ["100.0%", "after"]
 
 
-def test_what_a_bar_showed_last_is_not_sent_twice(clock: list[float]) -> None:
+def test_final_progress_bar_state_is_sent_once(clock: list[float]) -> None:
     channel = Recorded()
     logs = runner._LogStream(channel)  # type: ignore[arg-type]
     logs.write("\rdone")

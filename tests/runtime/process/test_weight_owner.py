@@ -1,4 +1,4 @@
-"""A weight owner, its zygote and their runners, driven by the host's own code as on GPUs."""
+"""A weight owner, its zygote and their runners, driven by the host's code as on GPUs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_owner_runners_and_zygote_start_and_end(
     read, write, die = reading(client), writing(client), dying(client)
     truth = expected(tiny_gpt2)
     async with serve(tiny_gpt2, runtime) as served:
-        # What the host hears is what it hears of a model on CPUs.
+        # The host receives the same reports as for a model on CPUs.
         assert (1, 1) in served.progress
         told = served.actor.process.model
         assert told is not None
@@ -73,13 +73,13 @@ async def test_owner_runners_and_zygote_start_and_end(
         assert (told.task, told.folder) == ("text-generation", str(tiny_gpt2))
         assert served.actor.process.load_s > 0
         owner = served.owner
-        await eventually(lambda: len(children(served.zygote)) == 3)  # it, and two runners
+        await eventually(lambda: len(children(served.zygote)) == 3)  # the owner and two runners
 
         # A runner that never loaded anything computes with the weights.
         assert torch.equal(await served.logits(read), truth)
         assert torch.equal(await served.logits(read), truth)
 
-        # One that crashes costs its own request; the next maps the same weights.
+        # A crash of a runner fails its own request; the next runner maps the same weights.
         response = await served.run(die)
         assert response.status is Status.ERROR
         assert "SIGSEGV" in response.description
@@ -90,7 +90,7 @@ async def test_owner_runners_and_zygote_start_and_end(
         assert alive(owner)
         assert torch.equal(await served.logits(read), truth)
 
-        # The weights are there once: what one runner writes is undone before another reads.
+        # The weights exist once: a runner's writes are undone before another runner reads.
         assert not (await served.logits(write)).any()
         assert torch.equal(await served.logits(read), truth)
         assert not (await served.logits(write)).any()
@@ -102,7 +102,7 @@ async def test_owner_runners_and_zygote_start_and_end(
 
 
 def strangers(folder: Path) -> Settings:
-    """Settings of a server whose users are untrusted and may write any Python."""
+    """Return settings of a server whose users are untrusted and may run any Python code."""
     return Settings(sandbox="require", protector="off", session_root=folder)
 
 
@@ -121,7 +121,7 @@ async def test_weights_that_a_request_changes_are_restored(
 
 
 def telling(client: TransformersModel) -> bytes:
-    """A block that tells its process."""
+    """Return a block that reports its process id."""
     sent = Sent()
     with client.trace(PROMPT, backend=sent):
         logits = torch.tensor(os.getpid()).save()  # noqa: F841
@@ -129,7 +129,7 @@ def telling(client: TransformersModel) -> bytes:
 
 
 @on_loop
-async def test_a_key_has_its_runner_in_a_row_and_finds_the_weights_as_they_were(
+async def test_key_reuses_runner_with_verified_weights(
     tiny_gpt2: Path,
     runtime: Runtime,
     client: TransformersModel,
@@ -162,19 +162,19 @@ async def test_a_key_has_its_runner_in_a_row_and_finds_the_weights_as_they_were(
         assert not (await served.logits(write, trusted=False, key="one")).any()
         assert torch.equal(await served.logits(read, trusted=False, key="one"), truth)
         assert await pid("one") == first
-        # While the owner looks at them, the process that waits cannot write to them.
+        # While the owner verifies the weights, the waiting process is stopped and cannot write to them.
         assert did[:6] == ["stopped", "verified"] * 3
-        # When it is gone it may have written to them since.
+        # A process that has ended may have written to the weights since.
         assert await pid("another") not in (first, 0)
         assert did.count("verified") == 5
-        # Nobody shares a process for want of a key, and then once is enough.
+        # Keyless requests do not share a process, so one verification each is enough.
         assert await pid("") != await pid("")
         assert did.count("verified") == 8
         assert torch.equal(await served.logits(read, trusted=False), truth)
 
 
 def opening(client: TransformersModel, path: Path) -> bytes:
-    """A block that opens a device."""
+    """Return a block that opens a device."""
     sent = Sent()
     with client.trace(PROMPT, backend=sent):
         os.close(os.open(path, os.O_RDWR))
@@ -192,12 +192,12 @@ async def test_untrusted_code_opens_only_the_replicas_devices(
         assert torch.equal(await served.logits(own, trusted=False), truth)
         response = await served.run(anothers, trusted=False)
         assert "PermissionError" in response.description
-        # Whoever is trusted is not confined.
+        # Trusted requests are not confined.
         assert torch.equal(await served.logits(anothers), truth)
 
 
 def looking(client: TransformersModel) -> bytes:
-    """A block that looks for what only the driver's start needed."""
+    """Return a block that counts variables and files that only the driver's start needed."""
     sent = Sent()
     with client.trace(PROMPT, backend=sent):
         found = [name for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_X") if os.environ.get(name)]
@@ -213,7 +213,7 @@ def looking(client: TransformersModel) -> bytes:
 
 
 @on_loop
-async def test_a_block_cannot_open_what_the_driver_needed_to_start(
+async def test_block_cannot_open_files_that_driver_needed_to_start(
     tiny_gpt2: Path,
     runtime: Runtime,
     client: TransformersModel,
@@ -229,7 +229,7 @@ async def test_a_block_cannot_open_what_the_driver_needed_to_start(
 
 
 def touching(client: TransformersModel, file: Path) -> bytes:
-    """A block that leaves a file behind and fails."""
+    """Return a block that leaves a file behind and fails."""
     sent = Sent()
     with client.trace(PROMPT, backend=sent):
         open(file, "w").close()  # noqa: PTH123 - as a block does
@@ -238,7 +238,7 @@ def touching(client: TransformersModel, file: Path) -> bytes:
 
 
 @on_loop
-async def test_a_runner_whose_device_has_lost_its_state_is_replaced(
+async def test_runner_is_replaced_after_device_side_assert(
     tiny_gpt2: Path, runtime: Runtime, client: TransformersModel, tmp_path: Path
 ) -> None:
     read, truth = reading(client), expected(tiny_gpt2)
@@ -247,7 +247,7 @@ async def test_a_runner_whose_device_has_lost_its_state_is_replaced(
         before = set(children(served.zygote))
         response = await served.run(touching(client, asserted))
         assert response.status is Status.ERROR
-        # The block's own error comes first, and then why others have another process.
+        # The block's error comes first, then the reason for the replaced process.
         assert "of the block's own" in response.description
         assert "CUDA error on GPU 0: device-side assert triggered" in response.description
         asserted.unlink()
@@ -256,7 +256,7 @@ async def test_a_runner_whose_device_has_lost_its_state_is_replaced(
 
 
 @on_loop
-async def test_a_device_that_hangs_costs_the_replica_and_not_the_server(
+async def test_hung_device_ends_replica(
     tiny_gpt2: Path, runtime: Runtime, client: TransformersModel, tmp_path: Path
 ) -> None:
     read = reading(client)
@@ -273,7 +273,7 @@ async def test_a_device_that_hangs_costs_the_replica_and_not_the_server(
 
 
 def lingering(client: TransformersModel) -> bytes:
-    """A block whose process does not end by itself."""
+    """Return a block whose process does not end by itself."""
     sent = Sent()
     with client.trace(PROMPT, backend=sent):
         os._exit = lambda _: time.sleep(3600)  # type: ignore[assignment]
@@ -289,7 +289,7 @@ async def test_weights_are_verified_only_after_the_runner_ended(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a kernel that takes its time to end a process."""
+    """The kernel may take time to end a process."""
     kill, killed = RunnerHandle.kill, []
 
     def later(runner: RunnerHandle) -> None:
@@ -318,7 +318,7 @@ async def test_weights_are_verified_only_after_the_runner_ended(
 
 
 @on_loop
-async def test_a_runner_that_cannot_be_ended_costs_the_replica(
+async def test_replica_is_lost_if_runner_cannot_be_ended(
     tiny_gpt2: Path,
     runtime: Runtime,
     client: TransformersModel,
@@ -336,7 +336,7 @@ async def test_a_runner_that_cannot_be_ended_costs_the_replica(
 
 @pytest.mark.parametrize("trusted", [True, False])
 @on_loop
-async def test_warm_and_back(
+async def test_replica_moves_to_cache_and_back(
     trusted: bool, tiny_gpt2: Path, runtime: Runtime, client: TransformersModel, tmp_path: Path
 ) -> None:
     settings = strangers(tmp_path)
@@ -345,16 +345,16 @@ async def test_warm_and_back(
     async with serve(folder, runtime, None if trusted else settings) as served:
         assert torch.equal(await served.logits(read, trusted=trusted), truth)
         if not trusted:
-            # What is left to be undone is undone before the weights are put away.
+            # Pending changes are undone before the weights are cached.
             assert not (await served.logits(write, trusted=False)).any()
         for name in ("model.safetensors", "config.json"):
-            if trusted:  # else there would be nothing to undo it from
+            if trusted:  # untrusted changes are restored from these files
                 (folder / name).unlink()
         told = served.actor.model
         for _ in range(2 if trusted else 1):
             owner = served.owner
             await served.actor.to_cache()
-            # Neither it nor a runner, and so nothing of theirs on any device.
+            # Neither the owner nor a runner is left, so nothing of theirs is on a device.
             assert children(served.zygote) == []
             assert not alive(owner)
             with pytest.raises(ReplicaLostError, match="taken off its device"):
@@ -363,13 +363,13 @@ async def test_warm_and_back(
             assert served.owner != owner
             assert served.actor.model == told
             assert torch.equal(await served.logits(read, trusted=trusted), truth)
-        # And those that came back are watched as the first were, from memory, with no file left.
+        # Returned weights are verified as before, and restored from memory, without files.
         if not trusted:
             for name in ("model.safetensors", "config.json"):
                 (folder / name).unlink()
         assert not (await served.logits(write, trusted=trusted)).any()
         assert torch.equal(await served.logits(read, trusted=trusted), truth)
-        # That memory serves the next pause, too.
+        # The next move to the cache reuses that memory.
         memory = memory_of(served.zygote)
         assert memory
         await served.actor.to_cache()
@@ -381,13 +381,13 @@ async def test_warm_and_back(
 
 
 def memory_of(pid: int) -> list[int]:
-    """Inodes of the memory files for weights that a process has open."""
+    """Return the inodes of the memory files for weights that a process has open."""
     files = Path(f"/proc/{pid}/fd").iterdir()
     return [file.stat().st_ino for file in files if "cached weights" in str(file.readlink())]
 
 
 @on_loop
-async def test_failures_of_a_return_to_the_device(
+async def test_failed_return_from_cache_ends_replica(
     tmp_path: Path, tiny_gpt2: Path, runtime: Runtime, client: TransformersModel
 ) -> None:
     async with serve(tiny_gpt2, runtime) as served:
@@ -399,7 +399,7 @@ async def test_failures_of_a_return_to_the_device(
 
 
 @on_loop
-async def test_a_cached_model_returns_to_gpus_only(tiny_gpt2: Path, runtime: Runtime) -> None:
+async def test_cached_gpu_model_cannot_return_to_cpu(tiny_gpt2: Path, runtime: Runtime) -> None:
     async with serve(tiny_gpt2, runtime, devices=ReplicaDevices({0: 1 << 30})) as served:
         assert served.actor.process.spec.max_memory == {0: 1 << 30}
         await served.actor.to_cache()
@@ -408,7 +408,7 @@ async def test_a_cached_model_returns_to_gpus_only(tiny_gpt2: Path, runtime: Run
 
 
 @on_loop
-async def test_an_owner_that_is_killed_while_it_fills_the_cache(
+async def test_replica_ends_if_owner_is_killed_while_caching(
     tiny_gpt2: Path, runtime: Runtime
 ) -> None:
     async with serve(tiny_gpt2, runtime) as served:
@@ -421,7 +421,7 @@ async def test_an_owner_that_is_killed_while_it_fills_the_cache(
 
 
 @on_loop
-async def test_without_its_owner_a_replica_is_lost(
+async def test_replica_is_lost_if_owner_ends(
     tiny_gpt2: Path, runtime: Runtime, client: TransformersModel
 ) -> None:
     read = reading(client)
@@ -453,7 +453,7 @@ async def test_a_failed_load_is_reported_to_the_host(
 
 
 @on_loop
-async def test_an_owner_that_is_killed_while_it_loads(
+async def test_start_fails_if_owner_is_killed_while_loading(
     tmp_path: Path, tiny_gpt2: Path, runtime: Runtime
 ) -> None:
     (tmp_path / "weights" / "fatal").touch()
@@ -463,7 +463,7 @@ async def test_an_owner_that_is_killed_while_it_loads(
 
 
 @on_loop
-async def test_cuda_where_there_is_none(tiny_gpt2: Path) -> None:
+async def test_start_on_cuda_fails_without_cuda(tiny_gpt2: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is CUDA")
     runtime = Runtime("0.8", "0.8", Path(sys.executable), ())

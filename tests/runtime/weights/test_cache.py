@@ -1,4 +1,4 @@
-"""The choice of the repositories that leave a full cache, and their deletion from a real one."""
+"""The selection of repositories to evict from a full cache, and their deletion from a real one."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def state(
         (state(YOUNG, OLD, MIDDLE, free=29, limit=900), 30, [OLD]),
         (state(YOUNG, OLD, MIDDLE, free=0, limit=900), 60, [OLD, MIDDLE]),
         (state(YOUNG, OLD, MIDDLE, free=500, limit=30), 30, [OLD, MIDDLE, YOUNG]),
-        # Names are compared as the hub compares them: in any case.
+        # Names are compared case-insensitively, as on the hub.
         (state(OLD, MIDDLE, free=500, limit=60, protected=["a/old"]), 30, [MIDDLE]),
         (state(LOADED, OLD, MIDDLE, free=500, limit=90), 30, [OLD]),
-        # The room that another download needs is taken.
+        # Space that another download needs is reserved.
         (state(ARRIVES, OLD, free=50, limit=900), 30, []),
         (state(ARRIVES, OLD, free=49, limit=900), 30, [OLD]),
         (state(ARRIVES, OLD, free=900, limit=89), 30, [OLD]),
@@ -78,7 +78,7 @@ def state(
         (state(repository(NEW, 30, 0), OLD, free=500, limit=60), 30, [OLD]),
     ],
 )
-def test_the_least_recently_used_go_until_the_new_one_fits(
+def test_least_recently_used_repositories_are_evicted_until_new_one_fits(
     now: CacheState, missing: int, deleted: list[CachedRepository]
 ) -> None:
     assert now.to_fit(NEW, missing * GB) == deleted
@@ -88,7 +88,7 @@ def test_the_least_recently_used_go_until_the_new_one_fits(
     ("now", "missing", "why"),
     [
         (state(OLD, free=90), 140, "needs 140GB, and 90GB are free on this machine's disk (/hub)."),
-        # Without a limit none is deleted.
+        # Without a limit, nothing is deleted.
         (state(OLD, free=20), 30, "needs 30GB, and 20GB are free on this machine's disk (/hub)."),
         (
             state(OLD, LOADED, free=10, limit=900),
@@ -115,7 +115,7 @@ def test_the_least_recently_used_go_until_the_new_one_fits(
         ),
     ],
 )
-def test_the_refusal_says_how_much_is_missing(now: CacheState, missing: int, why: str) -> None:
+def test_refusal_states_needed_and_available_space(now: CacheState, missing: int, why: str) -> None:
     with pytest.raises(NoSpaceError) as refused:
         now.to_fit(NEW, missing * GB)
     assert str(refused.value).startswith(f"'{NEW}' {why} `ndif cache list` shows ")
@@ -124,7 +124,9 @@ def test_the_refusal_says_how_much_is_missing(now: CacheState, missing: int, why
 @pytest.mark.parametrize(
     ("size", "chosen"), [(-5, []), (0, []), (1, [OLD]), (31, [OLD, MIDDLE]), (999, [OLD, MIDDLE])]
 )
-def test_no_more_go_than_have_to(size: int, chosen: list[CachedRepository]) -> None:
+def test_oldest_selects_no_more_repositories_than_needed(
+    size: int, chosen: list[CachedRepository]
+) -> None:
     now = state(MIDDLE, LOADED, OLD, YOUNG, free=0, protected=["a/young"])
     assert now.oldest(size * GB) == chosen
 
@@ -138,7 +140,7 @@ def test_no_more_go_than_have_to(size: int, chosen: list[CachedRepository]) -> N
         ({"HF_HUB_CACHE": "/z", "HF_HOME": "/y"}, "/z"),
     ],
 )
-def test_the_cache_is_where_the_library_has_it(
+def test_cache_folder_follows_huggingface_variables(
     variables: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
@@ -159,13 +161,13 @@ def filled(tmp_path_factory: pytest.TempPathFactory, hub_url: str) -> Path:
 
 @pytest.fixture
 def real(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """This machine's cache, of which NAME was used last."""
+    """This machine's cache, in which NAME was used last."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     shutil.copytree(filled, tmp_path / "hub", symlinks=True)
     for name in (WIDE, NAME):
         with in_use(name):
             pass
-    # One tick of the file system's clock may hold both uses.
+    # Both uses may fall into one tick of the file system's clock.
     (mark,) = tmp_path.rglob(f".locks/ndif/{folder_of(WIDE).name}")
     os.utime(mark, (mark.stat().st_atime, mark.stat().st_mtime - 1))
     return tmp_path / "hub"
@@ -175,7 +177,9 @@ def found() -> dict[str, CachedRepository]:
     return {each.name: each for each in scan(CacheRules()).repositories}
 
 
-def test_what_a_cache_holds(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_look_reports_repositories_sizes_and_limit(
+    real: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = scan(CacheRules(0.5, (NAME.upper(),)))
     assert now.limit_bytes == shutil.disk_usage(real).total // 2
     one, other = found()[NAME], found()[WIDE]
@@ -189,30 +193,30 @@ def test_what_a_cache_holds(real: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert scan(CacheRules()).repositories == ()
 
 
-def test_the_last_use_is_noted(real: Path) -> None:
+def test_last_use_is_recorded(real: Path) -> None:
     for file in real.rglob("*"):
         os.utime(file, (1, 1), follow_symlinks=False)
     assert found()[WIDE].last_used == 1
     note_use(WIDE)
     assert found()[WIDE].last_used > 1
-    # The files of a repository that nothing of this server has used are as old as they are.
+    # Without a recorded use, the newest file counts.
     shutil.rmtree(real / ".locks")
     newest = max(file.stat().st_mtime for file in folder_of(NAME).glob("blobs/*"))
     assert found()[NAME].last_used == newest
 
 
-def test_a_deletion_takes_one_repository_alone(real: Path) -> None:
+def test_delete_removes_only_one_repository(real: Path) -> None:
     assert delete(WIDE)
     assert [*found()] == [NAME]
     snapshot_download(NAME, cache_dir=real, local_files_only=True)
     assert not (real / folder_of(WIDE).name).exists()
 
 
-def test_nothing_in_use_is_deleted(real: Path) -> None:
+def test_repository_in_use_is_not_deleted(real: Path) -> None:
     with in_use(NAME), in_use(NAME):
         assert found()[NAME].in_use
         assert not delete(NAME)
-    # Of another program, which downloads it.
+    # A lock of another program that downloads the repository.
     lock = real / ".locks" / folder_of(NAME).name / "0123.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as held:
@@ -222,9 +226,7 @@ def test_nothing_in_use_is_deleted(real: Path) -> None:
     assert delete(NAME)
 
 
-def test_a_use_waits_for_a_deletion_that_has_begun(
-    real: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_use_waits_for_running_deletion(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     began, goes_on, used = threading.Event(), threading.Event(), threading.Event()
     scan = cache._scan
 
@@ -254,7 +256,7 @@ def test_a_use_waits_for_a_deletion_that_has_begun(
     assert there == [False]
 
 
-def test_parts_of_a_killed_download_count_and_go(real: Path) -> None:
+def test_partial_files_of_killed_download_are_counted_and_deleted(real: Path) -> None:
     whole = found()[NAME].size_bytes
     part, arriving = (folder_of(NAME) / "blobs" / f"{n}.cafe.incomplete" for n in ("01", "02"))
     part.write_bytes(bytes(1000))
@@ -266,7 +268,7 @@ def test_parts_of_a_killed_download_count_and_go(real: Path) -> None:
         assert found()[NAME].size_bytes == whole + 1100
         delete_parts()
         assert [part.exists(), arriving.exists()] == [False, True]
-    # All that a download has left that was killed at its first file.
+    # The remains of a download that was killed at its first file.
     folder = folder_of("a/part") / "blobs"
     folder.mkdir(parents=True)
     (folder / "01.cafe.incomplete").write_bytes(bytes(1000))
@@ -274,14 +276,14 @@ def test_parts_of_a_killed_download_count_and_go(real: Path) -> None:
     assert delete("a/part")
 
 
-def test_room_is_made_and_reserved(real: Path) -> None:
+def test_make_room_evicts_and_reserves_space(real: Path) -> None:
     size = found()[NAME].size_bytes
     rules = CacheRules(2 * size + 10, (NAME,))
     with in_use("a/first"):
         assert make_room("a/first", 10, rules) == []
         folder_of("a/first").mkdir()
         assert found()["a/first"].coming_bytes == 10
-        # Another replica's download of the same files needs no room beside.
+        # Another replica's download of the same files needs no additional space.
         assert make_room("a/first", 10, rules) == []
         with in_use("a/second"):
             assert make_room("a/second", 10, rules) == [WIDE]
@@ -292,7 +294,7 @@ def test_room_is_made_and_reserved(real: Path) -> None:
     assert NAME in found()
 
 
-def test_a_cache_that_cannot_be_written_has_no_marks(
+def test_unwritable_cache_is_used_without_marks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()

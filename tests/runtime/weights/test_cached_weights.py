@@ -56,7 +56,7 @@ def some_tensors() -> dict[str, torch.Tensor]:
     }
 
 
-def test_every_tensor_is_unchanged() -> None:
+def test_cached_tensors_are_unchanged() -> None:
     before = some_tensors()
     cached = CachedWeights.of(before)
     fd = cached.fill(before, DRIVER)
@@ -71,7 +71,7 @@ def test_every_tensor_is_unchanged() -> None:
     assert after["tied"] is after["tied too"]
 
 
-def test_another_process_finds_the_same(tmp_path: Path) -> None:
+def test_another_process_reads_same_tensors(tmp_path: Path) -> None:
     before = some_tensors()
     cached = CachedWeights.of(before)
     fd = cached.fill(before, DRIVER)
@@ -90,7 +90,7 @@ def test_another_process_finds_the_same(tmp_path: Path) -> None:
         assert after[name] == (values, str(tensor.dtype), kind, grad), name
 
 
-def test_the_memory_is_freed_with_its_last_user() -> None:
+def test_cache_memory_is_freed_with_its_last_user() -> None:
     tensors = {"large": torch.ones(1 << 20)}
     cached = CachedWeights.of(tensors)
     fd = cached.fill(tensors, DRIVER)
@@ -106,7 +106,7 @@ def mapped() -> bool:
     return "/memfd:cached weights" in Path("/proc/self/maps").read_text()
 
 
-def test_a_model_without_tensors() -> None:
+def test_model_without_tensors_can_be_cached() -> None:
     cached = CachedWeights.of({})
     fd = cached.fill({}, DRIVER)
     assert cached.tensors(fd) == {}

@@ -48,7 +48,7 @@ def test_swapped_stretches_are_detected() -> None:
     assert checksum.find_changed({"it": tensor}) == ["it"]
 
 
-def test_a_view_from_the_middle_of_a_word() -> None:
+def test_change_in_unaligned_view_is_detected() -> None:
     whole = torch.arange(100, dtype=torch.uint8)
     checksum = WeightChecksum.of({"part": whole[3:90]})
     assert checksum.find_changed({"part": whole[3:90]}) == []
@@ -58,7 +58,7 @@ def test_a_view_from_the_middle_of_a_word() -> None:
 
 
 @pytest.mark.parametrize("start", [0, 1, 4, 16])
-def test_rows_wherever_they_begin(start: int) -> None:
+def test_rolled_rows_are_detected_at_any_start(start: int) -> None:
     whole = torch.randint(0, 255, (1 << 20,), dtype=torch.uint8)
     tensors = {"rows": whole[start:]}
     checksum = WeightChecksum.of(tensors)
@@ -67,7 +67,7 @@ def test_rows_wherever_they_begin(start: int) -> None:
     assert checksum.find_changed(tensors) == ["rows"]
 
 
-def test_no_tensor_has_changed_where_none_is() -> None:
+def test_empty_dictionary_has_no_changed_tensors() -> None:
     assert WeightChecksum.of({"it": torch.ones(64)}).find_changed({}) == []
 
 

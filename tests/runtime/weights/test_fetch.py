@@ -1,4 +1,4 @@
-"""The download of a model before a process without secrets loads it."""
+"""The download of a model, before a process without secrets loads the model."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ LARGE = "test-org/large"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub_url: str) -> Path:
-    """An empty cache, before a hub."""
+    """An empty cache and the address of a test hub."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_ENDPOINT", hub_url)
     return tmp_path / "home"
 
 
 def here(home: Path) -> set[str]:
-    """The names of the files that were downloaded."""
+    """Return the names of the downloaded files."""
     return {path.name for path in home.glob("hub/models--*/snapshots/*/*")}
 
 
 def cached() -> dict[str, int]:
-    """The size of each model in the cache."""
+    """Return the size of each model in the cache."""
     return {each.name: each.size_bytes for each in scan(CacheRules()).repositories}
 
 
 @pytest.fixture
 def large(tiny_gpt2: Path, tmp_path: Path) -> Iterator[str]:
-    """A hub with a model that no disk has room for."""
+    """A hub with a model that fits on no disk."""
     folder = shutil.copytree(tiny_gpt2, tmp_path / "large")
     os.truncate(folder / "model.safetensors", 8 << 40)  # a hole, which takes no space here
     hub = HfMirror(share_weights=True)
@@ -65,12 +65,12 @@ def large(tiny_gpt2: Path, tmp_path: Path) -> Iterator[str]:
 
 
 @on_loop
-async def test_all_that_loading_needs(home: Path, tiny_gpt2: Path) -> None:
+async def test_download_fetches_all_files_that_loading_needs(home: Path, tiny_gpt2: Path) -> None:
     told: list[tuple[int, int]] = []
     spec = ModelSpec(NAME, "0.8")
     found = await download(spec, HERE, lambda done, total: told.append((done, total)))
     assert (found.repo_id, task_to_load(spec, found)) == (NAME, "text-generation")
-    # In bytes, of all of it at last.
+    # Progress is in bytes and ends with the total.
     assert told[-1][0] == told[-1][1] > (tiny_gpt2 / "model.safetensors").stat().st_size
     assert {"config.json", "tokenizer.json", "model.safetensors"} <= here(home)
     # Before 0.8 there were no tasks.
@@ -78,10 +78,10 @@ async def test_all_that_loading_needs(home: Path, tiny_gpt2: Path) -> None:
 
 
 @on_loop
-async def test_the_architecture_says_the_task(
+async def test_task_is_derived_from_architecture(
     home: Path, tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A card may name none, another one, or one that transformers does not have."""
+    """A model card may name no task, another task, or a task that transformers does not know."""
     cards = {"none": None, "other": "feature-extraction", "unknown": "text-ranking"}
     hub = HfMirror(share_weights=True)
     for name, card in cards.items():
@@ -96,7 +96,7 @@ async def test_the_architecture_says_the_task(
 
 
 @on_loop
-async def test_cached_files_serve_without_a_hub(
+async def test_cached_files_are_used_without_hub(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -113,29 +113,29 @@ async def test_cached_files_serve_without_a_hub(
 
 
 @on_loop
-async def test_a_repository_that_the_hub_lacks(home: Path) -> None:
+async def test_download_of_missing_repository_is_refused(home: Path) -> None:
     with pytest.raises(DownloadError, match=r"^There is no repository 'test-org/nothing'"):
         await download(ModelSpec("test-org/nothing", "0.8"), HERE, print)
 
 
 @on_loop
-async def test_a_folder_that_is_not_there(home: Path) -> None:
+async def test_download_from_missing_folder_is_refused(home: Path) -> None:
     with pytest.raises(DownloadError, match=r"^'/no/such/folder' is neither a folder"):
         await download(ModelSpec("/no/such/folder", "0.8"), HERE, print)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_files_that_only_another_user_may_read(tiny_gpt2: Path, tmp_path: Path, name: str) -> None:
+def test_unreadable_checkpoint_file_is_reported(tiny_gpt2: Path, tmp_path: Path, name: str) -> None:
     folder = shutil.copytree(tiny_gpt2, tmp_path / "model")
     (folder / "original").mkdir()
-    (folder / "model.onnx").touch(0)  # nobody loads it
+    (folder / "model.onnx").touch(0)  # this file is not loaded
     require_readable(ModelSpec(str(folder), "0.8"))
     (folder / name).chmod(0)
     code = (
         "import sys; from ndif.runtime.spec import ModelSpec; from ndif.runtime.weights import fetch\n"
         "fetch.require_readable(ModelSpec(sys.argv[1], '0.8'))"
     )
-    # Files of mode 0 keep nobody out who is root in all its power.
+    # Root with all capabilities can read files of mode 0.
     limits = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
     program = [sys.executable, "-c", code, str(folder)]
     done = subprocess.run(
@@ -148,7 +148,7 @@ def test_files_that_only_another_user_may_read(tiny_gpt2: Path, tmp_path: Path, 
 
 
 @on_loop
-async def test_a_model_larger_than_the_disk(
+async def test_model_larger_than_disk_is_refused(
     home: Path, large: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", large)
@@ -159,7 +159,7 @@ async def test_a_model_larger_than_the_disk(
 
 
 @on_loop
-async def test_others_leave_the_cache_for_a_new_model(
+async def test_download_evicts_unprotected_models(
     home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -174,11 +174,11 @@ async def test_others_leave_the_cache_for_a_new_model(
     await download(ModelSpec(WIDE, "0.8"), HERE, print, CacheRules(size + 1))
     assert [*cached()] == [WIDE]
     assert f"deleted to make room for {WIDE}: {NAME}" in caplog.text
-    # Its files are here: there is nothing to make room for.
+    # Its files are cached, so nothing needs to be evicted.
     await download(ModelSpec(WIDE, "0.8"), HERE, print, CacheRules(1))
 
 
-def test_which_files_are_needed() -> None:
+def test_needed_files_are_selected() -> None:
     small = ["config.json", "tokenizer.model", "vocab.txt", "chat_template.jinja", "own.py"]
     no_use = ["README.png", "model.onnx", "onnx/model.onnx", "original/consolidated.00.pth"]
     no_use += ["pytorch_model.bin", "flax_model.msgpack", "original/params.json"]
@@ -190,7 +190,7 @@ def test_which_files_are_needed() -> None:
         "pytorch_model.bin",
         "config.json",
     ]
-    # Laid out in a way of its own.
+    # An unusual layout.
     assert needed(["weights/a.gguf", "config.json"], own_code=False) == [
         "weights/a.gguf",
         "config.json",
@@ -201,7 +201,7 @@ def test_which_files_are_needed() -> None:
 
 
 @on_loop
-async def test_classes_of_another_repository(
+async def test_remote_code_of_other_repository_is_fetched_only_if_trusted(
     home: Path, tiny_gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other"
@@ -267,7 +267,7 @@ async def test_a_download_ends_when_it_is_cancelled(
     await end([fetching])
     assert partial(home) == []
     await eventually(lambda: not dripping.sending)
-    # What had come whole is there for the next one.
+    # The next download reuses completed files.
     assert "tokenizer.json" in here(home)
     monkeypatch.setenv("HF_ENDPOINT", hub_url)
     await download(ModelSpec(NAME, "0.8"), HERE, lambda *_: None)
@@ -291,7 +291,7 @@ async def test_a_download_ends_when_its_host_is_killed(dripping: Dripping, home:
     await eventually(lambda: not dripping.sending and not partial(home))
 
 
-def test_what_killed_downloads_have_left_is_deleted(
+def test_partial_files_of_killed_downloads_are_deleted(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(home / "hub"))

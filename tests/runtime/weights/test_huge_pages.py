@@ -1,4 +1,4 @@
-"""Weights in memory that is shared: the same bytes at the same addresses, and no way to change them."""
+"""Weights in shared memory: the same bytes at the same addresses, in memory that is sealed."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ pytestmark = pytest.mark.process
 
 SIZE = (5 << 20) + 3 * mmap.PAGESIZE
 PAGE = 300
-"""One that the process itself writes to, before its weights are shared."""
+"""A page that the process writes to before its weights are shared."""
 
 
 class Host:
-    """The other end of a channel: hands out one memory for each name, and notes what it is told."""
+    """The other end of a channel. It provides one memory file for each name and records the reports."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -92,7 +92,7 @@ def refused(write: Callable[[], object]) -> bool:
     return False
 
 
-# What is measured, each in a process of its own.
+# The measurements, each in a separate process.
 
 
 def sharing(folder: str) -> dict[str, Any]:
@@ -115,14 +115,14 @@ def sharing(folder: str) -> dict[str, Any]:
         "sealed": refused(lambda: os.pwrite(fd, b"x", 0)),
         "closed": refused_to_shrink(fd),
     }
-    # A second process of the same weights, or as good as one: it finds them filled.
+    # A second mapping stands for a second process, which finds the memory filled.
     second = mapped(file)
     others = [m for m in weights_of(Path(folder)) if m.start == address(second)]
     aligned = address(second) % (2 << 20) == address(first) % (2 << 20)
     share(others, host.channel)
     report["second"] = digest(second) == truth
     report["one memory"] = len(host.memory) == (1 if aligned else 2)
-    # What is written to one is in no other, nor in the file.
+    # A write to one mapping changes neither the other mapping nor the file.
     second[5] ^= 255
     report["private"] = (
         digest(first) == before[0] and hashlib.sha256(file.read_bytes()).hexdigest() == truth
@@ -135,7 +135,7 @@ def refused_to_shrink(fd: int) -> bool:
 
 
 def staying(folder: str) -> dict[str, Any]:
-    """Weights that stay where they are: the host has no memory; their file is another by now."""
+    """Measure weights that stay in place: the host has no memory, or their file was replaced."""
     file = Path(folder, "model.safetensors")
     host = Host()
     host.generous = False
@@ -153,7 +153,7 @@ def staying(folder: str) -> dict[str, Any]:
 
 
 def small(folder: str) -> dict[str, Any]:
-    """Weights that no huge page fits."""
+    """Measure weights that are smaller than a huge page."""
     file = Path(folder, "model.safetensors")
     file.write_bytes(os.urandom(64 << 10))
     host = Host()
@@ -172,14 +172,14 @@ def measured(name: str, folder: Path) -> Any:
 # The tests.
 
 
-def test_shared_weights_are_the_same_where_they_were(tmp_path: Path) -> None:
+def test_shared_weights_keep_bytes_and_addresses(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(os.urandom(SIZE))
     found = measured("sharing", tmp_path)
     assert found.pop("huge") >= 2 << 20
     assert all(found.values()), found
 
 
-def test_weights_stay_in_their_file_where_they_must(tmp_path: Path) -> None:
+def test_weights_stay_in_file_without_memory_or_after_file_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(os.urandom(SIZE))
     found = measured("staying", tmp_path)
     assert all(found.values()), found
@@ -191,7 +191,7 @@ def test_small_weights_stay_in_their_file(tmp_path: Path) -> None:
 
 
 def backing(pid: int) -> set[int]:
-    """The inodes of what a process has its weights from."""
+    """Return the inodes of the files from which a process maps its weights."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return {
         int(line.split()[4]) for line in lines if re.search(r"memfd:weights|safetensors$", line)
@@ -199,7 +199,7 @@ def backing(pid: int) -> set[int]:
 
 
 def memories() -> int:
-    """How many descriptors of such memory this process has."""
+    """Return how many descriptors of shared weights this process has."""
     links = [fd.readlink() for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
     return sum("memfd:weights" in str(link) for link in links)
 
@@ -221,7 +221,7 @@ def test_processes_of_two_generations_share_one_memory(tmp_path: Path, runtimes:
         found = [backing(pid) for pid in pids]
         assert len(found[0]) == 1
         assert found[0] == found[1]
-        # One runner of each, which has them, too.
+        # One runner of each process maps them, too.
         for process in processes:
             runner = await process.fork(fresh=False)
             await runner.ready()
@@ -235,8 +235,8 @@ def test_processes_of_two_generations_share_one_memory(tmp_path: Path, runtimes:
     assert memories() == before
 
 
-def test_a_runner_holds_all_of_the_weights_before_its_request(tmp_path: Path) -> None:
-    """Even of a model without a warm-up request: a request's memory is counted from there."""
+def test_runner_maps_all_weights_before_its_request(tmp_path: Path) -> None:
+    """This holds even without a warm-up request; a request's memory is measured from this point."""
     folder = make_t5(tmp_path / "model", width=2048)
     size = (folder / "model.safetensors").stat().st_size
     untrusted = UntrustedSettings(

@@ -1,4 +1,4 @@
-"""The reading of a snapshot in the Hub's cache."""
+"""Reading of a snapshot in the Hub's cache."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ COMMIT = "0123456789" * 4
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """Lines that the Hub's library logs."""
+    """Messages that the Hub's library logs."""
     logger = logging.getLogger("huggingface_hub")
     logger.addHandler(caplog.handler)
     yield caplog
     logger.removeHandler(caplog.handler)
 
 
-def test_a_snapshot_need_not_have_all_that_its_repository_lists(
+def test_partial_snapshot_is_read_without_warnings(
     tmp_path: Path, log: pytest.LogCaptureFixture
 ) -> None:
     repository = tmp_path / "models--test-org--model"
@@ -37,7 +37,7 @@ def test_a_snapshot_need_not_have_all_that_its_repository_lists(
     files = {name: {"size": 1, "blob_id": "0"} for name in ("config.json", "tf_model.h5")}
     listing = {"format_version": 1, "files": files}
     (repository / "trees" / f"{COMMIT}.json").write_text(json.dumps(listing))
-    # As transformers asks for the chat templates of a model.
+    # transformers asks for a model's chat templates in this way.
     found = loading.read_confined(
         ModelSpec("test-org/model", "0.8", folder=str(snapshot)),
         lambda: snapshot_download("test-org/model", cache_dir=tmp_path, local_files_only=True),

@@ -33,13 +33,13 @@ PLAIN = {"dtype": "auto", "trust_remote_code": False}
 
 
 class TestLoadArguments:
-    """The arguments for transformers, by the memory that was given."""
+    """The arguments for transformers, by the given memory."""
 
-    def test_one_gpu(self) -> None:
+    def test_one_gpu_gives_device_map_of_that_gpu(self) -> None:
         spec = ModelSpec("m", "0.8", device="auto", max_memory={3: GIB})
         assert load_arguments(spec) == {**PLAIN, "device_map": "cuda:3"}
 
-    def test_several(self) -> None:
+    def test_several_gpus_give_auto_device_map_with_max_memory(self) -> None:
         spec = ModelSpec("m", "0.8", device="auto", max_memory={1: GIB, 2: 2 * GIB})
         assert load_arguments(spec) == {
             **PLAIN,
@@ -48,17 +48,17 @@ class TestLoadArguments:
         }
 
     @pytest.mark.parametrize("device", ["cpu", "meta", "cuda:0"])
-    def test_a_device_that_is_named_goes_first(self, device: str) -> None:
+    def test_named_device_overrides_max_memory(self, device: str) -> None:
         spec = ModelSpec("m", "0.8", device=device, max_memory={1: GIB, 2: GIB})
         expected = {} if device == "cpu" else {"device_map": device}
         assert load_arguments(spec) == {**PLAIN, **expected}
 
-    def test_it_survives_a_frame(self) -> None:
+    def test_model_spec_survives_json_round_trip(self) -> None:
         spec = ModelSpec("m", "0.8", max_memory={0: GIB, 10: 7}, trust_remote_code=True)
         assert from_json(ModelSpec, to_json(spec)) == spec
 
 
-def test_a_model_is_spread_over_what_it_may_take(llama: Any) -> None:
+def test_model_is_spread_within_given_memory(llama: Any) -> None:
     room = {1: size(llama), 3: size(llama)}
     found = spread(llama, room)
     assert set(found.values()) == {1, 3}
@@ -83,7 +83,7 @@ def test_too_little_memory_is_reported_before_a_move(llama: Any) -> None:
         spread(llama, {0: size(llama) // 4, 1: size(llama) // 4})
 
 
-def test_without_a_gpu_nothing_moves(llama: Any, tmp_path: Path) -> None:
+def test_model_stays_on_cpu_without_gpu(llama: Any, tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
     place(llama, ModelSpec("m", "0.8"), PretendDriver(tmp_path))
@@ -104,11 +104,11 @@ def test_moved_weights_keep_values_and_ties(tmp_path: Path) -> None:
     assert isinstance(model.lm_head.weight, torch.nn.Parameter)
 
 
-def test_the_shares_of_a_gpu() -> None:
+def test_owner_and_runner_shares_include_allocator_overhead() -> None:
     assert owner_shares(None) == runner_shares(None, {}) == {}
     ((device, owner),) = owner_shares({3: 10 * GIB}).items()
     assert device == 3
-    # What torch takes by the piece has room beside the smallest model.
+    # There is room for torch's allocation granularity, even with the smallest model.
     assert 10 * GIB + (200 << 20) < owner < 11 * GIB
     runner = runner_shares({3: 10 * GIB}, {3: 8 * GIB})[3]
     assert 2 * GIB + (200 << 20) < runner < 3 * GIB

@@ -1,4 +1,4 @@
-"""Files of checkpoints, judged before they are loaded: those of honest people, and those that attack."""
+"""Checkpoint files that are checked before they are loaded: honest ones and attacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ndif.runtime.weights.repository import RepositoryError, require_harmless, w
 from ndif.sandbox.confinement.confinement import checkpoint_paths
 
 AUTHOR = "/home/author/models/base"
-"""A path of somebody else's machine, as honest configs have many."""
+"""A path of another machine; honest configs contain many of these."""
 
 
 def write(folder: Path, name: str, content: Any) -> None:
@@ -77,7 +77,7 @@ HONEST: dict[str, Any] = {
 }
 
 
-def test_what_honest_authors_leave_in_their_files(folder: Path) -> None:
+def test_harmless_paths_in_configs_are_accepted(folder: Path) -> None:
     for name, content in HONEST.items():
         write(folder, name, content)
     (folder / "pytorch_model.bin").touch()
@@ -85,7 +85,7 @@ def test_what_honest_authors_leave_in_their_files(folder: Path) -> None:
     require(folder)
 
 
-def test_links_that_a_cache_and_an_operator_make(
+def test_links_of_cache_and_operator_are_accepted(
     folder: Path, snapshot: Path, tmp_path: Path
 ) -> None:
     require(snapshot)
@@ -99,7 +99,7 @@ def test_links_that_a_cache_and_an_operator_make(
     require(folder)
 
 
-def test_what_is_judged_harmless_is_what_a_confined_process_can_open(
+def test_accepted_files_match_paths_open_to_confined_process(
     folder: Path, snapshot: Path, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
@@ -109,12 +109,12 @@ def test_what_is_judged_harmless_is_what_a_confined_process_can_open(
     (folder / "circle").symlink_to("circle")
     require(folder)
     assert set(checkpoint_paths(folder)) == {folder, disk / "weights"}
-    # A link of that name to a folder is none to a file of weights.
+    # A link to a folder is not a link to a weights file, whatever its name.
     (folder / "more.safetensors").symlink_to(disk)
     assert set(checkpoint_paths(folder)) == {folder, disk / "weights"}
     with pytest.raises(RepositoryError, match="is a link to"):
         require(folder)
-    # Blobs on another disk are the operator's work.
+    # The operator may put the blobs on another disk.
     repository = snapshot.parent.parent
     blobs = (repository / "blobs").rename(disk / "blobs")
     (repository / "blobs").symlink_to(blobs)
@@ -166,7 +166,7 @@ ATTACKS: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_path_that_would_be_read_is_refused(attack: str, folder: Path) -> None:
+def test_config_path_outside_repository_is_refused(attack: str, folder: Path) -> None:
     name, content = ATTACKS[attack]
     (folder / "tokenizer.json").unlink()
     write(folder, name, content)
@@ -174,8 +174,8 @@ def test_a_path_that_would_be_read_is_refused(attack: str, folder: Path) -> None
         require(folder, pickled=True)
 
 
-def test_a_base_that_an_adapter_names(folder: Path, snapshot: Path) -> None:
-    # Beside a config only a checkpoint that is loaded by its name has it read.
+def test_adapter_base_path_is_refused_if_it_is_read(folder: Path, snapshot: Path) -> None:
+    # If there is a config, only a checkpoint that is loaded by name has its adapter config read.
     write(snapshot, "adapter_config.json", {"base_model_name_or_path": "/private/model"})
     with pytest.raises(RepositoryError, match="base_model_name_or_path"):
         require(snapshot)
@@ -186,7 +186,7 @@ def test_a_base_that_an_adapter_names(folder: Path, snapshot: Path) -> None:
         require(folder)
 
 
-def test_code_is_looked_at_where_it_is_run(folder: Path) -> None:
+def test_auto_map_is_checked_only_if_remote_code_is_trusted(folder: Path) -> None:
     write(folder, "config.json", {"auto_map": {"AutoModel": "/private/model--own.Model"}})
     require(folder)
     with pytest.raises(RepositoryError, match="auto_map"):
@@ -204,7 +204,7 @@ LINKS: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("attack", LINKS)
-def test_a_link_that_leaves_is_refused(attack: str, folder: Path) -> None:
+def test_link_out_of_checkpoint_folder_is_refused(attack: str, folder: Path) -> None:
     name, target = LINKS[attack]
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).symlink_to(target)
@@ -212,7 +212,7 @@ def test_a_link_that_leaves_is_refused(attack: str, folder: Path) -> None:
         require(folder)
 
 
-def test_a_snapshot_links_to_no_other_repository(snapshot: Path, tmp_path: Path) -> None:
+def test_snapshot_link_to_other_repository_is_refused(snapshot: Path, tmp_path: Path) -> None:
     private = tmp_path / "cache" / "models--org--private" / "blobs"
     private.mkdir(parents=True)
     (private / "weights").touch()
@@ -231,9 +231,7 @@ def test_a_snapshot_links_to_no_other_repository(snapshot: Path, tmp_path: Path)
         ("processor/tokenizer_config.json", 17 << 20, "16MiB"),
     ],
 )
-def test_files_that_are_parsed_have_a_largest_size(
-    name: str, size: int, limit: str, folder: Path
-) -> None:
+def test_parsed_files_have_a_size_limit(name: str, size: int, limit: str, folder: Path) -> None:
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).touch()
     os.truncate(folder / name, size)
@@ -241,13 +239,13 @@ def test_files_that_are_parsed_have_a_largest_size(
         require(folder)
 
 
-def test_what_is_nested_too_deeply_is_refused(folder: Path) -> None:
+def test_deeply_nested_json_is_refused(folder: Path) -> None:
     (folder / "generation_config.json").write_text("[" * 200_000)
     with pytest.raises(RepositoryError, match="nested too deeply"):
         require(folder)
 
 
-def test_what_is_no_json_is_left_to_the_library(folder: Path) -> None:
+def test_invalid_json_is_left_to_the_library(folder: Path) -> None:
     (folder / "generation_config.json").write_bytes(b"\xff{")
     (folder / "tokenizer_config.json").write_text("[1, 2")
     os.mkfifo(folder / "added_tokens.json")
@@ -287,7 +285,7 @@ def test_pickled_weights_are_refused_unless_allowed(
         require(folder)
 
 
-def test_the_files_that_weights_are_loaded_from(folder: Path) -> None:
+def test_weights_lists_files_and_dtype_of_index(folder: Path) -> None:
     assert weights(folder).files == (folder / "model.safetensors",)
     (folder / "model.safetensors").unlink()
     index = {

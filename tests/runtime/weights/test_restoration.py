@@ -1,4 +1,4 @@
-"""Weights that a request changed are restored from the first source that has them."""
+"""Restoration of changed weights from the first source that has them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.tiny_models import make_gpt2, make_llama
 
 
 class Sourced:
-    """A source that notes what it is asked for."""
+    """A source that records the requested names."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = tensors
@@ -29,7 +29,7 @@ class Sourced:
         return {name: self._tensors[name] for name in names if name in self._tensors}
 
 
-def test_the_next_source_is_asked_for_what_the_first_lacked() -> None:
+def test_next_source_is_asked_for_weights_the_first_lacked() -> None:
     held = {name: torch.full((4,), float(number)) for number, name in enumerate("abcd")}
     right = {name: tensor.clone() for name, tensor in held.items()}
     checksum = WeightChecksum.of(held)
@@ -43,7 +43,7 @@ def test_the_next_source_is_asked_for_what_the_first_lacked() -> None:
     assert second.asked == [["b", "c"]]
 
 
-def test_weights_that_no_source_has_are_named() -> None:
+def test_error_names_weights_that_no_source_has() -> None:
     held = {"a": torch.ones(4), "b": torch.ones(4)}
     checksum = WeightChecksum.of(held)
     held["b"].zero_()
@@ -54,7 +54,7 @@ def test_weights_that_no_source_has_are_named() -> None:
 @pytest.mark.parametrize("make", [make_gpt2, make_llama])
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_checkpoints_files_have_them(
+def test_changed_weights_are_restored_from_checkpoint_files(
     make: Callable[[Path], Path], sharded: bool, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     folder = make(tmp_path / "model")
@@ -74,7 +74,7 @@ def test_a_checkpoints_files_have_them(
     assert checksum.find_changed(held) == []
 
 
-def test_files_with_a_prefix_of_their_own_and_without(tmp_path: Path) -> None:
+def test_weight_is_found_under_any_prefix_in_files(tmp_path: Path) -> None:
     folder = make_gpt2(tmp_path / "model")
     stored = load_file(folder / "model.safetensors")
     held = collect(AutoModelForCausalLM.from_pretrained(folder))

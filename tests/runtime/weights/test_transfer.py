@@ -1,4 +1,4 @@
-"""Copies by way of two buffers."""
+"""Copies through two buffers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.runtime.process.pretend_driver import PretendDriver
 
 
 class Late(PretendDriver):
-    """A driver whose copies to memory have arrived only once somebody waits for them."""
+    """A driver that records its pinned buffers and counts synchronizations."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -45,7 +45,7 @@ BUFFER = 64
 
 
 @pytest.mark.parametrize("copy", [to_memory, to_devices])
-def test_every_byte_arrives(tmp_path: Path, copy: Callable[..., None]) -> None:
+def test_every_byte_is_copied(tmp_path: Path, copy: Callable[..., None]) -> None:
     torch.manual_seed(0)
     driver = Late(tmp_path)
     sources = [
@@ -55,12 +55,12 @@ def test_every_byte_arrives(tmp_path: Path, copy: Callable[..., None]) -> None:
     copy(zip(targets, sources, strict=True), driver, BUFFER)
     assert all(torch.equal(*pair) for pair in zip(targets, sources, strict=True))
     assert [buffer.numel() for buffer in driver.buffers] == [BUFFER] * 2
-    # No buffer is written to again before what was in it has gone on.
+    # A buffer is reused only after its previous content was transferred.
     pieces = sum(max(1, -(-source.nbytes // BUFFER)) for source in sources)
     assert driver.waited == pieces - (2 if copy is to_devices else 0)
 
 
-def test_a_source_may_have_another_layout(tmp_path: Path) -> None:
+def test_source_with_other_layout_is_copied(tmp_path: Path) -> None:
     source = torch.randn(6, 4).t()
     target = torch.empty(4, 6)
     to_memory([(target, source)], PretendDriver(tmp_path), BUFFER)

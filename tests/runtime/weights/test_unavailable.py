@@ -1,4 +1,4 @@
-"""A hub is asked for a repository's existence, in one request, before anything is started for it."""
+"""One request asks the hub whether a repository exists, before anything is started for it."""
 
 from __future__ import annotations
 
@@ -70,16 +70,16 @@ def test_a_refusal_names_the_repository_the_hub_and_the_reason(
     assert [name] == ASKED
 
 
-def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_is_not_refused_if_hub_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         host = f"127.0.0.1:{unused.getsockname()[1]}"
         monkeypatch.setenv("HF_ENDPOINT", f"http://{host}/")
-        # The files may be in the cache of the process that reads them.
+        # The files may be in the cache of the loading process.
         assert unavailable(ModelSpec("a/model", "0.8")) is None
 
 
-def test_an_error_of_the_hub_is_told_as_it_is(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_error_is_reported(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", hub)
     found = unavailable(ModelSpec("a/broken", "0.8"))
     assert found is not None
@@ -87,7 +87,9 @@ def test_an_error_of_the_hub_is_told_as_it_is(hub: str, monkeypatch: pytest.Monk
     assert "huggingface.co" not in found
 
 
-def test_nobody_is_asked_without_a_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_hub_is_not_asked_if_offline_or_for_local_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert unavailable(ModelSpec("a/nothing", "0.8")) is None
     monkeypatch.delenv("HF_HUB_OFFLINE")

@@ -34,7 +34,7 @@ ON_CPU = ModelDevices("cpu", None, {})
 
 
 def make_tied_llama(folder: Path) -> Path:
-    """A Llama whose head is its embedding, with settings of its own for generation."""
+    """Write a Llama with tied embeddings and custom generation settings."""
     make_llama(folder)
     config = AutoConfig.from_pretrained(folder)
     config.tie_word_embeddings = True
@@ -53,7 +53,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def load(checkpoint: Path, placement: ModelDevices | None = None) -> Any:
-    """The wrapper of a checkpoint; with `placement`, built without weights."""
+    """Return the wrapper of a checkpoint; with `placement`, it is built without weights."""
     generation = create_generation("0.8")
     spec = ModelSpec(str(checkpoint), "0.8", task="text-generation", device="cpu")
     if placement is None:
@@ -68,12 +68,12 @@ def export(tensors: Iterable[torch.Tensor]) -> list[Handle]:
 
 
 def moved(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """As they come to another process, but for where their memory is."""
+    """Return tensors as another process receives them, except for the location of their memory."""
     exported: ExportedWeights = pickle.loads(pickle.dumps(ExportedWeights.of(tensors, export)))
     return exported.tensors()
 
 
-def test_a_model_built_without_weights_is_as_the_loaded_one_but_for_them(checkpoint: Path) -> None:
+def test_model_built_without_weights_otherwise_equals_loaded_model(checkpoint: Path) -> None:
     loaded, built = load(checkpoint), load(checkpoint, ON_CPU)
     assert all(tensor.is_meta for tensor in collect(built._module).values())
     check(built._module, collect(loaded._module))
@@ -89,7 +89,7 @@ def test_a_model_built_without_weights_is_as_the_loaded_one_but_for_them(checkpo
     assert [envoy.path for envoy in built.modules()] == names
 
 
-def test_with_its_weights_it_computes_the_same(checkpoint: Path) -> None:
+def test_model_with_installed_weights_computes_same_results(checkpoint: Path) -> None:
     loaded, built = load(checkpoint), load(checkpoint, ON_CPU)
     install(built._module, moved(collect(loaded._module)))
     assert built.device == torch.device("cpu")
@@ -100,7 +100,7 @@ def test_with_its_weights_it_computes_the_same(checkpoint: Path) -> None:
 
 
 def results(model: Any) -> list[Any]:
-    """Return the results of a model, plainly and in the ways that lean on more than its weights."""
+    """Return a model's logits, and results that depend on more than its weights."""
     torch.manual_seed(0)
     tokens = model.tokenizer(PROMPT, return_tensors="pt")
     plain = model._module(**tokens).logits
@@ -109,7 +109,7 @@ def results(model: Any) -> list[Any]:
     return [plain, ids, text]
 
 
-def test_every_tensor_comes_and_is_what_it_was(checkpoint: Path) -> None:
+def test_installed_tensors_equal_originals(checkpoint: Path) -> None:
     loaded, built = load(checkpoint)._module, load(checkpoint, ON_CPU)._module
     install(built, moved(collect(loaded)))
     before, after = collect(loaded), collect(built)
@@ -134,14 +134,14 @@ def test_tied_weights_stay_tied(checkpoint: Path) -> None:
     assert len(list(built.parameters())) == len(list(loaded.parameters()))
 
 
-def test_without_another_process_between_nothing_is_copied(checkpoint: Path) -> None:
+def test_install_within_one_process_copies_nothing(checkpoint: Path) -> None:
     loaded, built = load(checkpoint)._module, load(checkpoint, ON_CPU)._module
     install(built, ExportedWeights.of(collect(loaded), export).tensors())
     for name, tensor in collect(loaded).items():
         assert collect(built)[name].data_ptr() == tensor.data_ptr(), name
 
 
-def test_a_tensor_is_shared_once_however_many_names_it_has(tmp_path: Path) -> None:
+def test_tensor_with_several_names_is_exported_once(tmp_path: Path) -> None:
     module = load(make_gpt2(tmp_path / "gpt2"))._module
     shared: list[torch.Tensor] = []
 
@@ -158,18 +158,18 @@ def test_a_tensor_is_shared_once_however_many_names_it_has(tmp_path: Path) -> No
 class TestRefusals:
     """Weights that cannot be shared are refused when the model is loaded, not when it runs."""
 
-    def test_another_kind_of_model(self) -> None:
+    def test_install_into_different_model_is_refused(self) -> None:
         two, three = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, bias=False)
         with pytest.raises(WeightsError, match=r"other tensors.*: bias"):
             install(three, collect(two))
         with pytest.raises(WeightsError, match="bias"):
             install(two, collect(three))
 
-    def test_weights_that_found_no_room(self) -> None:
+    def test_weights_left_on_meta_device_are_refused(self) -> None:
         with pytest.raises(WeightsError, match="weight was left out"):
             ExportedWeights.of(collect(torch.nn.Linear(2, 2, device="meta")), export)
 
-    def test_tensors_that_are_more_than_memory(self) -> None:
+    def test_tensor_subclass_is_refused(self) -> None:
         class Packed(torch.nn.Parameter):
             pass
 
@@ -179,13 +179,13 @@ class TestRefusals:
             ExportedWeights.of(collect(module), export)
 
 
-def test_values_are_moved_as_where_the_weights_are(
+def test_built_model_moves_values_like_dispatched_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model spread by accelerate, told of in another process, moves the same at the same places."""
+    """A model that accelerate spread is rebuilt in another process and moves values at the same modules."""
     folder = make_llama(tmp_path / "llama")
     spread = AutoModelForCausalLM.from_pretrained(folder)
-    # Two devices on a machine that has one: weights cannot move between them, values can.
+    # Two device names on a machine with one device: values can move between them, weights cannot.
     monkeypatch.setattr(AlignDevicesHook, "init_hook", lambda hook, module: module)
     device_map = {
         "model.embed_tokens": "cpu:0",
@@ -211,7 +211,7 @@ def test_values_are_moved_as_where_the_weights_are(
         assert hasattr(ours, "_hf_hook") == hasattr(part, "_hf_hook"), name
         if hasattr(part, "_hf_hook"):
             assert vars(ours._hf_hook).items() >= hook_arguments(part).items(), name
-    # What nnsight put in front is still in front, and behind it each hook runs once.
+    # nnsight's wrapper is still outermost, and each hook behind it runs once.
     assert all(type(part.forward).__name__ == "Controller" for part in built._module.modules())
     calls: list[str] = []
     hook = built._module.model.layers[2]._hf_hook
@@ -225,10 +225,10 @@ def test_values_are_moved_as_where_the_weights_are(
         assert collect(built._module)[name] is tensor, name
 
 
-def test_a_model_that_comes_to_other_devices(
+def test_model_moved_to_other_devices_follows_new_placement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spread in one way, then in another, then on one device, it moves values as the last one says."""
+    """After each move, the model moves values as its latest placement says."""
     folder = make_llama(tmp_path / "llama")
     monkeypatch.setattr(AlignDevicesHook, "init_hook", lambda hook, module: module)
     placements = [spread_after(folder, layers) for layers in (1, 3)]
@@ -253,7 +253,7 @@ def test_a_model_that_comes_to_other_devices(
 
 
 def spread_after(folder: Path, layers: int) -> ModelDevices:
-    """As accelerate spreads a model whose first `layers` are on one device, and the rest on another."""
+    """Return accelerate's placement of a model whose layers are split after the first `layers`."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     first = ["model.embed_tokens", *(f"model.layers.{n}" for n in range(layers))]
     rest = [f"model.layers.{n}" for n in range(layers, 4)]

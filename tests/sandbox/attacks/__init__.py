@@ -1,1 +1,1 @@
-"""Attacks of a malicious user, and the defences that must stop each: see `table`."""
+"""Attacks of a malicious user, and the defences that must stop each attack: see `table`."""

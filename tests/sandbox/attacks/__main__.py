@@ -13,7 +13,7 @@ from tests.sandbox.attacks.table import ATTACKS
 
 
 def main() -> int:
-    """The exit code: 1 if anything is not as the table claims."""
+    """Return the exit code: 1 if any outcome differs from the table's claims."""
     parts = sys.argv[1:]
     attacks = [each for each in ATTACKS if not parts or any(part in each.name for part in parts)]
     started = time.monotonic()

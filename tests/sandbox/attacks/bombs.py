@@ -1,6 +1,6 @@
-"""Attacks by taking too much: memory, time, threads, output.
+"""Attacks that exhaust resources: memory, time, threads, output.
 
-One that says "SURVIVED" took all that it wanted.
+An attack that returns "SURVIVED" reached its amount.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def fills_memory_with_mappings(memory_bytes: int) -> object:
 
 
 def drops_shared_memory(memory_bytes: int) -> object:
-    """shared anonymous memory, written and dropped: the process holds it, and has no page of it"""
+    """shared anonymous memory, written and dropped: the process holds it without resident pages"""
     import mmap
 
     held = []
@@ -63,7 +63,7 @@ def drops_shared_memory(memory_bytes: int) -> object:
 
 
 def fills_memory_with_page_tables(memory_bytes: int) -> object:
-    """a page read of every two megabytes of what is mapped to be read: each takes a page of its table"""
+    """reads of one page in every two megabytes of a mapping: each takes a page of the page table"""
     import mmap
     import time
 
@@ -77,7 +77,7 @@ def fills_memory_with_page_tables(memory_bytes: int) -> object:
 
 
 def fills_memory_that_grows_down(memory_bytes: int) -> object:
-    """memory that says it is a stack, which the limit of writable memory does not count"""
+    """memory mapped as a stack, which the limit of writable memory does not count"""
     import mmap
     import time
 
@@ -91,7 +91,7 @@ def fills_memory_that_grows_down(memory_bytes: int) -> object:
 
 
 def fills_memory_with_a_file(memory_bytes: int) -> object:
-    """a file in memory, which no address space counts"""
+    """a file in memory, which the address space limit does not count"""
     import os
 
     fd = os.memfd_create("held")
@@ -101,7 +101,7 @@ def fills_memory_with_a_file(memory_bytes: int) -> object:
 
 
 def fills_memory_with_kernel_objects(memory_bytes: int) -> object:
-    """shared memory of System V's, which outlives its maker"""
+    """System V shared memory, which outlives its creator"""
     import ctypes
 
     libc = ctypes.CDLL(None)
@@ -115,7 +115,7 @@ def fills_memory_with_kernel_objects(memory_bytes: int) -> object:
 
 
 def fills_memory_with_pipes(descriptors: int) -> object:
-    """pipes full of what nobody reads, which the kernel holds"""
+    """full pipes without a reader, whose content the kernel holds"""
     import os
 
     held = []
@@ -139,7 +139,7 @@ def takes_every_descriptor(descriptors: int) -> object:
 
 
 def locks_memory(memory_bytes: int) -> object:
-    """mlockall: memory that the machine cannot have back"""
+    """mlockall: memory that the kernel cannot reclaim"""
     import ctypes
 
     answer = ctypes.CDLL(None).mlockall(2)
@@ -147,7 +147,7 @@ def locks_memory(memory_bytes: int) -> object:
 
 
 def raises_its_limits() -> object:
-    """setrlimit: as much as there is"""
+    """setrlimit: unlimited"""
     import resource
 
     most = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
@@ -174,7 +174,7 @@ def starts_threads(threads: int) -> object:
 
 
 def starts_threads_of_torch(threads: int) -> object:
-    """a pool of torch's with more threads than there may be"""
+    """torch's thread pool with more threads than the limit"""
     import torch
 
     torch.set_num_threads(threads)
@@ -207,7 +207,7 @@ def sleeps(seconds: float) -> object:
 
 
 def catches_everything(seconds: float) -> object:
-    """a loop that catches SystemExit, KeyboardInterrupt and whatever else may come"""
+    """a loop that catches SystemExit, KeyboardInterrupt and every other exception"""
     import time
 
     end = time.monotonic() + seconds
@@ -233,7 +233,7 @@ def ignores_signals(seconds: float) -> object:
 
 
 def blocks_in_c(seconds: float) -> object:
-    """a call of C's that holds the interpreter's lock: no thread of Python's runs meanwhile"""
+    """a C call that holds the interpreter's lock: no other Python thread runs meanwhile"""
     import ctypes
 
     libc = ctypes.PyDLL(None)
@@ -243,7 +243,7 @@ def blocks_in_c(seconds: float) -> object:
 
 
 def waits_for_a_lock(seconds: float) -> object:
-    """a lock that nobody gives back"""
+    """a lock that is never released"""
     import threading
 
     lock = threading.Lock()
@@ -253,7 +253,7 @@ def waits_for_a_lock(seconds: float) -> object:
 
 
 def multiplies_for_ever(seconds: float) -> object:
-    """matrices, which the CPU is busy with outside Python"""
+    """matrix products, which keep the CPU busy outside Python"""
     import time
 
     import torch
@@ -274,7 +274,7 @@ def searches_for_ever() -> object:
 
 
 def ends_its_timer(seconds: float) -> object:
-    """a thread that works on when the block has ended with an error"""
+    """a thread that works on after the block has ended with an error"""
     import threading
     import time
 
@@ -325,7 +325,7 @@ def returns_too_much_text(result_bytes: int) -> object:
 
 
 def returns_depths() -> object:
-    """a result of lists in lists, deeper than a pickler can go"""
+    """a result of nested lists, too deep for a pickler"""
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
@@ -333,7 +333,7 @@ def returns_depths() -> object:
 
 
 def returns_endlessly() -> object:
-    """a result that grows while it is written"""
+    """a result that grows while it is serialized"""
 
     class Endless:
         def __reduce__(self) -> object:
@@ -356,7 +356,7 @@ def prints_one_line_too_long(log_bytes: int) -> object:
 
 
 def prints_without_a_newline(log_bytes: int) -> object:
-    """a log over the limit that no newline ends, which is kept until one comes"""
+    """a log over the limit without a newline, which is buffered until a newline comes"""
     for _ in range(log_bytes // 1000):
         print("x" * 1000, end="")
     return "SURVIVED"
@@ -380,13 +380,13 @@ def warns_too_much(log_bytes: int) -> object:
 
 
 def raises_a_huge_error(result_bytes: int) -> object:
-    """an error with a text without end"""
+    """an error with a very long text"""
     raise ValueError("x" * (result_bytes * 2))
     return None
 
 
 def raises_a_slow_error(seconds: float) -> object:
-    """an error whose text takes for ever to make"""
+    """an error whose text takes very long to compute"""
     import time
 
     class SlowError(Exception):
@@ -420,7 +420,7 @@ def unpacks_to_too_much(request_bytes: int) -> bytes:
 
 
 def unpacks_to_more_than_it_says() -> bytes:
-    """zstd whose header says little and whose content is much"""
+    """zstd data whose header declares a small size and whose content is large"""
     block = [((128 * 1024) << 3 | 1 << 1 | int(last)).to_bytes(3, "little") for last in (0, 1)]
     content = (block[0] + b"\0") * 4000 + block[1] + b"\0"
     return b"\x28\xb5\x2f\xfd\xe0" + (1000).to_bytes(8, "little") + content
@@ -434,7 +434,7 @@ def laughs() -> bytes:
 
 
 def counts_to_the_end() -> bytes:
-    """a pickle that sums a range: C that runs for longer than the limit on any machine"""
+    """a pickle that sums a range: C code that runs longer than the limit on any machine"""
     return b"\x80\x04cbuiltins\nsum\n(cbuiltins\nrange\n(L1200000000L\ntRtR."
 
 
@@ -444,5 +444,5 @@ def asks_for_all_memory() -> bytes:
 
 
 def nests() -> bytes:
-    """a pickle of tuples in tuples, which end the stack when they are let go"""
+    """a pickle of nested tuples, which overflow the stack when they are freed"""
     return b"\x80\x04N" + b"\x85" * 1_000_000 + b"."

@@ -1,16 +1,16 @@
-"""Attacks through what torch compiles, loads, packs or fetches: code and files by their names."""
+"""Attacks through torch's functions that compile, load, package or download code and files by name."""
 
-# What an attacker would write, not what we would.
+# These are attacks; the usual style rules do not apply.
 
 from __future__ import annotations
 
 from typing import Any
 
-# What reads a file
+# Reading a file
 
 
 def loads_a_pickle_with_torch(secret_file: str) -> object:
-    """torch.load with weights_only=False of a pickle that is made here"""
+    """torch.load with weights_only=False of a pickle that the block makes"""
     import io
 
     import torch
@@ -26,7 +26,7 @@ def loads_a_pickle_with_torch(secret_file: str) -> object:
 
 
 def evaluates_in_a_compiled_graph(secret_file: str) -> object:
-    """torch.compile with a backend of its own, which is given a graph: code in a node's name"""
+    """torch.compile with a custom backend, which puts code into the name of a graph's node"""
     import torch
 
     found: list[Any] = []
@@ -48,7 +48,7 @@ def evaluates_in_a_compiled_graph(secret_file: str) -> object:
 
 
 def evaluates_in_a_compiled_module(secret_file: str) -> object:
-    """compile of a module of its own, which is torch.compile by another name"""
+    """compile() of the attack's module, which is torch.compile by another name"""
     import torch
 
     found: list[Any] = []
@@ -70,7 +70,7 @@ def evaluates_in_a_compiled_module(secret_file: str) -> object:
 
 
 def loads_source_with_inductor(secret_file: str) -> object:
-    """torch._inductor's cache of code, which runs what it is given"""
+    """torch._inductor's code cache, which runs the given source"""
     from torch._inductor.codecache import PyCodeCache
 
     return PyCodeCache.load(f"found = open({secret_file!r}).read()").found
@@ -84,7 +84,7 @@ def finds_os_in_dynamo(secret_file: str) -> object:
 
 
 def reads_source_with_torch(secret_file: str) -> object:
-    """torch.jit's reader of sources, of a function that says it is from that file"""
+    """torch.jit's source reader, with a function that claims to come from that file"""
     import torch
 
     made: dict[str, Any] = {}
@@ -99,7 +99,7 @@ def finds_linecache_in_torch_library(secret_file: str) -> object:
     return torch.library.inspect.linecache.getlines(secret_file)
 
 
-# What writes one
+# Writing a file
 
 
 def writes_with_torch_jit(canary_folder: str) -> object:
@@ -151,11 +151,11 @@ def writes_a_trace_of_the_compiler(canary_folder: str) -> object:
     return write_atomic(f"{canary_folder}/new", "written")
 
 
-# What starts a program
+# Starting a program
 
 
 def asks_a_compiler(token: str) -> object:
-    """torch._inductor's question to a compiler, which is any program"""
+    """torch._inductor's version query of a compiler, which can be any program"""
     from torch._inductor.cpp_builder import get_compiler_version_info
 
     answers = []

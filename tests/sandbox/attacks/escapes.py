@@ -1,16 +1,16 @@
 """Attacks on the language policy.
 
-They go from what a block may use to what it may not, and read a file in the end.
+They start at an allowed object, reach a forbidden one, and finally read a file.
 """
 
-# What an attacker would write, not what we would.
+# These are attacks; the usual style rules do not apply.
 # ruff: noqa: N818, PTH123, SIM115, TRY301, UP030, UP032
 
 from __future__ import annotations
 
 from typing import Any
 
-# Through modules that may be imported
+# Through importable modules
 
 
 def finds_os_in_torch(secret_file: str) -> object:
@@ -111,7 +111,7 @@ def evaluates_with_sympy(secret_file: str) -> object:
 
 
 def evaluates_with_any_of_sympys(secret_file: str) -> object:
-    """a function of sympy's, each of which makes values of text"""
+    """a sympy function: each of them evaluates strings"""
     import sympy
 
     return str(sympy.expand(f"Symbol(__import__('io').open({secret_file!r}).read())"))
@@ -141,7 +141,7 @@ def evaluates_a_forward_reference(secret_file: str) -> object:
 
 
 def runs_source_with_fx(secret_file: str) -> object:
-    """torch.fx, which makes functions of text"""
+    """torch.fx, which compiles functions from strings"""
     import torch
 
     source = f"def forward():\n    return open({secret_file!r}).read()"
@@ -207,7 +207,7 @@ def reads_memory_with_numpy(secret_file: str) -> object:
 
 
 def reads_memory_with_ctypes_of_numpy(secret_file: str) -> object:
-    """any memory, by the class of what an array tells ctypes"""
+    """any memory, through the class of an array's ctypes shape"""
     import numpy
 
     text = b"in memory"
@@ -218,7 +218,7 @@ def reads_memory_with_ctypes_of_numpy(secret_file: str) -> object:
 
 
 def reads_memory_with_strides(secret_file: str) -> object:
-    """memory beside an array, by strides that nobody checks"""
+    """memory beyond an array, by unchecked strides"""
     import numpy
 
     array = numpy.zeros(8, "u1")
@@ -227,7 +227,7 @@ def reads_memory_with_strides(secret_file: str) -> object:
 
 
 def reads_with_an_instances_storage(secret_file: str) -> object:
-    """from_file, a class's method, of a storage that one has"""
+    """from_file, a class method, of a tensor's storage"""
     import torch
 
     storage = torch.zeros(1).untyped_storage()
@@ -280,7 +280,7 @@ def uses_the_self_of_a_builtin(secret_file: str) -> object:
 
 
 def uses_getattr(secret_file: str) -> object:
-    """getattr with a name put together"""
+    """getattr with a concatenated name"""
     return getattr(getattr(print, "__se" + "lf__"), "op" + "en")(secret_file).read()
 
 
@@ -303,12 +303,12 @@ def uses_vars(secret_file: str) -> object:
 
 
 def uses_function_globals(secret_file: str) -> object:
-    """__globals__ of a function of its own"""
+    """__globals__ of the block's function"""
     return (lambda: None).__globals__["__builtins__"]["open"](secret_file).read()
 
 
 def uses_function_builtins(secret_file: str) -> object:
-    """__builtins__ of a function of its own"""
+    """__builtins__ of the block's function"""
     return (lambda: None).__builtins__["open"](secret_file).read()
 
 
@@ -353,7 +353,7 @@ def uses_a_traceback(secret_file: str) -> object:
 
 
 def uses_a_context_managers_traceback(secret_file: str) -> object:
-    """the frame that __exit__ is given"""
+    """the frame of the traceback that __exit__ receives"""
     found = []
 
     class Catches:
@@ -403,7 +403,7 @@ def uses_match_args(secret_file: str) -> object:
 
 
 def uses_a_metaclass(secret_file: str) -> object:
-    """a metaclass whose __getattribute__ is the one of others"""
+    """a metaclass that calls type.__getattribute__"""
 
     class Meta(type):
         def __call__(cls, name: str) -> object:
@@ -428,7 +428,7 @@ def uses_super(secret_file: str) -> object:
 
 
 def uses_a_descriptor(secret_file: str) -> object:
-    """type.__dict__, whose descriptors get what has no name"""
+    """type.__dict__, whose descriptors need no attribute access"""
     subclasses = type.__dict__["__subclasses__"]
     [loader] = [kind for kind in subclasses(object) if kind.__name__ == "FileLoader"]
     return loader("notes", secret_file).get_data(secret_file)
@@ -464,7 +464,7 @@ def formats_with_a_map(variable: str) -> object:
 
 
 def formats_as_an_attribute(variable: str) -> object:
-    """str.format, which is taken off the class and called by another"""
+    """str.format, taken from the class and called by map"""
     import torch
 
     [text] = map(str.format, ["{0.__globals__[os].environ}"], [torch.load])
@@ -481,12 +481,12 @@ def formats_with_formatter(variable: str) -> object:
 
 
 def formats_in_an_f_string(secret_file: str) -> object:
-    """an f-string, in which there is code"""
+    """an f-string with code"""
     return f"{print.__self__.open(secret_file).read()}"
 
 
 def formats_with_numpy(variable: str) -> object:
-    """str.format of text that numpy keeps"""
+    """str.format of a numpy string"""
     import numpy
     import torch
 
@@ -494,7 +494,7 @@ def formats_with_numpy(variable: str) -> object:
 
 
 def breaks_in(secret_file: str) -> object:
-    """breakpoint(), which runs what the environment names"""
+    """breakpoint(), which runs a replaceable hook"""
     import sys
 
     sys.breakpointhook = lambda: open(secret_file).read()
@@ -507,7 +507,7 @@ def helps_itself(secret_file: str) -> object:
 
 
 def licenses_itself(secret_file: str) -> object:
-    """license(), which reads the files that it is told"""
+    """license(), which reads the files in its attributes"""
     license._Printer__filenames = [secret_file]
     license._Printer__lines = None
     license._Printer__setup()
@@ -528,7 +528,7 @@ def imports_relatively(secret_file: str) -> object:
     return importlib.import_module("io").open(secret_file).read()
 
 
-# Through what is run for a block when it is over
+# Through methods that run after the block
 
 
 def reads_when_it_is_saved(secret_file: str) -> object:
@@ -552,7 +552,7 @@ def reads_when_its_state_is_saved(secret_file: str) -> object:
 
 
 def reads_when_a_dict_is_walked(secret_file: str) -> object:
-    """items() of a dict of its own, which the writer of results asks for"""
+    """items() of a dict subclass, which the serializer of results calls"""
 
     class Late(dict):
         def items(self) -> object:
@@ -562,7 +562,7 @@ def reads_when_a_dict_is_walked(secret_file: str) -> object:
 
 
 def reads_when_its_error_is_told(secret_file: str) -> object:
-    """__str__ of an error, which runs when the server explains it"""
+    """__str__ of an error, which runs when the server formats the error"""
 
     class Late(Exception):
         def __str__(self) -> str:
@@ -573,7 +573,7 @@ def reads_when_its_error_is_told(secret_file: str) -> object:
 
 
 def reads_when_its_error_has_notes(secret_file: str) -> object:
-    """__notes__ of an error, which the server asks for"""
+    """__notes__ of an error, which the server reads"""
 
     class Late(Exception):
         def __getattribute__(self, name: str) -> object:
@@ -586,7 +586,7 @@ def reads_when_its_error_has_notes(secret_file: str) -> object:
 
 
 def reads_when_it_is_printed(secret_file: str) -> object:
-    """__str__ of what is printed"""
+    """__str__ of a printed object"""
 
     class Late:
         def __str__(self) -> str:
@@ -597,7 +597,7 @@ def reads_when_it_is_printed(secret_file: str) -> object:
 
 
 def reads_in_a_hook(model: Any, secret_file: str) -> object:
-    """a hook of the model's, which runs in the model's own code"""
+    """a hook on the model, which runs in the model's code"""
     found: list[str] = []
     model._module.register_forward_pre_hook(lambda *_: found.append(open(secret_file).read()))
     model.lm_head.output.sum()
@@ -634,7 +634,7 @@ def loads_with_the_model(model: Any, secret_file: str) -> object:
 
 
 def imports_by_a_loader(secret_file: str) -> object:
-    """the loader of a module that may be imported"""
+    """the loader of an importable module"""
     import enum
 
     return enum.__loader__.get_data(secret_file)
@@ -652,7 +652,7 @@ def uses_a_decorator(secret_file: str) -> object:
 
 
 def reads_when_it_is_let_go(secret_file: str) -> object:
-    """__del__, which runs when nobody looks"""
+    """__del__, which runs when the object is freed"""
 
     class Late:
         def __del__(self) -> None:
@@ -680,7 +680,7 @@ def evaluates_an_annotation(secret_file: str) -> object:
 
 
 def compiles_a_forward_again(secret_file: str) -> object:
-    """.source of a module of one's own: nnsight compiles the text of its forward"""
+    """.source of the attack's module: nnsight compiles the source of its forward"""
     import torch
     from nnsight.intervention.envoy import Envoy
 
@@ -694,7 +694,7 @@ def compiles_a_forward_again(secret_file: str) -> object:
 
 
 def loads_a_library(secret_file: str) -> object:
-    """torch.ops.load_library: a file that is read as a library says what it is not"""
+    """torch.ops.load_library: the error shows that the file was read"""
     import torch
 
     found = "nothing"

@@ -1,6 +1,6 @@
-"""Attacks on files: reading, writing and changing what no block may see."""
+"""Attacks on files: reading, writing and changing files that no block may access."""
 
-# What an attacker would write, not what we would.
+# These are attacks; the usual style rules do not apply.
 # ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH120, PTH123, PTH207, PTH208, PTH211, SIM115
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def reads_with_openat2(secret_file: str) -> object:
 
 
 def reads_by_handle(secret_file: str) -> object:
-    """name_to_handle_at and open_by_handle_at, which look at no path"""
+    """name_to_handle_at and open_by_handle_at, which use no path"""
     import ctypes
     import os
 
@@ -110,7 +110,7 @@ def reads_by_handle(secret_file: str) -> object:
 
 
 def reads_with_io_uring(secret_file: str) -> object:
-    """io_uring, whose work is done by the kernel itself: the ring that it takes"""
+    """io_uring, whose work the kernel does: the setup of its ring"""
     import ctypes
 
     ring = ctypes.CDLL(None).syscall(425, 8, ctypes.create_string_buffer(120))
@@ -259,7 +259,7 @@ def reads_with_numpy_datasource(secret_file: str) -> object:
 
 
 def reads_a_systems_file(secret_file: str) -> object:
-    """open() of the passwords"""
+    """open() of the password file"""
     return open(secret_file).readline()
 
 
@@ -274,7 +274,7 @@ def reads_another_model(secret_file: str) -> object:
 
 
 def reads_a_result(secret_file: str) -> object:
-    """open() in the folder of everybody's results"""
+    """open() in the folder of all users' results"""
     return open(secret_file).read()
 
 
@@ -303,13 +303,13 @@ def reads_own_environment(variable: str) -> object:
 
 
 def reads_environment_on_the_stack(variable: str) -> object:
-    """what was on the stack when the process began, found behind the program's name"""
+    """the initial stack of the process, searched from the program's name on"""
     import ctypes
 
     name = ctypes.c_void_p.in_dll(ctypes.CDLL(None), "program_invocation_name").value or 0
     found = b""
     for offset in range(0, 1 << 16, 8):
-        # Reads that run off the stack end the process; the environment comes before its end.
+        # Reads beyond the stack would crash the process; the environment comes before the end of the stack.
         found += ctypes.string_at(name + offset, 8)
         if variable.encode() in found and found.endswith(b"\0"):
             break
@@ -355,19 +355,19 @@ def opens_a_disk(disk: str) -> object:
 
 
 def opens_a_terminal() -> object:
-    """/dev/ptmx, which makes a terminal"""
+    """/dev/ptmx, which creates a terminal"""
     import os
 
     return f"REACHED {os.open('/dev/ptmx', os.O_RDWR | os.O_NOCTTY)}"
 
 
 def opens_own_memory() -> object:
-    """/proc/self/mem for writing, which passes over write protection"""
+    """/proc/self/mem for writing, which bypasses write protection"""
     return f"REACHED {open('/proc/self/mem', 'r+b').fileno()}"
 
 
 def watches_a_folder(results_folder: str) -> object:
-    """inotify on the folder of results: who gets one, and when"""
+    """inotify on the folder of results: which results arrive, and when"""
     import ctypes
 
     libc = ctypes.CDLL(None)
@@ -414,7 +414,7 @@ def writes_with_tempfile(canary_folder: str) -> object:
 
 
 def writes_a_nameless_file(canary_folder: str) -> object:
-    """O_TMPFILE, given a name afterwards"""
+    """O_TMPFILE, linked to a name afterwards"""
     import ctypes
     import os
 
@@ -488,7 +488,7 @@ def makes_a_pipe(canary_folder: str) -> object:
 
 
 def makes_a_device(canary_folder: str) -> object:
-    """os.mknod of a socket's name, as a device would be made"""
+    """os.mknod of a socket node, in the way a device is created"""
     import os
     import stat
 
@@ -510,7 +510,7 @@ def changes_the_mode(canary_file: str) -> object:
 
 
 def changes_the_mode_by_number(canary_file: str) -> object:
-    """fchmodat2, a newer call than most filters know"""
+    """fchmodat2, which is newer than most filters"""
     import ctypes
 
     return ctypes.CDLL(None).syscall(452, -100, canary_file.encode(), 0o4777, 0)
@@ -592,14 +592,14 @@ def writes_with_numpy_savetxt(canary_folder: str) -> object:
 
 
 def writes_with_tofile(canary_folder: str) -> object:
-    """tofile, a method of an array's"""
+    """ndarray.tofile"""
     import torch
 
     return torch.zeros(2).numpy().tofile(f"{canary_folder}/new")
 
 
 def writes_with_dump(canary_folder: str) -> object:
-    """dump, another"""
+    """ndarray.dump"""
     import numpy
 
     return numpy.zeros(2).dump(f"{canary_folder}/new")
@@ -630,7 +630,7 @@ def writes_with_the_configuration(model: Any, canary_folder: str) -> object:
 
 
 def writes_with_a_read_only_descriptor(canary_file: str) -> object:
-    """/proc/self/fd, which opens a file anew and for writing"""
+    """/proc/self/fd, which reopens a file for writing"""
     import os
 
     fd = os.open(canary_file, os.O_RDONLY)
@@ -638,12 +638,12 @@ def writes_with_a_read_only_descriptor(canary_file: str) -> object:
 
 
 def writes_beside_the_model(canary_file: str) -> object:
-    """open() for writing in the folder of the model, which may be read"""
+    """open() for writing in the folder of the model, which is readable"""
     return open(canary_file, "w").write("croaks")
 
 
 def touches_beside_the_model(canary_file: str) -> object:
-    """os.utime in the folder of the model, which may be read"""
+    """os.utime in the folder of the model, which is readable"""
     import os
 
     return os.utime(canary_file, (1, 1))
@@ -655,7 +655,7 @@ def writes_to_shared_memory(canary_folder: str) -> object:
 
 
 def writes_to_the_servers_log(token: str) -> object:
-    """standard output and error as they were inherited"""
+    """inherited standard output and error"""
     import os
 
     for fd in (0, 1, 2):

@@ -1,7 +1,7 @@
-"""Attacks on the host: a runner that says what it may not, to the descriptor of its channel.
+"""Attacks on the host: a runner that writes forbidden messages to the descriptor of its channel.
 
-Whoever runs code in a runner can write there whatever it likes; what it says may cost its own request, and
-nothing else.
+Code in a runner can write anything to that descriptor. Its messages may fail its own request, and must
+affect nothing else.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def lies_about_the_body() -> object:
 
 
 def lies_a_little() -> object:
-    """a body just over the limit, and all of it"""
+    """a whole body just over the limit"""
     import gc
     import json
 
@@ -54,7 +54,7 @@ def lies_a_little() -> object:
 
 
 def sends_no_json() -> object:
-    """a header that is no JSON"""
+    """a header that is not JSON"""
     import gc
 
     [channel] = [
@@ -67,7 +67,7 @@ def sends_no_json() -> object:
 
 
 def sends_no_text() -> object:
-    """a header that is no text"""
+    """a header that is not text"""
     import gc
 
     [channel] = [
@@ -133,7 +133,7 @@ def sends_a_kind_that_is_no_text() -> object:
 
 
 def sends_depths() -> object:
-    """a header of lists in lists, deeper than a parser can go"""
+    """a header of nested lists, too deep for a parser"""
     import gc
 
     [channel] = [
@@ -147,7 +147,7 @@ def sends_depths() -> object:
 
 
 def sends_depths_in_a_log() -> object:
-    """a log whose header holds lists in lists"""
+    """a log whose header holds nested lists"""
     import gc
 
     [channel] = [
@@ -175,7 +175,7 @@ def sends_a_huge_number() -> object:
 
 
 def sends_an_unknown_kind() -> object:
-    """a kind that there is not"""
+    """an unknown kind"""
     import gc
     import json
 
@@ -195,7 +195,7 @@ def sends_an_unknown_kind() -> object:
 
 
 def sends_kinds_of_the_control_channel() -> object:
-    """what only the process that holds the model may say"""
+    """messages that only the process that holds the model may send"""
     import gc
     import json
 
@@ -216,7 +216,7 @@ def sends_kinds_of_the_control_channel() -> object:
 
 
 def sends_a_result_without_its_cost() -> object:
-    """a result whose header lacks what belongs there"""
+    """a result whose header lacks its report"""
     import gc
     import json
 
@@ -236,7 +236,7 @@ def sends_a_result_without_its_cost() -> object:
 
 
 def sends_a_result_with_a_wrong_cost() -> object:
-    """a result whose cost is a text"""
+    """a result whose report is a string"""
     import gc
     import json
 
@@ -256,7 +256,7 @@ def sends_a_result_with_a_wrong_cost() -> object:
 
 
 def sends_a_cost_that_is_no_number() -> object:
-    """a result whose cost is not a number, which JSON cannot say"""
+    """an error whose report holds NaN, which JSON forbids"""
     import gc
     import json
 
@@ -277,7 +277,7 @@ def sends_a_cost_that_is_no_number() -> object:
 
 
 def sends_a_cost_that_is_no_text() -> object:
-    """an error whose cost holds half a character"""
+    """an error whose report holds lone surrogates"""
     import gc
     import json
 
@@ -297,7 +297,7 @@ def sends_a_cost_that_is_no_text() -> object:
 
 
 def sends_a_cost_of_depths() -> object:
-    """an error whose cost holds dicts in dicts"""
+    """an error whose report holds nested dictionaries"""
     import gc
 
     [channel] = [
@@ -354,7 +354,7 @@ def sends_a_result_over_the_limit(result_bytes: int) -> object:
 
 
 def floods_with_statuses() -> object:
-    """that it runs, again and again"""
+    """the status "running", repeatedly"""
     import gc
     import json
 
@@ -375,7 +375,7 @@ def floods_with_statuses() -> object:
 
 
 def floods_with_unknown_kinds(seconds: float) -> object:
-    """kinds that there are not, again and again"""
+    """unknown kinds, repeatedly"""
     import gc
     import json
 
@@ -399,7 +399,7 @@ def floods_with_unknown_kinds(seconds: float) -> object:
 
 
 def floods_with_logs(log_bytes: int) -> object:
-    """logs by the frame, past what counts lines"""
+    """log frames that bypass the count of lines"""
     import gc
     import json
 
@@ -420,7 +420,7 @@ def floods_with_logs(log_bytes: int) -> object:
 
 
 def floods_with_streams(streamed_bytes: int) -> object:
-    """what a hybrid job sends its client"""
+    """streams, which a hybrid job sends to its client"""
     import gc
     import json
 
@@ -461,7 +461,7 @@ def floods_with_a_large_stream(streamed_bytes: int) -> object:
 
 
 def asks_for_many_files() -> object:
-    """files for results, one after the other"""
+    """requests for result files, one after the other"""
     import gc
     import json
 
@@ -483,7 +483,7 @@ def asks_for_many_files() -> object:
 
 
 def says_spilled_without_a_file() -> object:
-    """that a result is in a file that there is not"""
+    """a result in a file that does not exist"""
     import gc
     import json
 
@@ -503,7 +503,7 @@ def says_spilled_without_a_file() -> object:
 
 
 def spills_a_lie() -> object:
-    """that a result is in its file, which is empty"""
+    """a result in its file, which is empty"""
     import gc
     import json
 
@@ -525,7 +525,7 @@ def spills_a_lie() -> object:
 
 
 def fills_the_disk(disk_bytes: int) -> object:
-    """a result's file, with more than a result may have"""
+    """a result file larger than the limit"""
     import gc
     import json
 
@@ -552,7 +552,7 @@ def fills_the_disk(disk_bytes: int) -> object:
 
 
 def fills_the_disk_with_a_hole(disk_bytes: int) -> object:
-    """a result's file, with blocks that nobody wrote"""
+    """a result file with allocated but unwritten blocks"""
     import gc
     import json
 
@@ -577,7 +577,7 @@ def fills_the_disk_with_a_hole(disk_bytes: int) -> object:
 
 
 def answers_twice() -> object:
-    """a result, and one more for whoever comes next"""
+    """a result, and another one for the next request"""
     import gc
     import json
 
@@ -598,7 +598,7 @@ def answers_twice() -> object:
 
 
 def answers_for_the_next() -> object:
-    """an end, and then a log and a result for whoever comes next"""
+    """an end, and then a log and a result for the next request"""
     import gc
     import json
 
@@ -621,7 +621,7 @@ def answers_for_the_next() -> object:
 
 
 def answers_and_goes_on(seconds: float) -> object:
-    """an end, while the block goes on"""
+    """an end, while the block continues"""
     import gc
     import json
 
@@ -644,7 +644,7 @@ def answers_and_goes_on(seconds: float) -> object:
 
 
 def closes_and_goes_on(seconds: float) -> object:
-    """an end without a word, while the block goes on"""
+    """a closed channel, while the block sleeps"""
     import gc
 
     [channel] = [
@@ -660,7 +660,7 @@ def closes_and_goes_on(seconds: float) -> object:
 
 
 def closes_and_works_on(seconds: float) -> object:
-    """an end without a word, while the block computes on"""
+    """a closed channel, while the block computes"""
     import gc
 
     [channel] = [
@@ -694,7 +694,7 @@ def sends_half_a_frame(seconds: float) -> object:
 
 
 def sends_a_frame_slowly(seconds: float) -> object:
-    """a frame of which a byte comes now and then"""
+    """a frame that is sent byte by byte, slowly"""
     import gc
 
     [channel] = [
@@ -714,7 +714,7 @@ def sends_a_frame_slowly(seconds: float) -> object:
 
 
 def sends_half_a_frame_and_ends() -> object:
-    """half a frame, and then the end"""
+    """half a frame, and then the process ends"""
     import gc
 
     [channel] = [
@@ -730,7 +730,7 @@ def sends_half_a_frame_and_ends() -> object:
 
 
 def sends_descriptors() -> object:
-    """descriptors by the hundred, for the host to hold"""
+    """hundreds of descriptors, which the host would hold"""
     import gc
 
     [channel] = [

@@ -1,4 +1,4 @@
-"""Servers under attack: each has a client of its own, and runs one attack after the other."""
+"""Servers under attack: each has its own client and runs one attack after the other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.waiting import PATIENCE_S, time_passes, until
 ROOT = Path(__file__).parents[3]
 NAME = "test-org/tiny-gpt2"
 RUNS_ON_S = 40.0
-"""Seconds after which an attack without an end has shown that nothing ends it."""
+"""Seconds after which an endless attack counts as not stopped."""
 
 _WITHOUT_TRACES = ("files", "network")
 """Families of attacks after which a reused runner is unchanged."""
@@ -58,9 +58,9 @@ LOW = {
 }
 """Limits that a bomb exceeds within two seconds."""
 SLOW_S = 10 * EXECUTION_S
-"""Time limit of a second try, on a machine that was too busy for the first."""
+"""Time limit of a retry, in seconds, after a busy machine delayed the first try."""
 ENDED_S = 2 * SLOW_S
-"""Bound of an attack that is stopped, beyond each time limit."""
+"""Seconds within which a stopped attack must end; longer than each time limit."""
 
 BEYOND = {
     "seconds": 3600.0,
@@ -100,7 +100,7 @@ class Configuration:
     def probes(self, attack: Attack) -> bool:
         """Return True if the next request is checked: once per attack, and always if state is at stake.
 
-        Of a family that leaves no traces, the one after the last attack is.
+        In a family that leaves no traces, only the request after the last attack is checked.
         """
         if attack.family in _WITHOUT_TRACES:
             return self.name == "kernel" and attack.name == _LAST[attack.family]
@@ -302,7 +302,7 @@ class Site:
             environment={
                 **STARTED_ANEW,
                 **configuration.environment,
-                # Above this level no log has what a user's block wrote.
+                # Output of a user's block is logged only at this level.
                 "NDIF_LOG_LEVEL": "debug",
                 "HF_HOME": str(self.hf_home),
                 "HF_HUB_OFFLINE": "1",
@@ -421,7 +421,7 @@ class Site:
                 outcome = self.send(attack.function, watch.targets, form, patience_s)
             reached = watch.happened(outcome)
             if self.trusts:
-                # Before the watch is closed: it cannot clean up what the runner still holds.
+                # Before the watch is closed, since it cannot clean up files that the runner still holds.
                 if attack.family not in _WITHOUT_TRACES:
                     self._renew()
                 return Verdict(form, reached, outcome)
@@ -436,7 +436,7 @@ class Site:
         return Verdict(form, reached, outcome, difference)
 
     def _renew(self) -> None:
-        """End the reused runner, with all that an attack left in it."""
+        """End the reused runner, with all state that an attack left in it."""
         if "exit code 7" in (self.send(plain.ends, {}).error or ""):
             return
         zygote, runners = self.zygote(), self.runners()
@@ -613,7 +613,7 @@ def faults(attack: Attack, configuration: Configuration, verdict: Verdict) -> li
     ):
         found.append(f"its error does not say {attack.expected_error!r}: {text[-300:]!r}")
     if configuration is PROTECTOR and Defence.PROTECTOR in attack.stopped_by:
-        # An error that no exception can carry, as one in `__del__`, is in the log.
+        # Errors in `__del__` cannot be raised; they are logged.
         if outcome.error is None and not outcome.logs and not attack.is_tamed:
             found.append(f"no error says that it is forbidden: {outcome}")
         elif _CRASHED in text:

@@ -1,6 +1,6 @@
-"""Attacks by what a class inherits: a user's own, or a `super()`, in place of the server's object."""
+"""Attacks through inherited methods: of a user's class or of `super()`, instead of the server's object."""
 
-# What an attacker would write, not what we would.
+# These are attacks; the usual style rules do not apply.
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def writes_with_a_subclass(model: Any, canary_folder: str) -> object:
 
 
 def writes_with_an_own_configuration(model: Any, canary_folder: str) -> object:
-    """save_pretrained of a configuration that the block makes"""
+    """save_pretrained of a configuration made in the block"""
     return type(model.config)().save_pretrained(canary_folder)
 
 
 def writes_with_getattribute(canary_folder: str) -> object:
-    """object.__getattribute__, which gives what is denied"""
+    """object.__getattribute__ of a denied attribute"""
     import pandas
 
     frame = pandas.DataFrame({"a": [1]})
@@ -61,7 +61,7 @@ def replaces_a_guard_with_an_enumeration(secret_file: str) -> object:
             return False
 
     Names.__module__ = "ndif.sandbox.protector.guards"
-    with contextlib.suppress(KeyError):  # where there is no guard, it is not there to be replaced
+    with contextlib.suppress(KeyError):  # without a guard, there is nothing to replace
         enum.global_enum(Names)
     names = getattr(enum.unique, "__globals__")["__builtins__"]  # noqa: B009
     return names["open"](secret_file).read()

@@ -1,6 +1,6 @@
-"""Attacks on what others left behind: each case leaves a secret first, then looks for it."""
+"""Attacks on data of earlier requests: each case first leaves a secret, then looks for it."""
 
-# What an attacker would write, not what we would.
+# These are attacks; the usual style rules do not apply.
 # ruff: noqa: PTH123
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def leaves_it_on_the_model(model: Any, secret: str) -> object:
-    """An attribute of the model's."""
+    """An attribute of the model."""
     model._module.note = [secret]
     return True
 
@@ -20,7 +20,7 @@ def looks_at_the_model(model: Any) -> object:
 
 
 def leaves_it_in_a_buffer(model: Any, secret: str) -> object:
-    """A buffer of the model's, as tensors are kept for later."""
+    """A buffer of the model."""
     import torch
 
     model._module.register_buffer("note", torch.tensor(list(secret.encode()), dtype=torch.uint8))
@@ -48,7 +48,7 @@ def looks_at_weights(model: Any) -> object:
 
 
 def leaves_it_in_a_module(secret: str) -> object:
-    """A module of Python's."""
+    """An attribute of a Python module."""
     import torch
 
     torch.note = secret
@@ -78,7 +78,7 @@ def looks_at_the_environment() -> object:
 
 
 def leaves_it_in_objects(secret: str) -> object:
-    """An object that something else keeps."""
+    """An object that a module keeps."""
     import threading
 
     threading.excepthook.__dict__ if hasattr(threading.excepthook, "__dict__") else None
@@ -98,7 +98,7 @@ def looks_at_all_objects() -> object:
 
 
 def leaves_it_in_a_frame(secret: str) -> object:
-    """A local variable of a thread that goes on."""
+    """A local variable of a thread that continues."""
     import threading
     import time
 
@@ -146,7 +146,7 @@ def leaves_it_in_a_descriptor(secret: str) -> object:
 
 
 def looks_at_descriptors() -> object:
-    """descriptors that are open"""
+    """open descriptors"""
     import os
 
     return os.read(199, 100)

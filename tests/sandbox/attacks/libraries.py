@@ -1,6 +1,6 @@
-"""Attacks by way of libraries that take a text for a method, a file or code, or an object at its word."""
+"""Attacks through libraries that treat strings as methods, files or code, or trust an object's claims."""
 
-# What an attacker would write, not what we would.
+# These are attacks; the usual style rules do not apply.
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def reads_with_matlib(secret_file: str) -> object:
-    """numpy.matlib, which holds all that numpy does"""
+    """numpy.matlib, which has all of numpy's functions"""
     import numpy.matlib
 
     return numpy.matlib.genfromtxt(secret_file, dtype=str)
@@ -66,7 +66,7 @@ def evaluates_with_query(secret_file: str) -> object:
 
 
 def names_a_function_of_numpys(secret_file: str) -> object:
-    """agg with the name of a function of numpy's, of a frame that says it is a path"""
+    """agg with the name of a numpy function, on a frame that poses as a path"""
     import pandas
 
     class Path(pandas.DataFrame):
@@ -80,7 +80,7 @@ def names_a_function_of_numpys(secret_file: str) -> object:
 
 
 def names_a_getter(secret_file: str) -> object:
-    """agg of a group with the name of what gets attributes by name"""
+    """agg of a group with the name `__getattribute__`"""
     import pandas
 
     groups = pandas.DataFrame({"a": [1], "b": [2]}).groupby("a")["b"]
@@ -96,7 +96,7 @@ def writes_with_to_csv(canary_folder: str) -> object:
 
 
 def writes_with_to_string(canary_folder: str) -> object:
-    """DataFrame.to_string, of which few know that it writes"""
+    """DataFrame.to_string, which can write a file"""
     import pandas
 
     return pandas.DataFrame({"a": [1]}).to_string(f"{canary_folder}/new")
@@ -125,7 +125,7 @@ def writes_by_a_name_in_a_group(canary_folder: str) -> object:
 
 
 def writes_by_a_column(canary_folder: str) -> object:
-    """pandas.col, which takes any attribute later"""
+    """pandas.col, which reads any attribute later"""
     import pandas
 
     frame = pandas.DataFrame({"a": [1]})
@@ -133,7 +133,7 @@ def writes_by_a_column(canary_folder: str) -> object:
 
 
 def writes_by_a_class_that_lies(canary_folder: str) -> object:
-    """a class that says it equals the one of which something is denied, and has its hash"""
+    """a class that equals a class with denied names, and has the same hash"""
     import pandas
 
     hashed = hash(pandas.DataFrame)
@@ -148,7 +148,7 @@ def writes_by_a_class_that_lies(canary_folder: str) -> object:
     class Lie(metaclass=Liar):
         harmless = 1
 
-    # What is found of it is found of the other one, if nobody minds which is which.
+    # A cache keyed by equality confuses the two classes.
     found = [Lie().harmless]
     return found, pandas.DataFrame({"a": [1]}).to_csv(f"{canary_folder}/new")
 
@@ -180,7 +180,7 @@ def writes_a_tree(canary_folder: str) -> object:
 
 
 def writes_with_a_pipeline(canary_folder: str) -> object:
-    """the memory of a sklearn Pipeline, which keeps what it computes"""
+    """the memory of a sklearn Pipeline, which stores its results on disk"""
     from sklearn.linear_model import LinearRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -257,7 +257,7 @@ def formats_a_bar(variable: str) -> object:
 
 
 def imports_lazily(secret_file: str) -> object:
-    """sympy's lazy_function, which imports what it is told"""
+    """sympy's lazy_function, which imports any module"""
     from sympy.core.cache import lazy_function
 
     return lazy_function("io", "open")(secret_file).read()
@@ -281,13 +281,13 @@ def shows_a_line(secret_file: str) -> object:
 
 
 def shows_a_line_in_a_traceback(secret_file: str) -> object:
-    """an error in code that says it is from that file, of which the traceback shows the line"""
+    """an error in code that claims to come from that file: the traceback shows its line"""
     exec(compile("raise ValueError", secret_file, "exec"))
     return None
 
 
 def evaluates_annotations(secret_file: str) -> object:
-    """typing_extensions.get_annotations, of an object that has what it is asked for"""
+    """typing_extensions.get_annotations of an object with computed attributes"""
     import typing_extensions
 
     class Annotated:
@@ -304,7 +304,7 @@ def evaluates_annotations(secret_file: str) -> object:
 
 
 def evaluates_hints_elsewhere(secret_file: str) -> object:
-    """typing.get_type_hints, as torch.utils.checkpoint has it"""
+    """typing.get_type_hints, imported by torch.utils.checkpoint"""
     import torch.utils.checkpoint
 
     class Hinted: ...
@@ -314,7 +314,7 @@ def evaluates_hints_elsewhere(secret_file: str) -> object:
 
 
 def names_a_field(secret_file: str) -> object:
-    """a field of a dataclass, renamed to code, which a class below it is written with"""
+    """a dataclass field renamed to code, from which a subclass is generated"""
     from dataclasses import dataclass, fields
 
     names = {"dataclass": dataclass}
@@ -329,7 +329,7 @@ def names_a_field(secret_file: str) -> object:
 
 
 def copies_into_a_module(secret_file: str) -> object:
-    """copy.copy of an object that says it is made like a module, and what is to be set of that"""
+    """copy.copy of an object whose reduction returns a module and the attributes to set on it"""
     import copy
     import dataclasses
 
@@ -357,7 +357,7 @@ def copies_into_a_module(secret_file: str) -> object:
 
 
 def formats_a_users_string(variable: str) -> object:
-    """collections.UserString, whose format is not a text's"""
+    """collections.UserString, whose format is not str.format"""
     import collections
 
     import torch
@@ -366,7 +366,7 @@ def formats_a_users_string(variable: str) -> object:
 
 
 def prunes_a_class(secret_file: str) -> object:
-    """torch.nn.utils.prune, which gets an attribute by its name, and hands it on"""
+    """torch.nn.utils.prune, which reads an attribute by name and passes it on"""
     import contextlib
 
     from torch.nn.utils import prune
@@ -386,11 +386,11 @@ def prunes_a_class(secret_file: str) -> object:
     return loader("notes", secret_file).get_data(secret_file)
 
 
-# Texts that libraries take for names and for code
+# Strings that libraries use as names and as code
 
 
 def formats_with_a_printer(variable: str) -> object:
-    """a printer of sympy's that names `format` as the method by which a text prints itself"""
+    """a sympy printer whose printmethod is `format`"""
     import torch
     from sympy.printing.str import StrPrinter
 
@@ -402,7 +402,7 @@ def formats_with_a_printer(variable: str) -> object:
 
 
 def reads_with_a_printer(secret_file: str) -> object:
-    """a printer of sympy's that is a text, and names what gets attributes as its method"""
+    """a sympy printer that is a string, and whose printmethod is `__getattribute__`"""
     import torch
     from sympy.printing.str import StrPrinter
 
@@ -417,7 +417,7 @@ def reads_with_a_printer(secret_file: str) -> object:
 
 
 def reads_with_a_computed_printer(secret_file: str) -> object:
-    """the same, of a printer that names another method each time that it is asked"""
+    """the same, with a printer whose printmethod changes on each access"""
     import torch
     from sympy.printing.str import StrPrinter
 
@@ -437,7 +437,7 @@ def reads_with_a_computed_printer(secret_file: str) -> object:
 
 
 def names_a_symbol(secret_file: str) -> object:
-    """a symbol of sympy's whose name is code, in an equation that nsolve compiles"""
+    """a sympy symbol whose name is code, in an equation that nsolve compiles"""
     import contextlib
 
     import sympy
@@ -449,7 +449,7 @@ def names_a_symbol(secret_file: str) -> object:
 
 
 def names_a_function(secret_file: str) -> object:
-    """a function of sympy's whose name is code, in an equation that nsolve compiles"""
+    """a sympy function whose name is code, in an equation that nsolve compiles"""
     import contextlib
 
     import sympy
@@ -461,7 +461,7 @@ def names_a_function(secret_file: str) -> object:
 
 
 def builds_operations(secret_file: str) -> object:
-    """a class below sympy's MonomialOps, which has its method that runs text"""
+    """a subclass of sympy's MonomialOps, which inherits a method that runs source text"""
     from sympy.polys.monomials import MonomialOps
 
     class Operations(MonomialOps): ...
@@ -470,7 +470,7 @@ def builds_operations(secret_file: str) -> object:
 
 
 def redirects_more_than_a_stream(secret_file: str) -> object:
-    """a class below contextlib's redirect_stdout that names another attribute of sys"""
+    """a subclass of contextlib.redirect_stdout that names another attribute of sys"""
     import contextlib
 
     class Redirection(contextlib.redirect_stdout):
@@ -485,7 +485,7 @@ def redirects_more_than_a_stream(secret_file: str) -> object:
 
 
 def compares_fields(secret_file: str) -> object:
-    """a dataclass with a field `__globals__`, compared with a function of torch's"""
+    """a dataclass with a field `__globals__`, compared with a torch function"""
     from dataclasses import dataclass
 
     import torch
@@ -506,7 +506,7 @@ def compares_fields(secret_file: str) -> object:
 
 
 def takes_a_metaclass_for_a_token(secret_file: str) -> object:
-    """a method of sympy's code tokens, which gets the attributes that its object names"""
+    """a method of sympy's code tokens, which reads the attributes that its object names"""
     from sympy.codegen.ast import Token
 
     class Meta(type):
@@ -518,7 +518,7 @@ def takes_a_metaclass_for_a_token(secret_file: str) -> object:
 
 
 def calls_a_reciprocal(secret_file: str) -> object:
-    """a class below one of sympy's, which has its method that calls others by name"""
+    """a subclass of a sympy class, which inherits a method that calls methods by name"""
     import torch
     from sympy.functions.elementary.trigonometric import ReciprocalTrigonometricFunction
 
@@ -534,14 +534,14 @@ def calls_a_reciprocal(secret_file: str) -> object:
     return [*found["__builtins__"]["open"](secret_file)]
 
 
-# What a library loads: code, and files that it opens without Python
+# Code that libraries load, and files that they open without Python
 
 
 def generates_with_a_folder(model: Any, code_folder: str) -> object:
-    """generate with a folder of code, which transformers runs if it is told to trust it"""
+    """generate with a folder of code, which transformers runs if it is trusted"""
     return model.generate("a", custom_generate=code_folder, trust_remote_code=True)
 
 
 def loads_a_tokenizer(model: Any, secret_tokenizer: str) -> object:
-    """the class of the model's tokenizer, called with the file of another"""
+    """the class of the model's tokenizer, called with another tokenizer's file"""
     return list(type(model.tokenizer)(tokenizer_file=secret_tokenizer).get_vocab())

@@ -1,4 +1,4 @@
-"""Attacks by the network, and by every other kind of socket."""
+"""Attacks through the network and every other kind of socket."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def connects_with_data(tcp_port: int) -> object:
 
 
 def connects_by_multipath(tcp_port: int) -> object:
-    """MPTCP, which rules about TCP may forget; TCP where there is none"""
+    """MPTCP, which TCP rules may not cover; plain TCP if it is unavailable"""
     import socket
 
     try:
@@ -71,7 +71,7 @@ def connects_to_a_path(unix_path: str) -> object:
 
 
 def sends_to_a_path(unix_datagrams: str) -> object:
-    """a datagram to one"""
+    """a datagram to a unix socket with a name in the file system"""
     import socket
 
     return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b"secret", unix_datagrams)
@@ -93,7 +93,7 @@ def sends_to_an_abstract_name(abstract_name: str) -> object:
 
 
 def sends_from_a_pair(abstract_name: str) -> object:
-    """sendto of a half of a socket pair, which needs no socket()"""
+    """sendto of one end of a socket pair, which needs no socket()"""
     import socket
 
     one, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -149,7 +149,7 @@ def joins_with_torch_distributed(tcp_port: int) -> object:
 
 
 def resolves_a_name(udp_port: int) -> object:
-    """a question about a name, as resolvers ask it"""
+    """a DNS query"""
     import socket
 
     question = b"\x00\x01\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x06secret\x00\x00\x01\x00\x01"
@@ -166,14 +166,14 @@ def calls_the_server(server_url: str) -> object:
 
 
 def listens() -> object:
-    """a door of its own"""
+    """a listening socket"""
     import socket
 
     return f"REACHED {socket.create_server(('127.0.0.1', 0)).getsockname()}"
 
 
 def opens_netlink() -> object:
-    """netlink, by which one asks for and sets the machine's network"""
+    """netlink, which reads and configures the network"""
     import socket
 
     return f"REACHED {socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0).fileno()}"
@@ -187,14 +187,14 @@ def opens_a_raw_socket() -> object:
 
 
 def opens_a_packet_socket() -> object:
-    """a packet socket, which hears everybody's traffic"""
+    """a packet socket, which receives all traffic"""
     import socket
 
     return f"REACHED {socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 768).fileno()}"
 
 
 def opens_every_family() -> object:
-    """sockets of every family that the kernel has: virtual machines, Bluetooth, crypto, XDP, …"""
+    """sockets of every family of the kernel: virtual machines, Bluetooth, crypto, XDP, …"""
     import ctypes
 
     libc = ctypes.CDLL(None)

@@ -1,6 +1,6 @@
-"""Attacks in the payload itself: pickles that call what they name, before any block is run.
+"""Attacks in the payload itself: pickles that call functions by name, before any block runs.
 
-A secret comes back in the text of the error that follows; a program leaves a file.
+A secret comes back in the text of the resulting error; a program leaves a file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _named(module: str, name: str) -> bytes:
 
 
 class _Raw:
-    """In a payload: opcodes as they are."""
+    """In a payload: raw opcodes."""
 
     def __init__(self, opcodes: bytes) -> None:
         self.opcodes = opcodes
@@ -51,7 +51,7 @@ def _function(module: str, name: str) -> _Raw:
 
 
 def _told(secret_file: str) -> str:
-    """An expression whose error tells the secret."""
+    """Return an expression whose error contains the secret."""
     return f"int(open({secret_file!r}).read())"
 
 
@@ -82,14 +82,14 @@ class _Map(_Call):
 
 
 def calls_open(secret_file: str) -> bytes:
-    """io.open, and an error that tells what was read"""
+    """io.open, and an error that contains the content"""
     opened = _Call("io", "open", secret_file)
     read = _Call("builtins", "map", _Call("operator", "methodcaller", "read"), [opened])
     return _payload(_Call("builtins", "int", _Call("builtins", "next", read)))
 
 
 def calls_attrgetter(secret_file: str) -> bytes:
-    """operator.attrgetter of a module that is a persistent part of every payload"""
+    """operator.attrgetter of a module, called through map"""
     got = _Call("operator", "attrgetter", "builtins.eval")
     found = _Call("builtins", "map", got, [_Call("importlib", "import_module", "torch")])
     called = _Call("builtins", "map", _Call("builtins", "next", found), [_told(secret_file)])
@@ -108,7 +108,7 @@ def calls_system(canary_folder: str) -> bytes:
 
 
 def calls_posix_system(canary_folder: str) -> bytes:
-    """posix.system, by which os.system is known to C"""
+    """posix.system, which is os.system under its C module's name"""
     return _payload(_Call("posix", "system", f"touch {canary_folder}/new"))
 
 
@@ -138,7 +138,7 @@ def calls_linecache(secret_file: str) -> bytes:
 
 
 def calls_a_library(canary_folder: str) -> bytes:
-    """ctypes: a function of the C library's, by its name"""
+    """ctypes: a function of the C library, by name"""
     libc = _Call("ctypes", "CDLL", None)
     system = _Call("builtins", "getattr", libc, "system")
     command = f"touch {canary_folder}/new".encode()
@@ -146,7 +146,7 @@ def calls_a_library(canary_folder: str) -> bytes:
 
 
 def calls_torch_load(secret_file: str) -> bytes:
-    """torch.storage._load_from_bytes: a pickle in a pickle"""
+    """torch.storage._load_from_bytes: a nested pickle"""
     import io
 
     import torch
@@ -161,13 +161,13 @@ def calls_torch_load(secret_file: str) -> bytes:
 
 
 def calls_pickle_loads(secret_file: str) -> bytes:
-    """pickle.loads: a pickle in a pickle"""
+    """pickle.loads: a nested pickle"""
     within = _payload(_Call("builtins", "eval", _told(secret_file)))
     return _payload(_Call("_pickle", "loads", within))
 
 
 def calls_fx(secret_file: str) -> bytes:
-    """torch.fx.graph_module.reduce_graph_module, which runs the imports it is given"""
+    """torch.fx.graph_module.reduce_graph_module, which runs the given imports"""
     body = {"_code": "def forward(self): pass"}
     return _payload(
         _Call("torch.fx.graph_module", "reduce_graph_module", body, _told(secret_file) + "\n")
@@ -198,18 +198,18 @@ def calls_sympy(secret_file: str) -> bytes:
 
 
 def names_with_dots(secret_file: str) -> bytes:
-    """a name with dots, which leads from what is allowed to what is not: torch, os.system"""
+    """a dotted name, which leads from an allowed module to a forbidden function"""
     return _payload(_Call("torch", "builtins.eval", _told(secret_file)))
 
 
 def names_with_dots_in_nnsight(secret_file: str) -> bytes:
-    """the same through the client's own package"""
+    """a dotted name in the client's package"""
     opened = _Call("nnsight.intervention.serialization", "linecache.getline", secret_file, 1)
     return _payload(_Call("builtins", "int", opened))
 
 
 def calls_code(secret_file: str) -> bytes:
-    """a function of cloudpickle's, in bytecode, which no guard has seen"""
+    """a function pickled by cloudpickle as unguarded bytecode"""
     import cloudpickle
 
     def attack(file: str) -> object:
@@ -221,7 +221,7 @@ def calls_code(secret_file: str) -> bytes:
 
 
 def calls_code_in_a_class(secret_file: str) -> bytes:
-    """a class of cloudpickle's whose __setstate__ is bytecode"""
+    """a class pickled by cloudpickle, whose __setstate__ is bytecode"""
     import cloudpickle
 
     class Attack:
@@ -247,7 +247,7 @@ def calls_code_with_types(secret_file: str) -> bytes:
 
 
 def calls_compile_of_nnsight(secret_file: str) -> bytes:
-    """nnsight's own maker of functions, with text that no guard has seen: then called"""
+    """nnsight's loader of functions, with unguarded source; the function is then called"""
     source = f"def attack(key): return {_told(secret_file)}"
     function = _Call(
         "nnsight.intervention.serialization",
@@ -293,7 +293,7 @@ def changes_a_module() -> bytes:
 
 
 def changes_a_default() -> bytes:
-    """torch.set_default_dtype, a function like any other"""
+    """torch.set_default_dtype"""
     return _payload(_Call("torch", "set_default_dtype", _function("torch", "float64")))
 
 
@@ -309,19 +309,19 @@ class _Held(_Raw):
 
 
 def _module(cls: str, state: dict[str, Any]) -> _Raw:
-    """A module of torch's by NEWOBJ and BUILD, as a client sends it."""
+    """Return opcodes that make a torch module with NEWOBJ and BUILD, as a client sends it."""
     made = _named("torch.nn.modules.container", cls) + b")\x81"
     return _Raw(made + _written(state) + b"b")
 
 
 def changes_a_module_of_the_model() -> bytes:
-    """BUILD: a forward for a module of the model's own"""
+    """BUILD: a new forward for a module of the model"""
     state = _written({"forward": _function("builtins", "abs")})
     return b"\x80\x04" + _Held(_LAYER).opcodes + state + b"b."
 
 
 def changes_the_model_within_a_module() -> bytes:
-    """a module of one's own around one of the model, and then another precision for both"""
+    """a new module around one of the model's modules, then another precision for both"""
     names = ("_parameters", "_buffers", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks")
     around = _module(
         "Sequential", {**{name: {} for name in names}, "_modules": {"0": _Held(_LAYER)}}

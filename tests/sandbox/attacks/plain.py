@@ -1,4 +1,4 @@
-"""Blocks that attack nothing: what the next request must be answered, and how a kept runner is ended."""
+"""Blocks that attack nothing: a probe with a known answer, and a block that ends a reused runner."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 
 def answers(model: Any) -> object:
-    """Everything that a request computes, as exact numbers."""
+    """Return the results of a request, as exact numbers."""
     hidden = model.transformer.h[1].output.double().sum().item()
     logits = model.lm_head.output
     return [hidden, logits.double().sum().item(), logits[0, -1].tolist()]
 
 
 def ends() -> object:
-    """Ends its runner, so that what it left there is gone."""
+    """End the runner, with all state that was left in it."""
     import os
 
     os._exit(7)

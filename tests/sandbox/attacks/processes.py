@@ -1,12 +1,12 @@
-"""Attacks on processes: making them, and harming those of others; and calls that change the machine.
+"""Attacks on processes: starting them and harming other users' processes; calls that change the machine.
 
-Calls that would change this machine are made with an argument that the kernel refuses only after it has
-looked whether the caller may: any error but EPERM, ENOSYS and EACCES means that the call was served.
+Calls that would change this machine have an argument that the kernel refuses only after its permission
+check. Any error but EPERM, ENOSYS and EACCES means that the call was served.
 """
 
 from __future__ import annotations
 
-# Making processes
+# Starting processes
 
 
 def forks() -> object:
@@ -60,7 +60,7 @@ def clones() -> object:
 
 
 def clones_anew() -> object:
-    """clone3, whose flags no filter can see"""
+    """clone3, whose flags are invisible to filters"""
     import ctypes
     import os
     import time
@@ -74,7 +74,7 @@ def clones_anew() -> object:
 
 
 def becomes_a_daemon() -> object:
-    """two forks and a session of its own, to outlive the request"""
+    """two forks and a new session, to outlive the request"""
     import os
     import time
 
@@ -123,7 +123,7 @@ def forks_with_a_data_loader() -> object:
 
 
 def forks_with_a_changed_data_loader() -> object:
-    """a DataLoader that has workers only once it is made"""
+    """a DataLoader whose workers are set after its creation"""
     import time
 
     import torch
@@ -137,7 +137,7 @@ def forks_with_a_changed_data_loader() -> object:
 
 
 def forks_below_a_data_loader() -> object:
-    """a class below DataLoader, which calls what its base keeps for itself"""
+    """a subclass of DataLoader that calls a private method of its base"""
     import time
 
     import torch
@@ -196,7 +196,7 @@ def spawns(token: str) -> object:
 
 
 def becomes_a_program(token: str) -> object:
-    """os.execv: the runner becomes another program, and keeps what it had open"""
+    """os.execv: the runner becomes another program and keeps its open files"""
     import os
 
     return os.execv("/bin/sh", ["sh", "-c", f"sleep 1; : {token}"])
@@ -260,7 +260,7 @@ def kills_a_thread(victim_pid: int) -> object:
 
 
 def queues_a_signal(victim_pid: int) -> object:
-    """rt_sigqueueinfo and its kind for threads"""
+    """rt_sigqueueinfo and rt_tgsigqueueinfo"""
     import ctypes
 
     libc = ctypes.CDLL(None)
@@ -279,7 +279,7 @@ def kills_by_descriptor(victim_pid: int) -> object:
 
 
 def kills_through_an_owner(victim_pid: int) -> object:
-    """F_SETOWN: the kernel sends the signal that another is to get"""
+    """F_SETOWN: the kernel sends the signal to another process"""
     import fcntl
     import os
     import socket
@@ -309,7 +309,7 @@ def traces(victim_pid: int) -> object:
 
 
 def seizes(victim_pid: int) -> object:
-    """ptrace: seize, which does not stop it"""
+    """ptrace: seize, which does not stop the process"""
     import ctypes
 
     return ctypes.CDLL(None).ptrace(0x4206, victim_pid, 0, 0)
@@ -399,11 +399,11 @@ def changes_limits(victim_pid: int) -> object:
     return resource.prlimit(victim_pid, resource.RLIMIT_NOFILE, (7, 7))
 
 
-# Others, in a form that harms nobody
+# Other attacks, in a harmless form
 
 
 def kills_everybody() -> object:
-    """kill of -1, with the signal that only asks whether one may"""
+    """kill of -1, with signal 0, which only checks permission"""
     import os
 
     os.kill(-1, 0)
@@ -411,7 +411,7 @@ def kills_everybody() -> object:
 
 
 def kills_the_zygote(zygote_pid: int) -> object:
-    """kill of the process that holds the model, with the signal that only asks"""
+    """kill of the process that holds the model, with signal 0"""
     import os
 
     os.kill(zygote_pid, 0)
@@ -419,7 +419,7 @@ def kills_the_zygote(zygote_pid: int) -> object:
 
 
 def kills_the_server(server_pid: int) -> object:
-    """kill of the server, with the signal that only asks"""
+    """kill of the server, with signal 0"""
     import os
 
     os.kill(server_pid, 0)
@@ -427,7 +427,7 @@ def kills_the_server(server_pid: int) -> object:
 
 
 def takes_a_descriptor(server_pid: int) -> object:
-    """pidfd_getfd: a descriptor of the server's becomes one's own"""
+    """pidfd_getfd: a copy of one of the server's descriptors"""
     import ctypes
 
     libc = ctypes.CDLL(None)
@@ -444,7 +444,7 @@ def opens_a_process(server_pid: int) -> object:
 
 
 def compares_processes(server_pid: int, zygote_pid: int) -> object:
-    """kcmp: what two processes share"""
+    """kcmp: resources that two processes share"""
     import ctypes
 
     answer = ctypes.CDLL(None).syscall(312, server_pid, zygote_pid, 1, 0, 0)
@@ -467,7 +467,7 @@ def outlives_its_parent() -> object:
 
 
 def changes_personality() -> object:
-    """personality: memory at the same addresses for everybody"""
+    """personality: memory at fixed addresses"""
     import ctypes
 
     answer = ctypes.CDLL(None).personality(0x0040000)
@@ -475,7 +475,7 @@ def changes_personality() -> object:
 
 
 def makes_a_namespace() -> object:
-    """unshare of a user's namespace, in which one has every capability; of threads it must be EINVAL"""
+    """unshare of a user namespace, which grants every capability; with these flags it fails with EINVAL"""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -484,7 +484,7 @@ def makes_a_namespace() -> object:
 
 
 def clones_into_a_namespace() -> object:
-    """clone with CLONE_NEWUSER, with flags that contradict each other"""
+    """clone with CLONE_NEWUSER and contradictory flags"""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -502,7 +502,7 @@ def enters_a_namespace() -> object:
 
 
 def mounts(missing: str) -> object:
-    """mount, the older way and the newer"""
+    """mount and fsopen"""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -523,7 +523,7 @@ def unmounts(missing: str) -> object:
 
 
 def copies_a_mount(model_folder: str) -> object:
-    """open_tree: a mount of one's own"""
+    """open_tree: a copy of a mount"""
     import ctypes
 
     fd = ctypes.CDLL(None).syscall(428, -100, model_folder.encode(), 1)
@@ -544,7 +544,7 @@ def changes_root(missing: str) -> object:
 
 
 def becomes_another_user() -> object:
-    """setuid and its kin, with a user that there cannot be"""
+    """setuid and similar calls, with an impossible user"""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -558,14 +558,14 @@ def becomes_another_user() -> object:
 
 
 def keeps_capabilities() -> object:
-    """capabilities that are left"""
+    """remaining capabilities, by /proc"""
     with open("/proc/self/status") as file:  # noqa: PTH123
         lines = [line.split() for line in file if line.startswith(("CapEff", "CapPrm", "CapBnd"))]
     return f"REACHED {lines}" if any(int(line[1], 16) for line in lines) else "none"
 
 
 def counts_capabilities() -> object:
-    """capabilities that are left, asked of the kernel"""
+    """remaining capabilities, by capget"""
     import ctypes
 
     header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
@@ -574,7 +574,7 @@ def counts_capabilities() -> object:
 
 
 def gains_privileges() -> object:
-    """that a program may yet give it privileges: no_new_privs is not set"""
+    """an unset no_new_privs: programs may still grant privileges"""
     import ctypes
 
     return "REACHED" if ctypes.CDLL(None).prctl(39, 0, 0, 0, 0) == 0 else "never"
@@ -611,7 +611,7 @@ def counts_events() -> object:
 
 
 def handles_page_faults() -> object:
-    """userfaultfd, by which exploits of the kernel win their races"""
+    """userfaultfd, with which kernel exploits win races"""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -620,7 +620,7 @@ def handles_page_faults() -> object:
 
 
 def makes_a_ring() -> object:
-    """io_uring_setup, which gets round filters of system calls"""
+    """io_uring_setup, which bypasses system call filters"""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -629,7 +629,7 @@ def makes_a_ring() -> object:
 
 
 def takes_the_machine() -> object:
-    """reboot, kexec, modules and ports of the hardware, each with numbers that cannot be"""
+    """reboot, kexec, modules and hardware ports, each with invalid arguments"""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -647,7 +647,7 @@ def takes_the_machine() -> object:
 
 
 def renames_the_machine() -> object:
-    """sethostname and setdomainname, with a length that cannot be"""
+    """sethostname and setdomainname, with an invalid length"""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -659,7 +659,7 @@ def renames_the_machine() -> object:
 
 
 def changes_the_time() -> object:
-    """settimeofday and clock_settime, with a time that cannot be"""
+    """settimeofday and clock_settime, with an invalid time"""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -673,7 +673,7 @@ def changes_the_time() -> object:
 
 
 def swaps(missing: str) -> object:
-    """swapon, swapoff and acct of a file that is not there"""
+    """swapon, swapoff and acct of a missing file"""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -685,14 +685,14 @@ def swaps(missing: str) -> object:
 
 
 def reads_the_kernels_log() -> object:
-    """syslog: how long the kernel's log is"""
+    """syslog: the size of the kernel's log"""
     import ctypes
 
     answer = ctypes.CDLL(None).klogctl(10, None, 0)
     return f"REACHED {answer}" if answer >= 0 else "refused"
 
 
-# What others hold in the kernel
+# Kernel objects of other processes
 
 
 def reads_shared_memory(key: int) -> object:

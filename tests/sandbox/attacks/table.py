@@ -91,7 +91,7 @@ class Attack:
     expected_error: str = ""
     """A pattern of the error, if a limit or the checks of frames stop the attack."""
     is_tamed: bool = False
-    """True if the Protector lets it run, but makes the library do without what the attack aims at."""
+    """True if the Protector lets the call run, but keeps the library from doing the attack's aim."""
 
     @property
     def name(self) -> str:
@@ -523,7 +523,7 @@ ATTACKS: list[Attack] = [
         escapes.formats_with_formatter,
         escapes.formats_with_numpy,
     ),
-    # --- what is inherited ---------------------------------------------------------------------------
+    # --- inheritance ---------------------------------------------------------------------------------
     *_rows(
         *("write a file by what a class inherits", BOTH, watch.FilesStay),
         *_with(inheritance, "canary_folder"),
@@ -536,7 +536,7 @@ ATTACKS: list[Attack] = [
         *("read a file by replacing a guard", BOTH, watch.SecretStays),
         inheritance.replaces_a_guard_with_an_enumeration,
     ),
-    # --- what is compiled, loaded or fetched ---------------------------------------------------------
+    # --- compiled, loaded or fetched code ------------------------------------------------------------
     *_rows(
         *("read a file by what is compiled", BOTH, watch.SecretStays),
         compiled.loads_a_pickle_with_torch,
@@ -726,7 +726,7 @@ ATTACKS: list[Attack] = [
     *_rows(
         *("be taken at its word", FRAMES, watch.ServerUnharmed),
         frames.spills_a_lie,
-        # Its own client finds out, and nobody else.
+        # Only the attacker's client fails.
         expected_error=f"{PROTOCOL}|in the client",
     ),
     *_rows(
@@ -743,7 +743,7 @@ ATTACKS: list[Attack] = [
         *("flood the user", FRAMES, watch.LimitHolds),
         frames.floods_with_streams,
         frames.floods_with_a_large_stream,
-        # A client of this generation knows no streams.
+        # Clients of this generation do not support streams.
         expected_error=f"{STREAM}|{PROTOCOL}|in the client: .*STREAM",
     ),
     *_rows(
@@ -759,7 +759,7 @@ ATTACKS: list[Attack] = [
         frames.fills_the_disk_with_a_hole,
     ),
     *_rows(
-        # Even a trusted runner has to say that it is reset before it is given another request.
+        # Even a trusted runner must report its reset before it gets another request.
         *("answer another's request", FRAMES, watch.next_request(tampering.answers)),
         frames.answers_twice,
         frames.answers_for_the_next,

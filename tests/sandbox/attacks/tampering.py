@@ -1,9 +1,9 @@
-"""Attacks on what the next request finds: weights, modules, settings, caches, and what is left running.
+"""Attacks on state that the next request finds: weights, modules, settings, caches and threads.
 
-An attack may well succeed for its own request; its probe, a request by itself, must see none of it.
+An attack may succeed for its own request; the probe, a separate request, must see no effect.
 """
 
-# What an attacker would write, not what we would.
+# These are attacks; the usual style rules do not apply.
 # ruff: noqa: PTH109
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def answers(model: Any) -> object:
-    """the numbers that the model computes"""
+    """the model's outputs"""
     return model.lm_head.output[0, -1].double().sum().item()
 
 
@@ -108,7 +108,7 @@ def changes_the_tokenizer(model: Any) -> object:
 
 
 def changes_the_side_of_padding(model: Any) -> object:
-    """an attribute of the tokenizer's"""
+    """an attribute of the tokenizer"""
     model.tokenizer.padding_side = "right" if model.tokenizer.padding_side == "left" else "left"
     return True
 
@@ -180,7 +180,7 @@ def sets_threads() -> object:
 
 
 def sets_determinism() -> object:
-    """torch.use_deterministic_algorithms and its kin"""
+    """torch.use_deterministic_algorithms and similar settings"""
     import torch
 
     torch.use_deterministic_algorithms(True)
@@ -251,7 +251,7 @@ def replaces_a_module_of_pythons() -> object:
 
 
 def replaces_the_servers_pickler() -> object:
-    """the function that writes results"""
+    """the function that serializes results"""
     import sys
 
     results = sys.modules["ndif.runtime.results"]
@@ -323,7 +323,7 @@ def leaves_a_module() -> object:
 
 
 def leaves_a_thread() -> object:
-    """a thread that goes on when the request is over"""
+    """a thread that continues after the request"""
     import threading
     import time
 
@@ -332,7 +332,7 @@ def leaves_a_thread() -> object:
 
 
 def leaves_a_trace() -> object:
-    """sys.settrace and threading.settrace, which see every line of the next"""
+    """sys.settrace and threading.settrace, which see every line of the next request"""
     import sys
     import threading
 
@@ -369,7 +369,7 @@ def leaves_a_filter() -> object:
 
 
 def replaces_nnsights_envoy() -> object:
-    """the property of nnsight's that every block reads"""
+    """nnsight's property that every block reads"""
     import nnsight.intervention.envoy
 
     nnsight.intervention.envoy.Envoy.output = 13

@@ -1,4 +1,4 @@
-"""Every attack on every server that the table claims something for (see `table`)."""
+"""Every attack on every server for which the table makes a claim (see `table`)."""
 
 from __future__ import annotations
 
@@ -40,14 +40,16 @@ def verdicts(request: pytest.FixtureRequest) -> Results:
 
 
 @pytest.mark.parametrize(("attack", "configuration"), CASES)
-def test_it_is_stopped(attack: Attack, configuration: Configuration, verdicts: Results) -> None:
-    """Each claimed defence stops the attack; without any, the attack must succeed, or it proves nothing."""
+def test_attack_is_stopped_by_each_claimed_defence(
+    attack: Attack, configuration: Configuration, verdicts: Results
+) -> None:
+    """Each claimed defence stops the attack; without any defence, the attack must succeed."""
     found = verdicts[attack.name, configuration.name]
     assert found
     assert not [fault for each in found for fault in faults(attack, configuration, each)]
 
 
-def test_the_table_is_whole() -> None:
+def test_attack_table_is_complete() -> None:
     """Every row is unique, has a description, and claims a defence."""
     names = [attack.name for attack in ATTACKS]
     assert len(names) == len({*names})

@@ -157,7 +157,7 @@ def test_valid_frames_are_received_whole(frames: list[tuple[Message, bytes]], pi
 
 @pytest.mark.parametrize("header", [0, 1, MAX_HEADER, MAX_HEADER + 1, 2**32 - 1])
 @pytest.mark.parametrize("body", [0, MAX_BODY, MAX_BODY + 1, 2**40, 2**64 - 1])
-def test_no_length_makes_the_host_hold_more_than_its_limit(header: int, body: int) -> None:
+def test_claimed_frame_length_does_not_exceed_hosts_memory_limit(header: int, body: int) -> None:
     tracemalloc.start()
     try:
         _end(LENGTHS.pack(header, body) + b'{"kind": "log"}')

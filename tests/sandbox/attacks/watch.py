@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from tests.sandbox.attacks.harness import Site
 
 SETTLE_S = 2.0
-"""Seconds after which what nothing stops is seen to stay."""
+"""Seconds after which a fault on the trusting server counts as lasting."""
 SEEN_S = 10.0
-"""Seconds in which the evidence of an attack that nothing stops is seen."""
+"""Seconds within which the evidence of an attack that nothing stops appears."""
 RUNNERS = 2
 """Runners that wait for requests of untrusted users (`NDIF_RUNNER_POOL`)."""
 
@@ -56,11 +56,11 @@ class Watch(Protocol):
     """Arguments of the attack, by the names of its parameters."""
 
     def happened(self, outcome: Outcome) -> str | None:
-        """The evidence that the aim was reached; None if it was not."""
+        """Return the evidence that the aim was reached; None if it was not."""
         ...
 
     def close(self) -> None:
-        """Clean up what was watched."""
+        """Clean up the watched objects."""
         ...
 
 
@@ -68,7 +68,7 @@ class Watch(Protocol):
 
 
 class SecretStays:
-    """A secret that must not come back by any way."""
+    """A secret that must not come back in any way."""
 
     def __init__(self, site: Site) -> None:
         self.secret = f"SECRET{secrets.token_hex(12)}"
@@ -94,7 +94,7 @@ class SecretStays:
 
 
 class TensorStays(SecretStays):
-    """A secret in files of torch's and numpy's."""
+    """A secret in torch and numpy files."""
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
@@ -130,7 +130,7 @@ class LoadableSecretStays(SecretStays):
 
 
 class SystemFileStays(SecretStays):
-    """A file of the system's that only some may read."""
+    """A system file with restricted access."""
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
@@ -140,7 +140,7 @@ class SystemFileStays(SecretStays):
 
 
 class PlacedSecretStays(SecretStays):
-    """A secret in a file of the server's: its token, another model, somebody's result."""
+    """A secret in one of the server's files: its token, another model, another user's result."""
 
     where = ""
 
@@ -168,7 +168,7 @@ class OtherModelStays(PlacedSecretStays):
 
 
 class ResultStays(PlacedSecretStays):
-    """The folder of everybody's results."""
+    """The folder of all users' results."""
 
     where = "results"
 
@@ -207,7 +207,7 @@ class FilesStay:
 
     def __init__(self, site: Site) -> None:
         self._folder = self._make(site)
-        # That they may be written says nothing for whoever is confined.
+        # File modes permit writing, so only the confinement protects the files.
         self._folder.chmod(0o777)
         (self._folder / "canary").write_text("sings")
         (self._folder / "canary").chmod(0o666)
@@ -232,7 +232,7 @@ class FilesStay:
                 file.read_bytes() if file.is_file() else None,
                 status.st_mode,
                 (status.st_uid, status.st_gid),
-                # Not the folder's, which change with its names; and reading is no change.
+                # A folder's times change with its names. Access times are ignored.
                 (0, 0) if file.is_dir() else (status.st_mtime_ns, status.st_nlink),
                 tuple(os.listxattr(file, follow_symlinks=False)),
             )
@@ -338,7 +338,7 @@ class Silence:
         )
 
     def _listen(self) -> None:
-        """Hear who comes; send them off at once, or they would wait for an answer."""
+        """Record connections; close them at once, so that they do not wait for an answer."""
         while not self._ended.is_set():
             for key, _ in self._selector.select(0.02):
                 listening = self._sockets[key.data]
@@ -386,7 +386,7 @@ class ServerNotCalled:
 
 
 class VictimUnharmed:
-    """A process of somebody else's: alive, running, and everything about it as it was."""
+    """A process of another user, which must stay alive, running and unchanged."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -460,7 +460,7 @@ def _environment_address(pid: int) -> int:
 
 
 class NoProcess:
-    """No process may come out of a runner: no child, no other program, no orphan."""
+    """A runner must not start a process: no child, no other program, no orphan."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -499,7 +499,7 @@ class NobodySurvives:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        # Others take the places of those that ended.
+        # New runners replace ended ones.
         self._before = until(self._settled)
         self.targets: dict[str, Any] = dict(site.beyond)
 
@@ -514,7 +514,7 @@ class NobodySurvives:
 
     def _survivors(self) -> str | None:
         now = self._site.runners()
-        # On a busy machine one that takes a place may come only now.
+        # On a busy machine, a replacement may start only now.
         busy = max(len(self._before), 0 if self._site.trusts else RUNNERS)
         if len(now) <= busy and not self._hot(now):
             return None
@@ -528,11 +528,11 @@ class NobodySurvives:
         """See `Watch`."""
 
 
-# What others hold in the kernel
+# Kernel objects of other processes
 
 
 class KernelObjects:
-    """Shared memory, semaphores and messages of somebody else's."""
+    """Shared memory, semaphores and messages of another user."""
 
     KEY = 0x6E646966
 
@@ -587,7 +587,7 @@ class KernelObjects:
 
 
 class NotServed:
-    """A call of the system's that must be refused, in a harmless form that says "REACHED" if it is not."""
+    """A system call that must be refused, in a harmless form that returns "REACHED" if it succeeds."""
 
     def __init__(self, site: Site) -> None:
         self.targets: dict[str, Any] = {
@@ -603,7 +603,7 @@ class NotServed:
 
     def happened(self, outcome: Outcome) -> str | None:
         """See `Watch`."""
-        # Not in an error, which shows the line that says so.
+        # Errors are ignored: they show the source line, which contains the word.
         told = outcome.result or ""
         return told[:100] if "REACHED" in told else None
 
@@ -612,7 +612,7 @@ class NotServed:
 
 
 def _disk() -> str:
-    """A block device that can be opened here, or what takes its place."""
+    """Return a block device that this process can open, or /dev/kmsg."""
     for device in sorted(Path("/sys/block").iterdir()):
         if os.access(f"/dev/{device.name}", os.R_OK):
             return f"/dev/{device.name}"
@@ -636,7 +636,7 @@ class LimitHolds:
 
 
 class ResultHolds(LimitHolds):
-    """The size of a result: one that comes back was too large."""
+    """The size limit of results: any returned result was too large."""
 
     def happened(self, outcome: Outcome) -> str | None:
         """See `Watch`."""
@@ -644,7 +644,7 @@ class ResultHolds(LimitHolds):
 
 
 class PayloadUnread(LimitHolds):
-    """A payload whose value nobody may come to have: the server says what is wrong with that value."""
+    """A payload that must not be unpickled; an unpickled value causes an unpacking error."""
 
     def happened(self, outcome: Outcome) -> str | None:
         """See `Watch`."""
@@ -657,7 +657,7 @@ class PayloadUnread(LimitHolds):
 
 
 class ServerUnharmed:
-    """The server's memory, descriptors and disk are as before; what a runner says ends as an ERROR."""
+    """The server's memory, descriptors and disk stay unchanged; forged messages end as an ERROR."""
 
     _MEMORY = 48 << 20
 
@@ -689,7 +689,7 @@ class ServerUnharmed:
 
 
 class DiskStays:
-    """The disk, on which a result may take what a result may have."""
+    """The disk, on which a result may use no more than its limit."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -743,12 +743,12 @@ class NextRequest:
 
 
 def next_request(probe: Callable[..., Any]) -> Callable[[Site], NextRequest]:
-    """A watch on what `probe` sees in requests of its own."""
+    """Return a watch on the answer of `probe` in separate requests."""
     return lambda site: NextRequest(site, probe)
 
 
 class EarlierSecret:
-    """A secret that an earlier request of another user left where it could."""
+    """A secret that an earlier request of another user left behind."""
 
     def __init__(self, site: Site, leave: Callable[..., Any]) -> None:
         self.secret = f"SECRET{secrets.token_hex(12)}"
@@ -766,12 +766,12 @@ class EarlierSecret:
 
 
 def earlier_secret(leave: Callable[..., Any]) -> Callable[[Site], EarlierSecret]:
-    """A watch on what the request `leave` of another user left behind."""
+    """Return a watch on the secret that another user's request `leave` left behind."""
     return lambda site: EarlierSecret(site, leave)
 
 
 def _evidence(site: Site, look: Callable[[], str | None], seconds: float) -> str | None:
-    """Return the evidence of an attack's success, which may come a little after its answer."""
+    """Return the evidence of an attack's success, which may appear shortly after its answer."""
     if not site.trusts:
         time_passes(seconds)
         return look()
@@ -783,7 +783,7 @@ def _evidence(site: Site, look: Callable[[], str | None], seconds: float) -> str
 
 
 def _lasting(site: Site, look: Callable[[], str | None]) -> str | None:
-    """Return what is wrong and stays so: where an attack is stopped, it is waited for as for anything."""
+    """Return a fault that persists; wait for its end, longer on a server that stops the attack."""
     for _ in range(round((SETTLE_S if site.trusts else PATIENCE_S) / 0.05)):
         if (wrong := look()) is None:
             return None
@@ -793,7 +793,7 @@ def _lasting(site: Site, look: Callable[[], str | None]) -> str | None:
 
 @contextlib.contextmanager
 def watching(make: Callable[[Site], Watch], site: Site) -> Iterator[Watch]:
-    """The watch while it is needed."""
+    """Yield a watch, and close it at the end."""
     watch = make(site)
     try:
         yield watch

@@ -1,9 +1,9 @@
 """A real client that sends attacks as researchers send blocks, in a fork for each server.
 
-Usage: worker.py NAME FOLDER SOCKET FAMILY...; each connection to SOCKET is one fork: a line with the
-server's URL, then one JSON object a line in, and one back. Every attack is a function of a family. The
-worker writes each in two forms into modules that a trace can read source from: its body as the block
-itself, and as a function that travels with the block.
+Usage: worker.py NAME FOLDER SOCKET FAMILY...; each connection to SOCKET gets a fork. Its first line is the
+server's URL; then each line with a JSON object gets one as its answer. Every attack is a function of a
+family. The worker writes each attack into modules from which a trace can read source, in two forms: with
+its body as the block, and as a function that is sent with the block.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def call_of_{name}({parameters}):
 
 
 class _Untyped(ast.NodeTransformer):
-    """Takes out annotations, which name what the modules written here do not import."""
+    """Removes annotations, whose names the generated modules do not import."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         self.generic_visit(node)
@@ -67,10 +67,10 @@ class _Untyped(ast.NodeTransformer):
 
 
 class _Returns(ast.NodeTransformer):
-    """Saves what the function returns."""
+    """Saves the function's return values."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return node  # a function within it returns for itself
+        return node  # nested functions keep their return statements
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
         return node
@@ -87,7 +87,7 @@ class _Returns(ast.NodeTransformer):
 
 
 def written_out(function: Any) -> str:
-    """The source of one attack's two forms."""
+    """Return the source of one attack's two forms."""
     source = textwrap.dedent(inspect.getsource(function))
     [definition] = _Untyped().visit(ast.parse(source)).body
     ast.fix_missing_locations(definition)
@@ -105,7 +105,7 @@ def written_out(function: Any) -> str:
 
 
 def write_module(family: ModuleType, folder: Path) -> str:
-    """A module with the forms of every attack of `family`; its name."""
+    """Write a module with the forms of every attack of `family`; return its name."""
     functions = [
         function
         for name, function in vars(family).items()
@@ -120,7 +120,7 @@ def write_module(family: ModuleType, folder: Path) -> str:
 
 
 def seen(value: Any) -> str:
-    """A result as text in which a secret would be found."""
+    """Return a result as text in which a secret can be found."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -150,11 +150,11 @@ def main() -> None:
         nnsight.register(module)
         blocks[family.rpartition(".")[2]] = module
     model = TransformersModel(name, task="text-generation")
-    # Asks the hub, which is the first server: forks may begin once that one has ended.
+    # This asks the hub, which is the first server; forks need no hub afterwards.
     model_key = model.to_model_key()
 
     class RecordingBackend(RemoteBackend):
-        """Notes everything that comes for the user."""
+        """A backend that records everything sent to the user."""
 
         def __init__(self) -> None:
             super().__init__(model_key)
@@ -184,7 +184,7 @@ def main() -> None:
             try:
                 answer["result"] = seen(function(model, backend, **given))
             except Exception as error:
-                # The server's word, or what a client does with nonsense from its own runner.
+                # Either the server's error, or a client error caused by malformed data of its own runner.
                 told = isinstance(error, RemoteError)
                 answer["error"] = (str(error) if told else f"in the client: {error!r}")[:_SHOWN]
         except Exception:
@@ -204,7 +204,7 @@ def main() -> None:
             except BaseException:
                 traceback.print_exc()
             finally:
-                os._exit(0)  # without what torch does at an exit, which takes seconds
+                os._exit(0)  # skips torch's exit handlers, which take seconds
         connection.close()
 
 

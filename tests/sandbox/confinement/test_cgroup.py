@@ -1,4 +1,4 @@
-"""Cgroups of runners, in a folder that stands in for cgroupfs: no machine here has their version 2."""
+"""Cgroups of runners, in a folder that stands in for cgroupfs, so that the tests need no cgroup v2."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ndif.sandbox.confinement.cgroup import CgroupError, RunnerCgroups
 
 
 def a_cgroup(folder: Path, *, controllers: str = "cpu memory pids", processes: str = "") -> Path:
-    """Make a folder with the files that the kernel would put there."""
+    """Make a folder with the files of a cgroup."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cgroup.controllers").write_text(f"{controllers}\n")
     (folder / "cgroup.procs").write_text(processes)
@@ -20,7 +20,7 @@ def a_cgroup(folder: Path, *, controllers: str = "cpu memory pids", processes: s
 
 
 def of(root: Path, path: str) -> Path:
-    """Return a file that says which cgroup this process has, as in /proc."""
+    """Return a file that names this process's cgroup, like /proc/self/cgroup."""
     file = root.parent / "own"
     file.write_text(f"1:name=systemd:/old\n0::{path}\n")
     return file
@@ -44,7 +44,7 @@ def why(root: Path, path: str) -> str:
     return str(caught.value)
 
 
-def test_where_none_can_be_made(root: Path, tmp_path: Path) -> None:
+def test_find_explains_why_no_cgroup_can_be_made(root: Path, tmp_path: Path) -> None:
     assert "version 1" in why(tmp_path, "/")
     assert "not delegated" in why(root, "/")
     a_cgroup(root / "session.scope")
@@ -53,27 +53,27 @@ def test_where_none_can_be_made(root: Path, tmp_path: Path) -> None:
     assert "no controller 'memory'" in why(root, "/few.scope")
 
 
-def test_a_delegated_one_is_divided(root: Path) -> None:
+def test_delegated_cgroup_gets_server_child_and_controllers(root: Path) -> None:
     scope = a_cgroup(root / "ndif.scope", processes="11\n12\n")
     delegated(scope)
     found = RunnerCgroups.find(root, of(root, "/ndif.scope"))
     assert found.base == scope
     assert not (scope / "ndif-server").exists()
     found.prepare()
-    # The kernel takes one process a write; the file here holds the last.
+    # The kernel accepts one process per write; this plain file holds the last one.
     assert (scope / "ndif-server" / "cgroup.procs").read_text() == "12"
     assert (scope / "cgroup.subtree_control").read_text() == "+memory +pids"
-    # A server whose processes have been moved finds the same one.
+    # A server that is already in the child finds the same base.
     a_cgroup(scope / "ndif-server")
     assert RunnerCgroups.find(root, of(root, "/ndif.scope/ndif-server")).base == scope
 
 
-def test_the_root_of_a_container_is_divided(root: Path) -> None:
+def test_root_cgroup_of_container_is_used(root: Path) -> None:
     (root / "cgroup.type").write_text("domain\n")
     assert RunnerCgroups.find(root, of(root, "/")).base == root
 
 
-def test_a_runner_gets_its_limits_before_it_is_moved(
+def test_cgroup_limits_are_set_before_runner_is_moved(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[str] = []
@@ -95,7 +95,7 @@ def test_a_runner_gets_its_limits_before_it_is_moved(
     }
 
 
-def test_those_of_runners_that_are_gone_are_removed(root: Path) -> None:
+def test_cgroups_of_ended_runners_are_removed(root: Path) -> None:
     cgroups = RunnerCgroups(root)
     empty, used = root / "ndif-runner-1-a", root / "ndif-runner-2-b"
     other = root / "other"

@@ -1,4 +1,4 @@
-"""The confinement of a client: what it may still do, and what a result that it unpickles cannot."""
+"""The confinement of a client: its remaining rights, and the limits of a result that it unpickles."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ print(json.dumps({
 
 @pytest.fixture
 def places(tmp_path: Path) -> list[str]:
-    """The client's folder, a file that it must not read, one that it must not make, and one it may read."""
+    """The client's folder, an unreadable file, a file that it must not create, and a readable file."""
     (tmp_path / "cache").mkdir()
     for name in ("secret", "certificate"):
         (tmp_path / name).write_text(name)
     return [str(tmp_path / name) for name in ("cache", "secret", "made", "certificate")]
 
 
-def test_a_client_reaches_its_server_and_none_of_this_machines_files(places: list[str]) -> None:
+def test_confined_client_reaches_server_but_no_other_files(places: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = str(listening.getsockname()[1])
         done = subprocess.run(

@@ -1,7 +1,7 @@
 """Attempts of a confined process: refused by each layer alone and by all, as root and as nobody.
 
-A launcher, which is this file run as a program, forks a process for each attempt, confines it, and lets it
-try. Every attempt also runs unconfined, so that no test passes for another reason.
+This file, run as a program, is a launcher: it forks a process for each attempt, confines it, and runs the
+attempt. Every attempt also runs unconfined, so that no test passes for another reason.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MEMORY, RESULT, THREADS = 64 << 20, 100_000, 20
 REFUSED = frozenset({"EPERM", "EACCES"})
 SECRET = "hf_a-token-that-nobody-may-read"
 PATIENCE_S = 300.0
-"""Bound of each wait, in seconds, as in tests/waiting.py, which imports more than the launcher has."""
+"""Bound of each wait, in seconds. tests/waiting.py has the same, but imports more than the launcher has."""
 LARGE = 1 << 31
 NULL = ctypes.c_void_p(0)
 INTO_NOWHERE = ctypes.c_void_p(8)
@@ -54,7 +54,7 @@ memory_of_victim = ctypes.create_string_buffer(b"what the victim holds", 32)
 
 @dataclass
 class Given:
-    """The files, processes and sockets of one attempt, made anew for each."""
+    """The files, processes and sockets of one attempt, newly made for each."""
 
     inside: Path
     outside: Path
@@ -79,9 +79,9 @@ class Attempt:
     by: tuple[str, ...]
     """The layers that refuse it on their own."""
     tried_freely: bool
-    """True if it is harmless without the confinement, and has another outcome then."""
+    """True if the attempt is harmless without the confinement, and then has another outcome."""
     abi: int
-    """The version of Landlock from which on that layer refuses it."""
+    """The first version of Landlock that refuses it."""
 
 
 ATTEMPTS: dict[str, Attempt] = {}
@@ -434,7 +434,7 @@ def utime(given: Given) -> None:
     os.utime(given.inside / "file", (1, 1))
 
 
-# Memory that no limit counts.
+# Memory outside every limit.
 
 
 @attempt("calls")
@@ -475,7 +475,7 @@ def fork_by_the_library(_: Given) -> None:
         os._exit(0)
 
 
-@attempt("calls", freely=False)  # it would share this one's stack
+@attempt("calls", freely=False)  # the child would share this process's stack
 def vfork(_: Given) -> None:
     call("vfork")
 
@@ -713,7 +713,7 @@ def connect_abstract(given: Given) -> None:
 
 @attempt("calls")
 def find_a_name(_: Given) -> None:
-    # netlink, by which the C library asks for this machine's addresses
+    # netlink, with which the C library queries this machine's addresses
     socket.socket(socket.AF_NETLINK, socket.SOCK_RAW).close()
 
 
@@ -1169,7 +1169,7 @@ CELLS: dict[str, Callable[[Given], Callable[[int], int]]] = {
 
 
 def _be_nobody() -> None:
-    """Become a user other than root, who may read this interpreter until confined."""
+    """Become a user other than root, who can read this interpreter until confined."""
     libc.prctl(8, 1, 0, 0, 0)  # PR_SET_KEEPCAPS
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
@@ -1177,7 +1177,7 @@ def _be_nobody() -> None:
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     reading = 1 << 2  # CAP_DAC_READ_SEARCH
     assert libc.capset(header, (ctypes.c_uint32 * 6)(reading, reading)) == 0
-    libc.prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, which a change of user takes
+    libc.prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, which a change of user clears
 
 
 def main() -> None:
@@ -1210,7 +1210,7 @@ class Lab:
         )
 
     def run(self, name: str, cell: str = "whole") -> dict[str, Any]:
-        """Return the answer for one attempt, made in a process of its own."""
+        """Return the answer for one attempt, made in a separate process."""
         answer = self._ask([name], cell)
         answer["outcome"] = answer["outcomes"].get(name, "nothing was said")
         return answer
@@ -1263,7 +1263,7 @@ def _lab(user: str) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[Lab]:
-    """A launcher as the user of the tests."""
+    """A launcher that runs as the user of the tests."""
     yield from _lab("own")
 
 
@@ -1287,12 +1287,12 @@ def landlock_since(version: int) -> None:
 
 
 @pytest.mark.parametrize("name", ATTEMPTS)
-def test_a_confined_process_cannot(lab: Lab, name: str) -> None:
+def test_confined_process_is_refused_every_attempt(lab: Lab, name: str) -> None:
     assert lab.attempted(name, "whole") in REFUSED
 
 
 @pytest.mark.parametrize("name", [name for name, one in ATTEMPTS.items() if one.tried_freely])
-def test_without_the_confinement_the_outcome_differs(own: Lab, name: str) -> None:
+def test_attempt_has_other_outcome_without_confinement(own: Lab, name: str) -> None:
     if os.getuid() != 0:
         pytest.skip("not root: the system itself refuses much of it")
     outcome = own.outcome(name, "free")
@@ -1302,7 +1302,7 @@ def test_without_the_confinement_the_outcome_differs(own: Lab, name: str) -> Non
 @pytest.mark.parametrize(
     ("name", "layer"), [(name, layer) for name, one in ATTEMPTS.items() for layer in one.by]
 )
-def test_each_layer_alone_refuses(own: Lab, name: str, layer: str) -> None:
+def test_each_claimed_layer_alone_refuses_attempt(own: Lab, name: str, layer: str) -> None:
     if layer == "files":
         landlock_since(ATTEMPTS[name].abi)
     assert own.attempted(name, layer) in REFUSED
@@ -1310,17 +1310,17 @@ def test_each_layer_alone_refuses(own: Lab, name: str, layer: str) -> None:
 
 @pytest.mark.parametrize("name", STILL)
 @pytest.mark.parametrize("cell", ["whole", "gpu", "best-effort", "off"])
-def test_a_trace_can_do_its_work(lab: Lab, name: str, cell: str) -> None:
+def test_confined_process_can_do_actions_a_trace_needs(lab: Lab, name: str, cell: str) -> None:
     assert lab.outcome(name, cell) == "ok"
 
 
-def test_a_library_can_be_imported_late(own: Lab) -> None:
+def test_confined_process_can_import_library_late(own: Lab) -> None:
     assert own.outcome("import_more") is None
 
 
-def test_it_kills_no_other_process(lab: Lab) -> None:
+def test_confined_process_kills_no_other_process(lab: Lab) -> None:
     answer = lab.run("kill_in_earnest")
-    # The host's numbers with more bits, groups, and threads of others under its own number.
+    # Process numbers with extra bits, groups, and threads of other processes.
     assert set(answer["outcome"]) <= {"EPERM", "ESRCH"}
     assert answer["outcome"][0] == "EPERM"
     assert answer["victim"]
@@ -1329,13 +1329,13 @@ def test_it_kills_no_other_process(lab: Lab) -> None:
 @pytest.mark.parametrize(
     "name", ["a_call_of_x32", "a_call_of_x32_in_a_thread", "a_call_of_32_bits"]
 )
-def test_the_table_of_another_architecture_is_the_end(own: Lab, name: str) -> None:
+def test_system_call_of_other_architecture_kills_process(own: Lab, name: str) -> None:
     if os.uname().machine != "x86_64":
         pytest.skip("an architecture with one table")
     assert own.run(name)["ended"] == -signal.SIGSYS
 
 
-def test_the_library_falls_back_to_the_clone_that_can_be_read(own: Lab) -> None:
+def test_clone3_fails_with_enosys_so_that_libc_uses_clone(own: Lab) -> None:
     assert own.outcome("clone3") == "ENOSYS"
     assert own.outcome("clone3", "free") == "EINVAL"
 
@@ -1344,10 +1344,12 @@ def test_the_library_falls_back_to_the_clone_that_can_be_read(own: Lab) -> None:
 
 
 @pytest.mark.parametrize("cell", ["whole", "gpu", "best-effort"])
-def test_it_has_what_it_needs_and_nothing_else(lab: Lab, cell: str) -> None:
+def test_confined_process_has_no_environment_privileges_or_extra_descriptors(
+    lab: Lab, cell: str
+) -> None:
     answer = lab.run("look_at_itself", cell)
     found, seen = answer["outcome"], answer["seen"]
-    # Standard streams, the channel, and the file that came over it.
+    # Standard streams, the channel, and the result file.
     assert sorted(map(int, found["descriptors"])) == [0, 1, 2, 3, 4]
     assert found["descriptors"]["3"] == fcntl.FD_CLOEXEC
     assert found["streams"] == [True] * 3
@@ -1362,7 +1364,7 @@ def test_it_has_what_it_needs_and_nothing_else(lab: Lab, cell: str) -> None:
     assert seen["oom_score_adj"] == "1000"
 
 
-def test_resource_limits(own: Lab) -> None:
+def test_confined_process_has_resource_limits(own: Lab) -> None:
     limits = own.run("look_at_itself")["seen"]["limits"]
     for name in (
         "Max core file size",
@@ -1381,39 +1383,39 @@ def test_resource_limits(own: Lab) -> None:
 
 
 @pytest.mark.parametrize("name", ["allocate", "allocate_a_mapping", "allocate_little_by_little"])
-def test_memory_has_an_end(lab: Lab, name: str) -> None:
+def test_memory_limit_is_enforced(lab: Lab, name: str) -> None:
     assert lab.outcome(name) in ("MemoryError", "ENOMEM")
     assert lab.outcome(name, "free") is None
 
 
-def test_on_a_gpu_memory_is_not_limited_by_the_kernel(own: Lab) -> None:
+def test_kernel_does_not_limit_memory_on_gpu(own: Lab) -> None:
     assert own.outcome("allocate", "gpu") is None
 
 
-def test_nothing_is_written_before_it_is_permitted(lab: Lab) -> None:
+def test_result_file_is_not_writable_before_permission(lab: Lab) -> None:
     answer = lab.run("write_too_early")
     assert answer["outcome"] == "EFBIG"
     assert answer["result_bytes"] == 0
 
 
-def test_a_result_has_a_largest_size(lab: Lab) -> None:
+def test_result_file_size_is_limited(lab: Lab) -> None:
     answer = lab.run("write_the_result")
     assert answer["outcome"] == "EFBIG"
     assert answer["result_bytes"] == RESULT
 
 
-def test_limits_are_not_raised_again(lab: Lab) -> None:
+def test_resource_limits_cannot_be_raised(lab: Lab) -> None:
     outcome = lab.outcome("raise_limits")
     assert len(outcome) == 5, outcome
     assert set(outcome.values()) <= {"ValueError", "PermissionError", "OSError"}
 
 
-def test_descriptors_have_an_end(lab: Lab) -> None:
+def test_number_of_descriptors_is_limited(lab: Lab) -> None:
     assert lab.outcome("open_many") == 255
 
 
-def test_threads_have_an_end_where_the_kernel_counts(nobody: Lab) -> None:
-    # Others of this user start and end meanwhile.
+def test_number_of_threads_is_limited_for_non_root(nobody: Lab) -> None:
+    # Other processes of this user start and end meanwhile.
     assert nobody.outcome("start_many_threads") < 2 * THREADS
     assert nobody.outcome("start_many_threads", "free") == 4 * THREADS
 
@@ -1426,7 +1428,7 @@ def test_the_initial_environment_is_not_in_memory(own: Lab) -> None:
 # Modes.
 
 
-def test_without_a_sandbox_nothing_changes(own: Lab) -> None:
+def test_sandbox_off_changes_nothing(own: Lab) -> None:
     answer = own.run("look_at_itself", "off")
     assert answer["outcome"]["environment"]["HF_TOKEN"] == SECRET
     assert answer["outcome"]["session"] != answer["pid"]
@@ -1453,11 +1455,11 @@ OF_ANOTHER_DESCRIPTOR = {"type_into_a_terminal", "be_signalled_for_a_descriptor"
 
 
 ALLOWED_ON_A_GPU = {"share_memory", "share_memory_by_number"}
-"""Attempts that a driver may need: docs/security.md says so."""
+"""Attempts that a driver may need; see docs/security.md."""
 
 
 @pytest.mark.parametrize("name", sorted(ATTEMPTS.keys() - OF_ANOTHER_DESCRIPTOR - ALLOWED_ON_A_GPU))
-def test_a_process_on_a_gpu_cannot(own: Lab, name: str) -> None:
+def test_confined_gpu_process_is_refused_attempt(own: Lab, name: str) -> None:
     assert own.attempted(name, "gpu") in REFUSED
 
 
@@ -1467,7 +1469,7 @@ def test_driver_ioctls_are_allowed_only_on_a_gpu(own: Lab) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ALLOWED_ON_A_GPU))
-def test_a_driver_may_share_memory(own: Lab, name: str) -> None:
+def test_confined_gpu_process_may_share_memory(own: Lab, name: str) -> None:
     assert own.attempted(name, "gpu") != "EPERM"
 
 

@@ -1,6 +1,6 @@
-"""Which layers a machine has, as it is told, and what is confined where one of them is missing.
+"""Detection of a machine's confinement layers, and confinement without one of them.
 
-A kernel that lacks a layer is this one, under a filter that answers for it as such a kernel would.
+A kernel without a layer is simulated by a filter that returns the errors of such a kernel.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def without(missing: str, *command: str | Path) -> list[str]:
-    """A command on a kernel without `missing`: "landlock", "seccomp", both with a plus, or ""."""
+    """Return a command on a kernel without `missing`: "landlock", "seccomp", both with a plus, or ""."""
     launcher = [sys.executable, "-c", _LAUNCHER, missing] if missing else []
     return [*launcher, *map(str, command)]
 
 
 def without_package(folder: Path, name: str, error: str) -> dict[str, str]:
-    """An environment in which a package cannot be imported."""
+    """Return an environment in which a package cannot be imported."""
     (folder / f"{name}.py").write_text(f"raise {error}\n")
     return {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
 
@@ -60,7 +60,7 @@ def of(found: list[Layer], name: str) -> Layer:
     return next(layer for layer in found if layer.name == name)
 
 
-# A program: what a process finds, and what its confined fork can do.
+# A program that reports the layers, or the outcomes of a confined fork.
 
 
 def _outcome(run: Callable[[], object]) -> str:
@@ -137,10 +137,10 @@ def run(kernel: str, what: str, environment: dict[str, str] | None = None) -> An
     return json.loads(done.stdout)
 
 
-# What is said.
+# Detection.
 
 
-def test_every_layer_is_told_once() -> None:
+def test_detect_layers_reports_every_layer_once() -> None:
     found = detect_layers()
     names = [layer.name for layer in found]
     assert len(names) == len(set(names))
@@ -154,7 +154,7 @@ def test_every_layer_is_told_once() -> None:
     ]
 
 
-def test_missing_is_what_is_required_and_not_there() -> None:
+def test_missing_layers_are_required_and_absent() -> None:
     found = [
         Layer(f"{present} {required}", present, required, "")
         for present in (True, False)
@@ -175,10 +175,10 @@ def test_missing_is_what_is_required_and_not_there() -> None:
         (99, ["files", "truncation", "TCP", "device ioctls", "signals and abstract sockets"]),
     ],
 )
-def test_what_a_version_of_landlock_holds(
+def test_landlock_version_determines_present_layers(
     monkeypatch: pytest.MonkeyPatch, abi: int, there: list[str]
 ) -> None:
-    # An older kernel is not to be had here, nor can a filter answer with a number.
+    # A filter cannot return an ABI version, so an older kernel is simulated by a patch.
     monkeypatch.setattr("ndif.sandbox.confinement.landlock.abi", lambda: abi)
     found = [layer for layer in detect_layers() if layer.name.startswith("Landlock")]
     assert [layer.name for layer in found if layer.present] == [
@@ -187,7 +187,7 @@ def test_what_a_version_of_landlock_holds(
     assert missing_layers(found) == []
 
 
-def test_a_kernel_with_everything() -> None:
+def test_complete_kernel_has_landlock_and_seccomp() -> None:
     found = run("", "layers")
     assert found[LANDLOCK][0]
     assert found[SECCOMP][0]
@@ -202,17 +202,17 @@ def test_a_kernel_with_everything() -> None:
         ("landlock+seccomp", [LANDLOCK, SECCOMP]),
     ],
 )
-def test_a_kernel_without_a_layer(kernel: str, lacking: list[str]) -> None:
+def test_layer_missing_from_kernel_is_detected(kernel: str, lacking: list[str]) -> None:
     found = run(kernel, "layers")
     assert [name for name in (LANDLOCK, SECCOMP) if not found[name][0]] == lacking
 
 
-def test_what_to_do_for_landlock_depends_on_the_kernel() -> None:
+def test_landlock_advice_depends_on_kernel_version() -> None:
     detail = run("landlock", "layers")[LANDLOCK][1]
     assert os.uname().release in detail
     version = tuple(int(part) for part in os.uname().release.split(".")[:2])
     if version >= (5, 13):
-        # It is new enough: to ask for a newer one would help nobody.
+        # The kernel is new enough, so the advice must not ask for a newer one.
         assert "needs 5.13" not in detail
         assert "lsm=" in detail
 
@@ -230,7 +230,7 @@ def test_what_to_do_for_landlock_depends_on_the_kernel() -> None:
         ),
     ],
 )
-def test_a_package_that_is_missing(
+def test_missing_package_is_reported_with_advice(
     tmp_path: Path, package: str, error: str, lacking: str, advice: str
 ) -> None:
     environment = without_package(tmp_path, package, error)
@@ -241,7 +241,7 @@ def test_a_package_that_is_missing(
     assert f"it lacks {lacking} (" in refused
 
 
-# What is held.
+# Confinement.
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_a_package_that_is_missing(
         ("landlock+seccomp", f"; {SECCOMP} (not in this kernel)."),
     ],
 )
-def test_what_is_required_is_refused(kernel: str, named: str) -> None:
+def test_require_mode_refuses_kernel_without_layer(kernel: str, named: str) -> None:
     refused = run(kernel, "require")["refused"]
     assert refused.startswith("Untrusted code cannot be confined on this machine: it lacks ")
     assert named in refused
@@ -265,32 +265,32 @@ def test_what_is_required_is_refused(kernel: str, named: str) -> None:
     [
         ("", BY_FILES | BY_CALLS),
         ("landlock", BY_CALLS),
-        ("seccomp", BY_FILES | {"chroot"}),  # which capabilities hold, too
+        ("seccomp", BY_FILES | {"chroot"}),  # dropped capabilities refuse it, too
         ("landlock+seccomp", {"chroot"}),
     ],
 )
-def test_the_best_of_a_machine_is_what_it_has(kernel: str, held: set[str]) -> None:
+def test_best_effort_mode_uses_available_layers(kernel: str, held: set[str]) -> None:
     outcomes = run(kernel, "best-effort")
     refused = {name for name, outcome in outcomes.items() if outcome in ("EPERM", "EACCES")}
     if "execute" not in held:
-        # It did execute, and so said nothing.
+        # The process became another program, and so reported nothing.
         assert outcomes == {"said": "nothing"}
     else:
         assert refused == held
 
 
-def test_a_machine_with_everything_requires_it() -> None:
+def test_require_mode_confines_on_complete_machine() -> None:
     outcomes = run("", "require")
     assert {name for name, outcome in outcomes.items() if outcome != "ok"} == BY_FILES | BY_CALLS
 
 
 @pytest.mark.parametrize("kernel", ["", "landlock+seccomp"])
-def test_off_is_off_everywhere(kernel: str) -> None:
-    assert run(kernel, "off") == {"said": "nothing"}  # it executed another program
+def test_off_mode_confines_nothing(kernel: str) -> None:
+    assert run(kernel, "off") == {"said": "nothing"}  # the process became another program
 
 
 @pytest.mark.parametrize("mode", ["require", "best-effort", "off"])
-def test_a_machine_with_everything_is_enough_for_each_mode(mode: Mode) -> None:
+def test_complete_machine_passes_verification_in_each_mode(mode: Mode) -> None:
     verify(mode)
 
 

@@ -1,4 +1,4 @@
-"""Threads of a confined process whose user has other processes as well."""
+"""The thread limit of a confined process whose user has other processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.process
 
-# A runner is forked and confined, its user's other processes begin threads, then it needs one itself.
+# A runner is forked and confined, other processes of its user start threads, then it starts threads.
 SCRIPT = """
 import os, sys, threading
 from ndif.sandbox.confinement import limits
@@ -45,7 +45,9 @@ sys.exit(code)
 
 
 @pytest.mark.parametrize(("before", "during"), [(0, 400), (200, 0)])
-def test_threads_of_other_processes_take_none_from_a_request(before: int, during: int) -> None:
+def test_threads_of_other_processes_do_not_reduce_requests_thread_limit(
+    before: int, during: int
+) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(before), str(during)], capture_output=True, text=True
     )

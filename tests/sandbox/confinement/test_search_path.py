@@ -1,4 +1,4 @@
-"""Tests of what a runner may read of the folders on Python's search path, and of loaded libraries."""
+"""A runner's read access to folders on Python's search path and to loaded libraries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ print(json.dumps([str(path) for path in interpreter_paths()]))
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """Somebody's home, with a module, a package and a library beside what is nobody's business."""
+    """A user's home, with a module, packages, a library and private files."""
     home = (tmp_path / "home").resolve()
     for name in ("helper/__init__.py", "unused/__init__.py", "single.py", "secret", "lib/secret"):
         (home / name).parent.mkdir(parents=True, exist_ok=True)
@@ -40,9 +40,7 @@ def home(tmp_path: Path) -> Path:
     return home
 
 
-def test_a_folder_of_the_search_path_is_read_only_as_far_as_it_is_loaded(
-    home: Path, tmp_path: Path
-) -> None:
+def test_only_loaded_parts_of_search_path_folder_are_readable(home: Path, tmp_path: Path) -> None:
     overlay = (tmp_path / "overlay").resolve()
     (overlay / "nnsight-0.7.0.dist-info").mkdir(parents=True)
     answer = subprocess.run(
@@ -63,7 +61,7 @@ def test_a_folder_of_the_search_path_is_read_only_as_far_as_it_is_loaded(
     } <= readable
 
 
-def test_doctor_names_what_is_no_folder_of_packages(
+def test_doctor_notes_search_path_folder_with_more_than_packages(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packages = tmp_path / "site-packages"

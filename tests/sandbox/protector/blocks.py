@@ -1,11 +1,10 @@
 """Blocks of a real client, each as a payload and run by a generation under a Protector.
 
-Usage: blocks.py GENERATION FOLDER RWKV; PYTHONPATH says which nnsight. One JSON object comes out: by the
-name of a block, what was saved or the text of the error. RWKV is the folder of a model with modules called
-`output`.
+Usage: blocks.py GENERATION FOLDER RWKV; PYTHONPATH selects nnsight. The program prints one JSON object with
+the saved values or the error text of each block. RWKV is the folder of a model with modules named `output`.
 """
 
-# ruff: noqa: F841, B018 - what a trace binds is read after it
+# ruff: noqa: F841, B018 - names that a trace binds are read after it
 
 from __future__ import annotations
 
@@ -198,7 +197,7 @@ def forges(model: Any, backend: Any) -> None:
 
 
 def follows_a_path(model: Any, backend: Any) -> None:
-    """A module's own idea of where it is, which nnsight 0.6 and 0.7 follow."""
+    """Set a module's `__path__`, which nnsight 0.6 and 0.7 follow."""
     mine, child = Mine(), Mine()
     with model.trace(PROMPT, backend=backend):
         envoy = Envoy(mine)
@@ -223,7 +222,7 @@ def binds(model: Any, backend: Any) -> None:
 
 
 def has_an_attachment(model: Any, backend: Any) -> None:
-    """Every request refers to it from now on."""
+    """Attach a module, to which every later request refers."""
     if GENERATION != "0.8":
         model.transformer.h[0].attachment = Mine()
     with model.trace(PROMPT, backend=backend):
@@ -285,7 +284,7 @@ def reads_a_part_called_output(model: Any, backend: Any) -> None:
 
 
 TWICE = (reads, calls, has_an_attachment, calls_an_attachment)
-"""Blocks that are run without a policy, too."""
+"""Blocks that also run without a policy."""
 
 
 def main() -> None:
@@ -312,7 +311,7 @@ def main() -> None:
             except PayloadError as error:
                 results[name] = str(error)
             generation.forget()
-    # A client of 0.8.1 names the attention that its model has; these three do not.
+    # Clients of 0.8.1 name their model's attention; these three do not.
     eager = create_generation(GENERATION)
     eager.load(ModelSpec(FOLDER, GENERATION, task=task, attn_implementation="eager"))
     capture = Capture()

@@ -1,4 +1,4 @@
-"""Execution of source text as a user's code, with a Protector and without one."""
+"""Execution of source text as a user's code, with and without a Protector."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def guarded(source: str, **names: Any) -> dict[str, Any]:
 
 
 def loaded(content: bytes) -> Any:
-    """Return what a payload's bytes hold, as a block has it."""
+    """Return a payload's content, as a block receives it."""
     policy = protector()
     return policy.unpickler({})(io.BytesIO(content), policy.objects({})).load()
 

@@ -1,4 +1,4 @@
-"""Tests of the audit hook: in a process that runs a user's code Python opens only what is permitted."""
+"""The audit hook: in a process that runs a user's code, Python opens only permitted files."""
 
 # ruff: noqa: PTH123, PTH208
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.process
 
 
 def in_a_fork(permitted: PermittedPaths, calls: dict[str, Callable[[], Any]]) -> dict[str, str]:
-    """Return what came of each call in a process of its own: no audit hook is ever removed."""
+    """Return the outcome of each call in a separate process, since audit hooks cannot be removed."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -46,7 +46,7 @@ def in_a_fork(permitted: PermittedPaths, calls: dict[str, Callable[[], Any]]) ->
 
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
-    """A folder that may be read, with a link that leads out of it, and one that may not."""
+    """A readable folder with a link that leads out of it, and a forbidden folder."""
     given, other = tmp_path / "given", tmp_path / "given-not"
     for each in (given, other):
         each.mkdir()
@@ -56,7 +56,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 
 
 class Path_(str):  # noqa: N801
-    """A text that says, whoever asks, that it is below the folder that may be read."""
+    """A string that always claims to be below the readable folder."""
 
     def startswith(self, *_: object) -> bool:
         return True
@@ -97,7 +97,7 @@ def test_only_permitted_files_are_opened(folders: tuple[Path, Path]) -> None:
     os.close(kept)
 
 
-def test_no_program_is_started_and_nobody_is_called(folders: tuple[Path, Path]) -> None:
+def test_programs_signals_and_connections_are_refused(folders: tuple[Path, Path]) -> None:
     def connect() -> None:
         with socket.socket() as client:
             client.connect(("127.0.0.1", 1))

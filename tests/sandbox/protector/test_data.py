@@ -1,6 +1,6 @@
-"""Plain data in a variable of the script: every class of the standard library's data modules, and libraries' own."""
+"""Plain data in a variable of the script: classes of the standard library's data modules and of libraries."""
 
-# ruff: noqa: E501 - one case a line
+# ruff: noqa: E501 - one case per line
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ MODULES = words("""
     array argparse collections datetime decimal enum fractions functools io ipaddress itertools numbers
     operator pathlib random re statistics string struct textwrap time types uuid zoneinfo
 """)
-"""Modules whose classes are data, or might be taken for it."""
+"""Modules whose classes are data or resemble data."""
 
 Row = tuple[Callable[[], Any], str] | str
-"""A sample with a use of `value` in a block, or the reason why an object of the class cannot be sent."""
+"""A sample with a use of `value` in a block, or the reason why objects of the class cannot be sent."""
 
 UNPICKLED = "a client cannot pickle it"
 TOOL = "it is a tool and holds no data: what it makes can be sent"
@@ -221,11 +221,11 @@ TABLE: dict[str, Row] = {
         "value.utcoffset().seconds, str(value.tzinfo)",
     ),
 }  # fmt: skip
-"""Each class: accepted, with a sample and its use, or the reason why not."""
+"""Each class: an accepted sample with its use, or the reason for its refusal."""
 
 
 def classes_of(module: str) -> Iterator[tuple[str, type]]:
-    """Yield the public classes that a module defines, once each, with the names by which users know them."""
+    """Yield the public classes that a module defines, once each, with their public names."""
     found = importlib.import_module(module)
     seen: list[type] = []
     homes = (module, f"_{module}", f"{module}._local", *(["builtins"] if module == "types" else []))
@@ -244,13 +244,13 @@ ACCEPTED = {
 }
 
 
-def test_the_table_has_every_class() -> None:
-    """A version of Python with a new class of data fails here, and not with its users."""
+def test_table_lists_every_data_class() -> None:
+    """A new Python version with a new data class fails this test before users notice."""
     assert {*CLASSES} - {*TABLE} == set()
 
 
 def sent(value: Any) -> Any:
-    """Return a value as a block has it."""
+    """Return a sent value as a block receives it."""
     return loaded(cloudpickle.dumps(value, protocol=4))
 
 
@@ -265,7 +265,7 @@ def seen_at_home(value: Any, use: str) -> str:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_data_is_accepted_and_used(name: str) -> None:
+def test_standard_library_data_is_accepted_and_usable(name: str) -> None:
     made, use = ACCEPTED[name]
     assert seen_in_a_block(sent(made()), use) == seen_at_home(made(), use)
 
@@ -276,8 +276,8 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if name in CLASSES])
-def test_the_others_are_no_way_to_files(name: str) -> None:
-    """The class itself, which a payload names, is a placeholder, or serves its uses as data alone."""
+def test_refused_classes_give_no_access_to_files(name: str) -> None:
+    """The class itself becomes a placeholder in a payload, or serves only as data."""
     try:
         found = sent(CLASSES[name])
     except ForbiddenError:
@@ -287,7 +287,7 @@ def test_the_others_are_no_way_to_files(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", sorted(set(dir(builtins))))
-def test_errors_are_data(name: str) -> None:
+def test_builtin_exceptions_can_be_sent(name: str) -> None:
     cls = getattr(builtins, name)
     if not (isinstance(cls, type) and issubclass(cls, Exception)):
         return
@@ -335,7 +335,7 @@ LIBRARIES: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_data_of_libraries_is_accepted_and_used(name: str) -> None:
+def test_library_data_is_accepted_and_usable(name: str) -> None:
     made, use = LIBRARIES[name]
     assert seen_in_a_block(sent(made()), use) == seen_at_home(made(), use)
 
@@ -344,12 +344,12 @@ DENIED = Whitelist.read(None).of_class(torch.Tensor)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_every_method_of_a_tensor_is_a_value() -> None:
+def test_every_allowed_tensor_method_can_be_sent() -> None:
     methods = {
         name: value
         for name in dir(torch.Tensor)
         if not name.startswith("_") and callable(value := getattr(torch.Tensor, name))
-        if name != "save"  # nnsight's
+        if name != "save"  # nnsight adds it
     }
     assert len(methods) > 500
     for name, method in methods.items():
@@ -360,7 +360,7 @@ def test_every_method_of_a_tensor_is_a_value() -> None:
         try:
             found = loaded(content)
         except AttributeError as error:
-            assert name in DENIED, (name, error)  # noqa: PT017 - it depends on the name
+            assert name in DENIED, (name, error)  # noqa: PT017 - the expectation depends on the name
         else:
             assert (type(found) is Placeholder) if name in DENIED else (found == method), name
 
@@ -372,14 +372,14 @@ USES = [
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_path_opens_nothing(use: str) -> None:
+def test_path_object_opens_no_file(use: str) -> None:
     text, _ = refusal(use, value=sent(pathlib.Path("/etc/hostname")))
     assert text.startswith("AttributeError: PosixPath."), text
     assert "is not available on this server: the path is one of your machine" in text
 
 
-def test_each_use_of_files_that_a_path_has_is_refused() -> None:
-    """A version of Python with another one fails here, and not with its operators."""
+def test_every_file_method_of_path_is_denied() -> None:
+    """A new Python version with a new method fails this test before operators notice."""
     path = sent(pathlib.Path("a"))
     assert [
         name
@@ -389,22 +389,22 @@ def test_each_use_of_files_that_a_path_has_is_refused() -> None:
     assert "open" in dir(path)
 
 
-def test_a_path_comes_back_as_the_one_that_was_sent() -> None:
+def test_path_returns_to_client_with_original_class() -> None:
     given = pathlib.Path("/data/a.txt")
     got = sent([given, given.parent])
     back = pickle.loads(pickle.dumps([*got, got[0] / "b"]))
     assert back == [given, given.parent, given / "b"]
     assert {*map(type, back)} == {type(given)}
-    # A copy within a block is no path that can be opened.
+    # A copy within a block is still a path that cannot be opened.
     assert copy.copy(got[0]) is copy.deepcopy(got[0]) is got[0]
 
 
-def test_a_path_of_windows_is_one() -> None:
+def test_windows_path_is_accepted() -> None:
     got = loaded(b"cpathlib\nWindowsPath\n(Vc:/data\nVa.txt\ntR.")
     assert (got.drive, got.name, type(got).__name__) == ("c:", "a.txt", "WindowsPath")
 
 
-def test_files_in_memory_are_no_way_to_others() -> None:
+def test_in_memory_file_does_not_expose_other_classes() -> None:
     for source in (
         "type(value).__mro__",
         "value.__class__",

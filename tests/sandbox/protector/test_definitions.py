@@ -1,6 +1,6 @@
-"""Classes of one's own, sent by value or made in a block: they do what they do at home."""
+"""User classes, sent by value or made in a block, behave as on the client."""
 
-# ruff: noqa: E501 - one use a line
+# ruff: noqa: E501 - one use per line
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ USES: dict[str, str] = {
 
 @pytest.fixture(scope="module")
 def sent() -> dict[str, Any]:
-    """The classes and objects, as a client of nnsight 0.8 sends them and a block has them."""
+    """The classes and objects, sent by a client of nnsight 0.8 and received by a block."""
     cloudpickle.register_pickle_by_value(users_classes)
     try:
         content = serialization.dumps([CLASSES, OBJECTS])
@@ -82,7 +82,7 @@ def at_home(use: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", USES)
-def test_a_class_that_was_sent_does_what_it_does_at_home(name: str, sent: dict[str, Any]) -> None:
+def test_sent_class_behaves_as_on_client(name: str, sent: dict[str, Any]) -> None:
     use = USES[name]
     found = guarded(f"found = [{use}]", **sent)["found"]
     assert [*map(repr, found)] == at_home(use)
@@ -103,9 +103,7 @@ def made(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", USES)
-def test_a_class_that_a_block_makes_does_what_it_does_at_home(
-    name: str, made: dict[str, Any]
-) -> None:
+def test_class_made_in_block_behaves_as_on_client(name: str, made: dict[str, Any]) -> None:
     use = USES[name]
     scope = {key: value for key, value in made.items() if key != "__builtins__"}
     found = guarded(f"found = [{use}]", **scope)["found"]
@@ -133,6 +131,6 @@ def errors(scope: dict[str, Any]) -> Iterator[str]:
             yield f"no {expected}"
 
 
-def test_errors_are_those_of_home(sent: dict[str, Any], made: dict[str, Any]) -> None:
+def test_class_errors_equal_those_on_client(sent: dict[str, Any], made: dict[str, Any]) -> None:
     assert [*errors(sent)] == []
     assert [*errors(made)] == []

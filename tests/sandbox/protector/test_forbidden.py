@@ -1,6 +1,6 @@
 """Blocks that reach for forbidden objects are refused, at the user's own line and with a clear message."""
 
-# ruff: noqa: E501 - one case a line
+# ruff: noqa: E501 - one case per line
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Liar(metaclass=Meta):
 Liar().harmless
 """
 
-# The error, or its beginning, and the text.
+# The start of the error, and the source.
 REFUSED = [
     # imports
     ("ImportError: module 'os' is not available on this server; you can import: abc, ", "import os\nos.getcwd()"),
@@ -104,7 +104,7 @@ REFUSED = [
     (ATTRIBUTE.format("__annotations__"), "class A:\n x: int\nA.__annotations__['y'] = 1"),
     ("AttributeError: the attribute '_modules' of 'Linear' is private", "import torch\ntorch.nn.Linear(1, 1)._modules"),
     ("AttributeError: the attribute '__get__' of", "property.__get__"),
-    # texts that name attributes
+    # strings that name attributes
     (CLASS, "'{0.__class__}'.format(1)"),
     (CLASS, "'{x.real.__class__}'.format_map({'x': 1})"),
     (CLASS, "str.format('{0.__class__}', 1)"),
@@ -146,17 +146,17 @@ REFUSED = [
     ("AttributeError: ndarray.ctypes is not available", "import numpy as np\ngetattr(np.ones(1), 'ctypes')"),
     ("AttributeError: torch.UntypedStorage belongs to the module 'torch.storage'", "import torch\ntorch.UntypedStorage.from_file('x')"),
     ("AttributeError: Tensor.untyped_storage is not", "import torch\ntorch.ones(1).untyped_storage()"),
-    # objects that say what they are made of
+    # objects that control their own construction
     ("AttributeError: cannot set 'name' of a dataclass's field", "import dataclasses as d\n@d.dataclass\nclass A:\n x: int\nd.fields(A)[0].name = 'y'"),
     ("AttributeError: cannot set 'name' of a dataclass's field", "import dataclasses as d\n@d.dataclass\nclass A:\n x: int\nsetattr(d.fields(A)[0], 'name', 'y')"),
     ("AttributeError: cannot set 'name' of a dataclass's field", "import dataclasses as d\n@d.dataclass\nclass A:\n x: int\nobject.__setattr__(d.fields(A)[0], 'name', 'y')"),
     ("TypeError: an object of the class 'A' cannot be copied", "import copy\nclass A: pass\na = A()\nvars(a)['__reduce_ex__'] = lambda n: (lambda: print, (), {})\ncopy.copy(a)"),
     ("TypeError: an object of the class 'A' cannot be copied", "import copy\nclass A: pass\na = A()\nvars(a)['__reduce_ex__'] = lambda n: (lambda: print, (), {})\ncopy.deepcopy([a])"),
-    # classes that say that they equal others
+    # classes that claim to equal others
     ("AttributeError: the attribute '_numerator' of 'Fraction' is private", _LIAR.format("fractions", "Fraction") + "fractions.Fraction(1, 2)._numerator"),
     ("AttributeError: DataFrame.to_csv is not available", _LIAR.format("pandas", "DataFrame") + "pandas.DataFrame().to_csv('x')"),
     ("AttributeError: Liar.to_csv is not available", "import pandas\nH = hash(int)\nclass M(type):\n __hash__ = lambda c: H\n __eq__ = lambda c, o: True\nclass Liar(pandas.DataFrame, metaclass=M): pass\nLiar().to_csv('x')"),
-    # functions that write where nobody looks
+    # functions with hidden side effects
     ("AttributeError: enum.global_enum is not available on this server: it writes into a module", "import enum\nenum.global_enum"),
     ("AttributeError: enum.global_str is not", "import enum\nenum.global_str.__globals__"),
     ("ImportError: enum.global_flag_repr is not", "from enum import global_flag_repr"),
@@ -175,7 +175,7 @@ REFUSED = [
     ("TypeError: functools.wraps takes functions", "import functools\nfunctools.update_wrapper(1, 2)"),
     ("AttributeError: functools.singledispatch is not", "import functools\nfunctools.singledispatch"),
     ("AttributeError: string.Formatter is not available", "import string\nstring.Formatter"),
-    # objects that give the attributes of another as their own
+    # objects that forward the attributes of other objects
     ("AttributeError: ndarray.tofile is not available", "import numpy\nclass A: f = classmethod(numpy.ndarray)\nA.f.tofile"),
     (CLASS, "class A: f = classmethod(str)\nA.f.format('{0.__class__}', 1)"),
     ("AttributeError: ndarray.tofile is not available", "import numpy\nnumpy.ndarray[int, int].tofile"),
@@ -187,7 +187,7 @@ REFUSED = [
     ("AttributeError: 'function' object has no attribute", "import numpy, torch\ntorch.vmap(numpy.ndarray).tofile"),
     ("AttributeError: X.format is no parameter", "from sklearn.decomposition import PCA\nclass X(PCA, str):\n def __init__(self, format=1): pass\nX('{0.__class__}').get_params()"),
     ("AttributeError: X.to_csv is not available", "import os, pandas\nclass X(type(os), pandas.DataFrame):\n def __init__(self): pass\n __getattribute__ = pandas.DataFrame.__getattribute__\nX().to_csv"),
-    # functions of libraries, which a reset between requests does not look at under the policy
+    # functions of libraries, which the reset between requests does not check under the policy
     ("AttributeError: the attribute '__code__' is not available", "import textwrap\ntextwrap.indent.__code__ = (lambda: 1).__code__"),
     ("AttributeError: the attribute '__defaults__' cannot be set", "import textwrap\ntextwrap.indent.__defaults__ = (1,)"),
     ("AttributeError: the attribute '__defaults__' cannot be set", "import textwrap\ndel textwrap.indent.__defaults__"),
@@ -195,7 +195,7 @@ REFUSED = [
     ("AttributeError: the attribute '__dict__' is not available", "import textwrap\nvars(textwrap.indent)['a'] = 1"),
     ("AttributeError: cannot set 'note' of <function indent", "import textwrap\nsetattr(textwrap.indent, 'note', 1)"),
     ("AttributeError: cannot set 'note' of <function indent", "import textwrap\nobject.__setattr__(textwrap.indent, 'note', 1)"),
-    # texts that libraries take for names and for code; what such a library gives
+    # strings that libraries use as names and as code; objects that such libraries return
     ("AttributeError: torch.cuda.nvtx is not available on this server: it looks up", "import torch\ntorch.cuda.nvtx"),
     ("AttributeError: the printmethod '__getattribute__' of a printer", "from sympy.printing.str import StrPrinter\nclass P(StrPrinter):\n printmethod = '__getattribute__'\nP().doprint(1)"),
     ("AttributeError: the printmethod '_build' of a printer", "from sympy.printing.str import StrPrinter\nfrom sympy.polys.monomials import MonomialOps\nclass P(StrPrinter):\n printmethod = '_build'\nP().doprint(MonomialOps(1))"),
@@ -212,7 +212,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("expected", "source"), REFUSED, ids=range(len(REFUSED)))
-def test_refused(expected: str, source: str) -> None:
+def test_forbidden_access_is_refused_with_clear_message(expected: str, source: str) -> None:
     text, _ = refusal(source)
     assert text.startswith(expected), text
 
@@ -227,7 +227,7 @@ def test_refused(expected: str, source: str) -> None:
         (5, "import torch\ny = 1\nif y:\n    for i in range(3):\n        torch.hub\n"),
     ],
 )
-def test_the_error_stands_at_the_users_line(line: int, source: str) -> None:
+def test_error_is_reported_at_users_line(line: int, source: str) -> None:
     assert refusal(source)[1] == line
 
 
@@ -240,7 +240,7 @@ SYMPY = [
 
 
 @pytest.mark.parametrize("text", SYMPY)
-def test_sympy_runs_no_text(text: str) -> None:
+def test_sympify_evaluates_no_code(text: str) -> None:
     source = f"import sympy\nsympy.sympify({text!r})"
     assert refusal(source)[0].partition(":")[0] in ("SympifyError", "SyntaxError", "NameError")
 
@@ -260,20 +260,20 @@ PATTERNS = """
 """
 
 
-def test_a_pattern_reads_no_more_than_an_attribute_access() -> None:
+def test_match_pattern_reads_only_allowed_attributes() -> None:
     from tests.sandbox.protector.running import guarded
 
     assert guarded(textwrap.dedent(PATTERNS))["found"] is None
     assert "c" not in guarded("match 1:\n case object(__class__=c): pass\n case _: d = 1")
 
 
-def test_a_guard_cannot_be_replaced_by_a_name() -> None:
+def test_guard_cannot_be_replaced_by_name_in_scope() -> None:
     scope = {"getattr": lambda *_: 1, "_getattr_": lambda *_: 1, "__builtins__": {}}
     text, _ = refusal("().__class__", **scope)
     assert text == CLASS
 
 
-def test_a_copy_of_a_module_is_what_is_copied() -> None:
+def test_copied_module_is_same_module() -> None:
     from tests.sandbox.protector.running import guarded
 
     source = (
@@ -282,7 +282,7 @@ def test_a_copy_of_a_module_is_what_is_copied() -> None:
     assert guarded(source)["found"] == [True, True]
 
 
-def test_a_field_that_came_with_another_name_makes_no_class() -> None:
+def test_dataclass_field_with_code_as_name_is_refused() -> None:
     """A payload may bring a field whose name is code, from which a subclass would be generated."""
     import dataclasses
 
@@ -294,7 +294,7 @@ def test_a_field_that_came_with_another_name_makes_no_class() -> None:
     assert text.startswith("TypeError: the field name "), text
 
 
-def test_no_file_is_read_for_the_lines_of_a_text() -> None:
+def test_traceback_of_users_code_reads_no_source_file() -> None:
     import traceback
 
     from tests.sandbox.protector.running import guarded
@@ -326,7 +326,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("way", FOUND)
-def test_nothing_of_the_servers_own_modules_is_used_even_if_it_is_found(way: str) -> None:
+def test_objects_of_server_modules_found_in_containers_are_refused(way: str) -> None:
     import importlib.machinery
 
     loader = importlib.machinery.SourceFileLoader("x", __file__)
@@ -338,7 +338,7 @@ def test_nothing_of_the_servers_own_modules_is_used_even_if_it_is_found(way: str
 
 
 @pytest.mark.parametrize("name", ["open", "eval", "exec", "compile", "__import__", "getattr"])
-def test_a_builtin_found_in_a_container_is_the_guarded_one_or_none(name: str) -> None:
+def test_unsafe_builtin_found_in_container_is_refused(name: str) -> None:
     import builtins
 
     found = {"it": vars(builtins)[name]}
@@ -348,7 +348,7 @@ def test_a_builtin_found_in_a_container_is_the_guarded_one_or_none(name: str) ->
     assert text == f"AttributeError: {name}() is not available on this server"
 
 
-def test_other_code_is_not_guarded() -> None:
+def test_library_code_is_not_guarded() -> None:
     """The process's own code keeps its builtins and imports while a block runs."""
     from tests.sandbox.protector.running import guarded
 

@@ -1,4 +1,4 @@
-"""Payloads of the real clients of every generation, run by its adapter under a Protector."""
+"""Payloads of real clients of every generation, run by its adapter under a Protector."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def results(
     return generation, found
 
 
-def test_harmless_blocks_give_the_same(results: tuple[str, dict[str, Any]]) -> None:
+def test_harmless_blocks_return_same_values_with_policy(
+    results: tuple[str, dict[str, Any]],
+) -> None:
     _, found = results
     for name in ("reads", "calls"):
         assert found[name] == found[f"{name} unguarded"]
@@ -55,31 +57,33 @@ def test_harmless_blocks_give_the_same(results: tuple[str, dict[str, Any]]) -> N
     assert found["calls"]["found"] is True
 
 
-def test_weights_are_copies_and_tokens_are_read(results: tuple[str, dict[str, Any]]) -> None:
+def test_weights_are_copies_and_tokenizer_is_usable(results: tuple[str, dict[str, Any]]) -> None:
     _, found = results
     assert found["weights"] == {"total": [True, True], "words": [True, 4]}
 
 
-def test_generation(results: tuple[str, dict[str, Any]]) -> None:
+def test_generate_loop_runs_under_policy(results: tuple[str, dict[str, Any]]) -> None:
     _, found = results
     assert found["generates"]["found"] == [True, True]
 
 
-def test_a_model_with_a_part_called_output(results: tuple[str, dict[str, Any]]) -> None:
-    """nnsight 0.6 and 0.7 send a class of their own for it."""
+def test_module_named_output_is_readable(results: tuple[str, dict[str, Any]]) -> None:
+    """nnsight 0.6 and 0.7 send a special class for such a module."""
     generation, found = results
     if generation != "0.8":
         for way in ("", " unguarded"):
             assert found[f"part called output{way}"]["found"] == [3, True]
 
 
-def test_a_deployments_attention_gives_weights(results: tuple[str, dict[str, Any]]) -> None:
+def test_eager_deployment_returns_attention_weights(results: tuple[str, dict[str, Any]]) -> None:
     _, found = results
     assert found["attends"]["found"] == [4, True]
 
 
-def test_a_module_that_only_the_client_has(results: tuple[str, dict[str, Any]]) -> None:
-    """A client of 0.6 and 0.7 refers to it in every request, used or not."""
+def test_client_only_module_is_accepted_if_unused_and_reported_if_used(
+    results: tuple[str, dict[str, Any]],
+) -> None:
+    """Clients of 0.6 and 0.7 refer to the attached module in every request, used or not."""
     generation, found = results
     for way in ("", " unguarded"):
         assert found[f"has_an_attachment{way}"]["found"][0] == 1
@@ -116,7 +120,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_at_the_users_line(results: tuple[str, dict[str, Any]], name: str) -> None:
+def test_forbidden_use_is_refused_at_users_line(
+    results: tuple[str, dict[str, Any]], name: str
+) -> None:
     _, found = results
     message, line = REFUSED[name]
     text = found[name]
@@ -128,9 +134,11 @@ def test_refused_at_the_users_line(results: tuple[str, dict[str, Any]], name: st
         assert "protector/guards.py" not in text, text
 
 
-def test_a_path_that_a_module_names_is_checked(results: tuple[str, dict[str, Any]]) -> None:
+def test_module_path_with_forbidden_attribute_is_refused(
+    results: tuple[str, dict[str, Any]],
+) -> None:
     generation, found = results
-    if generation == "0.8":  # which wraps the module, whatever it says
+    if generation == "0.8":  # which wraps the module without following its path
         assert found["follows_a_path"] == {"found": "Envoy"}
     else:
         assert "the attribute '__globals__' is not available" in found["follows_a_path"]

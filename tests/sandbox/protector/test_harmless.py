@@ -1,6 +1,6 @@
 """Harmless blocks give the same results with guards and without."""
 
-# ruff: noqa: E501 - one case a line
+# ruff: noqa: E501 - one case per line
 
 from __future__ import annotations
 
@@ -526,14 +526,14 @@ def equal(one: object, other: object) -> bool:
 
 
 @pytest.mark.parametrize("name", SNIPPETS)
-def test_the_same_with_guards(name: str) -> None:
+def test_harmless_code_gives_same_result_with_guards(name: str) -> None:
     source = textwrap.dedent(SNIPPETS[name])
     expected = unguarded(source)["result"]
     got = guarded(source)["result"]
     assert equal(got, expected), f"{got}\n{expected}"
 
 
-def test_an_edit_in_place_stays_in_place() -> None:
+def test_in_place_edit_keeps_tensor_identity() -> None:
     activation = torch.zeros(2, 3)
     address = activation.data_ptr()
     scope = guarded("x[0] += 1\nx.mul_(2)\nx += 1\ny = x[1]\ny[:] = 5", x=activation)
@@ -542,7 +542,7 @@ def test_an_edit_in_place_stays_in_place() -> None:
     assert activation.tolist() == [[3, 3, 3], [5, 5, 5]]
 
 
-def test_a_tree_is_left_as_it_is() -> None:
+def test_compile_leaves_syntax_tree_unchanged() -> None:
     tree = ast.parse("import math\nx = math.pi\nx.y = 1")
     before = ast.dump(tree, include_attributes=True)
     protector().compile(tree, FILE)
@@ -561,5 +561,5 @@ PRINTER = """
 """
 
 
-def test_a_users_printer_asks_the_users_objects() -> None:
+def test_sympy_printer_calls_users_printmethod() -> None:
     assert guarded(textwrap.dedent(PRINTER))["result"] == "own of x"

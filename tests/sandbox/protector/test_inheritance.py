@@ -1,6 +1,6 @@
-"""A class of the user's, or a `super()`, gives no more of the server's objects than these do themselves."""
+"""A user's class or `super()` gives no more access to the server's objects than the objects themselves."""
 
-# ruff: noqa: E501 - one case a line
+# ruff: noqa: E501 - one case per line
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _MODULE = "import torch\nclass L(torch.nn.Module): pass\n"
 _FRAME = "import pandas\nclass D(pandas.DataFrame):\n def f(s): return super().to_csv\nd = D({'a': [1]})\n"
 _SUPER = "class S(super): pass\n"
 
-# What the error says, and the text.
+# A part of the error, and the source.
 REFUSED = [
-    # super() of what is the server's
+    # super() of the server's objects
     (FILES, "super(type(config), config).save_pretrained('x')"),
     (FILES, "getattr(super(type(config), config), 'save_pretrained')"),
     (FILES, "import operator\noperator.attrgetter('save_pretrained')(super(type(config), config))"),
@@ -41,7 +41,7 @@ REFUSED = [
     (FILES, f"{_FRAME}d.__getattribute__('to_csv')"),
     (FILES, f"{_FRAME}object.__getattribute__(d, 'to_csv')"),
     (FILES, "import pandas\nclass L:\n __class__ = property(lambda s: pandas.DataFrame)\nsuper(pandas.DataFrame, L()).to_csv"),
-    # and of texts
+    # super() of strings
     (CLASS, f"{_TEXT}S('{{0.__class__}}').f(1)"),
     (CLASS, f"{_TEXT}S('{{a.__class__}}').m({{'a': 1}})"),
     (CLASS, f"{_TEXT}S.c('{{0.__class__}}', 1)"),
@@ -49,7 +49,7 @@ REFUSED = [
     ("not available", f"{_TEXT}S('').g('format')"),
     ("not available", "object.__getattribute__('', 'format')"),
     ("not available", f"{_TEXT}type.__getattribute__(S, 'format_map')"),
-    # a user's class, and what it inherits
+    # inherited attributes of a user's class
     (FILES, "class C(type(config)): pass\nC.save_pretrained(config, 'x')"),
     (FILES, "class C(type(config)): pass\nsuper(C, C).save_pretrained"),
     (FILES, "class C(type(config)): pass\nC().save_pretrained('x')"),
@@ -69,7 +69,7 @@ REFUSED = [
 
 @pytest.fixture
 def objects() -> Iterator[dict[str, Any]]:
-    """The model, as an object of the server."""
+    """Parts of a model, held as objects of the server."""
     held = {"config": GPT2Config(), "part": torch.nn.Sequential(torch.nn.Linear(1, 1))}
     protector().objects(held)
     yield held
@@ -77,7 +77,9 @@ def objects() -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("expected", "source"), REFUSED, ids=range(len(REFUSED)))
-def test_refused(expected: str, source: str, objects: dict[str, Any]) -> None:
+def test_inherited_forbidden_access_is_refused(
+    expected: str, source: str, objects: dict[str, Any]
+) -> None:
     text, _ = refusal(source, **objects)
     assert text.startswith("AttributeError: "), text
     assert expected in text, text
@@ -94,7 +96,7 @@ def test_refused(expected: str, source: str, objects: dict[str, Any]) -> None:
         "L.state_dict(part).items()",
     ],
 )
-def test_a_list_of_weights_is_of_copies(listed: str, objects: dict[str, Any]) -> None:
+def test_listed_weights_are_copies(listed: str, objects: dict[str, Any]) -> None:
     before = objects["part"][0].weight.item()
     scope = guarded(f"{_MODULE}w = dict({listed})['0.weight']\nw.data.fill_(7.0)", **objects)
     assert scope["w"].item() == 7
@@ -240,11 +242,11 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_the_same_with_guards(name: str) -> None:
+def test_harmless_inheritance_gives_same_result_with_guards(name: str) -> None:
     source = textwrap.dedent(HARMLESS[name])
     assert repr(guarded(source)["result"]) == repr(unguarded(source)["result"])
 
 
-def test_an_own_method_of_a_users_class_is_the_users(objects: dict[str, Any]) -> None:
+def test_users_override_of_denied_method_is_called(objects: dict[str, Any]) -> None:
     source = "class C(type(config)):\n def save_pretrained(self, x): return x\nclass L(type(part)):\n def register_forward_hook(self): return 3\nr = L.register_forward_hook(part)"
     assert guarded(source, **objects)["r"] == 3

@@ -1,6 +1,6 @@
-"""Outputs of models, caches and encodings can be sent again, with all that they consist of.
+"""Outputs of models, caches and encodings can be sent again, with all their parts.
 
-Each class of the objects that runs of models return is pickled as a client does, and loaded under a policy.
+An object of each class that model runs return is pickled like a client does, and loaded under a policy.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "static": {"cache_implementation": "static"},
     "without a cache": {"use_cache": False},
 }
-"""Ways to generate, each with classes of its own."""
+"""Ways to generate, each with specific classes."""
 
 IDS = torch.tensor([[5, 6, 7, 8]])
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 0}
@@ -74,11 +74,11 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""Architectures whose caches are of other classes than a Transformer's, by their configurations."""
+"""Architectures with special cache classes, and their configurations."""
 
 
 def made(name: str, folder: Path) -> Any:
-    """A tiny model that tells its attention."""
+    """Return a tiny model that can return its attention weights."""
     make: Callable[[Path], Path] = getattr(tiny_models, f"make_{name}")
     kinds: dict[str, Any] = {
         "bert": transformers.AutoModelForMaskedLM,
@@ -95,7 +95,7 @@ def of_architecture(name: str, options: Mapping[str, Any]) -> Any:
 
 
 def runs(model: Any) -> Iterator[Any]:
-    """Yield all that a model gives back: one forward pass, and each way to generate."""
+    """Yield a model's outputs: one forward pass, and each way to generate."""
     given: dict[str, Any] = {"input_ids": IDS}
     told = {"output_attentions": hasattr(model.config, "num_attention_heads")}
     with torch.no_grad():
@@ -109,11 +109,11 @@ def runs(model: Any) -> Iterator[Any]:
                     yield model.generate(**given, **{**GENERATE, **told, **way})
                 except (ValueError, TypeError, NotImplementedError):
                     if not way:
-                        raise  # each model generates greedily; not each has beams, or a static cache
+                        raise  # every model generates greedily; some lack beams or a static cache
 
 
 def parts(value: Any, seen: dict[int, Any] | None = None) -> Iterator[Any]:
-    """Yield an object and all that it consists of, once each."""
+    """Yield an object and all its parts, once each."""
     seen = {} if seen is None else seen
     if id(value) in seen or isinstance(value, type):
         return
@@ -141,12 +141,12 @@ def of_each_class(values: Iterator[Any]) -> dict[type, Any]:
 
 
 def sent(value: Any) -> Any:
-    """Return a value as a client sends it and a block has it."""
+    """Return a value that a client sent, as a block receives it."""
     return loaded(serialization.dumps(value))
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Check that two objects are equal in class and in all that they consist of."""
+    """Check that two objects have equal classes and equal parts."""
     assert type(one) is type(other), (type(one), type(other))
     if isinstance(one, torch.Tensor):
         assert torch.equal(one, other)
@@ -165,7 +165,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5"])
-def test_all_that_a_tiny_model_gives_back_is_accepted(name: str, tmp_path: Path) -> None:
+def test_every_output_object_of_model_can_be_sent(name: str, tmp_path: Path) -> None:
     found = of_each_class(runs(made(name, tmp_path)))
     assert any(issubclass(cls, ModelOutput) for cls in found)
     for value in found.values():
@@ -174,14 +174,14 @@ def test_all_that_a_tiny_model_gives_back_is_accepted(name: str, tmp_path: Path)
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_all_that_another_architecture_gives_back_is_accepted(kind: str) -> None:
+def test_every_output_object_of_architecture_can_be_sent(kind: str) -> None:
     found = of_each_class(runs(of_architecture(*ARCHITECTURES[kind])))
     assert any("ache" in cls.__name__ for cls in found)
     for value in found.values():
         assert_same(sent(value), value)
 
 
-def test_a_cache_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_sent_cache_continues_where_it_was(tmp_path: Path) -> None:
     model = made("llama", tmp_path)
     with torch.no_grad():
         whole = model(IDS).logits[:, -1]
@@ -191,11 +191,11 @@ def test_a_cache_goes_on_where_it_was(tmp_path: Path) -> None:
             torch.testing.assert_close(
                 model(IDS[:, -1:], past_key_values=again).logits[:, -1], whole
             )
-            # The block's cache is its own.
+            # The original cache is unchanged.
             assert kept.get_seq_length() == IDS.shape[1] - 1
 
 
-def test_an_output_is_used_in_a_block(tmp_path: Path) -> None:
+def test_sent_model_output_is_usable_in_block(tmp_path: Path) -> None:
     model = made("gpt2", tmp_path)
     with torch.no_grad():
         output = model.generate(IDS, **GENERATE)
@@ -205,7 +205,7 @@ def test_an_output_is_used_in_a_block(tmp_path: Path) -> None:
 
 
 def subclasses_in(package: str, *bases: type) -> Iterator[type]:
-    """Yield the classes below `bases` that a module or a package's modules define."""
+    """Yield the subclasses of `bases` that a module or a package's modules define."""
     module = importlib.import_module(package)
     below = [
         each.name for each in pkgutil.iter_modules(getattr(module, "__path__", []), f"{package}.")
@@ -227,8 +227,8 @@ CACHES = [
 
 
 @pytest.mark.parametrize("cls", CACHES, ids=lambda cls: cls.__name__)
-def test_each_class_of_caches_is_accepted(cls: type) -> None:
-    """Whichever library the cache needs: its state is tensors and numbers."""
+def test_every_cache_class_can_be_sent(cls: type) -> None:
+    """A cache may need another library, but its state is tensors and numbers."""
     assert loaded(serialization.dumps(cls)) is cls
     if not inspect.isabstract(cls):
         value = cls.__new__(cls)
@@ -243,7 +243,7 @@ PLAIN = [
 
 
 @pytest.mark.parametrize(("module", "name"), PLAIN)
-def test_a_cache_of_one_architecture_alone_is_accepted(module: str, name: str) -> None:
+def test_architecture_specific_cache_can_be_sent(module: str, name: str) -> None:
     cls = getattr(importlib.import_module(module), name)
     value = cls.__new__(cls)
     vars(value).update(states=[torch.ones(2)], seqlen_offset=3)
@@ -258,7 +258,7 @@ OUTPUTS = [
 ]
 
 
-def test_each_class_of_outputs_is_accepted() -> None:
+def test_every_model_output_class_can_be_sent() -> None:
     assert len(OUTPUTS) > 40
     for cls in OUTPUTS:
         assert dataclasses.is_dataclass(cls)
@@ -271,7 +271,7 @@ def test_each_class_of_outputs_is_accepted() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_a_tokenizer_gives_is_accepted(tmp_path: Path) -> None:
+def test_tokenizer_outputs_can_be_sent(tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_models.make_gpt2(tmp_path))
     batch = tokenizer(["The Eiffel Tower"], return_tensors="pt")
     got = sent(batch)
@@ -285,14 +285,14 @@ def test_what_a_tokenizer_gives_is_accepted(tmp_path: Path) -> None:
     assert guarded(f"found = [{use}]", value=got)["found"] == eval(f"[{use}]", {"value": batch})
 
 
-def test_settings_of_a_model_are_accepted(tmp_path: Path) -> None:
+def test_model_and_generation_configs_can_be_sent(tmp_path: Path) -> None:
     model = made("gpt2", tmp_path)
     for value in (model.config, model.generation_config):
         got = sent(value)
         assert (type(got), got.to_dict()) == (type(value), value.to_dict())
 
 
-def test_what_nnsight_recorded_is_accepted() -> None:
+def test_recorded_nnsight_entry_can_be_sent() -> None:
     entry = nnsights.Entry(output=torch.ones(2), inputs=((torch.zeros(1),), {}))
     assert_same(sent({"model.h.0": [entry]}), {"model.h.0": [entry]})
 
@@ -306,7 +306,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_classes_that_do_more_than_hold_data_are_not_made(name: str) -> None:
+def test_model_and_processor_classes_become_placeholders(name: str) -> None:
     for opcodes in (")R.", ")\x81."):
         assert (
             type(loaded(f"c{REFUSED[name]}\n".encode() + opcodes.encode("latin-1"))) is Placeholder

@@ -1,4 +1,4 @@
-"""The common prefix of payloads is decoded once, and used where bytes and references are the same."""
+"""The common prefix of payloads is decoded once, and reused if bytes and references are equal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OBJECTS = {f"Module:{number}": Server() for number in range(PARTS)}
 
 
 def payload(*before: Any, tree: Any = None, after: Any = None) -> bytes:
-    """Return a payload like nnsight's: some objects, a tree with the server's objects, and more."""
+    """Return a payload like nnsight's: some objects, a tree with the server's objects, and `after`."""
     names = {id(value): name for name, value in OBJECTS.items()}
     tree = made_tree() if tree is None else tree
     file = io.BytesIO()
@@ -68,11 +68,11 @@ class Loads:
         monkeypatch.setattr(SafeUnpickler, "persistent_load", counted)
 
     def ahead(self) -> None:
-        """Do what a process does while it waits."""
+        """Decode the prefix ahead, as a waiting process does."""
         self._protector.decode_ahead()
 
     def forget(self) -> None:
-        """Do what a process does whose request was for something else."""
+        """Drop the decoded prefix, as after a request that did not use it."""
         self._protector.forget_decoded()
 
     def __call__(self, content: bytes, objects: dict[str, Any] | None = None) -> Any:
@@ -109,7 +109,7 @@ def test_later_objects_may_refer_to_the_prefix(loads: Callable[[bytes], Loads]) 
     assert found["after"][2] is parts
 
 
-def test_each_payload_has_objects_of_its_own(loads: Callable[[bytes], Loads]) -> None:
+def test_each_payload_gets_separate_objects(loads: Callable[[bytes], Loads]) -> None:
     load = loads(payload("warm-up"))
     first = load(payload("a request"))
     first["tree"]["parts"][0]["path"] = first["tree"]["parts"][1]["shared"]["path"] = "changed"
@@ -118,12 +118,12 @@ def test_each_payload_has_objects_of_its_own(loads: Callable[[bytes], Loads]) ->
     assert second["tree"]["parts"] == made_tree()
 
 
-def test_a_payload_may_be_decoded_ahead(loads: Callable[[bytes], Loads]) -> None:
+def test_prefix_may_be_decoded_ahead(loads: Callable[[bytes], Loads]) -> None:
     load = loads(payload("warm-up"))
     trees = []
     for _ in range(3):
         load.ahead()
-        load.ahead()  # as when the last request was for another tree
+        load.ahead()  # as after a request with another tree
         found = load(payload("a request", "more", after="the end"))
         trees.append(found["tree"]["parts"])
         assert (found["before"], found["after"]) == (("a request", "more"), "the end")
@@ -135,7 +135,7 @@ def test_a_payload_may_be_decoded_ahead(loads: Callable[[bytes], Loads]) -> None
     assert len({id(part["shared"]) for part in parts}) == len(trees)
 
 
-def test_frames_may_begin_within_the_prefix(loads: Callable[[bytes], Loads]) -> None:
+def test_pickle_frame_may_begin_within_prefix(loads: Callable[[bytes], Loads]) -> None:
     first, second = payload("warm-up"), payload("r" * 30_000, "s" * 30_000)
     assert len([*frame_offsets(first)]) == 1
     assert len([*frame_offsets(second)]) == 2
@@ -149,10 +149,10 @@ def test_frames_may_begin_within_the_prefix(loads: Callable[[bytes], Loads]) -> 
 
 
 @pytest.mark.parametrize("more", [1, 7, 60, 300, 33_000])
-def test_more_objects_before_the_prefix_shift_its_numbers(
+def test_objects_before_prefix_shift_its_memo_numbers(
     loads: Callable[[bytes], Loads], more: int
 ) -> None:
-    """A number from 256 on takes four bytes in place of one; each object here has two."""
+    """Memo numbers from 256 on take four bytes instead of one; each object here takes two numbers."""
     load = loads(payload("warm-up"))
     tree = made_tree()
     before = [[str(number)] for number in range(more)]
@@ -168,8 +168,8 @@ def test_more_objects_before_the_prefix_shift_its_numbers(
 
 
 @pytest.mark.parametrize("more", [0, 300])
-def test_a_tree_of_dictionaries(loads: Callable[[bytes], Loads], more: int) -> None:
-    """nnsight 0.7 sends the state of each wrapper with its children's, by name."""
+def test_prefix_of_dictionary_tree_is_reused(loads: Callable[[bytes], Loads], more: int) -> None:
+    """nnsight 0.7 sends the state of each wrapper together with its children's state, by name."""
 
     def tree() -> dict[str, Any]:
         parts = {f"name-{number}": part for number, part in enumerate(made_tree())}
@@ -200,7 +200,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("content", OTHERS.values(), ids=OTHERS.keys())
-def test_another_payload_is_decoded(
+def test_payload_without_cached_prefix_is_decoded_normally(
     loads: Callable[[bytes], Loads], content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def outcome(load: Callable[[bytes], Any]) -> Any:
@@ -216,14 +216,14 @@ def test_another_payload_is_decoded(
     assert outcome(loads(payload("warm-up"))) == expected
 
 
-def test_frames_may_begin_anywhere_in_the_first_payload(loads: Callable[[bytes], Loads]) -> None:
-    """Behind each opcode of a part: behind one with a number, for example."""
+def test_pickle_frame_may_begin_anywhere_in_first_payload(loads: Callable[[bytes], Loads]) -> None:
+    """A frame may begin after each opcode of a part."""
     tree = [{**part, "more": f"{number:0150}"} for number, part in enumerate(made_tree())]
     firsts: dict[bytes, bytes] = {}
     for length in range(240):  # a part is shorter
         first = payload("w" * length, tree=tree)
         _, second = frame_offsets(first)
-        # Nine bytes begin the frame.
+        # The frame header takes nine bytes.
         firsts.setdefault(first[second - 4 : second] + first[second + 9 : second + 13], first)
     assert len(firsts) >= 9
     for around, first in firsts.items():
@@ -236,7 +236,7 @@ def test_frames_may_begin_anywhere_in_the_first_payload(loads: Callable[[bytes],
             assert load.looked_up == 0, around
 
 
-def test_what_was_decoded_for_no_payload_is_dropped(loads: Callable[[bytes], Loads]) -> None:
+def test_unused_decoded_prefix_is_dropped(loads: Callable[[bytes], Loads]) -> None:
     load = loads(payload("warm-up"))
     before = sum(type(each) is dict and "shared" in each for each in gc.get_objects())
     load.ahead()
@@ -255,8 +255,8 @@ def test_other_persistent_objects_are_looked_up(loads: Callable[[bytes], Loads])
     assert found["tree"]["parts"][5]["module"] is others["Module:5"]
 
 
-def test_a_prefix_with_other_references_is_decoded(loads: Callable[[bytes], Loads]) -> None:
-    """The prefix refers to earlier objects of the memo: the same bytes may decode to other objects."""
+def test_prefix_with_other_references_is_decoded_again(loads: Callable[[bytes], Loads]) -> None:
+    """The prefix refers to earlier memo entries, so the same bytes may decode to other objects."""
 
     def with_word(*words: str) -> bytes:
         tree = made_tree()

@@ -1,4 +1,4 @@
-"""Pickles that would run, reach or change something: refused, and the class is named."""
+"""Pickles that would run, reach or change objects are refused, with the name of the class."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def load(content: bytes, persistent: dict[str, Any] | None = None) -> Any:
 
 
 class Call:
-    """Pickles as a call, and more where a state is given."""
+    """An object that pickles as a call, with a state if one is given."""
 
     def __init__(self, *reduced: Any) -> None:
         self._reduced = reduced
@@ -91,8 +91,8 @@ INERT: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", INERT)
-def test_what_is_unavailable_becomes_a_placeholder_that_names_it(name: str) -> None:
-    """Nothing is called, and the first use says why."""
+def test_unavailable_object_becomes_placeholder_with_its_name(name: str) -> None:
+    """Nothing is called, and the first use raises an error with the reason."""
     content = INERT[name]
     if not isinstance(content, bytes):
         content = pickle.dumps(content)
@@ -105,7 +105,7 @@ def test_what_is_unavailable_becomes_a_placeholder_that_names_it(name: str) -> N
         assert "is not available on this server" in str(caught.value)
 
 
-def test_getattr_reads_no_more_than_a_block() -> None:
+def test_getattr_in_payload_reads_only_allowed_attributes() -> None:
     with pytest.raises(AttributeError, match=r"__subclasses__"):
         load(pickle.dumps(Call(getattr, (object, "__subclasses__"))))
     with pytest.raises(AttributeError, match=r"__class__"):
@@ -124,14 +124,14 @@ def dumped(value: Any) -> bytes:
 
 
 def changed(state: Any) -> bytes:
-    """A pickle that gives the persistent module a state."""
+    """Return a pickle that sets a state of the persistent module."""
     content = dumped((torch.nn.Linear(1, 1), state))
     assert content.endswith(b"\x86\x94.")
     return content.removesuffix(b"\x86\x94.") + b"b."
 
 
 @pytest.mark.parametrize("state", [{"forward": 1}, (None, {"forward": 1})])
-def test_the_servers_objects_cannot_be_changed(state: Any) -> None:
+def test_payload_cannot_change_servers_objects(state: Any) -> None:
     module = torch.nn.Linear(2, 2)
     with pytest.raises(ForbiddenError, match=r"cannot change an object of the class Linear"):
         load(changed(state), {"Module:model": module})
@@ -151,7 +151,7 @@ class Sae(torch.nn.Module):
         return self.encoder(value) * self.scale
 
 
-def test_modules_come_with_their_state_and_hooks() -> None:
+def test_sent_modules_keep_state_and_hooks() -> None:
     sae, seen = Sae(), []
     stack = torch.nn.Sequential(sae.encoder, torch.nn.ReLU(), torch.nn.MultiheadAttention(3, 1))
     sae.register_forward_hook(operator.methodcaller("__len__"))
@@ -180,8 +180,8 @@ def test_modules_come_with_their_state_and_hooks() -> None:
         ("torch.nn.utils.parametrize", "ParametrizationList"),
     ],
 )
-def test_only_layers_are_made(module: str, name: str) -> None:
-    """Others are refused, or are placeholders."""
+def test_module_classes_other_than_layers_are_not_made(module: str, name: str) -> None:
+    """Other module classes are refused or become placeholders."""
     with pytest.raises(
         (ForbiddenError, ImportError), match=rf"{module}.*(cannot be sent|not available)"
     ):
@@ -191,15 +191,15 @@ def test_only_layers_are_made(module: str, name: str) -> None:
 LINEAR = b"\x80\x04ctorch.nn.modules.linear\nLinear\n)\x81"
 
 
-def test_a_module_has_one_state_and_a_plain_one() -> None:
+def test_module_accepts_only_one_plain_state() -> None:
     filled = pickle.dumps(torch.nn.Linear(1, 1), 4)
     with pytest.raises(ForbiddenError, match=r"cannot change an object of the class Linear"):
         load(filled[:-1] + b"}X\x07\x00\x00\x00forwardK\x01sb.")
-    # A mapping of another kind, and a key that is no text.
+    # A mapping that is not a dict, and a key that is not a string.
     for state in (b"ccollections\nCounter\n)R", b"}K\x01K\x01s", b"](K\x01K\x02\x86e"):
         with pytest.raises(ForbiddenError, match=r"must be a dictionary"):
             load(LINEAR + state + b"b.")
-    # A call makes a module as a block does, and cannot be followed by a state.
+    # A call makes a module like a block does, and cannot be followed by a state.
     with pytest.raises(ForbiddenError, match=r"cannot change an object of the class Identity"):
         load(b"\x80\x04ctorch.nn.modules.linear\nIdentity\n)R}b.")
     with pytest.raises(
@@ -213,8 +213,8 @@ ARGUMENTS: list[tuple[Any, ...]] = [(), (2,), (2, 2), (2, 2, 2), (4, 2), ([4],),
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_layers_of_torch_travel() -> None:
-    """Every class of `torch.nn` that can be made of a few numbers, save those that have no weights yet."""
+def test_torch_layers_can_be_sent() -> None:
+    """Every class of `torch.nn` that takes only a few numbers, except the lazy classes."""
     unpickler, count = Protector().unpickler({}), 0
     for cls in LAYERS:
         if not issubclass(cls, torch.nn.Module) or cls.__name__.startswith(
@@ -242,8 +242,8 @@ def load_mine(source: str, **names: Any) -> Any:
     return protector.unpickler({("user", "Mine"): scope["Mine"]})(io.BytesIO(content)).load()
 
 
-def test_a_new_module_is_new() -> None:
-    """A `__new__` that gives the server's module away is not asked."""
+def test_new_method_of_users_module_is_not_called() -> None:
+    """A `__new__` that returns the server's module has no effect."""
     served = torch.nn.Linear(2, 2)
     source = """
 class Mine(torch.nn.Linear):
@@ -255,7 +255,7 @@ class Mine(torch.nn.Linear):
     assert not hasattr(served, "a")
 
 
-def test_code_of_the_user_is_guarded_while_a_state_is_set() -> None:
+def test_setstate_of_users_class_is_guarded() -> None:
     source = """
 class Mine(torch.nn.Module):
     def __setstate__(self, state):
@@ -267,13 +267,13 @@ class Mine(torch.nn.Module):
         load_mine(source)
 
 
-def test_a_module_that_is_also_of_another_library() -> None:
+def test_module_with_forbidden_base_is_refused() -> None:
     source = "class Mine(torch.nn.Sequential, base): pass"
     with pytest.raises(ForbiddenError, match=r"DataParallel cannot be sent"):
         load_mine(source, base=torch.nn.DataParallel)
 
 
-def test_a_state_may_hold_a_module_of_the_server_and_leaves_it_alone() -> None:
+def test_state_may_hold_servers_module_without_changing_it() -> None:
     served = torch.nn.Linear(2, 2)
     before = dict(vars(served))
     around = torch.nn.Sequential(torch.nn.Identity())
@@ -286,7 +286,7 @@ def test_a_state_may_hold_a_module_of_the_server_and_leaves_it_alone() -> None:
 
 
 @pytest.mark.parametrize("what", [torch.Tensor, math.sqrt, collections.OrderedDict])
-def test_classes_and_functions_cannot_be_changed(what: Any) -> None:
+def test_payload_cannot_change_classes_and_functions(what: Any) -> None:
     content = pickle.dumps((what, (None, {"x": 1})), 4).removesuffix(b"\x86\x94.") + b"b."
     with pytest.raises(ForbiddenError, match=r"cannot change an object"):
         load(content)
@@ -299,16 +299,14 @@ def test_classes_and_functions_cannot_be_changed(what: Any) -> None:
         (cloudpickle.cloudpickle._function_setstate, (torch.load, ({}, {}))),
     ],
 )
-def test_state_setters_only_change_what_was_sent(
-    setter: Callable[..., Any], arguments: Any
-) -> None:
+def test_state_setters_change_only_sent_objects(setter: Callable[..., Any], arguments: Any) -> None:
     with contextlib.suppress(ForbiddenError):
         assert type(load(cloudpickle.dumps(Call(setter, arguments)))) is Placeholder
     assert not hasattr(torch.Tensor, "x")
     assert torch.load.__name__ == "load"
 
 
-def test_values_come_as_they_are() -> None:
+def test_plain_values_are_loaded_unchanged() -> None:
     values = {
         "numbers": [
             1,
@@ -340,7 +338,7 @@ def test_values_come_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_tensors_and_arrays(protocol: int) -> None:
+def test_tensors_and_arrays_are_loaded_unchanged(protocol: int) -> None:
     parameter = torch.nn.Parameter(torch.randn(2))
     values = [torch.randn(2, 3), torch.arange(3), torch.ones(2, dtype=torch.bfloat16), parameter]
     for value in values:
@@ -352,14 +350,14 @@ def test_tensors_and_arrays(protocol: int) -> None:
     assert load(pickle.dumps(np.float32(2.5), protocol)) == 2.5
 
 
-def test_a_storage_that_runs_something_is_refused() -> None:
+def test_storage_with_call_is_refused() -> None:
     file = io.BytesIO()
     torch.save(Call(os.system, ("true",)), file)
     with pytest.raises(ForbiddenError, match=r"more than tensors"):
         load(pickle.dumps(Call(torch.storage._load_from_bytes, (file.getvalue(),))))
 
 
-def test_a_library_is_as_a_block_has_it() -> None:
+def test_module_in_payload_is_protected() -> None:
     module = load(cloudpickle.dumps(torch))
     assert module.ones(2).tolist() == [1, 1]
     with pytest.raises(AttributeError, match=r"torch.save is not available"):
@@ -391,7 +389,7 @@ class Colour(enum.Enum):
     BLUE = "blue"
 
 
-def test_a_dataclass_and_an_enumeration_travel() -> None:
+def test_dataclass_and_enumeration_can_be_sent() -> None:
     point, colour = load(by_value(Point(1, tags=["t"]), Colour.BLUE))
     assert repr(point).endswith("Point(x=1, y=2.0, tags=['t'])")
     assert type(point)(1, tags=["t"]) == point
@@ -419,7 +417,7 @@ def test_a_class_with_a_reduction_is_refused() -> None:
         load(cloudpickle.dumps(Odd))
 
 
-def test_a_pickle_names_no_private_helper() -> None:
+def test_private_helper_in_payload_is_not_called() -> None:
     counted: dict[str, int] = {}
     found = load(pickle.dumps((Call(collections._count_elements, (counted, "a")), counted)))
     assert found[1] == {}
@@ -427,8 +425,8 @@ def test_a_pickle_names_no_private_helper() -> None:
         found[0]()
 
 
-def test_what_is_made_of_a_placeholder_is_one() -> None:
-    """A class, its instances with their state and items, and their bound methods: none is refused."""
+def test_objects_derived_from_placeholders_are_placeholders() -> None:
+    """A class, its instances with their state and items, and bound methods load without an error."""
 
     class Worker(threading.Thread):
         def __init__(self) -> None:
@@ -452,7 +450,7 @@ def test_what_is_made_of_a_placeholder_is_one() -> None:
             value.items.append(2)
 
 
-def test_a_placeholder_is_no_way_to_what_it_stands_for() -> None:
+def test_placeholder_gives_no_access_to_its_object() -> None:
     found = load(cloudpickle.dumps([os, subprocess.run]))
     for value in found:
         assert copy.copy(value) is copy.deepcopy(value) is value
@@ -464,12 +462,12 @@ def test_a_placeholder_is_no_way_to_what_it_stands_for() -> None:
         isinstance(1, found[1])
     with pytest.raises(ImportError, match=r"subprocess.run is not available"):
         type("Mine", types.resolve_bases((found[1],)), {})
-    # An annotation is no use, and a user's own process gets back what it sent.
+    # An annotation does not count as a use, and the client gets the original objects back.
     assert (found[1] | None) is found[1]
     assert pickle.loads(pickle.dumps(found)) == [os, subprocess.run]
 
 
-def test_functions_of_pythons_compiled_modules_are_those_of_the_modules() -> None:
+def test_functions_of_compiled_modules_are_loaded() -> None:
     values = [functools.reduce, heapq.heappush, bisect.bisect, random.Random(1), statistics.mean]
     found = load(pickle.dumps(values))
     assert found[:3] == values[:3]

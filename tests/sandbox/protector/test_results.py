@@ -1,6 +1,6 @@
-"""Results of a block: its client gets what the block made, and no name of the server's."""
+"""Results of a block: the client gets the block's objects, without names of the server's modules."""
 
-# ruff: noqa: E501 - one block a line
+# ruff: noqa: E501 - one block per line
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BUILTINS = "getattr, setattr, delattr, hasattr, vars, eval, exec, compile, globa
 OPERATORS = "operator.attrgetter, operator.itemgetter, operator.methodcaller, operator.add"
 TOOLS = "functools.wraps, functools.update_wrapper, functools.cached_property, functools.partial"
 
-# A block that binds `x`, and a use of `x` by its client.
+# A block that binds `x`, and a use of `x` by the client.
 MADE = {
     "type": ("x = type", "x is type"),
     "builtins": (f"x = [{BUILTINS}]", f"x == [{BUILTINS}]"),
@@ -120,14 +120,14 @@ KNOWN = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MADE)
-def test_what_a_block_makes_comes_back(name: str, way: str) -> None:
+def test_objects_made_in_block_return_to_client(name: str, way: str) -> None:
     run, definitions = WAYS[way]
     source, use = MADE[name]
     expected = eval(f"[{use}]", {**KNOWN, "x": unguarded(source)["x"]})
     content = Result({"x": run(source)["x"]}, MB, MB, definitions()).content
     assert content is not None
     assert b"ndif" not in content
-    # The client is another process, which knows none of these classes.
+    # The client is another process without these classes.
     cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
     got = torch.load(io.BytesIO(content), weights_only=False)["x"]
     assert repr(eval(f"[{use}]", {**KNOWN, "x": got})) == repr(expected)
@@ -141,14 +141,14 @@ OF_THE_SERVER = {
 
 
 @pytest.mark.parametrize("name", OF_THE_SERVER)
-def test_a_part_of_the_server_is_refused_here_and_not_at_the_client(name: str) -> None:
+def test_server_object_in_result_is_refused_on_server(name: str) -> None:
     value = guarded(OF_THE_SERVER[name])["x"]
     with pytest.raises(Exception, match="is a part of the server"):
         Result({"x": value}, MB, MB, protector())
 
 
-def test_a_getter_is_copied_as_itself() -> None:
-    """The reduction of a getter is the unguarded one, for its user's process."""
+def test_copied_attrgetter_stays_guarded() -> None:
+    """A getter's reduction returns the unguarded getter, which is meant for the client."""
     source = "import copy, operator\ng = operator.attrgetter('__class__')\n{}(g)(1)"
     for copying in ("copy.copy", "copy.deepcopy", "copy.copy(copy.copy)"):
         with pytest.raises(AttributeError, match="'__class__' is not available"):

@@ -1,4 +1,4 @@
-"""logging and tqdm as a block has them: they print, and do nothing else."""
+"""The safe replacements of logging and tqdm in a block: they print, and do nothing else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.sandbox.protector.running import guarded, protector, refusal
 
 
-def test_a_logger_prints_what_its_level_lets_through(capsys: pytest.CaptureFixture[str]) -> None:
+def test_logger_prints_records_at_or_above_its_level(capsys: pytest.CaptureFixture[str]) -> None:
     protector().objects({})
     guarded("""
 import logging
@@ -38,13 +38,13 @@ except ZeroDivisionError:
         "ERROR | a.b | failed",
         "ZeroDivisionError: division by zero",
     ]
-    # The next request's levels are its own.
+    # The next request starts with default levels.
     protector().objects({})
     guarded("import logging\nlogging.getLogger('a.b').debug('hidden')")
     assert capsys.readouterr().out == ""
 
 
-def test_a_bar_gives_what_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tqdm_yields_items_and_prints_progress(capsys: pytest.CaptureFixture[str]) -> None:
     protector().objects({})
     found = guarded("""
 import torch, tqdm
@@ -82,5 +82,5 @@ auto.write("a line")
         ("import tqdm\ntqdm.tqdm.pandas()", "no attribute 'pandas'"),
     ],
 )  # fmt: skip
-def test_no_more_than_that(source: str, message: str) -> None:
+def test_other_logging_and_tqdm_functions_are_refused(source: str, message: str) -> None:
     assert message in refusal(source)[0]

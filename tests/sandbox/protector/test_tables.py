@@ -1,6 +1,6 @@
-"""pandas and einops: what of them is denied, name by name, and that their ordinary use is none of it."""
+"""pandas and einops: every denied name is refused, and ordinary use is allowed."""
 
-# ruff: noqa: E501 - one use a line
+# ruff: noqa: E501 - one use per line
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WHITELIST = Whitelist.read(None)
 
 
 def denied(module: str) -> list[str]:
-    """The dotted names below a module."""
+    """Return the denied dotted names below a module."""
     return list(WHITELIST.modules[module].denied)
 
 
@@ -50,7 +50,7 @@ def test_a_denied_name_is_refused_with_its_reason(name: str) -> None:
     assert line == 2
     text, _ = refusal(f"from {above} import {last}\n{last}()")
     assert "is not available on this server" in text, text
-    # By the module alone, where it is one.
+    # The denied name as a module, if it is one.
     text, _ = refusal(f"import {name} as module\nmodule()")
     assert "is not available on this server" in text or "No module named" in text, text
 
@@ -99,10 +99,10 @@ def test_a_denied_method_is_refused_with_its_reason(kind: str, name: str) -> Non
         "pandas.crosstab(frame.b, frame.b, values=frame.a, aggfunc={!r})",
     ],
 )
-def test_a_text_names_no_method_that_is_denied(call: str, name: str) -> None:
+def test_denied_method_named_by_string_is_refused(call: str, name: str) -> None:
     made = "import pandas\nframe = pandas.DataFrame({'a': [1, 2], 'b': [3, 3]})\n"
     text, _ = refusal(made + call.format(name))
-    # Some of pandas says so in its own words.
+    # Some pandas functions raise their own message.
     refused = (f"{name} is not available on this server", "Transform function failed")
     assert any(each in text for each in (*refused, "is not a valid function for 'Rolling'")), text
 
@@ -113,8 +113,8 @@ HARMLESS |= {"to_flat_index", "from_dict", "from_records", "from_arrow", "from_d
 
 
 @pytest.mark.parametrize("kind", ["", ".DataFrame", ".Series", ".Index", ".MultiIndex"])
-def test_whatever_reads_or_writes_is_denied_or_known(kind: str) -> None:
-    """A version of pandas with a new `read_…` fails here, and not with its users."""
+def test_every_pandas_reader_and_writer_is_denied_or_listed_as_harmless(kind: str) -> None:
+    """A new pandas version with a new `read_…` fails this test before users notice."""
     owner = getattr(pandas, kind.strip("."), pandas)
     for name in dir(owner):
         if name.startswith(("read_", "to_", "from_")) and name not in HARMLESS | {"from_tuples"}:
@@ -124,12 +124,12 @@ def test_whatever_reads_or_writes_is_denied_or_known(kind: str) -> None:
             assert "is not available on this server" in text, text
 
 
-def test_no_backend_of_plots_is_imported(tmp_path: Path) -> None:
+def test_pandas_plotting_backend_is_refused(tmp_path: Path) -> None:
     text, _ = refusal("import pandas\npandas.set_option('plotting.backend', 'antigravity')")
     assert text.startswith("ImportError: plots cannot be made on this server")
 
 
-def test_einops_leads_to_no_module_that_is_not_listed() -> None:
+def test_einops_exposes_only_listed_modules() -> None:
     scope = guarded(
         "import einops, einops.layers.torch, einops.einops, einops.packing\n"
         "found = []\n"
@@ -199,7 +199,7 @@ result = ({})
 
 
 @pytest.mark.parametrize("use", PANDAS)
-def test_ordinary_use_of_pandas(use: str) -> None:
+def test_ordinary_pandas_code_gives_same_result_with_guards(use: str) -> None:
     scope = {"activations": torch.arange(12.0).reshape(4, 3)}
     expected: dict[str, object] = {**scope}
     exec(FRAME.format(PANDAS[use]), expected)
@@ -207,7 +207,7 @@ def test_ordinary_use_of_pandas(use: str) -> None:
 
 
 @pytest.mark.parametrize("use", EINOPS)
-def test_ordinary_use_of_einops(use: str) -> None:
+def test_ordinary_einops_code_gives_same_result_with_guards(use: str) -> None:
     scope = {"x": torch.arange(24.0).reshape(2, 3, 4)}
     expected: dict[str, object] = {**scope}
     exec(EINOPS_OF.format(EINOPS[use]), expected)
@@ -233,7 +233,7 @@ SENT = {
 
 
 @pytest.mark.parametrize("name", SENT)
-def test_a_table_can_be_sent(name: str) -> None:
+def test_pandas_object_can_be_sent(name: str) -> None:
     made = eval(SENT[name], {"pd": pandas})
     protector = Protector()
     unpickler = protector.unpickler({})

@@ -1,4 +1,4 @@
-"""The operator's file, which extends the whitelist, and what is wrong with one that cannot be used."""
+"""The operator's file that extends the whitelist, and the errors of an invalid file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def run(protector: Protector, source: str) -> dict[str, object]:
     return scope
 
 
-def test_an_operator_adds_modules(tmp_path: Path) -> None:
+def test_operators_whitelist_adds_modules(tmp_path: Path) -> None:
     extra = tmp_path / "whitelist.yaml"
     extra.write_text(
         "modules:\n"
@@ -60,7 +60,7 @@ def test_a_strict_module_comes_without_submodules(tmp_path: Path) -> None:
         ("deserialization:\n - module: a", "names must be a list of names: None"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_said_to_be_so(
+def test_invalid_whitelist_is_reported_with_its_path(
     tmp_path: Path, content: str, message: str
 ) -> None:
     extra = tmp_path / "whitelist.yaml"
@@ -71,12 +71,12 @@ def test_a_file_that_cannot_be_used_is_said_to_be_so(
     assert str(extra) in str(caught.value)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_whitelist_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cannot be read: No such file or directory"):
         Protector(tmp_path / "none.yaml")
 
 
-def test_what_is_not_installed_is_said_to_be_so(tmp_path: Path) -> None:
+def test_missing_package_and_unregistered_module_are_reported(tmp_path: Path) -> None:
     extra = tmp_path / "whitelist.yaml"
     extra.write_text("modules:\n  - name: not_installed_here\n")
     protector = Protector(extra)

@@ -1,4 +1,4 @@
-"""Classes as researchers write them: a client sends them by value, and a block may define the same."""
+"""Classes as researchers write them. A client sends them by value; a block may define them, too."""
 
 # ruff: noqa: UP006, UP035 - in older forms, too
 

@@ -21,7 +21,7 @@ INSERT INTO keys VALUES ('11111111-aaaa', 'u1'), ('22222222-bbbb', NULL), ('3333
 INSERT INTO tiers VALUES ('t1', 'tier_hotswap'), ('t2', 'trusted-partner');
 INSERT INTO key_tier_assignments VALUES ('11111111-aaaa', 't1'), ('33333333-cccc', 't2');
 """
-"""Tables as another NDIF server has them; `users` is the part that not all have."""
+"""Tables of another NDIF server; some servers have no `users` table."""
 WITHOUT_USERS = """
 CREATE TABLE keys (key_id VARCHAR(64) PRIMARY KEY);
 CREATE TABLE tiers (tier_id INTEGER PRIMARY KEY, name VARCHAR(200));
@@ -34,7 +34,7 @@ INSERT INTO key_tier_assignments VALUES ('44444444-dddd', 7);
 
 @dataclass(frozen=True)
 class TestDatabase:
-    """A database by its URL, and a way to it beside the code under test."""
+    """A database URL, and access to the database that bypasses the code under test."""
 
     __test__ = False
 
@@ -45,7 +45,7 @@ class TestDatabase:
 
 @pytest.fixture(params=ENGINES)
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> TestDatabase:
-    """An empty database, of each engine in its turn."""
+    """An empty database of each engine."""
     if request.param == "sqlite":
         return sqlite_database(tmp_path / "accounts.sqlite")
     server = request.getfixturevalue("postgres")
@@ -54,7 +54,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> TestDatabase:
 
 
 def sqlite_database(file: Path) -> TestDatabase:
-    """Return a database in a file that need not be there yet."""
+    """Return a database in a file that may not exist yet."""
 
     def run(statements: str) -> list[str]:
         connection = sqlite3.connect(file)

@@ -1,4 +1,4 @@
-"""Properties of accounts, whichever form they have."""
+"""Properties of every form of accounts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def digest(key: str) -> str:
 
 @pytest.fixture(params=FORMS)
 def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
-    """Accounts of three keys, two of them one user's."""
+    """Accounts with three keys, two of them of one user."""
     if request.param == "file":
         path = tmp_path / "keys.yaml"
         path.write_text(
@@ -89,13 +89,13 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
 
 
 @on_loop
-async def test_a_store_that_is_there_answers(served: Served) -> None:
+async def test_available_account_store_answers_ping(served: Served) -> None:
     async with served() as accounts:
         await accounts.ping()
 
 
 @on_loop
-async def test_a_key_says_who_may_do_what(served: Served) -> None:
+async def test_key_determines_user_and_rights(served: Served) -> None:
     async with served() as accounts:
         ada = await accounts.account(Caller(ADA, "10.0.0.1"))
         assert (ada.user, ada.email, ada.weight) == ("ada@x.org", "ada@x.org", 3)
@@ -104,13 +104,13 @@ async def test_a_key_says_who_may_do_what(served: Served) -> None:
         bob = await accounts.account(Caller(BOB))
         assert (bob.hotswapping, bob.trusted, bob.priority) == (False, False, True)
         assert (bob.email, bob.weight) == (None, 1)
-        # Names are the same in every form, so that a user finds old results after a change of form.
+        # User names are equal in every form, so that users find old results after a change of form.
         assert bob.user == f"key {digest(digest(BOB))[:16]}"
         assert ada.key == digest(f"ndif runner {digest(ADA)}")[:32]
 
 
 @on_loop
-async def test_two_keys_of_one_user_are_one_user(served: Served) -> None:
+async def test_two_keys_of_one_user_give_same_user(served: Served) -> None:
     async with served() as accounts:
         first, second = [await accounts.account(Caller(key)) for key in (ADA, ANA)]
         assert first.user == second.user
@@ -119,7 +119,7 @@ async def test_two_keys_of_one_user_are_one_user(served: Served) -> None:
 
 
 @on_loop
-async def test_no_other_key_is_one(served: Served) -> None:
+async def test_unknown_keys_are_rejected(served: Served) -> None:
     async with served() as accounts:
         others = (
             "",
@@ -136,7 +136,7 @@ async def test_no_other_key_is_one(served: Served) -> None:
 
 
 @on_loop
-async def test_guesses_are_slowed_also_those_that_are_sent_at_once(served: Served) -> None:
+async def test_guesses_are_rate_limited_even_if_concurrent(served: Served) -> None:
     async with served() as accounts:
         assert (await accounts.account(Caller(BOB, "10.0.0.1"))).priority
         answers = await asyncio.gather(
@@ -147,16 +147,16 @@ async def test_guesses_are_slowed_also_those_that_are_sent_at_once(served: Serve
         assert sum(isinstance(answer, TooManyGuessesError) for answer in answers) == 90
         with pytest.raises(TooManyGuessesError):
             await accounts.account(Caller(ADA, "10.0.0.1"))
-        # Who has used a key from there goes on, and so does everybody elsewhere.
+        # Keys already used from that address still work, and other addresses are not limited.
         assert (await accounts.account(Caller(BOB, "10.0.0.1"))).priority
         assert (await accounts.account(Caller(ADA, "10.0.0.2"))).hotswapping
 
 
-# Without keys
+# Servers without keys
 
 
 @on_loop
-async def test_everybody_is_let_in_and_told_apart() -> None:
+async def test_open_accounts_admit_everyone_and_distinguish_hosts() -> None:
     accounts = OpenAccounts(hotswapping=True)
     first, second = (
         await accounts.account(Caller("", "10.0.0.1")),
@@ -171,7 +171,7 @@ async def test_everybody_is_let_in_and_told_apart() -> None:
 # The choice of a form
 
 
-def test_the_variables_choose_the_form(tmp_path: Path) -> None:
+def test_settings_choose_form_of_accounts(tmp_path: Path) -> None:
     keys = tmp_path / "keys.yaml"
     keys.write_text("keys: []")
     assert isinstance(open_accounts(Settings(dev_mode=True)), OpenAccounts)
@@ -184,7 +184,7 @@ def test_the_variables_choose_the_form(tmp_path: Path) -> None:
         assert isinstance(open_accounts(Settings(**options)), SqlAccounts)  # type: ignore[arg-type]
 
 
-def test_the_specification_s_variables_make_an_address() -> None:
+def test_postgres_variables_make_database_url() -> None:
     settings = Settings(  # type: ignore[call-arg]
         POSTGRES_HOST="::1",
         POSTGRES_PORT=6543,
@@ -207,11 +207,11 @@ def test_the_specification_s_variables_make_an_address() -> None:
         ({"database_url": "x", "POSTGRES_HOST": "y"}, "NDIF_DATABASE_URL and POSTGRES_HOST"),
         ({"broker_url": "redis://127.0.0.1:6379"}, None),
         ({"broker_url": "redis://10.0.0.1:6379", "dev_mode": True}, None),
-        # A password alone names no form: it may be somebody else's.
+        # A password alone selects no form: it may belong to another program.
         ({"POSTGRES_PASSWORD": "x", "api_keys": "keys.yaml"}, None),
     ],
 )
-def test_two_forms_at_once_contradict_each_other(
+def test_two_forms_of_accounts_contradict_each_other(
     options: dict[str, object], named: str | None
 ) -> None:
     said = contradiction(Settings(**options))  # type: ignore[arg-type]
@@ -222,14 +222,14 @@ def test_two_forms_at_once_contradict_each_other(
         assert said.startswith(f"{named} contradict each other")
 
 
-def test_servers_on_several_machines_need_the_same_keys() -> None:
+def test_servers_on_several_machines_need_shared_accounts() -> None:
     said = contradiction(Settings(broker_url="rediss://:secret@10.0.0.1:6379/0"))
     assert said is not None
     assert "NDIF_DATABASE_URL or POSTGRES_HOST" in said
     assert "secret" not in said
 
 
-def test_where_nothing_is_named_keys_are_beside_the_sessions(tmp_path: Path) -> None:
+def test_default_accounts_are_beside_sessions(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "a%20b?c#d"):
         url = database_url(Settings(session_root=folder))
         assert url is not None
@@ -241,16 +241,16 @@ def test_where_nothing_is_named_keys_are_beside_the_sessions(tmp_path: Path) -> 
     "url",
     ["accounts.sqlite", "mysql://h/d", "sqlite://", "sqlite:///:memory:", "postgresql://h:x/d"],
 )
-def test_an_address_that_is_none_is_refused(url: str) -> None:
+def test_invalid_database_url_is_refused(url: str) -> None:
     with pytest.raises(KeysError, match="NDIF_DATABASE_URL"):
         Database(url)
 
 
 @on_loop
-async def test_a_tier_that_trusts_is_known_where_models_are_loaded(tmp_path: Path) -> None:
+async def test_may_trust_is_true_if_a_tier_is_trusted(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.sqlite"
     settings = Settings(database_url=url)  # type: ignore[arg-type]
-    assert not may_trust(settings)  # there is no key yet
+    assert not may_trust(settings)  # there is no tier yet
     registry = SqlRegistry(Database(url))
     await registry.create_tier(tier_with([], "plain"))
     assert not may_trust(settings)

@@ -1,4 +1,4 @@
-"""Backup and restore of accounts, by the commands of docs/accounts.md."""
+"""Backup and restore of accounts with the commands of docs/accounts.md."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def documented(engine: str) -> list[str]:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @on_loop
-async def test_what_was_backed_up_is_there_again(
+async def test_documented_backup_can_be_restored(
     engine: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     backup, restore = documented("SQLite" if engine == "sqlite" else "PostgreSQL")

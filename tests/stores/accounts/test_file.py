@@ -1,4 +1,4 @@
-"""Accounts in a file: when it is read, and what is wrong with it."""
+"""Accounts in a file: when the file is read, and errors of invalid files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 @on_loop
-async def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
+async def test_changed_key_file_is_read_again(tmp_path: Path) -> None:
     path = written(tmp_path, f"keys:\n- key: {KEY}\n")
     accounts = FileAccounts(path)
     other = tmp_path / "other.yaml"
@@ -34,7 +34,7 @@ async def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
     await accounts.account(Caller("another-key"))
     with pytest.raises(NoSuchKeyError):
         await accounts.account(Caller(KEY))
-    # Half a file locks nobody out.
+    # A partially written file locks nobody out.
     await accounts.ping()
     path.write_text("keys: [")
     await accounts.account(Caller("another-key"))
@@ -59,13 +59,13 @@ async def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
         (f"keys:\n- {{key: {KEY}, name: ada}}\n", "keys.0.name: "),
     ],
 )
-def test_a_file_that_cannot_be_used(tmp_path: Path, text: str, problem: str) -> None:
+def test_invalid_key_file_is_refused(tmp_path: Path, text: str, problem: str) -> None:
     with pytest.raises(KeysError) as error:
         FileAccounts(written(tmp_path, text))
     assert problem in str(error.value)
     assert KEY not in str(error.value)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_key_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KeysError, match="No such file"):
         FileAccounts(tmp_path / "keys.yaml")

@@ -1,4 +1,4 @@
-"""Accounts in a database: what operators change, what a server sees of it and when, and migrations."""
+"""Accounts in a database: operators' changes, when a server sees them, and migrations."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CACHE_S = 5.0
 
 
 class Clock:
-    """Time that passes when a test says so."""
+    """A clock that tests advance."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -59,7 +59,7 @@ class Clock:
 async def opened(
     url: str, clock: Clock | None = None, wall: Callable[[], float] = time.time
 ) -> AsyncIterator[tuple[SqlRegistry, SqlAccounts]]:
-    """A registry, and beside it a server's accounts, with connections of their own."""
+    """Yield a registry and a server's accounts, with separate connections."""
     registry = SqlRegistry(Database(url))
     accounts = SqlAccounts(Database(url), CACHE_S, clock or Clock(), wall)
     await accounts.start()
@@ -95,13 +95,13 @@ async def test_a_key_is_shown_once_and_stored_as_its_digest(database: TestDataba
         assert key not in stored[0]
         assert key.removeprefix("ndif_") not in stored[0]
         assert key not in repr(await registry.keys())
-        # The id is no key.
+        # The id is not a key.
         with pytest.raises(NoSuchKeyError):
             await accounts.account(Caller(row.id))
 
 
 @on_loop
-async def test_a_revoked_key_works_no_longer_than_an_answer_is_remembered(
+async def test_revoked_key_is_rejected_after_cache_expires(
     database: TestDatabase,
 ) -> None:
     clock = Clock()
@@ -113,7 +113,7 @@ async def test_a_revoked_key_works_no_longer_than_an_answer_is_remembered(
         clock.now += CACHE_S - 0.1
         await accounts.account(Caller(key))
         clock.now += 0.2
-        # It was one: repeating it is no guess.
+        # A revoked key does not count as a guess.
         for _ in range(20):
             with pytest.raises(NoSuchKeyError, match="revoked"):
                 await accounts.account(Caller(key))
@@ -121,7 +121,7 @@ async def test_a_revoked_key_works_no_longer_than_an_answer_is_remembered(
 
 
 @on_loop
-async def test_an_expired_key_works_no_longer_although_it_is_remembered(
+async def test_expired_key_is_rejected_even_if_cached(
     database: TestDatabase,
 ) -> None:
     wall = Clock()
@@ -137,7 +137,7 @@ async def test_an_expired_key_works_no_longer_although_it_is_remembered(
 
 
 @on_loop
-async def test_a_new_key_and_a_new_tier_work_once_what_was_remembered_is_old(
+async def test_new_key_and_new_tier_take_effect_after_cache_expires(
     database: TestDatabase,
 ) -> None:
     clock = Clock()
@@ -163,7 +163,7 @@ async def test_a_new_key_and_a_new_tier_work_once_what_was_remembered_is_old(
 
 
 @on_loop
-async def test_unknown_keys_are_asked_for_once(database: TestDatabase) -> None:
+async def test_unknown_keys_are_cached(database: TestDatabase) -> None:
     clock = Clock()
     async with opened(database.url, clock) as (registry, accounts):
         await registry.create_key("ada")
@@ -177,7 +177,7 @@ async def test_unknown_keys_are_asked_for_once(database: TestDatabase) -> None:
 
 
 @on_loop
-async def test_what_is_remembered_is_bounded(tmp_path: Path) -> None:
+async def test_account_cache_is_bounded(tmp_path: Path) -> None:
     async with opened(f"sqlite:///{tmp_path}/a.sqlite") as (registry, accounts):
         key = (await registry.create_key("ada")).api_key
         await accounts.account(Caller(key))
@@ -189,11 +189,11 @@ async def test_what_is_remembered_is_bounded(tmp_path: Path) -> None:
         for number in range(most + 10):
             accounts._unknown[str(number)] = None
         assert len(accounts._unknown) == most
-        assert len(accounts._known) == 1  # guesses displace no key
+        assert len(accounts._known) == 1  # guesses evict no known key
 
 
 @on_loop
-async def test_the_last_use_is_stored_in_batches(database: TestDatabase) -> None:
+async def test_last_use_is_stored_in_batches(database: TestDatabase) -> None:
     async with opened(database.url) as (registry, accounts):
         keys = [await registry.create_key("ada", str(number)) for number in range(3)]
         for key in keys[:2]:
@@ -208,7 +208,7 @@ async def test_the_last_use_is_stored_in_batches(database: TestDatabase) -> None
 
 
 @on_loop
-async def test_requests_that_come_at_once_ask_the_database_once(database: TestDatabase) -> None:
+async def test_concurrent_requests_query_database_once(database: TestDatabase) -> None:
     async with opened(database.url) as (registry, accounts):
         key = (await registry.create_key("ada")).api_key
         await accounts.account(Caller(key, "10.0.0.1"))
@@ -230,7 +230,7 @@ async def test_requests_that_come_at_once_ask_the_database_once(database: TestDa
 
 
 @on_loop
-async def test_operators_are_told_what_is_not_there(database: TestDatabase) -> None:
+async def test_missing_keys_tiers_and_users_are_reported(database: TestDatabase) -> None:
     async with opened(database.url) as (registry, _):
         await registry.create_tier(tier_with([], "fast"))
         row = await registry.create_key("ada", tiers=["fast"])
@@ -251,14 +251,16 @@ async def test_operators_are_told_what_is_not_there(database: TestDatabase) -> N
         await registry.withdraw("fast", row.id)
         await registry.delete_tier("fast")
         assert await registry.tiers() == []
-        assert [each.id for each in await registry.keys()] == [row.id]  # the others left none
+        assert [each.id for each in await registry.keys()] == [
+            row.id
+        ]  # failed creations left no key
         assert (await registry.user("ada")).keys[0].id == row.id
 
 
 @on_loop
-async def test_the_beginning_of_two_ids_names_neither(database: TestDatabase) -> None:
+async def test_ambiguous_id_prefix_is_refused(database: TestDatabase) -> None:
     async with opened(database.url) as (registry, _):
-        for _ in range(17):  # of sixteen beginnings
+        for _ in range(17):  # ids have sixteen possible first digits
             await registry.create_key("ada")
         begun = [row.id[0] for row in await registry.keys("ada")]
         twice = next(each for each in begun if begun.count(each) > 1)
@@ -267,7 +269,7 @@ async def test_the_beginning_of_two_ids_names_neither(database: TestDatabase) ->
 
 
 @on_loop
-async def test_keys_are_imported_once(database: TestDatabase) -> None:
+async def test_keys_are_imported_only_once(database: TestDatabase) -> None:
     keys = [
         ImportedKey(_digest("first"), "ada", (tier_with(["hotswapping"], "hotswapping"),)),
         ImportedKey(_digest("second"), None, (tier_with([], "weight-2", weight=2),)),
@@ -283,7 +285,7 @@ async def test_keys_are_imported_once(database: TestDatabase) -> None:
         other = ImportedKey(_digest("fourth"), "bob", (tier_with([], "weight-2", weight=2),))
         with pytest.raises(RegistryError, match="with other rights"):
             await registry.import_keys([ImportedKey(_digest("fifth"), "eve"), other])
-        assert len(await registry.keys()) == 3  # all or none
+        assert len(await registry.keys()) == 3  # imports are atomic
         assert [row.name for row in await registry.users()] == ["ada"]
 
 
@@ -300,8 +302,8 @@ asyncio.run(main())
 """
 
 
-def test_processes_that_create_at_once_lose_nothing(database: TestDatabase) -> None:
-    """The first of them makes the schema, and the user."""
+def test_concurrent_key_creation_loses_no_key(database: TestDatabase) -> None:
+    """The first process makes the schema and the user."""
     started = [
         subprocess.Popen([sys.executable, "-c", _CREATES, database.url, str(number)])
         for number in range(3)
@@ -315,19 +317,19 @@ def test_processes_that_create_at_once_lose_nothing(database: TestDatabase) -> N
 
 
 @on_loop
-async def test_a_database_that_is_migrated_again_keeps_its_data(database: TestDatabase) -> None:
+async def test_repeated_migration_keeps_data(database: TestDatabase) -> None:
     async with opened(database.url) as (registry, _):
         await registry.create_tier(tier_with([], "fast"))
         await registry.create_key("ada", tiers=["fast"])
         there = Database(database.url)
         assert await there.check() == "ours"
-        await there.migrate()  # again: nothing to do
+        await there.migrate()  # the second migration does nothing
         assert len(await registry.keys()) == 1
         await there.close()
 
 
 @on_loop
-async def test_the_migrations_make_what_the_tables_say(database: TestDatabase) -> None:
+async def test_migrations_produce_declared_tables(database: TestDatabase) -> None:
     def differences(connection: Connection) -> list[object]:
         options = {"version_table": VERSION_TABLE, "compare_type": True}
         return list(
@@ -342,7 +344,7 @@ async def test_the_migrations_make_what_the_tables_say(database: TestDatabase) -
 
 
 @on_loop
-async def test_the_schema_of_a_newer_ndif_is_refused(database: TestDatabase) -> None:
+async def test_schema_of_newer_ndif_is_refused(database: TestDatabase) -> None:
     there = Database(database.url)
     await there.migrate()
     database.sql("UPDATE ndif_schema SET version_num = '9999'")
@@ -352,10 +354,10 @@ async def test_the_schema_of_a_newer_ndif_is_refused(database: TestDatabase) -> 
 
 
 @on_loop
-async def test_only_its_owner_reads_the_file(tmp_path: Path) -> None:
+async def test_database_file_is_readable_only_by_owner(tmp_path: Path) -> None:
     file = tmp_path / "new" / "accounts.sqlite"
     async with opened(f"sqlite:///{file}") as (registry, accounts):
-        # Whoever asks before makes no file.
+        # A lookup does not create the file.
         with pytest.raises(AccountsUnavailableError):
             await accounts.account(Caller("a-key"))
         assert not file.exists()
@@ -368,7 +370,9 @@ async def test_only_its_owner_reads_the_file(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_another_server_s_database_is_served_as_it_is(database: TestDatabase) -> None:
+async def test_foreign_database_is_served_unchanged_and_can_be_copied(
+    database: TestDatabase,
+) -> None:
     database.sql(FOREIGN)
     clock = Clock()
     async with opened(database.url, clock) as (registry, accounts):
@@ -376,7 +380,7 @@ async def test_another_server_s_database_is_served_as_it_is(database: TestDataba
         assert (ada.user, ada.hotswapping, ada.trusted) == ("ada@example.org", True, False)
         bob = await accounts.account(Caller("22222222-bbbb"))
         assert (bob.email, bob.hotswapping) == (None, False)
-        # No word in a name of theirs has code run unconfined.
+        # No foreign tier name grants trust.
         assert not (await accounts.account(Caller("33333333-cccc"))).trusted
         with pytest.raises(NoSuchKeyError):
             await accounts.account(Caller("11111111-aaab"))
@@ -390,7 +394,7 @@ async def test_another_server_s_database_is_served_as_it_is(database: TestDataba
         clock.now += CACHE_S
         with pytest.raises(NoSuchKeyError):
             await accounts.account(Caller("22222222-bbbb"))
-        # Copied, they go on, without a restart.
+        # Copied keys keep working, without a restart.
         assert await registry.copy_foreign() == imported(2, 0)
         clock.now += CACHE_S
         assert await accounts.account(Caller("11111111-aaaa")) == ada
@@ -405,7 +409,7 @@ async def test_another_server_s_database_is_served_as_it_is(database: TestDataba
 
 
 @on_loop
-async def test_its_users_need_not_be_there(database: TestDatabase) -> None:
+async def test_foreign_database_needs_no_users_table(database: TestDatabase) -> None:
     database.sql(WITHOUT_USERS)
     async with opened(database.url) as (_, accounts):
         found = await accounts.account(Caller("44444444-dddd"))
@@ -414,7 +418,7 @@ async def test_its_users_need_not_be_there(database: TestDatabase) -> None:
 
 
 @on_loop
-async def test_reading_it_takes_no_right_to_write(postgres: PostgresServer) -> None:
+async def test_foreign_database_needs_only_read_access(postgres: PostgresServer) -> None:
     url = postgres.database()
     postgres.sql(url, FOREIGN)
     postgres.sql(
@@ -427,7 +431,7 @@ async def test_reading_it_takes_no_right_to_write(postgres: PostgresServer) -> N
 
 
 @on_loop
-async def test_tables_that_are_not_understood_let_nobody_in(database: TestDatabase) -> None:
+async def test_foreign_tables_of_unknown_form_admit_nobody(database: TestDatabase) -> None:
     database.sql(
         "CREATE TABLE keys (key_id VARCHAR(64)); CREATE TABLE tiers (id INTEGER);"
         "CREATE TABLE key_tier_assignments (key_id VARCHAR(64), tier INTEGER);"
@@ -441,18 +445,18 @@ async def test_tables_that_are_not_understood_let_nobody_in(database: TestDataba
 
 
 @on_loop
-async def test_there_is_nothing_to_copy(database: TestDatabase) -> None:
+async def test_copy_without_foreign_tables_is_refused(database: TestDatabase) -> None:
     async with opened(database.url) as (registry, _):
         await registry.create_key("ada")
         with pytest.raises(RegistryError, match="there is nothing to copy"):
             await registry.copy_foreign()
 
 
-# A database that is away
+# An unavailable database
 
 
 @on_loop
-async def test_while_the_database_is_away_nobody_new_is_let_in() -> None:
+async def test_only_cached_keys_are_admitted_while_database_is_unavailable() -> None:
     clock = Clock()
     with PostgresServer() as server:
         async with opened(server.database(), clock) as (registry, accounts):
@@ -472,7 +476,7 @@ async def test_while_the_database_is_away_nobody_new_is_let_in() -> None:
                 assert "p@ss" not in str(away.value)
             with pytest.raises(AccountsUnavailableError):
                 await accounts.store_uses()
-            # An outage is no guess, and a last use waits.
+            # Lookups during an outage do not count as guesses, and last uses are stored later.
             server.start()
             clock.now += CACHE_S
             for each in (key, other):
@@ -482,7 +486,9 @@ async def test_while_the_database_is_away_nobody_new_is_let_in() -> None:
 
 
 @on_loop
-async def test_a_server_that_cannot_be_used_says_why(postgres: PostgresServer) -> None:
+async def test_unusable_database_error_gives_reason_without_secrets(
+    postgres: PostgresServer,
+) -> None:
     url = postgres.database()
     name = url.rpartition("/")[2]
     for broken, said in (

@@ -1,4 +1,4 @@
-"""The signer that every broker of the tests has."""
+"""The signer of every broker in the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of every form of `Broker`. A second form is one more entry in `FORMS`."""
+"""The contract of every form of `Broker`. The fixture `opening` lists the forms."""
 
 from __future__ import annotations
 
@@ -107,13 +107,13 @@ def update(request: Request, text: str) -> Response:
 
 
 @on_loop
-async def test_a_broker_that_is_there_answers(opening: Opening) -> None:
+async def test_available_broker_answers_ping(opening: Opening) -> None:
     async with opening() as broker:
         await broker.ping()
 
 
 @on_loop
-async def test_requests_are_claimed_in_the_order_they_came(opening: Opening) -> None:
+async def test_requests_are_claimed_in_order_of_submission(opening: Opening) -> None:
     async with opening() as broker:
         sent = [make_request() for _ in range(20)]
         for request in sent:
@@ -133,7 +133,7 @@ async def test_a_request_is_claimed_as_it_was_submitted(opening: Opening) -> Non
 
 @pytest.mark.parametrize("is_live", [False, True])
 @on_loop
-async def test_a_payload_in_a_file_is_read_until_its_request_ends(
+async def test_payload_file_is_deleted_when_its_request_ends(
     opening: Opening, is_live: bool, tmp_path: Path
 ) -> None:
     content = bytes(range(256)) * 20_000
@@ -151,13 +151,13 @@ async def test_a_payload_in_a_file_is_read_until_its_request_ends(
         found = reader.read(1 << 20)
         await broker.release(claimed)
         with reader:
-            assert found + reader.read() == content  # whoever reads it goes on
+            assert found + reader.read() == content  # an open reader can continue
         del payload, claimed
         assert not file.path.exists()
 
 
 @on_loop
-async def test_a_request_counts_for_more_than_a_small_payload(opening: Opening) -> None:
+async def test_env_of_request_counts_towards_queue_size(opening: Opening) -> None:
     async with opening(max_bytes=100_000) as broker:
         await broker.submit(replace(make_request(), env={"a": [[]] * 1000}))
         with pytest.raises(QueueFullError):
@@ -165,7 +165,7 @@ async def test_a_request_counts_for_more_than_a_small_payload(opening: Opening) 
 
 
 @on_loop
-async def test_a_key_has_no_more_unfinished_requests_than_it_may(opening: Opening) -> None:
+async def test_unfinished_requests_per_key_are_limited(opening: Opening) -> None:
     def of(key: str) -> Request:
         return replace(make_request(), key=key)
 
@@ -175,7 +175,7 @@ async def test_a_key_has_no_more_unfinished_requests_than_it_may(opening: Openin
         refused = [each for each in outcomes if isinstance(each, TooManyJobsError)]
         assert (outcomes.count(None), len(refused)) == (3, 7)
         assert "may have 3 jobs" in str(refused[0])
-        # Others have their own number, and those without a limit none.
+        # Other keys are counted separately, and requests without a limit are accepted.
         await broker.submit(of("b"), most_of_key=3)
         await broker.submit(of("c"))
         first = await broker.claim()
@@ -186,7 +186,7 @@ async def test_a_key_has_no_more_unfinished_requests_than_it_may(opening: Openin
 
 
 @on_loop
-async def test_a_model_has_no_more_unfinished_requests_than_it_may(opening: Opening) -> None:
+async def test_unfinished_requests_per_model_are_limited(opening: Opening) -> None:
     def of(model: str, key: str, subscription_id: str | None = None) -> Request:
         request = make_request(subscription_id)
         return replace(request, model=ModelKey("a.B", model), key=key)
@@ -197,13 +197,13 @@ async def test_a_model_has_no_more_unfinished_requests_than_it_may(opening: Open
         refused = [each for each in outcomes if isinstance(each, TooManyJobsError)]
         assert (outcomes.count(None), len(refused)) == (3, 7)
         assert "3 jobs that wait or run of 'org/a' at once" in str(refused[0])
-        # Another model has its own number, and another key may have a higher limit.
+        # Other models are counted separately, and another key may have a higher limit.
         await broker.submit(of("org/b", ""), most_of_model=3)
         await broker.submit(of("org/a", "x"), most_of_model=4)
         channel = await broker.subscribe()
         await broker.submit(of("org/c", "x", channel.id), most_of_model=1)
         claimed = [await broker.claim() for _ in range(6)]
-        # Whichever way a request ends, it is counted no more, and only once.
+        # However a request ends, it is subtracted exactly once.
         await broker.release(claimed[0])
         await broker.release(claimed[0])
         await broker.complete(claimed[1], Response(claimed[1].id, Status.COMPLETED))
@@ -215,7 +215,7 @@ async def test_a_model_has_no_more_unfinished_requests_than_it_may(opening: Open
 
 
 @on_loop
-async def test_a_client_that_lets_updates_gather_is_disconnected_once(opening: Opening) -> None:
+async def test_client_with_too_many_unread_updates_is_disconnected_once(opening: Opening) -> None:
     async with opening() as broker:
         subscription, calls, is_called = await broker.subscribe(), [], asyncio.Event()
 
@@ -229,7 +229,7 @@ async def test_a_client_that_lets_updates_gather_is_disconnected_once(opening: O
         queued = Response(request.id, Status.QUEUED, "q" * 300)
         for _ in range(3):
             await broker.publish(request, queued)
-        for _ in range(3):  # whoever reads stays
+        for _ in range(3):  # a client that reads stays connected
             await within(subscription.next(), PATIENCE_S)
         for _ in range(10):
             await broker.publish(request, queued)
@@ -250,14 +250,14 @@ async def test_each_request_is_claimed_once(opening: Opening) -> None:
 
 
 @on_loop
-async def test_a_claim_that_is_given_up_takes_no_request_with_it(opening: Opening) -> None:
+async def test_cancelled_claim_loses_no_request(opening: Opening) -> None:
     async with opening() as broker:
         for is_late in (False, True):
             claim = asyncio.create_task(broker.claim())
             await time_passes_async(SOON_S)
             request = make_request()
             if is_late:
-                # The claim is woken, and given up before it could run on.
+                # The claim is woken, and cancelled before it continues.
                 await broker.submit(request)
             claim.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -272,17 +272,17 @@ async def test_a_claim_that_is_given_up_takes_no_request_with_it(opening: Openin
 
 
 @on_loop
-async def test_a_channel_has_a_name_of_its_own_or_the_one_it_brings(opening: Opening) -> None:
+async def test_channel_id_is_random_or_given(opening: Opening) -> None:
     async with opening() as broker:
         names = {(await broker.subscribe()).id for _ in range(50)}
         assert len(names) == 50
-        # Nobody guesses another's.
+        # Ids cannot be guessed.
         assert all(len(name) >= 32 for name in names)
         assert (await broker.subscribe("a-socket-io-id")).id == "a-socket-io-id"
 
 
 @on_loop
-async def test_updates_come_in_order_to_the_session_of_their_request(opening: Opening) -> None:
+async def test_updates_reach_channel_of_their_request_in_order(opening: Opening) -> None:
     async with opening() as broker:
         first, second = await broker.subscribe(), await broker.subscribe()
         for number in range(10):
@@ -295,7 +295,7 @@ async def test_updates_come_in_order_to_the_session_of_their_request(opening: Op
 
 
 @on_loop
-async def test_an_update_comes_as_its_client_reads_it(opening: Opening) -> None:
+async def test_update_has_wire_form_of_its_client(opening: Opening) -> None:
     async with opening() as broker:
         channel = await broker.subscribe()
         for wire, inline, streamed in (
@@ -312,7 +312,7 @@ async def test_an_update_comes_as_its_client_reads_it(opening: Opening) -> None:
 
 
 @on_loop
-async def test_one_channel_hears_of_all_its_requests(opening: Opening) -> None:
+async def test_channel_receives_updates_of_all_its_requests(opening: Opening) -> None:
     async with opening() as broker:
         channel = await broker.subscribe()
         requests = [make_request(channel.id) for _ in range(3)]
@@ -324,7 +324,7 @@ async def test_one_channel_hears_of_all_its_requests(opening: Opening) -> None:
 
 
 @on_loop
-async def test_a_channel_knows_which_of_its_requests_have_not_ended(opening: Opening) -> None:
+async def test_channel_lists_its_unfinished_requests(opening: Opening) -> None:
     async with opening() as broker:
         channel, other = await broker.subscribe(), await broker.subscribe()
         requests = [make_request(channel.id) for _ in range(2)]
@@ -340,7 +340,7 @@ async def test_a_channel_knows_which_of_its_requests_have_not_ended(opening: Ope
 
 
 @on_loop
-async def test_clients_are_told_of_requests_that_redis_has_lost(
+async def test_clients_are_notified_of_requests_that_redis_lost(
     redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broker_module, "_LOOK_S", SOON_S)
@@ -361,7 +361,7 @@ async def test_clients_are_told_of_requests_that_redis_has_lost(
         for each in told[1:]:
             assert each.status is Status.ERROR
             assert "Send it again" in each.description
-        # Whoever comes now is served.
+        # A new request is served.
         following = make_request(channel.id)
         await broker.submit(following)
         while (await within(broker.claim(), PATIENCE_S)).id != following.id:
@@ -372,7 +372,7 @@ async def test_clients_are_told_of_requests_that_redis_has_lost(
 
 
 @on_loop
-async def test_a_channel_that_waits_is_woken(opening: Opening) -> None:
+async def test_waiting_channel_is_woken_by_update(opening: Opening) -> None:
     async with opening() as broker:
         channel = await broker.subscribe()
         waiting = asyncio.create_task(channel.next())
@@ -384,7 +384,7 @@ async def test_a_channel_that_waits_is_woken(opening: Opening) -> None:
 
 
 @on_loop
-async def test_what_nobody_waits_for_goes_nowhere(opening: Opening) -> None:
+async def test_update_without_listening_channel_is_dropped(opening: Opening) -> None:
     async with opening() as broker:
         unheard = make_request("later")
         await broker.publish(unheard, update(unheard, "too early"))
@@ -396,7 +396,7 @@ async def test_what_nobody_waits_for_goes_nowhere(opening: Opening) -> None:
 
 
 @on_loop
-async def test_a_closed_channel_hears_no_more(opening: Opening) -> None:
+async def test_closed_channel_receives_no_updates(opening: Opening) -> None:
     async with opening() as broker:
         channel = await broker.subscribe("again")
         await channel.close()
@@ -408,7 +408,7 @@ async def test_a_closed_channel_hears_no_more(opening: Opening) -> None:
 
 
 @on_loop
-async def test_a_session_is_present_while_its_channel_is_open(opening: Opening) -> None:
+async def test_session_is_connected_while_its_channel_is_open(opening: Opening) -> None:
     async with opening() as broker:
         assert await broker.disconnected(["nobody"]) == {"nobody"}
         channel, other = await broker.subscribe(), await broker.subscribe()
@@ -421,7 +421,7 @@ async def test_a_session_is_present_while_its_channel_is_open(opening: Opening) 
 
 
 @on_loop
-async def test_a_channel_takes_requests_of_the_first_user_alone(opening: Opening) -> None:
+async def test_channel_accepts_requests_only_of_its_first_user(opening: Opening) -> None:
     async with opening() as broker:
         first, second = await broker.subscribe(), await broker.subscribe()
         assert await broker.takes(first.id, "ada")
@@ -431,7 +431,7 @@ async def test_a_channel_takes_requests_of_the_first_user_alone(opening: Opening
 
 
 @on_loop
-async def test_an_older_channel_of_a_name_does_not_close_the_newer(opening: Opening) -> None:
+async def test_closing_older_channel_keeps_newer_of_same_id_open(opening: Opening) -> None:
     async with opening() as broker:
         older, newer = await broker.subscribe("name"), await broker.subscribe("name")
         await older.close()
@@ -442,7 +442,7 @@ async def test_an_older_channel_of_a_name_does_not_close_the_newer(opening: Open
 
 
 @on_loop
-async def test_a_departure_is_noticed(opening: Opening) -> None:
+async def test_departure_of_client_is_noticed(opening: Opening) -> None:
     async with opening() as broker:
         await broker.until_disconnected("nobody")
         channel = await broker.subscribe()
@@ -458,7 +458,7 @@ async def test_a_departure_is_noticed(opening: Opening) -> None:
 
 
 @on_loop
-async def test_an_upload_reaches_its_job_in_order_before_and_after_it_waits(
+async def test_uploads_reach_job_in_order_before_and_after_it_waits(
     opening: Opening,
 ) -> None:
     async with opening() as broker:
@@ -478,7 +478,7 @@ async def test_an_upload_reaches_its_job_in_order_before_and_after_it_waits(
 
 
 @on_loop
-async def test_of_uploads_that_nobody_asks_for_one_is_kept(opening: Opening) -> None:
+async def test_only_one_unrequested_upload_is_kept(opening: Opening) -> None:
     async with opening() as broker:
         request = make_request((await broker.subscribe()).id)
         await broker.submit(request)
@@ -503,7 +503,7 @@ async def test_an_upload_from_another_session_is_dropped(opening: Opening) -> No
 
 
 @on_loop
-async def test_an_upload_for_a_polled_job_is_dropped_whoever_sends_it(opening: Opening) -> None:
+async def test_upload_for_polled_job_is_dropped(opening: Opening) -> None:
     async with opening() as broker:
         request = make_request(None)
         await broker.submit(request)
@@ -516,7 +516,7 @@ async def test_an_upload_for_a_polled_job_is_dropped_whoever_sends_it(opening: O
 
 
 @on_loop
-async def test_uploads_of_two_jobs_are_kept_apart(opening: Opening) -> None:
+async def test_uploads_of_two_jobs_are_kept_separate(opening: Opening) -> None:
     async with opening() as broker:
         subscription_id = (await broker.subscribe()).id
         first, second = make_request(subscription_id), make_request(subscription_id)
@@ -529,7 +529,7 @@ async def test_uploads_of_two_jobs_are_kept_apart(opening: Opening) -> None:
 
 
 @on_loop
-async def test_nothing_is_kept_for_a_job_that_is_not_open(opening: Opening) -> None:
+async def test_upload_for_job_that_is_not_open_is_dropped(opening: Opening) -> None:
     async with opening() as broker:
         subscription_id = (await broker.subscribe()).id
         request = make_request(subscription_id)
@@ -538,14 +538,14 @@ async def test_nothing_is_kept_for_a_job_that_is_not_open(opening: Opening) -> N
         await broker.upload(request.id, subscription_id, b"unread")
         await broker.release(await broker.claim())
         await broker.upload(request.id, subscription_id, b"after it ended")
-        # Run again, it starts with nothing.
+        # A resubmitted request starts without uploads.
         await broker.submit(request)
         await broker.upload(request.id, subscription_id, b"while it runs")
         assert await broker.uploaded(await broker.claim()) == b"while it runs"
 
 
 @on_loop
-async def test_releasing_twice_is_nothing_new(opening: Opening) -> None:
+async def test_releasing_twice_has_no_further_effect(opening: Opening) -> None:
     async with opening() as broker:
         request = make_request()
         await broker.submit(request)
@@ -558,7 +558,7 @@ async def test_releasing_twice_is_nothing_new(opening: Opening) -> None:
 
 
 @on_loop
-async def test_whoever_is_told_says_whether_anybody_hears(opening: Opening) -> None:
+async def test_publish_returns_whether_client_is_connected(opening: Opening) -> None:
     async with opening() as broker:
         channel = await broker.subscribe()
         for status in (Status.QUEUED, Status.COMPLETED):
@@ -571,7 +571,7 @@ async def test_whoever_is_told_says_whether_anybody_hears(opening: Opening) -> N
 
 
 @on_loop
-async def test_a_request_is_let_go_of_with_its_last_response(opening: Opening) -> None:
+async def test_request_is_released_with_its_last_response(opening: Opening) -> None:
     async with opening(max_bytes=INLINE) as broker:
         channel = await broker.subscribe()
         live, polled = make_request(channel.id), make_request(None)
@@ -580,18 +580,18 @@ async def test_a_request_is_let_go_of_with_its_last_response(opening: Opening) -
         claimed = [await broker.claim(), await broker.claim()]
         await broker.publish(claimed[0], update(live, "not the last"))
         assert [await broker.is_complete(request) for request in claimed] == [False, False]
-        for _ in range(2):  # whoever did not hear that it was done does it again
+        for _ in range(2):  # a repeated last response has no further effect
             await broker.publish(claimed[0], Response(live.id, Status.COMPLETED))
             await broker.complete(claimed[1], Response(polled.id, Status.COMPLETED))
         assert [await broker.is_complete(request) for request in claimed] == [True, True]
-        # Nothing of them counts any more, and nothing of them comes again.
+        # Neither request counts any more, and neither is claimed again.
         whole = make_request(payload=bytes(INLINE))
         await broker.submit(whole)
         assert (await broker.claim()).id == whole.id
 
 
 @on_loop
-async def test_with_the_last_response_goes_what_was_too_large_for_the_queue(
+async def test_last_response_deletes_payload_from_object_store(
     redis: RedisServer, tmp_path: Path
 ) -> None:
     store = FileStore(tmp_path, 3600)
@@ -610,9 +610,7 @@ async def test_with_the_last_response_goes_what_was_too_large_for_the_queue(
 
 
 @on_loop
-async def test_whoever_leads_next_runs_nothing_that_has_ended(
-    redis: RedisServer, tmp_path: Path
-) -> None:
+async def test_next_leader_runs_no_ended_request(redis: RedisServer, tmp_path: Path) -> None:
     async with on_redis(redis.url, tmp_path)() as broker:
         channel = await broker.subscribe()
         sent = [make_request(subscription_id) for subscription_id in (channel.id, None, channel.id)]
@@ -622,7 +620,7 @@ async def test_whoever_leads_next_runs_nothing_that_has_ended(
         assert not await broker.is_complete(live)
         await broker.publish(live, Response(live.id, Status.COMPLETED))
         await broker.complete(polled, Response(polled.id, Status.COMPLETED))
-    # Its process has ended before it heard of either.
+    # The leader's process has ended before it learned of either end.
     another = RedisBroker(redis.url, FileStore(tmp_path, 3600), SIGNER, inline_bytes=INLINE)
     await another.start()
     later = make_request()
@@ -638,7 +636,7 @@ async def test_whoever_leads_next_runs_nothing_that_has_ended(
 
 @pytest.mark.parametrize("counts", [True, False])
 @on_loop
-async def test_whoever_leads_next_knows_how_often_runs_were_cut_short(
+async def test_next_leader_knows_number_of_interrupted_attempts(
     counts: bool, redis: RedisServer, tmp_path: Path
 ) -> None:
     async with on_redis(redis.url, tmp_path)() as broker:
@@ -648,7 +646,7 @@ async def test_whoever_leads_next_knows_how_often_runs_were_cut_short(
         runs, stopped, ended, _ = [await broker.claim() for _ in sent]
         for request in (runs, stopped, ended):
             broker.note_attempts(request, 1)
-        broker.note_attempts(stopped, 0)  # the server was told to stop
+        broker.note_attempts(stopped, 0)  # the server was stopped in order
         await broker.complete(ended, Response(ended.id, Status.COMPLETED))
         broker.note_attempts(ended, 2)
     another = RedisBroker(
@@ -662,14 +660,14 @@ async def test_whoever_leads_next_knows_how_often_runs_were_cut_short(
 
 
 @on_loop
-async def test_what_waits_is_no_more_than_there_is_room_for(opening: Opening) -> None:
-    """Payloads that ride along, and such that are kept elsewhere."""
+async def test_waiting_payloads_are_limited_by_max_queued_bytes(opening: Opening) -> None:
+    """This covers payloads within the queue and payloads in the object store."""
     limit = 2 * INLINE
     large, small, last = (
         make_request(payload=bytes(size)) for size in (3 * INLINE, INLINE + 1, INLINE)
     )
     async with opening(max_bytes=limit) as broker:
-        await broker.submit(large)  # by itself anything may wait
+        await broker.submit(large)  # a single request may have any size
         with pytest.raises(QueueFullError, match="NDIF_MAX_QUEUED_BYTES"):
             await broker.submit(small)
         claimed = await broker.claim()
@@ -687,22 +685,20 @@ async def test_what_waits_is_no_more_than_there_is_room_for(opening: Opening) ->
 
 
 @on_loop
-async def test_what_is_submitted_again_as_its_answer_was_lost_is_there_once(
-    redis: RedisServer, tmp_path: Path
-) -> None:
+async def test_repeated_submission_is_queued_once(redis: RedisServer, tmp_path: Path) -> None:
     async with on_redis(redis.url, tmp_path)(max_bytes=100) as broker:
         request, other = make_request(payload=bytes(60)), make_request(payload=bytes(60))
         for _ in range(2):
             await broker.submit(request)
         await broker.release(await broker.claim())
-        # Neither does it count twice, nor does it come again.
+        # The request is neither counted twice nor claimed again.
         await broker.submit(other)
         assert (await broker.claim()).id == other.id
 
 
 @pytest.mark.parametrize("size", [60, INLINE + 1])
 @on_loop
-async def test_a_submission_that_is_given_up_leaves_nothing_to_run(
+async def test_cancelled_submission_leaves_nothing_to_run(
     redis: RedisServer, tmp_path: Path, size: int
 ) -> None:
     async with on_redis(redis.url, tmp_path)() as broker:
@@ -711,7 +707,7 @@ async def test_a_submission_that_is_given_up_leaves_nothing_to_run(
         held = await broker.claim()
         redis.pause()
         try:
-            # As its client's connection ends, or its gateway; the other one was claimed by then.
+            # As if the client's connection or its gateway ended; the other request was already claimed.
             submitting = [asyncio.create_task(broker.submit(each)) for each in (given_up, claimed)]
             await time_passes_async(5 * SOON_S)
             await end(submitting)
@@ -721,7 +717,7 @@ async def test_a_submission_that_is_given_up_leaves_nothing_to_run(
         claims = [held]
         with contextlib.suppress(
             asyncio.TimeoutError
-        ):  # one that was claimed in between has no payload
+        ):  # a request claimed in between has no payload
             claims.append(await within(broker.claim(), SOON_S))
         for each in claims:
             with pytest.raises(BrokerError, match="is there no longer"):
@@ -732,7 +728,7 @@ async def test_a_submission_that_is_given_up_leaves_nothing_to_run(
 
 
 @on_loop
-async def test_a_redis_that_is_full_takes_nothing_more_and_lets_go_of_what_it_has(
+async def test_full_redis_rejects_requests_and_releases_ended_ones(
     redis: RedisServer, tmp_path: Path
 ) -> None:
     async with on_redis(redis.url, tmp_path)() as broker:
@@ -759,7 +755,7 @@ async def test_a_redis_that_is_full_takes_nothing_more_and_lets_go_of_what_it_ha
 
 @pytest.mark.parametrize("with_an_end", [True, False])
 @on_loop
-async def test_what_is_let_go_of_while_redis_is_away_is_so_once_it_is_back(
+async def test_release_during_redis_outage_takes_effect_after_restart(
     redis: RedisServer, tmp_path: Path, with_an_end: bool
 ) -> None:
     async with on_redis(redis.url, tmp_path)() as broker:
@@ -781,7 +777,7 @@ async def test_what_is_let_go_of_while_redis_is_away_is_so_once_it_is_back(
 
 
 @on_loop
-async def test_what_cannot_be_sent_fails_whoever_sends_it_and_nobody_else(
+async def test_unencodable_command_fails_only_its_caller(
     redis: RedisServer, tmp_path: Path
 ) -> None:
     async with on_redis(redis.url, tmp_path)() as broker:
@@ -792,7 +788,7 @@ async def test_what_cannot_be_sent_fails_whoever_sends_it_and_nobody_else(
 
 
 @on_loop
-async def test_who_asks_while_it_is_closed_is_told(redis: RedisServer, tmp_path: Path) -> None:
+async def test_command_pending_at_close_fails(redis: RedisServer, tmp_path: Path) -> None:
     async with on_redis(redis.url, tmp_path)() as broker:
         asking = asyncio.create_task(broker.client.ping())
         await asyncio.sleep(0)

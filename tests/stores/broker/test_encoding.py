@@ -1,4 +1,4 @@
-"""Requests between processes of this server, with the keys that sent them."""
+"""Encoding of requests between processes of this server, with their users and keys."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def a_request(user: str, key: str) -> Request:
 
 
 @given(user=st.text(), key=st.text("0123456789abcdef", min_size=1))
-def test_a_key_comes_through(user: str, key: str) -> None:
+def test_user_and_key_survive_encoding(user: str, key: str) -> None:
     request = a_request(user, key)
     assert decode_request(encode_request(request)) == request
 
 
 @pytest.mark.parametrize("user", ["", "host 10.0.0.1", "key 0123456789abcdef"])
-def test_who_has_no_key_has_none(user: str) -> None:
+def test_missing_key_survives_encoding(user: str) -> None:
     request = a_request(user, "")
     assert decode_request(encode_request(request)) == request
 
 
 @on_loop
-async def test_only_a_key_that_was_verified_is_an_identity(tmp_path: Path) -> None:
-    """On a server without keys any text may come as one, and two may come with the same."""
+async def test_only_verified_key_gives_runner_key(tmp_path: Path) -> None:
+    """On a server without keys, any text may come as a key, and two users may send the same text."""
     open_ = OpenAccounts(hotswapping=False)
     for key, host in (("", "10.0.0.1"), ("any-text", "10.0.0.1")):
         assert (await open_.account(Caller(key, host))).key == ""

@@ -1,4 +1,4 @@
-"""Jobs that go to a replica in another process over Redis, and what is heard of their ends."""
+"""Jobs that are sent over Redis to a replica in another process, and the reports of their ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ AGAIN_S = 2.0
 
 @pytest.fixture(autouse=True)
 def an_empty_queue(redis: RedisServer) -> None:
-    """The queue of the Redis that tests share, without what an earlier one left there."""
+    """Empty the Redis that tests share."""
     redis.command("flushall")
 
 
@@ -59,7 +59,7 @@ async def leading(broker: RedisBroker) -> AsyncIterator[JobSender]:
 async def both_ends(
     redis: RedisServer, folder: Path
 ) -> AsyncIterator[tuple[RedisBroker, RedisBroker, JobSender]]:
-    """The broker of whoever leads, that of a replica, and the lanes between them."""
+    """Yield the leader's broker, a replica's broker, and the lanes between them."""
     async with (
         a_broker(redis, folder) as here,
         a_broker(redis, folder) as there,
@@ -86,7 +86,7 @@ def running(lanes: JobSender, request: Request) -> asyncio.Task[Response | None]
 
 @pytest.mark.parametrize("size", [1, INLINE, INLINE + 1])
 @on_loop
-async def test_a_job_comes_with_its_payload_and_its_end_is_heard(
+async def test_job_arrives_with_payload_and_its_end_is_reported(
     redis: RedisServer, tmp_path: Path, size: int
 ) -> None:
     payload = bytes(range(256)) * 8
@@ -106,7 +106,7 @@ async def test_a_job_comes_with_its_payload_and_its_end_is_heard(
 
 
 @on_loop
-async def test_a_live_client_is_told_that_its_job_is_sent(
+async def test_live_client_is_notified_that_job_is_dispatched(
     redis: RedisServer, tmp_path: Path
 ) -> None:
     async with a_broker(redis, tmp_path) as here, leading(here) as lanes:
@@ -123,9 +123,7 @@ async def test_a_live_client_is_told_that_its_job_is_sent(
 
 
 @on_loop
-async def test_the_job_of_a_client_that_left_is_not_sent(
-    redis: RedisServer, tmp_path: Path
-) -> None:
+async def test_job_of_disconnected_client_is_not_sent(redis: RedisServer, tmp_path: Path) -> None:
     async with a_broker(redis, tmp_path) as here, leading(here) as lanes:
         lane = await JobReceiver.open(here, "r", lanes.introduction)
         abandoned = await claimed(here, subscription_id="nobody")
@@ -140,9 +138,7 @@ async def test_the_job_of_a_client_that_left_is_not_sent(
 
 
 @on_loop
-async def test_what_is_given_back_is_asked_for_otherwise(
-    redis: RedisServer, tmp_path: Path
-) -> None:
+async def test_returned_job_ends_run_without_response(redis: RedisServer, tmp_path: Path) -> None:
     async with both_ends(redis, tmp_path) as (here, there, lanes):
         lane = await JobReceiver.open(there, "r", lanes.introduction)
         request = await claimed(here)
@@ -153,7 +149,7 @@ async def test_what_is_given_back_is_asked_for_otherwise(
 
 
 @on_loop
-async def test_a_replica_that_does_not_listen_is_not_waited_for(
+async def test_run_does_not_wait_for_replica_that_does_not_listen(
     redis: RedisServer, tmp_path: Path
 ) -> None:
     async with a_broker(redis, tmp_path) as here, leading(here) as lanes:
@@ -163,7 +159,7 @@ async def test_a_replica_that_does_not_listen_is_not_waited_for(
 
 
 @on_loop
-async def test_after_a_connection_was_lost_both_ends_hear_again(
+async def test_both_ends_receive_again_after_lost_connection(
     redis: RedisServer, tmp_path: Path
 ) -> None:
     async with both_ends(redis, tmp_path) as (here, there, lanes):
@@ -175,7 +171,7 @@ async def test_after_a_connection_was_lost_both_ends_hear_again(
             done, _ = await asyncio.wait([run, heard], timeout=AGAIN_S, return_when=FIRST_COMPLETED)
             if heard in done:
                 break
-            # Nobody has heard of it, or whoever did lost the connection, as a leader then finds out by Ray.
+            # No replica received the job, or the replica lost its connection, as a leader learns from Ray.
             assert run not in done or run.result() is None
             run.cancel()
             await time_passes_async(SOON_S)
@@ -188,7 +184,7 @@ async def test_after_a_connection_was_lost_both_ends_hear_again(
 
 
 @on_loop
-async def test_what_is_no_job_costs_nothing_but_itself(redis: RedisServer, tmp_path: Path) -> None:
+async def test_malformed_job_message_is_ignored(redis: RedisServer, tmp_path: Path) -> None:
     async with a_broker(redis, tmp_path) as here, leading(here) as lanes:
         lane = await JobReceiver.open(here, "r", lanes.introduction)
         for content in (b"", b"\xff" * 5, b"\0\0\0\2{}", b"\0\0\0\1["):

@@ -1,4 +1,4 @@
-"""Commands to Redis: each has its own answer, whatever becomes of the connection."""
+"""Commands to Redis: each gets its own answer, even if connections are lost."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def impatient(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Cutting:
-    """A way to a server on which connections end: each once this has passed by, or all at once."""
+    """A proxy that ends connections: each after certain content has passed, or all at once."""
 
     def __init__(self, server: RedisServer, after: bytes = b"", *said: bytes) -> None:
-        """`said`: what is said instead, the first times, of what then passes by."""
+        """Set the proxy up. `said` are answers to the first commands with `after`, instead of an end."""
         self._server = server
         self._after = after
         self._said = list(said)
@@ -96,7 +96,7 @@ class Cutting:
             end.transport.abort()
 
 
-def test_each_is_answered_its_own(play: Play, redis: RedisServer) -> None:
+def test_each_command_gets_its_own_answer(play: Play, redis: RedisServer) -> None:
     async def scene() -> None:
         async with a_client(redis.url) as client:
             asked = [
@@ -109,7 +109,7 @@ def test_each_is_answered_its_own(play: Play, redis: RedisServer) -> None:
     play(scene)
 
 
-def test_one_that_fails_is_nobody_elses_concern(play: Play, redis: RedisServer) -> None:
+def test_failed_command_does_not_affect_others(play: Play, redis: RedisServer) -> None:
     async def scene() -> None:
         async with a_client(redis.url) as client:
             await client.set("text", "some")
@@ -123,7 +123,7 @@ def test_one_that_fails_is_nobody_elses_concern(play: Play, redis: RedisServer) 
     play(scene)
 
 
-def test_whoever_gives_up_takes_nobody_elses_answer(play: Play, redis: RedisServer) -> None:
+def test_cancelled_command_takes_no_other_answer(play: Play, redis: RedisServer) -> None:
     async def scene() -> None:
         async with a_client(redis.url) as client:
             for n in range(50):
@@ -137,7 +137,7 @@ def test_whoever_gives_up_takes_nobody_elses_answer(play: Play, redis: RedisServ
     play(scene)
 
 
-def test_whoever_gives_up_waiting_takes_nothing_with_it(play: Play, redis: RedisServer) -> None:
+def test_cancelled_blocking_pop_takes_no_item(play: Play, redis: RedisServer) -> None:
     async def scene() -> None:
         async with a_client(redis.url) as client:
             await client.delete("things")
@@ -152,7 +152,7 @@ def test_whoever_gives_up_waiting_takes_nothing_with_it(play: Play, redis: Redis
     play(scene)
 
 
-def test_who_waits_holds_up_nobody(play: Play, redis: RedisServer) -> None:
+def test_blocking_commands_do_not_block_others(play: Play, redis: RedisServer) -> None:
     async def scene() -> None:
         async with a_client(redis.url) as client:
             await client.delete("one", "two")
@@ -168,7 +168,7 @@ def test_who_waits_holds_up_nobody(play: Play, redis: RedisServer) -> None:
     play(scene)
 
 
-def test_what_has_no_answer_when_a_connection_is_lost_is_asked_again(
+def test_unanswered_commands_are_resent_after_lost_connection(
     play: Play, redis: RedisServer
 ) -> None:
     async def scene() -> None:
@@ -185,7 +185,9 @@ def test_what_has_no_answer_when_a_connection_is_lost_is_asked_again(
     play(scene)
 
 
-def test_what_costs_every_connection_is_asked_a_few_times(play: Play, redis: RedisServer) -> None:
+def test_command_that_breaks_connections_is_retried_few_times(
+    play: Play, redis: RedisServer
+) -> None:
     async def scene() -> None:
         way = Cutting(redis, after=b"deadly")
         async with way.open() as url, a_client(url) as client:
@@ -198,16 +200,16 @@ def test_what_costs_every_connection_is_asked_a_few_times(play: Play, redis: Red
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_server_that_does_not_answer_is_not_waited_for(play: Play, redis: RedisServer) -> None:
+def test_commands_fail_if_server_does_not_answer_in_time(play: Play, redis: RedisServer) -> None:
     async def scene() -> None:
         async with a_client(redis.url) as client:
             await client.ping()
             redis.pause()
             try:
                 loop = asyncio.get_running_loop()
-                for _ in range(2):  # the second finds no connection
+                for _ in range(2):  # the second round finds no connection
                     began = loop.time()
-                    # Many more than may be without an answer: in turn they would take 100 s.
+                    # Many more than may be unanswered at once: one after the other, they would take 100 s.
                     many = (client.ping() for _ in range(1600))
                     asked = client.ping(), client.blpop(["nothing"], timeout=1), *many
                     outcomes = await asyncio.gather(*asked, return_exceptions=True)
@@ -221,10 +223,10 @@ def test_a_server_that_does_not_answer_is_not_waited_for(play: Play, redis: Redi
 
 
 @pytest.mark.usefixtures("impatient")
-def test_who_asks_for_much_waits_for_all_of_it(
+def test_many_slow_commands_are_all_answered(
     play: Play, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # No pause of Redis on a busy machine lasts for this long, and all answers together take longer.
+    # Redis never pauses this long on a busy machine, and all answers together take longer.
     monkeypatch.setattr(redis_client, "ANSWER_S", 3 * SHORT_S)
     slow = """
         local function now() local t = redis.call('TIME'); return t[1] * 1000000 + t[2] end
@@ -237,7 +239,7 @@ def test_who_asks_for_much_waits_for_all_of_it(
         async with a_client(redis.url) as client:
             await client.delete("slow")
             script = client.register_script(slow)
-            # Redis answers once it has carried out all that it had read: some of these.
+            # Redis answers once it has executed all commands that it had read, which are some of these.
             large = [b"x" * 4000]
             answers = await asyncio.gather(*(script(["slow"], large) for _ in range(400)))
             assert sorted(answers) == list(range(1, 401))
@@ -246,7 +248,7 @@ def test_who_asks_for_much_waits_for_all_of_it(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_process_that_stood_still_blames_nobody(
+def test_stalled_process_does_not_count_as_server_outage(
     play: Play, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_client, "_STALL_S", SHORT_S / 2)
@@ -262,20 +264,18 @@ def test_a_process_that_stood_still_blames_nobody(
     play(scene)
 
 
-def test_a_server_that_has_yet_to_read_its_data_is_asked_again(
-    play: Play, redis: RedisServer
-) -> None:
+def test_loading_server_is_asked_again(play: Play, redis: RedisServer) -> None:
     async def scene() -> None:
         way = Cutting(redis, b"whether", *[b"-LOADING Redis is loading the dataset\r\n"] * 2)
         async with way.open() as url, a_client(url) as client:
             asked = client.echo("whether"), client.echo("it"), client.echo("answers")
             assert await asyncio.gather(*asked) == [b"whether", b"it", b"answers"]
-            assert way.connections == 3 + 2  # one each, and one for each time
+            assert way.connections == 3 + 2  # the first connections, and one for each refusal
 
     play(scene)
 
 
-def test_one_that_was_closed_connects_again(play: Play, redis: RedisServer) -> None:
+def test_closed_client_connects_again(play: Play, redis: RedisServer) -> None:
     async def scene() -> None:
         async with a_client(redis.url) as client:
             asked = asyncio.create_task(client.ping())
@@ -287,7 +287,7 @@ def test_one_that_was_closed_connects_again(play: Play, redis: RedisServer) -> N
     play(scene)
 
 
-def test_a_channel_is_closed_at_once_whose_connection_is_lost(
+def test_channel_closes_at_once_after_lost_connection(
     play: Play, redis: RedisServer, tmp_path: Path
 ) -> None:
     async def scene() -> None:
@@ -306,7 +306,7 @@ def test_a_channel_is_closed_at_once_whose_connection_is_lost(
     play(scene)
 
 
-def test_a_server_that_is_away_is_found_again(play: Play, tmp_path: Path) -> None:
+def test_client_reconnects_to_restarted_server(play: Play, tmp_path: Path) -> None:
     async def scene() -> None:
         server = RedisServer(tmp_path)
         async with a_client(server.url) as client:
@@ -323,7 +323,7 @@ def test_a_server_that_is_away_is_found_again(play: Play, tmp_path: Path) -> Non
 
 @pytest.fixture
 def confidential(tmp_path: Path) -> Iterator[str]:
-    """The URL of a server that speaks TLS, and asks for a password."""
+    """The URL of a server with TLS and a password."""
     key, certificate, port = tmp_path / "key.pem", tmp_path / "certificate.pem", free_port()
     subprocess.run(
         [
@@ -340,7 +340,7 @@ def confidential(tmp_path: Path) -> Iterator[str]:
         yield f"rediss://friend:secret@{HOST}:{port}/3?ssl_ca_certs={certificate}"
 
 
-def test_it_is_reached_as_its_url_says(play: Play, confidential: str) -> None:
+def test_url_sets_tls_user_password_and_database(play: Play, confidential: str) -> None:
     async def scene() -> None:
         async with a_client(confidential) as client:
             assert await client.execute_command("ACL WHOAMI") == "friend"  # type: ignore[no-untyped-call]
@@ -350,7 +350,7 @@ def test_it_is_reached_as_its_url_says(play: Play, confidential: str) -> None:
     play(scene)
 
 
-def test_answers_have_one_form_whatever_the_url_says(play: Play, redis: RedisServer) -> None:
+def test_answers_use_resp2_whatever_url_says(play: Play, redis: RedisServer) -> None:
     async def scene() -> None:
         async with a_client(f"{redis.url}?protocol=3") as client:
             assert (await client.client_info())["resp"] == "2"

@@ -1,4 +1,4 @@
-"""The spool: its files as a process leaves them that is killed, and disks that are damaged or full."""
+"""The spool: its files after a process was killed, and damaged or full disks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.engine
 __all__ = ["small_disk"]
 
 SMALL, LARGE = b"opaque", bytes(range(256)) * 1024
-"""Payloads in the file of all requests, and in one of its own."""
+"""Payloads that are stored in the common file and in a separate file."""
 
 
 def a_request(payload: bytes = SMALL, subscription_id: str | None = None) -> Request:
@@ -56,7 +56,7 @@ def a_request(payload: bytes = SMALL, subscription_id: str | None = None) -> Req
 
 
 def as_killed(folder: Path, name: str) -> Path:
-    """Return a copy of the files as they are now, of which no process holds anything."""
+    """Return a copy of the current files, which no process has open."""
     return Path(shutil.copytree(folder, folder.with_name(name)))
 
 
@@ -78,14 +78,14 @@ async def ids(folder: Path, objects: FileStore) -> list[str]:
 
 
 async def stored(objects: FileStore, request: Request) -> dict[str, Any]:
-    """The response that a client of the request is sent."""
+    """Return the response that a client of the request receives."""
     response = await last_response(objects, request.id)
     assert response is not None
     return response.fields
 
 
 @on_loop
-async def test_a_killed_process_leaves_what_it_accepted(tmp_path: Path, objects: FileStore) -> None:
+async def test_accepted_requests_survive_killed_process(tmp_path: Path, objects: FileStore) -> None:
     async with opened(tmp_path / "spool", objects) as spool:
         sent = [a_request(), a_request(LARGE), a_request()]
         for request in sent:
@@ -106,7 +106,9 @@ async def test_a_killed_process_leaves_what_it_accepted(tmp_path: Path, objects:
 
 
 @on_loop
-async def test_many_at_once_are_few_writes(tmp_path: Path, objects: FileStore) -> None:
+async def test_concurrent_requests_are_written_in_few_commits(
+    tmp_path: Path, objects: FileStore
+) -> None:
     async with opened(tmp_path / "spool", objects) as spool:
         groups = []
         commit = spool._file._commit
@@ -119,10 +121,10 @@ async def test_many_at_once_are_few_writes(tmp_path: Path, objects: FileStore) -
 @pytest.mark.parametrize("payload", [SMALL, LARGE])
 @pytest.mark.parametrize("is_written", [True, False])
 @on_loop
-async def test_what_was_given_up_while_it_was_written_does_not_run(
+async def test_request_cancelled_while_written_does_not_run(
     tmp_path: Path, objects: FileStore, payload: bytes, is_written: bool
 ) -> None:
-    """A server that stops cancels what it is busy with, and says so to the client."""
+    """A stopping server cancels pending work, and reports that to the client."""
     spool = Spool(tmp_path / "spool", objects)
     broker = MemoryBroker(max_bytes=len(LARGE), spool=spool)
     commit, writing, may_end = spool._file._commit, threading.Event(), threading.Event()
@@ -143,22 +145,24 @@ async def test_what_was_given_up_while_it_was_written_does_not_run(
     assert submitting.cancelled()
     may_end.set()
     kept = a_request(LARGE)
-    await broker.submit(kept)  # the place of the other is free
+    await broker.submit(kept)  # the other request takes no space any more
     await broker.stop()
     assert await ids(tmp_path / "spool", objects) == [kept.id]
     assert len([*(tmp_path / "spool").iterdir()]) == 2
 
 
 @on_loop
-async def test_what_has_its_end_does_not_run_again(tmp_path: Path, objects: FileStore) -> None:
-    """A process is killed after an end was stored, before the request was removed."""
+async def test_request_with_stored_end_does_not_run_again(
+    tmp_path: Path, objects: FileStore
+) -> None:
+    """A process was killed between storing an end and removing its request."""
     async with opened(tmp_path / "spool", objects) as spool:
         ended, torn, waits = a_request(LARGE), a_request(), a_request()
         for request in (ended, torn, waits):
             await spool.add(request)
         end = json.dumps({"id": ended.id, "status": "COMPLETED", "description": ""})
         await objects.put(f"ends/{ended.id}.json", end.encode())
-        await objects.put(f"ends/{torn.id}.json", b"")  # as a loss of power leaves it
+        await objects.put(f"ends/{torn.id}.json", b"")  # like after a power loss
         left = as_killed(tmp_path / "spool", "left")
     broker = MemoryBroker(spool=Spool(left, objects))
     await broker.start()
@@ -175,8 +179,8 @@ async def test_what_has_its_end_does_not_run_again(tmp_path: Path, objects: File
 
 
 @on_loop
-async def test_who_polls_for_what_is_lost_is_told(tmp_path: Path, objects: FileStore) -> None:
-    """Jobs of a server without a spool, or of one whose spool was damaged."""
+async def test_polling_client_is_notified_of_lost_job(tmp_path: Path, objects: FileStore) -> None:
+    """These are jobs of a server without a spool or with a damaged spool."""
     lost, ended = a_request(), a_request()
     responder = Responder(MemoryBroker(), objects)
     await responder.respond(lost, Response(lost.id, Status.RUNNING))
@@ -189,7 +193,7 @@ async def test_who_polls_for_what_is_lost_is_told(tmp_path: Path, objects: FileS
 
 
 @on_loop
-async def test_a_torn_last_write_costs_itself_alone(tmp_path: Path, objects: FileStore) -> None:
+async def test_torn_last_write_loses_only_itself(tmp_path: Path, objects: FileStore) -> None:
     async with opened(tmp_path / "spool", objects) as spool:
         sent = [a_request(bytes(3000)) for _ in range(4)]
         for request in sent:
@@ -205,7 +209,7 @@ async def test_a_torn_last_write_costs_itself_alone(tmp_path: Path, objects: Fil
 
 
 @on_loop
-async def test_a_damaged_spool_is_put_aside(tmp_path: Path, objects: FileStore) -> None:
+async def test_damaged_spool_is_set_aside(tmp_path: Path, objects: FileStore) -> None:
     folder = tmp_path / "spool"
     async with opened(folder, objects) as spool:
         for _ in range(50):
@@ -221,9 +225,7 @@ async def test_a_damaged_spool_is_put_aside(tmp_path: Path, objects: FileStore) 
 
 
 @on_loop
-async def test_a_second_server_does_not_get_the_same_jobs(
-    tmp_path: Path, objects: FileStore
-) -> None:
+async def test_second_server_cannot_open_same_spool(tmp_path: Path, objects: FileStore) -> None:
     async with opened(tmp_path / "spool", objects):
         with pytest.raises(SpoolError, match="another server has the jobs in"):
             Spool(tmp_path / "spool", objects)
@@ -231,9 +233,7 @@ async def test_a_second_server_does_not_get_the_same_jobs(
 
 
 @on_loop
-async def test_a_server_with_a_broker_has_it_run_what_one_without_left(
-    tmp_path: Path, redis: RedisServer
-) -> None:
+async def test_leader_moves_spooled_requests_to_broker(tmp_path: Path, redis: RedisServer) -> None:
     results = tmp_path / "results"
     objects = FileStore(results, 60)
     sent = [a_request(), a_request(LARGE)]
@@ -245,7 +245,7 @@ async def test_a_server_with_a_broker_has_it_run_what_one_without_left(
     leader = LeaderCandidate(Settings(broker_url=redis.url), config)
     await leader.stores.broker.client.flushall()
     await leader.stores.broker.start()
-    for _ in range(2):  # the next leader finds nothing more
+    for _ in range(2):  # the second call finds nothing
         await leader.take_spooled()
     claimed = [await leader.stores.broker.claim() for _ in sent]
     assert [replace(c, payload=await leader.stores.broker.payload(c)) for c in claimed] == sent
@@ -259,7 +259,7 @@ async def test_a_server_with_a_broker_has_it_run_what_one_without_left(
 
 
 @on_loop
-async def test_live_requests_cost_nothing(tmp_path: Path, objects: FileStore) -> None:
+async def test_live_requests_are_not_spooled(tmp_path: Path, objects: FileStore) -> None:
     broker = MemoryBroker(spool=Spool(tmp_path / "spool", objects))
     await broker.start()
     live, polled = a_request(subscription_id="somebody's"), a_request()
@@ -275,7 +275,7 @@ async def test_live_requests_cost_nothing(tmp_path: Path, objects: FileStore) ->
 
 
 @on_loop
-async def test_on_a_full_disk_nothing_is_accepted_and_nothing_lost(small_disk: Path) -> None:
+async def test_full_disk_rejects_requests_and_loses_nothing(small_disk: Path) -> None:
     objects = FileStore(small_disk / "objects", 60)
     broker = MemoryBroker(spool=Spool(small_disk / "spool", objects))
     await broker.start()

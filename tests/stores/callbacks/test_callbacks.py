@@ -1,4 +1,4 @@
-"""The contract of every form of `CallbackQueue`, and what only one of them has."""
+"""The contract of every form of `CallbackQueue`, and features of single forms."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def a_callback(due: float = 100.0, address: str = "https://example.org/done") ->
 
 
 @on_loop
-async def test_a_call_back_is_due_at_its_time_as_it_was_added(opening: Opening) -> None:
+async def test_callback_is_due_at_its_time_unchanged(opening: Opening) -> None:
     async with opening() as queue:
         later, sooner = a_callback(200.5), a_callback(100.25)
         for each in (later, sooner):
@@ -99,7 +99,7 @@ async def test_a_call_back_is_due_at_its_time_as_it_was_added(opening: Opening) 
 
 
 @on_loop
-async def test_what_was_added_is_there_for_the_next_process(opening: Opening) -> None:
+async def test_next_process_finds_added_callbacks(opening: Opening) -> None:
     callback = a_callback()
     async with opening() as queue:
         await queue.add(callback)
@@ -123,7 +123,7 @@ async def test_another_end_of_the_same_job_replaces_the_first(opening: Opening) 
 
 
 @on_loop
-async def test_a_busy_host_delays_no_other(opening: Opening) -> None:
+async def test_busy_host_does_not_delay_others(opening: Opening) -> None:
     async with opening() as queue:
         slow = [a_callback(float(due), "http://slow.example/") for due in range(700)]
         for each in slow:
@@ -137,7 +137,7 @@ async def test_a_busy_host_delays_no_other(opening: Opening) -> None:
 
 
 @on_loop
-async def test_one_that_is_given_up_is_no_longer_due_and_is_listed_first(opening: Opening) -> None:
+async def test_failed_callback_is_not_due_and_is_listed_first(opening: Opening) -> None:
     async with opening() as queue:
         waits, dead = a_callback(100.0), a_callback(110.0)
         for each in (waits, dead):
@@ -155,7 +155,7 @@ async def test_one_that_is_given_up_is_no_longer_due_and_is_listed_first(opening
 
 
 @on_loop
-async def test_given_up_call_backs_are_forgotten_by_number_and_by_age(opening: Opening) -> None:
+async def test_failed_callbacks_are_forgotten_by_number_and_age(opening: Opening) -> None:
     async with opening(dead=3) as queue:
         for due in range(5):
             await queue.update(replace(a_callback(float(due)), dead=True))
@@ -168,7 +168,7 @@ async def test_given_up_call_backs_are_forgotten_by_number_and_by_age(opening: O
 
 
 @on_loop
-async def test_a_full_queue_takes_no_more(opening: Opening) -> None:
+async def test_full_callback_queue_rejects_callbacks(opening: Opening) -> None:
     async with opening(waiting=2) as queue:
         callbacks = [a_callback() for _ in range(3)]
         for each in callbacks[:2]:
@@ -180,7 +180,7 @@ async def test_a_full_queue_takes_no_more(opening: Opening) -> None:
 
 
 @on_loop
-async def test_the_call_backs_of_a_user_that_wait_are_counted(opening: Opening) -> None:
+async def test_waiting_callbacks_are_counted_per_user(opening: Opening) -> None:
     async with opening() as queue:
         hers = [replace(a_callback(), user="ada lovelace") for _ in range(3)]
         for each in (*hers, replace(a_callback(), user="bob")):
@@ -196,7 +196,7 @@ async def test_the_call_backs_of_a_user_that_wait_are_counted(opening: Opening) 
 
 
 @on_loop
-async def test_a_user_of_many_call_backs_leaves_room_for_others(opening: Opening) -> None:
+async def test_waiting_callbacks_per_user_are_limited(opening: Opening) -> None:
     async with opening(of_user=2) as queue:
         for _ in range(2):
             await queue.add(replace(a_callback(), user="ada"))
@@ -207,7 +207,7 @@ async def test_a_user_of_many_call_backs_leaves_room_for_others(opening: Opening
 
 
 @on_loop
-async def test_it_waits_no_longer_than_asked(opening: Opening) -> None:
+async def test_wait_returns_in_time_or_at_new_callback(opening: Opening) -> None:
     async with opening() as queue:
         await within(queue.wait(0.01), PATIENCE_S)
         await queue.add(a_callback())
@@ -218,7 +218,7 @@ async def test_it_waits_no_longer_than_asked(opening: Opening) -> None:
 
 
 @on_loop
-async def test_a_file_as_a_killed_process_leaves_it(tmp_path: Path) -> None:
+async def test_callback_file_survives_killed_process(tmp_path: Path) -> None:
     callback = a_callback()
     async with in_a_file(tmp_path / "a")() as queue:
         await queue.add(callback)
@@ -228,14 +228,14 @@ async def test_a_file_as_a_killed_process_leaves_it(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_a_second_process_does_not_open_the_file(tmp_path: Path) -> None:
+async def test_second_process_cannot_open_callback_file(tmp_path: Path) -> None:
     async with in_a_file(tmp_path)():
         with pytest.raises(CallbackQueueError, match="another server has the call-backs"):
             SqliteCallbacks(tmp_path)
 
 
 @on_loop
-async def test_only_its_user_reads_the_file(tmp_path: Path) -> None:
+async def test_callback_files_are_readable_only_by_owner(tmp_path: Path) -> None:
     async with in_a_file(tmp_path / "callbacks")() as queue:
         await queue.add(a_callback())
         modes = {path.stat().st_mode & 0o077 for path in (tmp_path / "callbacks").iterdir()}
@@ -243,7 +243,7 @@ async def test_only_its_user_reads_the_file(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_a_damaged_entry_is_forgotten(tmp_path: Path) -> None:
+async def test_damaged_callback_is_forgotten(tmp_path: Path) -> None:
     queue = SqliteCallbacks(tmp_path)
     whole, damaged = a_callback(1.0), a_callback(2.0)
     for each in (whole, damaged):
@@ -259,7 +259,7 @@ async def test_a_damaged_entry_is_forgotten(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_redis_alone_makes_no_call_back_up(redis: RedisServer) -> None:
+async def test_forged_callbacks_in_redis_are_ignored(redis: RedisServer) -> None:
     redis.command("flushall")
     client = connect(redis.url)
     ours = RedisCallbacks(client, SIGNER)
@@ -267,7 +267,7 @@ async def test_redis_alone_makes_no_call_back_up(redis: RedisServer) -> None:
     forged, true = a_callback(), a_callback()
     await theirs.add(forged)
     await ours.add(true)
-    # One that is moved to the place of another counts as made up, too.
+    # An entry moved to another entry's place counts as forged, too.
     moved = a_callback()
     content = await client.hget("callbacks:contents", true.request_id)  # type: ignore[misc]
     await client.hset("callbacks:contents", moved.request_id, content)  # type: ignore[misc]
@@ -278,7 +278,7 @@ async def test_redis_alone_makes_no_call_back_up(redis: RedisServer) -> None:
 
 
 @on_loop
-async def test_call_backs_are_read_while_one_secret_replaces_another(redis: RedisServer) -> None:
+async def test_callbacks_are_readable_during_secret_rotation(redis: RedisServer) -> None:
     redis.command("flushall")
     client = connect(redis.url)
     callback = a_callback()
@@ -288,7 +288,7 @@ async def test_call_backs_are_read_while_one_secret_replaces_another(redis: Redi
     await client.aclose()
 
 
-def test_a_call_back_says_what_its_receiver_needs() -> None:
+def test_callback_content_describes_job() -> None:
     request = a_request(received=1000.0)
     made = callback_for(request, Response(request.id, Status.ERROR, "x" * 5000), 1009.5)
     assert {**json.loads(made.content.encode()), "description": ""} == {
@@ -315,5 +315,5 @@ def test_a_call_back_says_what_its_receiver_needs() -> None:
         ("http://[", ""),
     ],
 )
-def test_the_host_of_a_call_back(address: str, host: str) -> None:
+def test_host_of_callback_is_parsed(address: str, host: str) -> None:
     assert a_callback(address=address).host == host

@@ -1,4 +1,4 @@
-"""Keys and folders as the tests of stores use them."""
+"""Keys and folders for the tests of object stores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def request_key() -> str:
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, with what is in it."""
+    """Return the content of every file below a folder, by path."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")

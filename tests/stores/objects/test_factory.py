@@ -1,4 +1,4 @@
-"""Settings say which form of `ObjectStore` a server has."""
+"""Settings choose the form of `ObjectStore`."""
 
 from __future__ import annotations
 
@@ -25,31 +25,25 @@ def settings(monkeypatch: pytest.MonkeyPatch, **environment: str) -> Settings:
     return Settings()
 
 
-def test_without_an_address_objects_are_files(tmp_path: Path) -> None:
+def test_file_store_is_default(tmp_path: Path) -> None:
     store = open_store(Settings(), tmp_path)
     assert isinstance(store, FileStore)
     assert store.root == tmp_path.resolve()
 
 
-def test_a_library_that_is_missing_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_s3_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("obstore", "ndif.stores.objects.s3"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ObjectStoreError, match=r"pip install 'obstore>=0\.12'`$"):
         open_store(settings(monkeypatch, **S3), tmp_path)
 
 
-def test_with_an_address_they_are_in_its_bucket(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_store_url_selects_s3_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(settings(monkeypatch, **S3), tmp_path)
     assert store.url("results/x.pt", "http://us").startswith("http://store:9000/ndif/results/x.pt?")
 
 
-def test_clients_are_sent_to_the_public_address(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_result_urls_use_public_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     more = {
         "NDIF_OBJECT_STORE_PUBLIC_URL": "https://results.example.org",
         "NDIF_OBJECT_STORE_BUCKET": "bucket",
@@ -66,7 +60,7 @@ def test_clients_are_sent_to_the_public_address(
 @pytest.mark.parametrize(
     ("value", "verify"), [("true", True), ("false", False), ("0", False), ("{file}", Path)]
 )
-def test_certificates_are_verified_as_the_operator_says(
+def test_verify_setting_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, verify: object
 ) -> None:
     file = tmp_path / "authorities.pem"
@@ -89,14 +83,14 @@ def test_certificates_are_verified_as_the_operator_says(
         ({**S3, "NDIF_OBJECT_STORE_VERIFY": "/no/such/file"}, "does not point to a file"),
     ],
 )
-def test_what_cannot_be_is_told_at_the_start(
+def test_invalid_store_settings_are_refused(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], said: str
 ) -> None:
     with pytest.raises(ValidationError, match=said):
         settings(monkeypatch, **environment)
 
 
-def test_the_secret_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_secret_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = {each.name: each.value for each in variables(settings(monkeypatch, **S3))}
     assert shown["NDIF_OBJECT_STORE_ACCESS_KEY"] == "key"
     assert "hush" not in str(shown)

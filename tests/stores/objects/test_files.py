@@ -1,4 +1,4 @@
-"""Behaviour of the file store alone: a folder of its owner's, addresses that it signs and answers."""
+"""Behaviour specific to the file store: its private folder, and the URLs that it signs and serves."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OUTSIDE = (
 
 @pytest.fixture
 def store(tmp_path: Path) -> FileStore:
-    """A store with a link that leads out of it, and a secret where it leads."""
+    """A store with a link that leads out of it to a secret."""
     (tmp_path / "outside").write_bytes(b"secret")
     (tmp_path / "store" / "results").mkdir(parents=True)
     (tmp_path / "store" / "results" / "link").symlink_to(tmp_path)
@@ -57,7 +57,7 @@ async def test_no_key_reads_outside_the_folder(store: FileStore, key: str) -> No
 
 
 @on_loop
-async def test_a_folder_that_is_gone_does_not_answer(tmp_path: Path) -> None:
+async def test_ping_fails_if_folder_is_gone(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "results", LONG_S)
     await store.ping()
     assert not [*store.folder.iterdir()]
@@ -78,7 +78,7 @@ async def test_no_key_writes_outside_the_folder(store: FileStore, tmp_path: Path
     before = files_in(tmp_path)
     with pytest.raises((OSError, ValueError)):
         await store.put(key, b"overwritten")
-    # Nothing is overwritten, and what was refused is not left lying about.
+    # Nothing is overwritten, and refused content leaves no files.
     assert files_in(tmp_path) == before
 
 
@@ -96,7 +96,7 @@ def test_a_signature_is_verified_by_the_store_that_signed_it(tmp_path: Path) -> 
     assert store.verify("results/x.pt", expires, signature)
     assert not store.verify("results/y.pt", expires, signature)
     assert not store.verify("results/x.pt", str(int(expires) + 1), signature)
-    # A restarted server signs anew.
+    # A restarted server uses a new signing key.
     assert not other.verify("results/x.pt", expires, signature)
     for hostile in ("", "\0", "é", "\udcff", "-1", "9" * 5000, "0x10", "1_000"):
         assert not store.verify("results/x.pt", hostile, signature)
@@ -117,7 +117,7 @@ async def serving(store: FileStore) -> AsyncIterator[str]:
 
 
 @on_loop
-async def test_what_is_fetched_once_goes_when_it_has_been(
+async def test_result_fetched_by_one_time_url_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "_REFETCH_S", REFETCH_S)
@@ -130,7 +130,7 @@ async def test_what_is_fetched_once_goes_when_it_has_been(
         assert part.content == content[:10]
         async with http.stream("GET", url) as leaving:
             await anext(leaving.aiter_raw(1000))
-        # Longer than a fetched one is kept: neither a part nor a broken download counts.
+        # This is longer than a fetched result is kept: neither a partial nor a broken download counts.
         await time_passes_async(2 * REFETCH_S)
         assert (await http.get(url)).content == content
 
@@ -142,7 +142,7 @@ async def test_what_is_fetched_once_goes_when_it_has_been(
 
 
 @on_loop
-async def test_what_may_be_fetched_again_stays(
+async def test_result_fetched_by_reusable_url_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "_REFETCH_S", REFETCH_S)
@@ -151,7 +151,7 @@ async def test_what_may_be_fetched_again_stays(
     await store.put(key, b"content")
     async with serving(store) as base, httpx.AsyncClient() as http:
         once, often = store.url(key, base, once=True), store.url(key, base)
-        # Neither address can be made into the other.
+        # Neither URL can be turned into the other.
         assert (await http.get(once.removesuffix("&once=1"))).status_code == 403
         assert (await http.get(f"{often}&once=1")).status_code == 403
         assert (await http.get(often)).content == b"content"
@@ -159,12 +159,12 @@ async def test_what_may_be_fetched_again_stays(
         assert (await http.get(often)).content == b"content"
 
 
-def test_results_are_their_users_own(tmp_path: Path) -> None:
+def test_result_files_are_readable_only_by_owner(tmp_path: Path) -> None:
     asyncio.run(FileStore(tmp_path, LONG_S).put("results/x.pt", b"1"))
     assert (tmp_path / "results" / "x.pt").stat().st_mode & 0o077 == 0
 
 
-def test_a_sweep_takes_what_is_old_and_unfinished_uploads_too(tmp_path: Path) -> None:
+def test_sweep_deletes_old_objects_and_abandoned_uploads(tmp_path: Path) -> None:
     store = FileStore(tmp_path, LONG_S)
     old_result, new_result, old_response = result_key(), result_key(), response_key()
     for key in (old_result, new_result, old_response):
@@ -184,7 +184,7 @@ def test_a_sweep_takes_what_is_old_and_unfinished_uploads_too(tmp_path: Path) ->
 
 
 @on_loop
-async def test_a_sweep_of_many_results_holds_up_nobody(tmp_path: Path) -> None:
+async def test_sweep_runs_in_another_thread(tmp_path: Path) -> None:
     class Noting(FileStore):
         def _sweep(self, dry: bool) -> dict[str, int]:
             swept_by.append(threading.get_ident())
@@ -198,7 +198,7 @@ async def test_a_sweep_of_many_results_holds_up_nobody(tmp_path: Path) -> None:
     assert threading.get_ident() not in swept_by
 
 
-def test_responses_outlast_results_and_a_dry_sweep_only_counts(tmp_path: Path) -> None:
+def test_responses_outlast_results_and_dry_sweep_only_counts(tmp_path: Path) -> None:
     store = FileStore(tmp_path, 60, response_ttl_s=3600)
     result, response, older = result_key(), response_key(), response_key()
     for key, age_s in ((result, 61), (response, 61), (older, 3601)):
@@ -212,7 +212,7 @@ def test_responses_outlast_results_and_a_dry_sweep_only_counts(tmp_path: Path) -
     assert sum(asyncio.run(store.sweep()).values()) == 0
 
 
-def test_a_sweep_leaves_what_may_still_wait_for_its_turn(tmp_path: Path) -> None:
+def test_sweep_keeps_requests_that_may_still_wait(tmp_path: Path) -> None:
     store = FileStore(tmp_path, 60)
     waiting, forgotten = request_key(), request_key()
     for key, age_s in ((waiting, 3600), (forgotten, 25 * 3600)):
@@ -222,8 +222,8 @@ def test_a_sweep_leaves_what_may_still_wait_for_its_turn(tmp_path: Path) -> None
     assert set(files_in(tmp_path)) == {waiting}
 
 
-def test_a_sweep_leaves_what_is_not_the_stores(tmp_path: Path) -> None:
-    """`--results-dir` may name a folder that has something else in it."""
+def test_sweep_keeps_foreign_files(tmp_path: Path) -> None:
+    """`--results-dir` may name a folder with other content."""
     foreign = [
         tmp_path / "thesis.tex",
         tmp_path / "data" / "results" / "table.csv",

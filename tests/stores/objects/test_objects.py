@@ -1,4 +1,4 @@
-"""The contract of every form of `ObjectStore`. One form more is one more entry in `FORMS`."""
+"""The contract of every form of `ObjectStore`. The fixture `form` lists the forms."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ pytestmark = pytest.mark.process
 
 LONG_S = 3600.0
 CLOCK_S = 0.05
-"""More than the resolution of the times of files."""
+"""Seconds, more than the resolution of file times."""
 HERE = "http://here"
 
 
 @dataclass(frozen=True)
 class Form:
-    """A store, and a client that reaches its addresses."""
+    """A store, and a client that reaches its URLs."""
 
     open: Callable[
         [Path, float], AbstractAsyncContextManager[tuple[ObjectStore, httpx.AsyncClient]]
     ]
     expires: str
-    """The parameter that holds the time of its addresses."""
+    """The URL parameter with the expiry time."""
     ttl_s: float
-    """A time to live that it tells from another half as long."""
+    """A time to live that the store can distinguish from half of it."""
 
 
 @contextlib.asynccontextmanager
@@ -82,9 +82,9 @@ def form(request: pytest.FixtureRequest) -> Form:
 
 
 @on_loop
-async def test_a_store_that_is_there_answers(form: Form, tmp_path: Path) -> None:
+async def test_available_object_store_answers_ping(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, _):
-        for _ in range(2):  # S3's bucket is made with its first object
+        for _ in range(2):  # the S3 bucket is made with its first object
             await store.ping()
             assert not await store.unexpired("responses")
             await store.put(result_key(), b"1")
@@ -92,7 +92,7 @@ async def test_a_store_that_is_there_answers(form: Form, tmp_path: Path) -> None
 
 
 @on_loop
-async def test_what_was_put_is_got(form: Form, tmp_path: Path) -> None:
+async def test_stored_objects_are_read_back(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, _):
         keys = {result_key(): content for content in (b"", b"\x00\xff", os.urandom(3 << 20))}
         for key, content in keys.items():
@@ -106,7 +106,7 @@ async def test_what_was_put_is_got(form: Form, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("size", [0, 20 << 20], ids=["small", "in parts"])
 @on_loop
-async def test_a_result_names_the_file_of_a_browser(
+async def test_result_download_has_file_name(
     form: Form, tmp_path: Path, beginning: bytes, ending: str, size: int
 ) -> None:
     async with form.open(tmp_path, LONG_S) as (store, http):
@@ -141,7 +141,7 @@ def by_message(file: int) -> Callable[[], object]:
 
 @pytest.mark.parametrize("other", [by_descriptor, by_memory, by_message])
 @on_loop
-async def test_who_can_still_write_to_an_upload_is_known(
+async def test_upload_open_to_other_writers_is_not_sealed(
     form: Form, tmp_path: Path, other: Callable[[int], Callable[[], object]]
 ) -> None:
     async with form.open(tmp_path, LONG_S) as (store, _):
@@ -155,14 +155,14 @@ async def test_who_can_still_write_to_an_upload_is_known(
             spoil()
         content = os.pread(upload.fileno(), 10, 0)
         upload.discard()
-    # Memory is sealed although others have a descriptor.
+    # Memory is sealed even if others have a descriptor.
     was_sealed = not isinstance(store, FileStore) and other is not by_memory
     assert content == (b"ready" if was_sealed else b"spoil")
 
 
 @pytest.mark.parametrize("is_read", [False, True])
 @on_loop
-async def test_an_upload_that_nobody_else_writes_to_is_sealed(
+async def test_upload_without_other_writers_is_sealed(
     form: Form, tmp_path: Path, is_read: bool
 ) -> None:
     async with form.open(tmp_path, LONG_S) as (store, _):
@@ -180,7 +180,7 @@ async def test_an_upload_that_nobody_else_writes_to_is_sealed(
 
 
 @on_loop
-async def test_a_later_put_replaces_an_earlier_one(form: Form, tmp_path: Path) -> None:
+async def test_later_put_replaces_earlier_one(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, _):
         for content in (b"a long first content", b"short"):
             await store.put("responses/x.json", content)
@@ -205,7 +205,7 @@ async def test_a_payload_is_stored_from_memory_and_from_its_file(
 
 
 @on_loop
-async def test_there_is_nothing_at_a_key_that_was_not_put(form: Form, tmp_path: Path) -> None:
+async def test_missing_key_reads_as_none(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, _):
         await store.put("results/a.pt", b"1")
         for key in ("results/b.pt", "responses/a.pt", "results/a.pt/more", "results", "", "."):
@@ -213,7 +213,7 @@ async def test_there_is_nothing_at_a_key_that_was_not_put(form: Form, tmp_path: 
 
 
 @on_loop
-async def test_an_upload_is_there_when_it_is_committed(form: Form, tmp_path: Path) -> None:
+async def test_upload_is_readable_only_after_commit(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, _):
         key, upload = result_key(), store.create()
         os.write(upload.fileno(), b"first ")
@@ -225,7 +225,7 @@ async def test_an_upload_is_there_when_it_is_committed(form: Form, tmp_path: Pat
 
 
 @on_loop
-async def test_another_process_writes_an_upload(form: Form, tmp_path: Path) -> None:
+async def test_another_process_can_write_upload(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, _):
         key, upload = result_key(), store.create()
         fd = upload.fileno()
@@ -238,7 +238,7 @@ async def test_another_process_writes_an_upload(form: Form, tmp_path: Path) -> N
 
 
 @on_loop
-async def test_uploads_do_not_mix(form: Form, tmp_path: Path) -> None:
+async def test_concurrent_uploads_do_not_mix(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, _):
         uploads = {result_key(): store.create() for _ in range(5)}
         for _ in range(3):
@@ -264,7 +264,7 @@ async def test_a_discarded_upload_leaves_nothing(form: Form, tmp_path: Path) -> 
 
 
 @on_loop
-async def test_a_result_is_fetched_by_its_address(form: Form, tmp_path: Path) -> None:
+async def test_result_is_downloadable_by_its_url(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, http):
         key, content = result_key(), os.urandom(100_000)
         await store.put(key, content)
@@ -276,7 +276,7 @@ async def test_a_result_is_fetched_by_its_address(form: Form, tmp_path: Path) ->
 
 
 @on_loop
-async def test_an_address_is_good_for_its_own_result_alone(form: Form, tmp_path: Path) -> None:
+async def test_result_url_is_valid_only_for_its_result(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, http):
         key, other = result_key(), result_key()
         for each in (key, other):
@@ -299,7 +299,7 @@ async def test_an_address_is_good_for_its_own_result_alone(form: Form, tmp_path:
 
 
 @on_loop
-async def test_an_address_cannot_be_given_more_time(form: Form, tmp_path: Path) -> None:
+async def test_expiry_of_result_url_cannot_be_extended(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, http):
         key = result_key()
         await store.put(key, b"secret")
@@ -321,7 +321,7 @@ async def test_an_address_cannot_be_given_more_time(form: Form, tmp_path: Path) 
 
 
 @on_loop
-async def test_an_address_expires(form: Form, tmp_path: Path) -> None:
+async def test_result_url_expires(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, 1.0) as (store, http):
         key = result_key()
         await store.put(key, b"secret")
@@ -334,22 +334,22 @@ async def test_an_address_expires(form: Form, tmp_path: Path) -> None:
         answer = await eventually(refused)
         assert answer.status_code == 403
         assert b"secret" not in answer.content
-        # Nothing sweeps here: the content is still there, and the address is void.
+        # There is no sweep here: the content still exists, but the URL has expired.
         assert await store.get(key) == b"secret"
 
 
 @on_loop
-async def test_objects_are_deleted_after_their_time(form: Form, tmp_path: Path) -> None:
+async def test_objects_are_deleted_after_their_time_to_live(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, form.ttl_s) as (store, _):
         await store.start()
         try:
-            # A request may wait for its turn longer than a result is kept.
+            # A request may wait longer than a result is kept.
             new, request = response_key(), request_key()
             keys = [result_key(), response_key()]
             stored: dict[str, float] = {}
 
             async def is_gone(key: str) -> bool:
-                """Nothing is gone before its time, however slow this machine is."""
+                """Return True if the object is gone; check that it was not deleted too early."""
                 if await store.get(key) is not None:
                     return False
                 assert time.monotonic() - stored[key] >= form.ttl_s - CLOCK_S
@@ -370,7 +370,7 @@ async def test_objects_are_deleted_after_their_time(form: Form, tmp_path: Path) 
 
 
 @on_loop
-async def test_what_is_deleted_is_gone(form: Form, tmp_path: Path) -> None:
+async def test_deleted_object_is_gone(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, _):
         key, other = request_key(), request_key()
         for each in (key, other):
@@ -384,7 +384,7 @@ async def test_what_is_deleted_is_gone(form: Form, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["", ".", "..", "results", "results/", "other/x", "results/a/../b"])
 @on_loop
-async def test_nothing_lies_outside_the_folders(form: Form, tmp_path: Path, key: str) -> None:
+async def test_keys_outside_known_folders_are_refused(form: Form, tmp_path: Path, key: str) -> None:
     async with form.open(tmp_path, LONG_S) as (store, _):
         kept = result_key()
         await store.put(kept, b"1")
@@ -396,7 +396,7 @@ async def test_nothing_lies_outside_the_folders(form: Form, tmp_path: Path, key:
 
 
 @on_loop
-async def test_a_stopped_store_keeps_what_it_has(form: Form, tmp_path: Path) -> None:
+async def test_stopped_store_deletes_nothing(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, 0.1) as (store, _):
         await store.start()
         await store.stop()
@@ -406,7 +406,7 @@ async def test_a_stopped_store_keeps_what_it_has(form: Form, tmp_path: Path) -> 
 
 
 def flipped(text: str) -> str:
-    """`text` with another last character."""
+    """Return `text` with another last character."""
     return text[:-1] + ("0" if text[-1] != "0" else "1")
 
 
@@ -414,7 +414,7 @@ def flipped(text: str) -> str:
 
 
 async def store_result(store: ObjectStore, user: str, size: int) -> str | None:
-    """Store a result as a host does, and return why it was not."""
+    """Store a result like a host; return the reason if it was refused."""
     request = str(uuid.uuid4())
     if why := await store.room.admit(request, user, size):
         return why
@@ -424,9 +424,7 @@ async def store_result(store: ObjectStore, user: str, size: int) -> str | None:
 
 
 @on_loop
-async def test_one_user_takes_a_share_and_all_take_no_more_than_the_limit(
-    form: Form, tmp_path: Path
-) -> None:
+async def test_results_are_limited_per_user_and_in_total(form: Form, tmp_path: Path) -> None:
     limits = ResultQuotaLimits(1000, 0.5)
     async with form.open(tmp_path, LONG_S) as (store, _):
         store.limits = limits
@@ -446,7 +444,7 @@ async def test_one_user_takes_a_share_and_all_take_no_more_than_the_limit(
 
 
 @on_loop
-async def test_a_users_own_limit_is_less_than_the_share(form: Form, tmp_path: Path) -> None:
+async def test_users_own_limit_only_lowers_the_share(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, _):
         store.limits = ResultQuotaLimits(1000, 0.5)
         assert await store_result(store, "ada", 200) is None
@@ -454,16 +452,16 @@ async def test_a_users_own_limit_is_less_than_the_share(form: Form, tmp_path: Pa
         assert why is not None
         assert "yours that are stored take 200B, of at most 300B, which is your limit" in why
         assert await store.room.admit(str(uuid.uuid4()), "ada", 100, 300) is None
-        # It is no right to more than everybody's share.
+        # It does not raise the limit above the general share.
         assert await store.room.admit(str(uuid.uuid4()), "ada", 201, 900) is not None
 
 
 @on_loop
-async def test_what_is_stored_is_counted_after_a_restart(form: Form, tmp_path: Path) -> None:
+async def test_stored_results_count_after_restart(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, _):
         store.limits = ResultQuotaLimits(1000, 0.5)
         assert await store_result(store, "ada", 400) is None
-        await store.put(result_key(), bytes(300))  # of a user of whom nothing is known
+        await store.put(result_key(), bytes(300))  # of an unknown user
         store.room = ResultQuota(store)
         assert await store_result(store, "ada", 101) is not None
         assert await store_result(store, "bob", 301) is not None
@@ -471,19 +469,19 @@ async def test_what_is_stored_is_counted_after_a_restart(form: Form, tmp_path: P
 
 
 @on_loop
-async def test_room_is_given_back(form: Form, tmp_path: Path) -> None:
+async def test_unused_and_deleted_results_free_quota(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, _):
         store.limits = ResultQuotaLimits(1000, 0.5)
         admitted = [str(uuid.uuid4()) for _ in range(5)]
         for each in admitted:
             assert await store.room.admit(each, "ada", 100) is None
-        # Results that are about to be stored count.
+        # Admitted results count before they are stored.
         assert await store_result(store, "ada", 1) is not None
         store.room.settle(admitted[0], stored=False)
         assert await store_result(store, "ada", 100) is None
         for each in admitted[1:]:
             store.room.settle(each, stored=False)
-        # One that was deleted, as after it was fetched, is not counted once its room is needed.
+        # A deleted result, for example a fetched one, is not counted once its space is needed.
         [result] = list(await store.unexpired("results"))
         await store.delete(f"results/{result}")
         assert await store_result(store, "ada", 500) is None
@@ -491,7 +489,7 @@ async def test_room_is_given_back(form: Form, tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_expired_results_make_room(form: Form, tmp_path: Path) -> None:
+async def test_expired_results_free_quota(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, 0.4) as (store, _):
         store.limits = ResultQuotaLimits(1000, 0.5)
         assert await store_result(store, "ada", 500) is None
@@ -503,12 +501,12 @@ async def test_expired_results_make_room(form: Form, tmp_path: Path) -> None:
             return len(await store.unexpired("results")) <= 1
 
         await eventually(has_room)
-        # S3 tells ages in whole seconds, by another clock: what has expired may not have a moment later.
+        # S3 reports ages in whole seconds of another clock: an expired object may briefly seem fresh again.
         await eventually(is_alone)
 
 
 @on_loop
-async def test_many_at_once_are_admitted_as_one_after_the_other(form: Form, tmp_path: Path) -> None:
+async def test_concurrent_results_respect_quota(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, _):
         store.limits = ResultQuotaLimits(1000, 0.5)
         ids = [str(uuid.uuid4()) for _ in range(20)]
@@ -517,7 +515,7 @@ async def test_many_at_once_are_admitted_as_one_after_the_other(form: Form, tmp_
 
 
 @on_loop
-async def test_a_result_whose_owner_cannot_be_stored_keeps_no_room(tmp_path: Path) -> None:
+async def test_result_without_stored_owner_takes_no_quota(tmp_path: Path) -> None:
     store = FileStore(tmp_path, LONG_S, limits=ResultQuotaLimits(1000, 0.5))
     in_the_way = tmp_path / "owners"
     in_the_way.write_bytes(b"")

@@ -1,4 +1,4 @@
-"""Behaviour of the S3 store alone, against a real server: addresses, the bucket, an absent server."""
+"""Behaviour specific to the S3 store, against a real server: URLs, the bucket, an unavailable server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def address(s3: SwiftServer) -> S3Address:
-    """A bucket that is not there yet."""
+    """A bucket that does not exist yet."""
     return S3Address(s3.url, s3.url, ACCESS_KEY, SECRET_KEY, f"test-{uuid.uuid4()}")
 
 
@@ -53,7 +53,7 @@ def filled(store: S3Store, content: bytes) -> Upload:
 
 
 @on_loop
-async def test_an_address_is_for_the_host_that_clients_reach(address: S3Address) -> None:
+async def test_result_url_is_signed_for_public_host(address: S3Address) -> None:
     public = address.url.replace("127.0.0.1", "localhost")
     store = S3Store(dataclasses.replace(address, public_url=public), LONG_S)
     key = result_key()
@@ -62,14 +62,14 @@ async def test_an_address_is_for_the_host_that_clients_reach(address: S3Address)
     assert str(url).startswith(f"{public}/{address.bucket}/{key}?")
     async with httpx.AsyncClient() as http:
         assert (await http.get(url)).content == b"secret"
-        # The host is signed too: what is asked of another is another request.
+        # The host is signed, too, so the URL is invalid for another host.
         refused = await http.get(url.copy_with(host="127.0.0.1"))
     assert refused.status_code == 403
     assert b"secret" not in refused.content
 
 
 @on_loop
-async def test_an_address_allows_reading_alone(address: S3Address) -> None:
+async def test_result_url_allows_only_reading(address: S3Address) -> None:
     store = S3Store(address, LONG_S)
     key = result_key()
     await store.put(key, b"content")
@@ -80,14 +80,14 @@ async def test_an_address_allows_reading_alone(address: S3Address) -> None:
     assert await store.get(key) == b"content"
 
 
-def test_an_address_lives_as_long_as_what_it_leads_to() -> None:
+def test_result_url_lives_as_long_as_its_result() -> None:
     address = S3Address("http://h:1", "https://public", "a", "b")
     for ttl_s, seconds in ((7200, "7200"), (0.5, "1"), (1e9, str(7 * 24 * 3600))):
         url = httpx.URL(S3Store(address, ttl_s).url("results/x.pt", ""))
         assert url.params["X-Amz-Expires"] == seconds
 
 
-def test_what_the_environment_says_of_amazon_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aws_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = S3Store(S3Address("http://h:1", "http://h:1", "ours", "b"), LONG_S)
     for name, value in {
         "AWS_ACCESS_KEY_ID": "theirs",
@@ -105,7 +105,7 @@ def test_what_the_environment_says_of_amazon_is_not_asked(monkeypatch: pytest.Mo
     assert httpx.URL(url).params.keys() == httpx.URL(plain.url("results/x.pt", "")).params.keys()
 
 
-def test_a_secret_is_not_shown() -> None:
+def test_s3_secret_is_not_in_repr() -> None:
     assert "hush" not in repr(S3Address("http://h", "http://h", "key", "hush"))
 
 
@@ -113,7 +113,7 @@ def test_a_secret_is_not_shown() -> None:
 
 
 @on_loop
-async def test_a_large_result_is_sent_from_the_memory_it_lies_in(address: S3Address) -> None:
+async def test_large_result_is_sent_without_copying(address: S3Address) -> None:
     store = S3Store(address, LONG_S)
     key, size = result_key(), 64 * MIB
     upload = store.create()
@@ -132,7 +132,7 @@ async def test_a_large_result_is_sent_from_the_memory_it_lies_in(address: S3Addr
 
 
 def own_memory() -> int:
-    """Anonymous memory of this process: what was handed over to be sent is not among it."""
+    """Return the anonymous memory of this process, which excludes the uploads' memory files."""
     found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) << 10
@@ -140,7 +140,7 @@ def own_memory() -> int:
 
 @pytest.mark.parametrize("size", [0, 1, 16 * MIB, 16 * MIB + 1, 40 * MIB])
 @on_loop
-async def test_every_byte_of_an_upload_arrives(address: S3Address, size: int) -> None:
+async def test_upload_of_any_size_arrives_whole(address: S3Address, size: int) -> None:
     store = S3Store(address, LONG_S)
     key, content = result_key(), os.urandom(size)
     assert await filled(store, content).commit(key) == size
@@ -148,8 +148,8 @@ async def test_every_byte_of_an_upload_arrives(address: S3Address, size: int) ->
         assert (await http.get(store.url(key, ""))).content == content
 
 
-def test_an_upload_cannot_be_made_shorter() -> None:
-    """The file is read as memory, and memory that goes away under its reader ends the process."""
+def test_upload_cannot_be_truncated() -> None:
+    """The file is mapped as memory, and a truncated mapping would crash its reader."""
     upload = filled(S3Store(S3Address("http://h:1", "http://h:1", "a", "b"), LONG_S), b"content")
     with pytest.raises(PermissionError):
         os.truncate(upload.fileno(), 1)
@@ -157,13 +157,13 @@ def test_an_upload_cannot_be_made_shorter() -> None:
 
 
 @on_loop
-async def test_uploads_have_the_memory_that_is_left() -> None:
+async def test_uploads_wait_for_free_memory() -> None:
     left = 10 * MIB
     address = S3Address("http://h:1", "http://h:1", "a", "b")
     store = S3Store(address, LONG_S, memory=lambda: left)
     first = await store.create_for(6 * MIB)
     waiting = asyncio.create_task(store.create_for(6 * MIB))
-    # What is written, the kernel counts.
+    # The kernel counts written memory.
     os.pwrite(first.fileno(), bytes(2 * MIB), 0)
     left -= 2 * MIB
     await time_passes_async(0.3)
@@ -175,7 +175,7 @@ async def test_uploads_have_the_memory_that_is_left() -> None:
 
 
 @on_loop
-async def test_a_result_for_which_there_is_no_memory_is_refused_in_words() -> None:
+async def test_result_without_free_memory_is_refused_with_reason() -> None:
     address = S3Address("http://h:1", "http://h:1", "a", "b")
     store = S3Store(address, LONG_S, patience_s=0, memory=lambda: 10 * MIB)
     taken = await store.create_for(4 * MIB)
@@ -190,28 +190,28 @@ async def test_a_result_for_which_there_is_no_memory_is_refused_in_words() -> No
 
 
 @on_loop
-async def test_the_bucket_is_made_when_it_is_needed(address: S3Address) -> None:
+async def test_bucket_is_made_by_first_put(address: S3Address) -> None:
     store, other = S3Store(address, LONG_S), S3Store(address, LONG_S)
     assert await store.get(result_key()) is None
     await store.delete(result_key())
     await store.sweep()
     keys = [result_key() for _ in range(6)]
     stores = (store, other) * 3
-    # All of them find that there is none, and all make it.
+    # All of them find no bucket, and all make it.
     await asyncio.gather(*(s.put(k, b"1") for s, k in zip(stores, keys, strict=True)))
     for key in keys:
         assert await store.get(key) == b"1"
 
 
 @on_loop
-async def test_an_upload_makes_the_bucket_too(address: S3Address) -> None:
+async def test_bucket_is_made_by_upload(address: S3Address) -> None:
     store, content = S3Store(address, LONG_S), os.urandom(20 * MIB)
     key = result_key()
     await filled(store, content).commit(key)
     assert await store.get(key) == content
 
 
-# What is past its time
+# Expired objects
 
 
 @on_loop
@@ -238,7 +238,7 @@ async def test_several_servers_sweep_one_bucket(
 
 
 @on_loop
-async def test_a_sweeper_goes_on_when_the_store_is_back(
+async def test_sweeper_retries_while_store_is_unavailable(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gone = f"http://127.0.0.1:{free_port()}"
@@ -250,13 +250,11 @@ async def test_a_sweeper_goes_on_when_the_store_is_back(
     assert gone in caplog.text
 
 
-# A server that is away, or refuses
+# A server that is unavailable or refuses
 
 
 @on_loop
-async def test_what_is_stored_waits_for_a_store_that_is_away(
-    s3: SwiftServer, address: S3Address
-) -> None:
+async def test_writes_wait_for_unavailable_store(s3: SwiftServer, address: S3Address) -> None:
     store = S3Store(address, LONG_S)
     await store.put(response_key(), b"{}")
     patient = S3Store(address, LONG_S, patience_s=PATIENCE_S, hurried_s=0.2)
@@ -265,17 +263,17 @@ async def test_what_is_stored_waits_for_a_store_that_is_away(
         storing = [
             asyncio.create_task(patient.put(keys[0], b"{}")),
             asyncio.create_task(filled(patient, content).commit(keys[1])),
-            # What is stored was never counted, or was counted too long ago.
+            # The stored results were never counted, or too long ago.
             asyncio.create_task(patient.room.admit(str(uuid.uuid4()), "ada", 100)),
         ]
-        await time_passes_async(2)  # longer than what is hurried would wait
+        await time_passes_async(2)  # longer than urgent operations wait
         assert not any(task.done() for task in storing)
     assert (await asyncio.gather(*storing))[-1] is None
     assert [await store.get(key) for key in keys] == [b"{}", content]
 
 
 @on_loop
-async def test_a_store_that_stays_away_is_an_error_that_says_so(
+async def test_store_that_stays_unavailable_is_an_error(
     s3: SwiftServer, address: S3Address
 ) -> None:
     store = S3Store(address, LONG_S, patience_s=1, hurried_s=0.5)
@@ -296,7 +294,7 @@ async def test_a_store_that_stays_away_is_an_error_that_says_so(
 
 
 @on_loop
-async def test_what_is_hurried_does_not_wait_for_a_store_that_is_silent(
+async def test_urgent_operations_do_not_wait_for_silent_store(
     s3: SwiftServer, address: S3Address
 ) -> None:
     store = S3Store(address, LONG_S, hurried_s=0.5)
@@ -326,7 +324,7 @@ async def test_what_is_hurried_does_not_wait_for_a_store_that_is_silent(
     ids=["secret", "access", "region", "bucket", "host", "tls"],
 )
 @on_loop
-async def test_what_is_wrong_is_said_in_a_sentence(
+async def test_wrong_s3_settings_are_reported_in_one_line(
     s3: SwiftServer, address: S3Address, wrong: dict[str, str], said: str
 ) -> None:
     wrong = {name: value.format(port=s3.port) for name, value in wrong.items()}
@@ -345,7 +343,7 @@ async def test_what_is_wrong_is_said_in_a_sentence(
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A key and a certificate for localhost that no authority has signed."""
+    """A key and a self-signed certificate for localhost."""
     file = tmp_path_factory.mktemp("tls") / "localhost.pem"
     subprocess.run(
         [
@@ -361,7 +359,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TlsInFront:
-    """A proxy that operators put in front of a store: it ends TLS and passes on the rest."""
+    """A proxy in front of a store that terminates TLS."""
 
     def __init__(self, certificate: Path, port: int) -> None:
         self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -394,7 +392,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 @on_loop
-async def test_a_certificate_is_looked_at_unless_it_is_not_to_be(
+async def test_certificate_is_verified_unless_disabled(
     s3: SwiftServer, address: S3Address, certificate: Path
 ) -> None:
     async with TlsInFront(certificate, s3.port) as url:
@@ -417,7 +415,7 @@ async def test_a_certificate_is_looked_at_unless_it_is_not_to_be(
             await store.delete(key)
 
 
-def test_authorities_that_cannot_be_read_are_told(address: S3Address, tmp_path: Path) -> None:
+def test_unreadable_certificate_file_is_reported(address: S3Address, tmp_path: Path) -> None:
     for file in (tmp_path / "missing.pem", tmp_path / "nonsense.pem"):
         if file.stem == "nonsense":
             file.write_text("no certificate")
@@ -425,11 +423,11 @@ def test_authorities_that_cannot_be_read_are_told(address: S3Address, tmp_path: 
             S3Store(dataclasses.replace(address, verify=file), LONG_S)
 
 
-# What comes into being as it is looked for
+# Objects that are being replaced
 
 
 @on_loop
-async def test_what_is_just_being_replaced_is_looked_for_again(
+async def test_object_being_replaced_is_read_again(
     address: S3Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, key = S3Store(address, LONG_S), response_key()

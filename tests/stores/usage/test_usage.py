@@ -1,4 +1,4 @@
-"""The record of ended jobs: one contract of its forms, and what outlives a process or a database."""
+"""The record of ended jobs: the contract of its forms, and recovery after outages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def total(name: str, jobs: int, errors: int, execution_s: float, result_bytes: i
 
 
 def record(user: str = "ada", model: str = "org/a", day: int = 0, **fields: object) -> JobRecord:
-    """A job that completed."""
+    """Return the record of a completed job."""
     ended = MIDNIGHT + 86_400 * day + next(_numbers)
     made = JobRecord(
         id=f"00000000-0000-4000-8000-{next(_numbers):012}",
@@ -72,7 +72,7 @@ async def opened(usage: UsageStore) -> AsyncIterator[UsageStore]:
 
 @pytest.fixture(params=FORMS)
 def usage(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    """Opens the same empty record, in each form."""
+    """A function that opens the same initially empty record, in each form."""
     if request.param == "memory":
         kept = MemoryUsage()
         return lambda: opened(kept)
@@ -85,14 +85,14 @@ def usage(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
 
 
 @on_loop
-async def test_a_job_is_found_with_its_steps(usage: Open) -> None:
+async def test_job_record_is_found_with_its_steps(usage: Open) -> None:
     steps = (Step("receive", GATEWAY, 1.5, 2.25), Step("running", QUEUE, 2.25, 4.0))
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     one, other = record(steps=steps, traceparent=parent), record()
     async with usage() as store:
         for each in (one, other):
             store.record(each)
-        assert await store.find(one.id) == one  # before it is stored, too
+        assert await store.find(one.id) == one  # even before it is stored
         assert {each.id for each in await store.recent(None, 10)} == {one.id, other.id}
         assert await store.find(one.id) == one
         assert await store.find(other.id) == other
@@ -101,7 +101,7 @@ async def test_a_job_is_found_with_its_steps(usage: Open) -> None:
 
 
 @on_loop
-async def test_jobs_add_up_by_user_model_and_day(usage: Open) -> None:
+async def test_usage_totals_add_up_by_user_model_and_day(usage: Open) -> None:
     async with usage() as store:
         for each in (
             record(),
@@ -125,7 +125,7 @@ async def test_jobs_add_up_by_user_model_and_day(usage: Open) -> None:
 
 
 @on_loop
-async def test_a_job_that_is_noted_twice_counts_once(usage: Open) -> None:
+async def test_job_noted_twice_counts_once(usage: Open) -> None:
     one = record()
     async with usage() as store:
         store.record(one)
@@ -140,20 +140,20 @@ async def test_a_job_that_is_noted_twice_counts_once(usage: Open) -> None:
 
 
 @on_loop
-async def test_the_last_jobs_are_those_that_ended_last(usage: Open) -> None:
+async def test_recent_jobs_are_sorted_by_end(usage: Open) -> None:
     jobs = [record(user=user) for user in ("ada", "bob", "ada", "ada")]
     jobs.append(record(user="bob", status="ENDED", dispatched=None, execution_s=0.0))
     async with usage() as store:
         for each in (jobs[3], jobs[0], jobs[1], jobs[2], jobs[4]):
             store.record(each)
-        if not isinstance(store, MemoryUsage):  # in which they come as they end
+        if not isinstance(store, MemoryUsage):  # which expects records in order of their ends
             assert await store.recent(None, 10) == jobs[::-1]
         assert await store.recent("bob", 10) == [jobs[4], jobs[1]]
         assert len(await store.recent("ada", 2)) == 2
 
 
 @on_loop
-async def test_records_are_swept_and_their_sums_stay(usage: Open) -> None:
+async def test_sweep_deletes_records_but_keeps_totals(usage: Open) -> None:
     jobs = [record(day=day) for day in range(4)]
     async with usage() as store:
         for each in jobs:
@@ -167,7 +167,7 @@ async def test_records_are_swept_and_their_sums_stay(usage: Open) -> None:
 
 
 @on_loop
-async def test_many_at_once_and_two_processes_at_once(
+async def test_concurrent_processes_count_each_job_once(
     postgres: PostgresServer, tmp_path: Path
 ) -> None:
     url = postgres.database()
@@ -176,7 +176,7 @@ async def test_many_at_once_and_two_processes_at_once(
         opened(JournaledUsage([url], tmp_path / "here", 3600)) as here,
         opened(JournaledUsage([url], tmp_path / "there", 3600)) as there,
     ):
-        # Each leader has the end of some jobs that the other has, too.
+        # Some jobs are noted by both leaders.
         for each in jobs[:1000]:
             here.record(each)
         for each in jobs[500:]:
@@ -189,7 +189,7 @@ async def test_many_at_once_and_two_processes_at_once(
 
 
 @on_loop
-async def test_who_asks_does_not_wait_for_what_is_noted_meanwhile(tmp_path: Path) -> None:
+async def test_totals_do_not_wait_for_concurrent_notes(tmp_path: Path) -> None:
     url, folder = f"sqlite:///{tmp_path / 'a.sqlite'}", tmp_path / "usage"
     noted = 0
 
@@ -207,7 +207,7 @@ async def test_who_asks_does_not_wait_for_what_is_noted_meanwhile(tmp_path: Path
             before = noted
             (total,) = await within(store.totals("user"), PATIENCE_S)
             assert before <= total.jobs <= noted
-            # What was stored has no file any more, and what came meanwhile has one.
+            # Stored records have no journal file any more; newer records have one.
             assert len([*folder.iterdir()]) == 1
         await end([noting])
     async with opened(JournaledUsage([url], folder, 3600)) as store:
@@ -216,7 +216,7 @@ async def test_who_asks_does_not_wait_for_what_is_noted_meanwhile(tmp_path: Path
 
 
 @on_loop
-async def test_what_is_noted_while_the_database_is_away_comes_later(
+async def test_jobs_noted_during_database_outage_are_stored_later(
     postgres: PostgresServer, tmp_path: Path
 ) -> None:
     url, folder = postgres.database(), tmp_path / "usage"
@@ -226,7 +226,7 @@ async def test_what_is_noted_while_the_database_is_away_comes_later(
             store.record(record())
             with pytest.raises(UsageUnavailableError):
                 await store.totals("user")
-        # It ended without having stored that.
+        # The first process ended without storing its record.
         async with opened(JournaledUsage([url], folder, 3600)) as store:
             store.record(record())
             postgres.start()
@@ -260,12 +260,12 @@ asyncio.run(main())
 
 
 @on_loop
-async def test_a_killed_process_leaves_what_it_noted_to_the_next(tmp_path: Path) -> None:
+async def test_jobs_noted_by_killed_process_are_stored_by_next(tmp_path: Path) -> None:
     folder = tmp_path / "usage"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, str(folder))
     assert await process.wait() == -signal.SIGKILL
     (left,) = folder.iterdir()
-    # It was killed as it wrote.
+    # Simulate a kill during a write.
     with left.open("ab") as file:
         file.write(b'{"id": "4", "user":')
     async with opened(
@@ -276,7 +276,7 @@ async def test_a_killed_process_leaves_what_it_noted_to_the_next(tmp_path: Path)
 
 
 @on_loop
-async def test_a_process_that_runs_keeps_its_file(tmp_path: Path) -> None:
+async def test_journal_of_running_process_is_kept(tmp_path: Path) -> None:
     url, folder = f"sqlite:///{tmp_path / 'a.sqlite'}", tmp_path / "usage"
     folder.mkdir()
     other = folder / "1.jsonl"
@@ -293,7 +293,7 @@ async def test_a_process_that_runs_keeps_its_file(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_another_servers_database_is_not_written(
+async def test_usage_is_not_written_to_foreign_database(
     postgres: PostgresServer, tmp_path: Path
 ) -> None:
     url, own = postgres.database(), tmp_path / "accounts.sqlite"
@@ -306,7 +306,7 @@ async def test_another_servers_database_is_not_written(
 
 
 @on_loop
-async def test_a_folder_that_cannot_be_written_keeps_no_server_from_starting(
+async def test_unwritable_journal_folder_does_not_prevent_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "usage").touch()
@@ -318,12 +318,12 @@ async def test_a_folder_that_cannot_be_written_keeps_no_server_from_starting(
 
 
 @on_loop
-async def test_the_course_of_jobs_is_the_same_in_each_form(usage: Open) -> None:
+async def test_history_is_equal_in_each_form(usage: Open) -> None:
     step_s = 300.0
     jobs = [
         record(ended=MIDNIGHT + ended, received=MIDNIGHT + ended - total, **fields)
         for ended, total, fields in (
-            (-1.0, 1.0, {}),  # before the time that is asked for
+            (-1.0, 1.0, {}),  # before the requested time
             (0.0, 0.001, {"dispatched": MIDNIGHT - 0.0005}),
             (299.5, 2.0, {"dispatched": MIDNIGHT + 299.0}),
             (299.5, 2.5, {"dispatched": None, "status": "ERROR"}),
@@ -343,13 +343,13 @@ async def test_the_course_of_jobs_is_the_same_in_each_form(usage: Open) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.012, 0.5, 3.0, 59.0, 5000.0, 1e9])
-def test_a_percentile_is_as_exact_as_a_class(seconds: float) -> None:
+def test_percentile_is_accurate_to_its_class(seconds: float) -> None:
     found = percentile({class_of(seconds): 5}, 0.5)
     assert found is not None
     assert 0.8 * min(seconds, BOUNDS_S[-1]) <= found <= max(1.2 * seconds, BOUNDS_S[0])
 
 
-def test_a_percentile_is_that_of_most_jobs() -> None:
+def test_percentile_follows_distribution_of_jobs() -> None:
     classes = {class_of(1.0): 90, class_of(60.0): 10}
     half, most = percentile(classes, 0.5), percentile(classes, 0.95)
     assert half is not None

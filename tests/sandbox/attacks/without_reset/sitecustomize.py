@@ -1,4 +1,4 @@
-"""Take away the reset between trusted requests, in each process that has this folder on its path.
+"""Removes the reset between trusted requests, in each process that has this folder on its path.
 
 Python imports this module at its start. An attack that succeeds without a reset, and fails with one, shows
 that the reset stops it.
@@ -16,11 +16,11 @@ WITHOUT = {
     "ndif.runtime.process.model_reset": ("ModelReset.__call__", lambda *_: None),
     "ndif.runtime.process.runner": ("_seed", lambda **_: None),
 }
-"""The function that is replaced in each module, and the one in its place."""
+"""The replaced function of each module, and its replacement."""
 
 
 class Finder:
-    """Finds these modules as everybody else does, and replaces a function of each."""
+    """A finder that imports these modules normally and replaces a function of each."""
 
     @staticmethod
     def find_spec(name: str, *_: Any) -> ModuleSpec | None:
