@@ -99,7 +99,7 @@ def _title(scenario: str) -> str:
 def table_of(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Yield the lines of a table in Markdown."""
     yield f"| {' | '.join(headings)} |".replace("|  |", "| |")
-    yield f"| {' | '.join('---' for _ in headings)} |"
+    yield f"|{'|'.join('---' for _ in headings)}|"
     for row in rows:
         cells = (cell.strip().replace("|", "\\|").replace("\n", " ") for cell in row)
         yield f"| {' | '.join(cells)} |"
