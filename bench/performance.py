@@ -50,8 +50,7 @@ def _lines(report: Report, plots: dict[str, Path]) -> Iterator[str]:
     for scenario, figures in groupby(report.figures, key=lambda figure: figure.scenario):
         yield f"\n### {_title(scenario)}\n"
         if scenario in plots:
-            alternative = f"The figures of {_title(scenario).lower()} as parts of their limits"
-            yield f"![{alternative}](images/{plots[scenario].name})\n"
+            yield f"![Plot of {_title(scenario).lower()}](images/{plots[scenario].name})\n"
         yield from table_of(("figure", "measured", "limit", "", "how"), map(Figure.row, figures))
 
 
@@ -100,7 +99,7 @@ def _title(scenario: str) -> str:
 def table_of(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Yield the lines of a table in Markdown."""
     yield f"| {' | '.join(headings)} |".replace("|  |", "| |")
-    yield f"| {' | '.join('---' for _ in headings)} |"
+    yield f"|{'|'.join('---' for _ in headings)}|"
     for row in rows:
         cells = (cell.strip().replace("|", "\\|").replace("\n", " ") for cell in row)
         yield f"| {' | '.join(cells)} |"
