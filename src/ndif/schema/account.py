@@ -101,7 +101,7 @@ RIGHTS = ("hotswapping", "priority", "trusted", "gated")
 
 
 class _AsLimits:
-    """An annotation that puts the schema of `Limits` into the OpenAPI document without validating values.
+    """An annotation that documents the schema of `Limits` in OpenAPI without validating values.
 
     Another server may have written invalid limits into the database.
     """
@@ -127,7 +127,7 @@ class Tier:
     trusted: bool
     """True if code of the tier's keys runs unconfined."""
     gated: bool
-    """True if gated models, which the hub gives only to the operator's account, load for the tier's keys."""
+    """True if gated models, which the hub gives only to the operator's account, load for its keys."""
     weight: float
     """Share of a model relative to other users."""
     limits: Annotated[Mapping[str, Any], _AsLimits] | None = field(hash=False)

@@ -43,7 +43,7 @@ class ModelKey:
 
     @classmethod
     def parse(cls, text: str) -> ModelKey:
-        """Parse a key as clients send it; raise a `ValueError` with a message for the user if it is invalid."""
+        """Parse a key as clients send it; raise a `ValueError` with a message for the user."""
         import_path, colon, suffix = text.partition(":")
         try:
             fields = json.loads(suffix) if colon else None
