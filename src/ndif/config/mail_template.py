@@ -1,16 +1,16 @@
-"""Templates of the mails that operators get."""
+"""Templates of alert mails."""
 
 from __future__ import annotations
 
 from string import Template
 
 NAMES = ("headline", "details", "advice", "server", "event", "severity", "time")
-"""Names that a template may use, each behind a `$`."""
+"""Names that a template may use after a `$`."""
 _SUBJECT = "Subject: "
 
 
 def split_template(template: str) -> tuple[str, str]:
-    """Return subject and text of a mail template; raise a ValueError that says why it is none."""
+    """Return the subject and the text of a mail template; raise a ValueError if it is invalid."""
     first, _, text = template.replace("\r\n", "\n").partition("\n")
     if not first.startswith(_SUBJECT) or not text.startswith("\n") or not text.strip():
         raise ValueError("the file must begin with a line `Subject: …` and an empty line")

@@ -1,4 +1,4 @@
-"""Variables of NDIF 0.1 that are read as this server's own: its file of variables serves here, too."""
+"""Variables of NDIF 0.1 that this server also reads, so that a file of them works here too."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ FIELDS = {
     "NDIF_DASHBOARD_PASSWORD_HASH": "admin_password_hash",
     "NDIF_RAY_HEAD_ADDRESS": "ray_address",
 }
-"""Fields of the settings, by the variable of NDIF 0.1."""
+"""Fields of the settings by the variable of NDIF 0.1."""
 
 _INFLUX_BUCKET, _INFLUX_ORG = "NDIF_INFLUX_BUCKET", "NDIF_INFLUX_ORG"
 _KEYS = ("object_store_access_key", "object_store_secret_key")
 _MINIO = "minioadmin"
-"""The name and the password that MinIO has by itself, and that NDIF leaves it."""
+"""Default user and password of MinIO, which NDIF 0.1 does not change."""
 
 
 class NdifNames(PydanticBaseSettingsSource):
-    """Values of the settings that variables of NDIF 0.1 give. Those of this server come before them."""
+    """A source of settings in variables of NDIF 0.1. Variables of this server take precedence."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         """Not used: see pydantic-settings."""
         raise NotImplementedError
 
     def __call__(self) -> dict[str, Any]:
-        """Return the values by the fields' names, or by their variables' where these have no prefix."""
+        """Return the values by field name, or by validation alias for fields that have one."""
         given = _given(os.environ)
         fields = self.settings_cls.model_fields
         found = {field: value for _, field, value in _read(given)}
@@ -54,7 +54,7 @@ class NdifNames(PydanticBaseSettingsSource):
 
 
 def sentences(environ: Mapping[str, str], names: Mapping[str, str]) -> Iterator[str]:
-    """Yield a sentence for each variable of NDIF 0.1; `names` has the settings' variables by field."""
+    """Yield a message for each set variable of NDIF 0.1; `names` maps fields to this server's variables."""
     given = _given(environ)
     for other, field, _ in _read(given):
         name = names[field]
@@ -70,17 +70,17 @@ def sentences(environ: Mapping[str, str], names: Mapping[str, str]) -> Iterator[
 
 
 def is_read(name: str) -> bool:
-    """Return True for a variable of NDIF 0.1, in upper case, that has its like here."""
+    """Return True if this server reads the NDIF 0.1 variable `name`, in upper case."""
     return name in {*FIELDS, _INFLUX_BUCKET, _INFLUX_ORG}
 
 
 def _given(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by their names in upper case. An empty one is not set."""
+    """Return the non-empty variables by upper-case name."""
     return {name.upper(): value for name, value in environ.items() if value}
 
 
 def _read(given: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Yield the variables of NDIF 0.1 that are set, each with its field and its value for this server."""
+    """Yield the name, the field and the value for this server of each set variable of NDIF 0.1."""
     for name, field in FIELDS.items():
         if name not in given:
             continue
@@ -93,12 +93,12 @@ def _read(given: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
 
 
 def _is_minio(given: Mapping[str, str]) -> bool:
-    """Return True if the object store is one of this machine, and no variable has its keys."""
+    """Return True if the object store is on this machine and no variable sets its keys."""
     names = ("NDIF_OBJECT_STORE_URL", *(f"NDIF_{field.upper()}" for field in _KEYS))
     url, *keys = (given.get(name, "") for name in names)
     try:
         is_here = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
     except ValueError:
-        return False  # the field says so
-    # A folder of secrets may have the keys.
+        return False  # the field's validator reports the invalid URL
+    # A folder of secrets may contain the keys.
     return is_here and not any(keys) and "NDIF_SECRETS_DIR" not in given

@@ -1,4 +1,4 @@
-"""The server's configuration, read from variables. Nothing else reads the environment."""
+"""The server's configuration, read from environment variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ndif.config import groups
 from ndif.config.ndif_names import NdifNames
 
 _SECRETS_DIR = "NDIF_SECRETS_DIR"
-"""Variable that says where to read the others: its own field only describes and checks it."""
+"""Variable of the folder with files of other variables; its field only describes and validates it."""
 
 
 # pydantic collects the fields of the last base first.
@@ -59,9 +59,9 @@ class Settings(
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """See `BaseSettings`. A variable of the environment comes before its file in `secrets_dir`."""
+        """See `BaseSettings`. Environment variables take precedence over files in `secrets_dir`."""
         folder = os.environ.get(_SECRETS_DIR, "")
-        if not Path(folder).is_dir() or not folder:  # the field says so
+        if not Path(folder).is_dir() or not folder:  # the field's validator reports it
             return init_settings, env_settings, NdifNames(settings_cls)
         files = SecretsSettingsSource(settings_cls, folder)
         return init_settings, env_settings, files, NdifNames(settings_cls)
@@ -75,5 +75,5 @@ class Settings(
 
 @lru_cache(maxsize=1)
 def settings() -> Settings:
-    """Return the process's settings, which are read once."""
+    """Return the process's settings, which are read once; raise a ValidationError if some are invalid."""
     return Settings()

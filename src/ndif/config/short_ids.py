@@ -1,4 +1,4 @@
-"""Ids of replicas, requests and nodes, shortened for people."""
+"""Abbreviation of the ids of replicas, requests and nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _SHORT_ID = 6
 
 
 def unique_length(ids: Iterable[str]) -> int:
-    """Return the number of characters, at least six, by which these ids can be told apart."""
+    """Return the length, at least six, of the shortest prefixes that distinguish these ids."""
     whole = set(ids)
     longest = max((len(each) for each in whole), default=_SHORT_ID)
     for length in range(_SHORT_ID, longest):
@@ -18,6 +18,6 @@ def unique_length(ids: Iterable[str]) -> int:
 
 
 def matching_ids(given: str, ids: Iterable[str]) -> list[str]:
-    """Return the ids that begin with what was given, or that one alone which it is."""
+    """Return the ids that begin with `given`, sorted; only `given` itself if it is one of them."""
     found = sorted({each for each in ids if each.startswith(given)})
     return [given] if given in found else found

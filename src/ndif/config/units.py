@@ -1,4 +1,4 @@
-"""Sizes, durations and GPU counts as people write and read them: "12GiB", "1h 30m", "2x24GiB"."""
+"""Parsing and formatting of sizes, durations and GPU counts: "12GiB", "1h 30m", "2x24GiB"."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class Unit(Enum):
-    """Unit of a number that people write and read as a size or as a duration."""
+    """Unit of a number that is written as a size or a duration."""
 
     BYTES = "bytes"
     SECONDS = "seconds"
@@ -33,10 +33,10 @@ _BYTES = {
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 SIZE_PATTERN = r"^\s*\d{1,15}(\.\d{1,15})?\s*([kKmMgGtTpPeE][iI]?)?[bB]\s*$"
-"""Text that `parse_size` accepts, as a pattern for JSON Schema."""
+"""JSON Schema pattern of the text that `parse_size` accepts."""
 
 DURATION_PATTERN = r"^\s*(\d{1,15}(\.\d{1,20})?\s*(ms|s|m|h|d)\s*)+$"
-"""Text that `parse_duration` accepts, as a pattern for JSON Schema."""
+"""JSON Schema pattern of the text that `parse_duration` accepts."""
 
 _SIZE = re.compile(SIZE_PATTERN)
 _SHARE = re.compile(r"\s*(\d{1,3}(?:\.\d{1,3})?)\s*%\s*", re.ASCII)
@@ -46,7 +46,7 @@ _PART = re.compile(r"([\d.]+)\s*([a-zA-Z]+)")
 
 
 def parse_size(value: int | str) -> int:
-    """Return a number of bytes, given as such or as text like "12GiB" or "500 MB"."""
+    """Return the bytes in a whole number or in text like "12GiB" or "500 MB"; raise a ValueError."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     if isinstance(value, str) and _SIZE.match(value):
@@ -56,13 +56,16 @@ def parse_size(value: int | str) -> int:
 
 
 def read_size(value: int | str) -> int:
-    """Return a number of bytes like `parse_size`; in the environment a bare number is text, too."""
+    """Return the bytes like `parse_size`, and accept a bare number as text, as in the environment."""
     is_number = isinstance(value, str) and _NUMBER.fullmatch(value)
     return parse_size(int(value) if is_number else value)
 
 
 def parse_limit(text: str) -> int | float | None:
-    """Return the bytes, or the fraction of a disk, of text like "500GB" or "80%"; None for ""."""
+    """Return the bytes of text like "500GB", the fraction of text like "80%", or None for "".
+
+    Raise a ValueError for other text.
+    """
     if not text.strip():
         return None
     if (share := _SHARE.fullmatch(text)) is None:
@@ -73,7 +76,7 @@ def parse_limit(text: str) -> int | float | None:
 
 
 def parse_duration(value: float | str) -> float:
-    """Return a number of seconds, given as such or as text like "90s", "15m" or "1h 30m"."""
+    """Return the seconds in a number or in text like "90s", "15m" or "1h 30m"; raise a ValueError."""
     if isinstance(value, int | float):
         if math.isfinite(value) and not isinstance(value, bool):
             return float(value)
@@ -83,7 +86,7 @@ def parse_duration(value: float | str) -> float:
 
 
 def read_duration(value: float | str) -> float:
-    """Return a number of seconds like `parse_duration`; outside of a file a bare number is text, too."""
+    """Return the seconds like `parse_duration`, and accept a bare number as text, as in the environment."""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             value = float(value)
@@ -96,7 +99,10 @@ _LEAST_BARE = 1024**2
 
 
 def parse_gpus(text: str) -> tuple[int, ...]:
-    """Return the bytes of each GPU that text like `2x24GiB,1x80GiB` declares; none for "" or "0"."""
+    """Return the bytes of each GPU that text like `2x24GiB,1x80GiB` declares; () for "" or "0".
+
+    Raise a ValueError for invalid text or more than 1024 GPUs.
+    """
     if text.strip() in ("", "0"):
         return ()
     gpus: list[int] = []
@@ -106,7 +112,7 @@ def parse_gpus(text: str) -> tuple[int, ...]:
             each, count = read_size(memory), int(number or 1)
         except ValueError:
             each = count = 0
-        # A bare number that small is of GPUs, or of GiB.
+        # A bare number below 1 MiB probably means a count of GPUs, or GiB.
         if each < (_LEAST_BARE if memory.isdecimal() else 1) or not 0 < count <= _MAX_GPUS - len(
             gpus
         ):
@@ -119,7 +125,7 @@ def parse_gpus(text: str) -> tuple[int, ...]:
 
 
 def format_duration(seconds: float | None) -> str:
-    """Return a number of seconds as people read it, such as "0.4s" or "1m 15s"; "-" for None."""
+    """Return seconds as rounded text, such as "0.4s" or "1m 15s"; "-" for None."""
     if seconds is None:
         return "-"
     if seconds < 59.95:
@@ -138,7 +144,7 @@ def _parts(seconds: int, long: str, of_long: int, short: str, of_short: int) -> 
 
 
 def format_exactly(number: float, unit: Unit) -> str:
-    """Return text that is read as exactly this number of bytes or seconds, in the largest whole unit."""
+    """Return text that parses to exactly this number of bytes or seconds, in the largest whole unit."""
     units = _BYTES if unit is Unit.BYTES else _SECONDS
     names = _EXACT_SIZES if unit is Unit.BYTES else tuple(reversed(_SECONDS))
     for name in names:

@@ -1,4 +1,4 @@
-"""Types of the values of variables: each is checked where it is read, with a sentence on its form."""
+"""Types of variables; each validates its value and reports the expected form."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _SECRET_LENGTH = 16
 
 
 def split(text: str) -> tuple[str, ...]:
-    """Return the parts of a text that commas separate."""
+    """Return the non-empty parts of comma-separated text."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def split_secrets(text: str) -> tuple[str, ...]:
-    """Return the secrets in a text, separated by commas or lines; raise a ValueError if one is short."""
+    """Return the secrets in text, separated by commas or lines; raise a ValueError if one is too short."""
     found = split(text.replace("\n", ","))
     if any(len(secret) < _SECRET_LENGTH for secret in found):
         raise ValueError(f"must have at least {_SECRET_LENGTH} characters")
@@ -40,7 +40,7 @@ def split_secrets(text: str) -> tuple[str, ...]:
 
 
 def _checked(check: Callable[[str], object]) -> AfterValidator:
-    """Return a validator that calls `check` with a text that is not empty, and keeps the value."""
+    """Return a validator that calls `check` with non-empty text and keeps the value."""
 
     def validate(value: str | SecretStr) -> str | SecretStr:
         if text := value.get_secret_value() if isinstance(value, SecretStr) else value:
@@ -51,7 +51,7 @@ def _checked(check: Callable[[str], object]) -> AfterValidator:
 
 
 def _is_like(pattern: re.Pattern[str], what: str, *, many: bool = False) -> AfterValidator:
-    """Return a validator of a text, or of each of its parts, that must match a pattern."""
+    """Return a validator that requires text, or each comma-separated part, to match a pattern."""
 
     def check(text: str) -> None:
         for part in split(text) if many else (text,):
@@ -62,7 +62,7 @@ def _is_like(pattern: re.Pattern[str], what: str, *, many: bool = False) -> Afte
 
 
 def _split_address(text: str, *schemes: str) -> SplitResult | None:
-    """Return the parts of an address that has one of these schemes, a host and a valid port, else None."""
+    """Return the parts of an address with one of these schemes, a host and a valid port; else None."""
     try:
         parts = urlsplit(text)
         is_whole = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
@@ -72,14 +72,14 @@ def _split_address(text: str, *schemes: str) -> SplitResult | None:
 
 
 def _http(text: str) -> SplitResult | None:
-    """Return the parts of an HTTP address without query and fragment, else None."""
+    """Return the parts of an HTTP address without query and fragment; else None."""
     parts = _split_address(text, "http", "https")
     return None if parts is None or parts.query or parts.fragment else parts
 
 
 def _check_hash(text: str) -> None:
     if not _PASSWORD_HASH.fullmatch(text):
-        # A shell takes what follows a dollar for a variable.
+        # In double quotes, a shell expands the text after a dollar sign as a variable.
         raise ValueError(
             "is no hash of `ndif admin password`; write it in single quotes, for it has dollar signs"
         )
@@ -116,7 +116,7 @@ def _check_webhooks(text: str) -> None:
     for number, address in enumerate(split(text), 1):
         url = address[found.end() :] if (found := _FORM.match(address)) else address
         if _split_address(url, "http", "https") is None or re.search(r"[\s\x00-\x1f\x7f]", url):
-            # The address is as good as a password.
+            # A webhook's address is a secret, so the error does not quote it.
             raise ValueError(
                 f"its address {number} is not like https://hooks.slack.com/services/… or json+https://…"
             )
@@ -147,7 +147,7 @@ def _check_origins(text: str) -> None:
     for origin in split(text):
         parts = _split_address(origin, "http", "https")
         is_host = parts is not None and _ORIGIN_HOST.fullmatch(parts.hostname or "") is not None
-        # A scheme and a host, and at most a port.
+        # Only a scheme, a host and optionally a port.
         is_bare = parts is not None and origin.partition("://")[2].lower() == parts.netloc.lower()
         if "@" in origin or not is_host or not is_bare:
             raise ValueError(

@@ -45,63 +45,66 @@ _USER: JsonObject = {
 
 @answer(example=_KEY)
 class ApiKey:
-    """A key, without the key itself; moments are Unix seconds."""
+    """An API key without its secret. Times are Unix seconds."""
 
     id: str
-    """Name of the key for operators, which lets nobody in."""
+    """Public id of the key. It does not authenticate."""
     user: str | None
     name: str
-    """The key's label."""
+    """Label of the key."""
     state: Literal["VALID", "EXPIRED", "REVOKED"]
     tiers: list[str]
     created: float
     expires: float | None
-    """Null: the key does not expire."""
+    """Null if the key does not expire."""
     last_used: float | None
     revoked: float | None
     account: str
-    """Digest under which the server counts the key's jobs; it leads back to no key."""
+    """Digest under which the server counts the key's jobs. It does not reveal the key."""
 
 
 @answer(example={**_KEY, "state": "REVOKED", "revoked": _SOME_TIME, "killed": 2})
 class RevokedApiKey(ApiKey):
-    """A key that is revoked, and what came of its jobs."""
+    """A revoked key and the number of its jobs that were ended."""
 
     killed: int
-    """Number of its jobs that waited or ran, and are ended."""
+    """Number of the key's waiting or running jobs that were ended."""
 
 
 @answer(example={**_KEY, "api_key": "ndif_6f1SxjN2bqJd0o3cT9aKp7u8vXyZ4wRm5eLhQgUiWsA"})
 class NewApiKey(ApiKey):
-    """A new key, which no other answer shows."""
+    """A new key. No other answer contains the key's secret."""
 
     api_key: str = field(repr=False)
-    """The key itself."""
+    """The secret key."""
 
 
 @answer(example={"keys": [_KEY]})
 class ApiKeys:
-    """Keys, the oldest first."""
+    """Keys, oldest first."""
 
     keys: list[ApiKey]
 
 
 @answer(example={"imported": 3, "known": 1})
 class ImportedKeys:
-    """Numbers of keys."""
+    """The result of an import of keys."""
 
     imported: int
-    """Keys that are new."""
+    """Number of keys that were added."""
     known: int
-    """Keys that were there, and stay as they are."""
+    """Number of keys that already existed and stay unchanged."""
 
 
 RIGHTS = ("hotswapping", "priority", "trusted", "gated")
-"""Names of the rights that a tier gives."""
+"""Names of the rights that a tier can grant."""
 
 
 class _AsLimits:
-    """Limits for the document alone: what another server has written into a database is not validated."""
+    """An annotation that documents the schema of `Limits` in OpenAPI without validating values.
+
+    Another server may have written invalid limits into the database.
+    """
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -114,73 +117,73 @@ class _AsLimits:
 
 @answer()
 class Tier:
-    """A name for what a key may do; a key may have several."""
+    """A named set of rights and limits. A key may have several tiers."""
 
     name: str
     hotswapping: bool
-    """Models are loaded on demand for the tier's keys."""
+    """True if models are loaded on demand for the tier's keys."""
     priority: bool
-    """Requests of the tier's keys are served before others of their age."""
+    """True if requests of the tier's keys are served before others of their age."""
     trusted: bool
-    """Code of the tier's keys runs unconfined."""
+    """True if code of the tier's keys runs unconfined."""
     gated: bool
-    """Models that the hub gives to the operator's account alone are loaded for the tier's keys."""
+    """True if gated models, which the hub gives only to the operator's account, load for its keys."""
     weight: float
-    """Share of a model beside other users."""
+    """Share of a model relative to other users."""
     limits: Annotated[Mapping[str, Any], _AsLimits] | None = field(hash=False)
-    """Limits that differ from the server's; null: none does."""
+    """Limits that override the server's, by name; null for none."""
 
     @property
     def rights(self) -> list[str]:
-        """Return the names of the rights that it gives."""
+        """Return the names of the rights that the tier grants."""
         return [right for right in RIGHTS if getattr(self, right)]
 
 
 @answer(example=_TIER)
 class AccountTier(Tier):
-    """A tier."""
+    """A tier and the number of its keys."""
 
     keys: int
-    """Number of the tier's keys."""
+    """Number of keys that have the tier."""
 
 
 @answer(example={"tiers": [_TIER]})
 class AccountTiers:
-    """Tiers by name."""
+    """Tiers in the order of their names."""
 
     tiers: list[AccountTier]
 
 
 @answer(example={"deleted": "lab"})
 class DeletedTier:
-    """A tier that is gone."""
+    """The name of a deleted tier."""
 
     deleted: str
-    """Name of the tier."""
+    """Name of the deleted tier."""
 
 
 @answer(example=_USER)
 class AccountUser:
-    """A user."""
+    """A user and the number of their keys. Times are Unix seconds."""
 
     name: str
     created: float
     keys: int
     """Number of the user's keys."""
     last_used: float | None
-    """Unix time at which one of the keys was used last."""
+    """Unix time of the last use of any of the user's keys; null if none was used."""
 
 
 @answer(example={"users": [_USER]})
 class AccountUsers:
-    """Users by name."""
+    """Users in the order of their names."""
 
     users: list[AccountUser]
 
 
 @answer(example={**_USER, "keys": [_KEY]})
 class UserWithKeys:
-    """A user and their keys."""
+    """A user and their keys. Times are Unix seconds."""
 
     name: str
     created: float

@@ -1,4 +1,4 @@
-"""Alerts as operators and programs see them: incidents, and who is told."""
+"""Alerts as operators and programs see them: incidents and their recipients."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ Form = Literal["slack", "discord", "json", "email"]
 
 @answer()
 class AlertCause:
-    """One thing that is or was wrong."""
+    """A present or past problem. Times are Unix seconds."""
 
     kind: str
-    """Kind of the cause, as `no-replica`."""
+    """Kind of the problem, such as `no-replica`."""
     subject: str
-    """The model, machine, GPU or store that it is about."""
+    """Model, node, GPU, store, disk or calendar that has the problem."""
     sentence: str
     since: float
     over: float | None
-    """Unix time from which it is no longer so; null while it is."""
+    """Unix time at which the problem ended; null while it persists."""
 
 
 @answer()
 class AlertIncident:
-    """Causes that are told together, from the first message to the one that says they are over."""
+    """Related problems that are reported together until all of them end. Times are Unix seconds."""
 
     id: str
     kind: str
     severity: Severity
     opened: float
     resolved: float | None
-    """Null while a cause of it holds."""
+    """Null while any of its causes persists."""
     causes: list[AlertCause]
 
 
@@ -44,12 +44,12 @@ class AlertDestination:
     """A webhook or mailbox that gets alerts."""
 
     to: str
-    """Address without what is secret in it."""
+    """Address without its secrets."""
     form: Form
     waiting: int
-    """Number of messages that it was not brought yet."""
+    """Number of messages that are not delivered yet."""
     problem: str | None
-    """Reason for which the last attempt failed; null if it did not."""
+    """Reason why the last delivery failed; null if it did not fail."""
 
 
 @answer(
@@ -85,11 +85,11 @@ class AlertDestination:
     }
 )
 class Alerts:
-    """Incidents that are open, those of the last day that are over, and who is told."""
+    """Open incidents, incidents resolved during the last day, and recipients."""
 
     open: list[AlertIncident]
     resolved: list[AlertIncident]
-    """The last first."""
+    """Newest first."""
     destinations: list[AlertDestination]
 
 
@@ -100,7 +100,7 @@ class TestedAlertDestination:
     to: str
     form: Form
     problem: str | None
-    """Null if it took the message."""
+    """Null if the destination accepted the message."""
 
 
 @answer(

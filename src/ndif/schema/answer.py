@@ -1,7 +1,7 @@
 """Answers: the typed values that operations return and routes send.
 
-An answer is a frozen dataclass, which our own code builds without validation. pydantic describes it for
-OpenAPI, writes it as JSON, and validates it where it comes from another process.
+An answer is a frozen dataclass. The server builds answers without validation. pydantic generates the
+OpenAPI schema, writes the JSON, and validates answers that come from another process.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing_extensions import dataclass_transform
 T = TypeVar("T")
 
 JsonObject = dict[str, Any]
-"""An object as JSON has it: of an OpenAPI document, an example, or a body for another's service."""
+"""A JSON object: a part of an OpenAPI document, an example, or a body for another service."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def answer(*, example: Any = None) -> Callable[[type[T]], type[T]]:
-    """Make a class an answer; `example` is its JSON in the OpenAPI document.
+    """Return a decorator that makes a class an answer; `example` is its JSON in the OpenAPI document.
 
-    A string below an attribute is the attribute's description there, in answers that inherit it, too. The
-    document lists every field; a reader passes over fields that only a later version has.
+    A docstring below an attribute is its description in that document, also in subclasses. The document
+    lists every field. Readers ignore unknown fields, which a later version may send.
     """
     shown: JsonObject = {"additionalProperties": False}
     if example is not None:
@@ -49,7 +49,7 @@ def answer(*, example: Any = None) -> Callable[[type[T]], type[T]]:
 
 
 def _inherit(base: type[Any], core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonObject:
-    """Return an answer's JSON Schema with the descriptions of its base: pydantic reads its own alone."""
+    """Return an answer's JSON Schema with inherited descriptions, which pydantic leaves out."""
     found = handler(core)
     properties = handler.resolve_ref_schema(found)["properties"]
     for name, inherited in adapter(base).json_schema()["properties"].items():
@@ -59,7 +59,7 @@ def _inherit(base: type[Any], core: CoreSchema, handler: GetJsonSchemaHandler) -
 
 
 def project(kind: type[T], of: Any, **others: Any) -> T:
-    """Return an answer whose fields are those of another object, except the ones that are given."""
+    """Return an answer of type `kind` with the fields of `of`; `others` override them."""
     names = [each.name for each in fields(kind) if each.name not in others]  # type: ignore[arg-type]
     same = {name: getattr(of, name) for name in names if hasattr(of, name)}
     return kind(**same, **others)
@@ -67,11 +67,11 @@ def project(kind: type[T], of: Any, **others: Any) -> T:
 
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 _BUILDING = threading.RLock()
-"""Held while an adapter is built: before Python 3.11.9, two threads must not parse source at once."""
+"""Held while an adapter is built: before Python 3.11.9, two threads must not parse source code at once."""
 
 
 def adapter(kind: type[T]) -> TypeAdapter[T]:
-    """Return pydantic's reader and writer of a type, which is built at its first use."""
+    """Return pydantic's reader and writer of a type; build it at the first use."""
     found = _ADAPTERS.get(kind)
     if found is None:
         with _BUILDING:
@@ -85,19 +85,19 @@ def to_json(value: Any) -> bytes:
 
 
 def from_json(kind: type[T], content: bytes) -> T:
-    """Read an answer from JSON; see `from_plain`."""
+    """Return the answer in JSON; raise a `pydantic.ValidationError` if it is invalid."""
     return adapter(kind).validate_json(content)
 
 
 def to_plain(value: Any) -> Any:
-    """Return an answer as dicts, lists, numbers and strings, as its JSON has them."""
+    """Return an answer as the dicts, lists, numbers and strings of its JSON."""
     return adapter(type(value)).dump_python(value, mode="json", by_alias=True)
 
 
 def from_plain(kind: type[T], content: Any) -> T:
-    """Read an answer from dicts, lists, numbers and strings.
+    """Return the answer in dicts, lists, numbers and strings.
 
     Raises:
-        pydantic.ValidationError: If it is no answer of this kind.
+        pydantic.ValidationError: If the content is not an answer of this type.
     """
     return adapter(kind).validate_python(content)

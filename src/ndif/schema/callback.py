@@ -1,4 +1,4 @@
-"""A call-back: the news of a job's status, for the address that its client named."""
+"""Webhooks and mails that report a job's status to the address that its client named."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ndif.schema.response import Response
 from ndif.schema.status import Status
 
 _MAX_DESCRIPTION = 2000
-"""Characters of a job's description that its call-back tells."""
+"""Maximum number of characters of a job's description in a webhook or mail."""
 POST = "post+"
-"""Prefix of the URL of a webhook that wants the signed POST."""
+"""Prefix of the URL of a webhook that gets the signed POST."""
 EVERY = "every+"
-"""Prefix, before that, of the URL of a webhook that wants every status, and not the end alone."""
+"""Prefix, before `POST`, of the URL of a webhook that gets every status, not only the end."""
 _UNTOLD = frozenset({Status.RECEIVED, Status.LOG, Status.STREAM})
-"""The answer to the client's own request, and messages that are no status."""
+"""Statuses that are never sent: the answer to the client's own request, and messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class Times:
 
     received: float
     ended: float | None = None
-    """None while the job has not ended."""
+    """None until the job has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """The status of a job, as the signed POST carries it."""
+    """The status of a job: the content of the signed POST."""
 
     id: str
     status: str
@@ -42,7 +42,7 @@ class News:
     times: Times
     description: str
     url: str | None = None
-    """Address of the job's answer; None for a job whose client waits for it."""
+    """Address of the job's response; None for a job whose client waits on a live channel."""
 
     def encode(self) -> bytes:
         """Return the JSON object, without fields that are None."""
@@ -51,41 +51,41 @@ class News:
 
 @dataclass(frozen=True, slots=True)
 class Callback:
-    """One call-back that waits for its delivery, or that was given up."""
+    """A webhook or mail that waits for its delivery or was given up."""
 
     request_id: str
     address: str
     """The URL or e-mail address, as the client wrote it."""
     content: News
     created: float
-    """Unix seconds, from which the age counts."""
+    """Unix time from which the age counts."""
     due: float
-    """Unix seconds of the next attempt; of the last one if the call-back was given up."""
+    """Unix time of the next attempt; of the last one if the delivery was given up."""
     user: str = ""
-    """The user whose job it is."""
+    """The job's user."""
     key: str = ""
-    """Opaque digest of the API key whose secret signs; empty for a job without one."""
+    """Opaque digest of the API key whose secret signs; empty for a job without a key."""
     is_end: bool = True
-    """True for the news of the job's end."""
+    """True if it reports the end of the job."""
     polled: bool = True
-    """True if nothing is delivered before the job's end is stored."""
+    """True if the job's end must be stored before the delivery."""
     attempts: int = 0
     """Attempts that failed."""
     problem: str = ""
-    """Clause that says why the last attempt failed."""
+    """Reason why the last attempt failed, as a clause; empty if none failed."""
     dead: bool = False
-    """True if the call-back was given up."""
+    """True if the delivery was given up."""
 
     @property
     def id(self) -> str:
-        """Return the id of the call-back: that of the request for its end, else with the status."""
+        """Return the id: the request's id for the job's end, else the request's id and the status."""
         if self.is_end:
             return self.request_id
         return f"{self.request_id}_{self.content.status}"
 
     @property
     def host(self) -> str:
-        """Return the host of a webhook in lower case; empty for an e-mail."""
+        """Return the host of a webhook in lower case; empty for a mail or an invalid URL."""
         if "://" not in self.address:
             return ""
         try:
@@ -94,13 +94,13 @@ class Callback:
             return ""
 
     def encode(self) -> bytes:
-        """Return the call-back as bytes of a queue."""
+        """Return the JSON that a queue stores."""
         fields = asdict(self, dict_factory=_given)
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, content: bytes) -> Callback:
-        """Return what `encode` wrote; raise a ValueError for anything else."""
+        """Return the object that `encode` wrote; raise a ValueError if the content is invalid."""
         return from_plain(cls, json.loads(content))
 
 
@@ -109,14 +109,14 @@ def _given(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def is_notified(request: Request, status: Status) -> bool:
-    """Return True if a request names an address that is told of this status."""
+    """Return True if a request names an address to which this status is sent."""
     if status.terminal:
         return bool(request.callback)
     return request.callback.lower().startswith(EVERY) and status not in _UNTOLD
 
 
 def callback_for(request: Request, response: Response, now: float) -> Callback:
-    """Return the call-back that tells of a request's response now."""
+    """Return the webhook or mail that reports a response, created and due at the Unix time `now`."""
     is_end, polled = response.status.terminal, request.subscription_id is None
     content = News(
         request.id,
@@ -146,20 +146,20 @@ _SOME_TIME = 1_785_000_000.0
 
 @answer()
 class ListedCallback:
-    """A call-back that was not delivered yet."""
+    """A webhook or mail that is not delivered yet. Times are Unix seconds."""
 
     request_id: str
     to: str
-    """Address of the call-back, without what may be secret in it."""
+    """Address without its secrets."""
     status: str
-    """Status of the job that it tells of."""
+    """Status of the job that is reported."""
     state: Literal["waiting", "given up"]
     attempts: int
     created: float
     due: float
-    """Unix time of the next attempt; of the last one if it was given up."""
+    """Unix time of the next attempt; of the last one if the delivery was given up."""
     problem: str
-    """Reason for which the last attempt failed; empty if there was none."""
+    """Reason why the last attempt failed; empty if none failed."""
 
 
 @answer(
@@ -181,7 +181,7 @@ class ListedCallback:
     }
 )
 class Callbacks:
-    """The call-backs that wait, and those that were given up; not more than some of many are listed."""
+    """Webhooks and mails that wait or were given up. The list may be shortened; the counts are complete."""
 
     waiting: int
     given_up: int

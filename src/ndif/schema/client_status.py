@@ -17,7 +17,7 @@ _OPTIONAL = frozenset(("probes", "schedule", "dedicated"))
 
 @answer()
 class ScheduledWindow:
-    """A time in which a model is dedicated."""
+    """A time window in which the calendar dedicates a model, in ISO 8601."""
 
     start: str
     end: str
@@ -25,7 +25,7 @@ class ScheduledWindow:
 
 @answer()
 class ModelStatus:
-    """A model that the server serves, or is to serve."""
+    """A model that the server serves or is to serve."""
 
     model_key: str
     repo_id: str
@@ -33,29 +33,29 @@ class ModelStatus:
     task: str | None
     trust_remote_code: bool
     on_demand: bool
-    """True if users alone have had it loaded: no operator deployed it."""
+    """True if only users requested the model and no operator deployed it."""
     deployment_level: DeploymentLevel
     application_state: str
-    """The state in the words of clients of 0.6 and 0.7."""
+    """The state in the vocabulary of nnsight 0.6 and 0.7 clients."""
     state: ReplicaState
     replicas: dict[str, int]
-    """Replicas that serve, by nnsight generation."""
+    """Number of serving replicas by nnsight generation."""
     runtimes: dict[str, ReplicaState]
     """State by nnsight generation."""
     nodes: list[str]
-    """Names of the machines that hold it."""
+    """Names of the nodes that hold the model."""
     parameters: int | None
     config: dict[str, Any] | None
-    """The model's config, once it is known."""
+    """The model's config; null until it is known."""
     probes: dict[str, PublicProbe] | None = None
-    """The server's own probes, by nnsight generation; absent if it sends none."""
+    """Results of the server's own probes, by nnsight generation; absent if there are none."""
     schedule: list[ScheduledWindow] | None = None
     dedicated: bool | None = None
-    """True if it is not evicted for other models."""
+    """True if the model is not evicted for other models."""
 
     @model_serializer(mode="wrap")
     def _serialize(self, handler: SerializerFunctionWrapHandler) -> JsonObject:
-        """Return the fields that there are: clients of 0.7 look for the presence of some."""
+        """Leave out optional fields without a value: nnsight 0.7 clients test for their presence."""
         found: JsonObject = handler(self)
         return {
             name: value
@@ -91,4 +91,4 @@ class ServerStatus:
     """The models of a server."""
 
     deployments: dict[str, ModelStatus]
-    """Models by key; further replicas of one have `#2` and so on after it."""
+    """Models by key. Further replicas of a model have the suffix `#2`, `#3` and so on."""

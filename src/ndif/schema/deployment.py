@@ -37,9 +37,9 @@ _TASKS: dict[str, tuple[str, ...]] = {
         "zero-shot-object-detection",
     ),
 }
-"""The tasks of an architecture, by the end of its name in transformers.
+"""Tasks of an architecture, by the end of its name in transformers.
 
-A model has the first of them, unless its card names another one.
+The first one is the default; a model's card may name another.
 """
 
 _LARGEST_CONFIG = 16 << 20
@@ -52,7 +52,7 @@ def _positive(seconds: float) -> float:
 
 
 def _absolute(checkpoint: str) -> str:
-    """Return a folder's whole path, because the process that loads it runs in another folder."""
+    """Expand `~`, and refuse relative paths: the process that loads a folder runs in another directory."""
     if checkpoint.startswith("."):
         raise ValueError("must be a repo id or the whole path of a folder")
     return str(Path(checkpoint).expanduser()) if checkpoint.startswith("~") else checkpoint
@@ -86,7 +86,7 @@ _DEVICE_PATTERN = r"^(auto|cpu|cuda(:\d+)?)$"
 
 
 def _matching(pattern: str, reason: str) -> AfterValidator:
-    """Return the check of a text against a pattern; `reason` says what is allowed."""
+    """Return a validator of text against a pattern; `reason` is the message of its ValueError."""
 
     def check(text: str) -> str:
         if not re.match(pattern, text):
@@ -118,10 +118,10 @@ _Text = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True, slots=True)
 class DeploymentConfig:
-    """One model: the name that clients give it, and how it is loaded and kept.
+    """One model: its name for clients, and the settings by which it is loaded and kept.
 
-    The annotations are the rules and descriptions of the settings in deployment files, calendars and the
-    API. They apply where `ndif.schema.deployment_settings` reads a setting, not when this class is made.
+    The annotations validate and describe the settings in deployment files, calendars and the API.
+    `ndif.schema.deployment_settings` applies them; the constructor of this class does not.
     """
 
     repo_id: str
@@ -217,7 +217,7 @@ class DeploymentConfig:
     ] = ()
 
     def __post_init__(self) -> None:
-        # A config that another process sent as JSON has a list here.
+        # In a config that another process sent as JSON, this is a list.
         object.__setattr__(self, "generations", tuple(self.generations))
 
     @property
@@ -232,7 +232,7 @@ class DeploymentConfig:
 
     @property
     def deployed_for(self) -> tuple[str, ...]:
-        """The nnsight generations for which its settings ask; empty if the server chooses."""
+        """The nnsight generations that the settings name; empty if the server chooses."""
         return self.generations or ((self.runtime,) if self.runtime is not None else ())
 
     @property
@@ -255,7 +255,7 @@ class DeploymentConfig:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The server's settings for models whose deployment does not give them."""
+    """The server's defaults for settings that a deployment leaves out."""
 
     dtype: str = "auto"
     padding_factor: float = 0.15
@@ -275,7 +275,10 @@ class Defaults:
         return self.dtype if config.dtype == "auto" else config.dtype
 
     def padded(self, size_bytes: int, config: DeploymentConfig) -> int:
-        """Return the bytes that a replica takes whose weights were measured to have that size."""
+        """Return the bytes to reserve for a replica; `size_bytes` is the measured size of its weights.
+
+        The deployment's own `size_bytes` overrides the measured size.
+        """
         if config.size_bytes is not None:
             size_bytes = config.size_bytes
         factor, more = config.padding_factor, config.padding_bytes
@@ -284,7 +287,10 @@ class Defaults:
 
 
 def read_task(config: Path, card: str | None = None) -> str | None:
-    """Return the task of a checkpoint with that `config.json`, as `task_of` does."""
+    """Return the task of the checkpoint with this `config.json`; see `task_of`.
+
+    Return `card` if the file is too large or cannot be read.
+    """
     try:
         if config.stat().st_size > _LARGEST_CONFIG:
             return card
@@ -297,8 +303,8 @@ def read_task(config: Path, card: str | None = None) -> str | None:
 def task_of(architectures: Iterable[Any], card: str | None = None) -> str | None:
     """Return the task of a model whose config names these architectures.
 
-    The task that its card names is chosen among those of an architecture that has several, and is the
-    answer for a config that names none.
+    Without architectures, return the card's task. If the first known architecture supports the card's task,
+    return that task; else return the architecture's first one.
     """
     names = [str(name) for name in architectures]
     found = [tasks for name in names for end, tasks in _TASKS.items() if end and name.endswith(end)]
@@ -309,7 +315,7 @@ def task_of(architectures: Iterable[Any], card: str | None = None) -> str | None
 
 
 def explain_mismatch(config: DeploymentConfig, key: ModelKey) -> str | None:
-    """Return a sentence that tells the client why `key` is not the model of `config`; None if it is."""
+    """Return a message for the client if `key` is not the model of `config`; None if it is."""
     served = f"This server serves {config.repo_id!r}"
     if key.repo_id.lower() != config.repo_id.lower():
         return f"{served}, not {key.repo_id!r}. Make the model with that name."
@@ -325,7 +331,7 @@ def explain_mismatch(config: DeploymentConfig, key: ModelKey) -> str | None:
 
 
 class OperationError(NdifError):
-    """An operation that cannot be performed; the message says why, and what to do."""
+    """A failed operation; the message states the reason and the remedy."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)

@@ -1,6 +1,6 @@
 """Deployments as an operator writes them: a YAML or JSON file, a JSON body, or a variable.
 
-Each function that reads them raises a `DeploymentFileError` with every problem it finds.
+Each reading function raises a `DeploymentFileError` that lists every problem.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _VARIABLE = "the variable NDIF_DEPLOYMENTS"
 
 
 class TextFileError(NdifError):
-    """A file that cannot be read as text; the message names it and says why."""
+    """A file that cannot be read as text; the message names the file and the reason."""
 
 
 class DeploymentFileError(NdifError):
-    """Deployments that cannot be read; every problem is a sentence that says where it is."""
+    """Invalid deployments; each problem is a sentence with its location."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -79,7 +79,7 @@ def schema() -> JsonObject:
 
 
 class AsInFile:
-    """Annotation of a field whose JSON is that of a deployment file, for the schema of its model."""
+    """An annotation that gives a field the JSON Schema of a deployment file."""
 
     def __get_pydantic_json_schema__(
         self, _: CoreSchema, handler: GetJsonSchemaHandler
@@ -89,7 +89,7 @@ class AsInFile:
 
 
 _DOCUMENT: TypeAdapter[Any] = TypeAdapter(
-    # Both are made from the table of settings, and no types to mypy.
+    # Both models are created at run time, so mypy does not accept them as types.
     list[str | DeploymentEntry] | dict[str, DeploymentSettings | None]  # type: ignore[valid-type, arg-type]
 )
 
@@ -100,7 +100,7 @@ def read_file(path: Path) -> tuple[DeploymentConfig, ...]:
 
 
 def read_changes(path: Path) -> tuple[DeploymentChange, ...]:
-    """Return the models in a YAML or JSON file, each with the settings that the file gives."""
+    """Return the models in a YAML or JSON file of at most 4 MiB, each with the settings that it gives."""
     try:
         text = read_text(path, _MAX_MIB)
     except TextFileError as error:
@@ -109,18 +109,18 @@ def read_changes(path: Path) -> tuple[DeploymentChange, ...]:
 
 
 def read(text: str, source: str) -> tuple[DeploymentChange, ...]:
-    """Return the models in YAML or JSON text; errors call it `source`."""
+    """Return the models in YAML text, or in JSON if the name `source` ends in `.json`."""
     entries = _from_json(text, source) if source.endswith(".json") else _from_yaml(text, source)
     return _checked(entries, source)
 
 
 def changes_from_value(value: object, source: str) -> tuple[DeploymentChange, ...]:
-    """Return the models in a list or mapping from a JSON body, each with the settings that it gives."""
+    """Return the models in a list or mapping of a JSON body, each with the settings that it gives."""
     return _checked(list(_entries(value, source)), source)
 
 
 def from_variable(text: str) -> tuple[DeploymentConfig, ...]:
-    """Return the models in NDIF_DEPLOYMENTS: repo ids or model keys, with "|" between them."""
+    """Return the models in NDIF_DEPLOYMENTS: repo ids or model keys, separated by "|"."""
     names = (name.strip() for name in text.split("|"))
     return _configs(_checked([_Entry(name, {}) for name in names if name], _VARIABLE))
 
@@ -143,7 +143,7 @@ def _checked(entries: list[_Entry], source: str) -> tuple[DeploymentChange, ...]
                 for name, sentence in error.problems.items()
             ]
             continue
-        # A hub ignores the case of names: two that differ in case alone are a mistake.
+        # A hub ignores the case of names, so names that differ only in case are duplicates.
         earlier = first.setdefault(str(change.config.key).lower(), entry)
         if earlier is not entry:
             before = f" (first in line {earlier.line})" if earlier.line else ""
@@ -175,7 +175,7 @@ def _change(entry: _Entry) -> DeploymentChange:
 
 
 def _entries(value: object, source: str) -> Iterator[_Entry]:
-    """Yield the models of a list or mapping, without their lines."""
+    """Yield the models of a list or mapping, without line numbers."""
     if isinstance(value, Mapping):
         for name, fields in value.items():
             yield _Entry(name, fields)
@@ -244,7 +244,7 @@ def _from_yaml(text: str, source: str) -> list[_Entry]:
 
 
 def _marks(root: yaml.Node | None, source: str) -> dict[object, tuple[int, Mapping[str, int]]]:
-    """Return the lines of each entry and of its fields, by the entry's name or index."""
+    """Return the line of each entry and the lines of its fields, by the entry's name or index."""
     problems: list[str] = []
     marks: dict[object, tuple[int, Mapping[str, int]]] = {}
     if isinstance(root, yaml.MappingNode):
@@ -261,7 +261,7 @@ def _marks(root: yaml.Node | None, source: str) -> dict[object, tuple[int, Mappi
 
 
 def _lines(node: yaml.Node, source: str, problems: list[str]) -> dict[str, int]:
-    """Return the line of each key of a mapping; add repeated keys, which YAML allows, to `problems`."""
+    """Return the line of each key of a mapping; add repeated keys to `problems`."""
     lines: dict[str, int] = {}
     for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
         line = key.start_mark.line + 1
@@ -277,9 +277,9 @@ def _lines(node: yaml.Node, source: str, problems: list[str]) -> dict[str, int]:
 
 
 def to_entry(config: DeploymentConfig, given: Collection[str] = ()) -> dict[str, Any]:
-    """Return the entry of a deployment file that asks for `config`.
+    """Return the deployment file entry for `config`.
 
-    It leaves out settings at their defaults, unless they are among the `given` fields.
+    Settings at their defaults are left out unless they are among the `given` fields.
     """
     entry: dict[str, Any] = {"repo_id": config.repo_id}
     defaults = DeploymentConfig(config.repo_id, checkpoint=config.repo_id)
@@ -291,7 +291,7 @@ def to_entry(config: DeploymentConfig, given: Collection[str] = ()) -> dict[str,
 
 
 def read_text(path: Path, max_mib: int) -> str:
-    """Return the text of a file that a person wrote, or raise a `TextFileError`."""
+    """Return the UTF-8 text of a file of at most `max_mib` MiB; raise a `TextFileError` otherwise."""
     max_bytes = max_mib * 1024**2
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Settings of one deployment, from a file, the API, a calendar or a command line, and errors about them."""
+"""Validation of one deployment's settings from a file, the API, a calendar or a command line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DeploymentSettings: type[BaseModel] = create_model(
     ),
     **{name: (_HINTS[name], default) for name, default in _SETTINGS.items()},  # type: ignore[call-overload]
 )
-"""The settings among the fields of `DeploymentConfig`, as a validated model."""
+"""The settings of a `DeploymentConfig` as a validating model."""
 
 DeploymentEntry: type[BaseModel] = create_model(
     "DeploymentEntry",
@@ -57,10 +57,10 @@ DeploymentEntry: type[BaseModel] = create_model(
 SETTING_NAMES = {
     field.alias or name: name for name, field in DeploymentSettings.model_fields.items()
 }
-"""The settings' fields in `DeploymentConfig`, by the name that an operator writes."""
+"""Fields of `DeploymentConfig` by the setting names that operators write."""
 
 _RENAMED = {"pinned": "dedicated", "padding_bias": "padding_bytes"}
-"""Names of settings in the files of NDIF 0.1, which are read, and the settings' names here."""
+"""Current names of settings by their accepted names in NDIF 0.1 files."""
 
 _ELSEWHERE = {
     "trusted": "the blocks of every user are confined as their key says; if the repository's own code "
@@ -70,7 +70,7 @@ _ELSEWHERE = {
     "actor_class": "there is one kind of replica",
     "envoy_class": "the client's class decides",
 }
-"""Settings of NDIF 0.1 that there are not, and the reason."""
+"""Reasons why settings of NDIF 0.1 do not exist here, by name."""
 
 _SYNONYMS = {
     "timeout": "execution_timeout_seconds",
@@ -85,20 +85,20 @@ _SYNONYMS = {
     "gpu": "device",
     "torch_dtype": "dtype",
 }
-"""Settings by other names that people use for them."""
+"""Settings by common other names, for suggestions in errors."""
 
 
 class SettingsError(NdifError):
-    """Settings that cannot be used; each problem is a sentence, and most name a field."""
+    """Invalid settings; each problem is a sentence."""
 
     def __init__(self, problems: Mapping[str, str]) -> None:
         super().__init__(" ".join(problems.values()))
         self.problems = dict(problems)
-        """Sentences by field; "" for a problem of no field."""
+        """Sentences by field; "" for a problem that concerns no single field."""
 
 
 def parse_model(name: str) -> ModelKey:
-    """Return the model that a repo id or a whole model key names, or raise a `ValueError` that says so."""
+    """Return the model that a repo id or a whole model key names; raise a `ValueError` if it is invalid."""
     name = name.strip()
     if "{" in name:
         key = ModelKey.parse(name)
@@ -115,12 +115,12 @@ def parse_model(name: str) -> ModelKey:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentChange:
-    """The settings that an operator gives for one model. Others stay as they are where it is known."""
+    """The settings that an operator gives for one model; a known model keeps its other settings."""
 
     config: DeploymentConfig
-    """The given settings, and defaults in place of others."""
+    """The given settings, and defaults for the others."""
     given: frozenset[str]
-    """Fields of `config` that were given."""
+    """Names of the fields of `config` that were given."""
 
     @classmethod
     def complete(cls, config: DeploymentConfig) -> DeploymentChange:
@@ -128,20 +128,20 @@ class DeploymentChange:
         return cls(config, frozenset(SETTING_NAMES.values()))
 
     def applied_to(self, known: DeploymentConfig) -> DeploymentConfig:
-        """Return the settings of a known model with the given ones changed, or raise a `SettingsError`."""
-        # A model that was scaled to no replica is wanted again.
+        """Return a known model's settings with this change; raise a `SettingsError` if they conflict."""
+        # A deployment of a model that was scaled to 0 replicas requests at least one.
         base = dataclasses.replace(known, replicas=max(1, known.replicas))
         return _with(base, {name: getattr(self.config, name) for name in self.given})
 
 
 @answer()
 class SettingDifference:
-    """A setting of a model that is another than before."""
+    """A changed setting of a model."""
 
     setting: str
     """Name of the setting in a deployment file."""
     before: Any
-    """Value as in a deployment file; null for a default that depends on the server or the model."""
+    """Value as in a deployment file; null for a default of the server or the model."""
     after: Any
 
     def __str__(self) -> str:
@@ -149,7 +149,7 @@ class SettingDifference:
 
 
 def _text(value: Any) -> str:
-    """Return a setting's value in a sentence."""
+    """Return a setting's value as text for a sentence."""
     if value is None:
         return "default"
     return value if isinstance(value, str) else json.dumps(value)
@@ -167,7 +167,7 @@ def differences(before: DeploymentConfig, after: DeploymentConfig) -> list[Setti
 
 
 def as_written(name: str, value: Any) -> Any:
-    """Return the value of a field as a person writes it in a deployment file."""
+    """Return the value of a field as it is written in a deployment file, such as "12GiB"."""
     if value is None:
         return None
     if name.endswith("_bytes"):
@@ -182,21 +182,21 @@ def parse_deployment(
 ) -> DeploymentConfig:
     """Return the deployment of the model `name` with the settings in `fields`.
 
-    Settings that `fields` lacks are those of `base`, or the defaults. A `SettingsError` has every problem.
+    `base`, or else the defaults, provide the other settings. Raise a `SettingsError` with every problem.
     """
     key, given = _read(name, fields)
     return _with(base or DeploymentConfig(key.repo_id, key.repo_id), given)
 
 
 def parse_change(name: str, fields: Mapping[str, object]) -> DeploymentChange:
-    """Return the change of the model `name` to the settings in `fields`, or raise a `SettingsError`."""
+    """Return the change of the model `name` to the settings in `fields`; raise a `SettingsError`."""
     key, given = _read(name, fields)
     config = _with(DeploymentConfig(key.repo_id, key.repo_id), given)
     return DeploymentChange(config, frozenset(given))
 
 
 def _read(name: str, fields: Mapping[str, object]) -> tuple[ModelKey, dict[str, Any]]:
-    """Return the model `name` and the values of the settings in `fields`, or raise a `SettingsError`."""
+    """Return the model `name` and its validated settings; raise a `SettingsError` with every problem."""
     problems: dict[str, str] = {}
     key = settings = None
     fields = dict(fields)
@@ -230,7 +230,7 @@ def _read(name: str, fields: Mapping[str, object]) -> tuple[ModelKey, dict[str, 
 
 
 def _with(base: DeploymentConfig, given: Mapping[str, Any]) -> DeploymentConfig:
-    """Return `base` with these settings, or raise a `SettingsError` if they contradict each other."""
+    """Return `base` with these settings; raise a `SettingsError` if settings contradict each other."""
     checkpoint = given.get("checkpoint") or base.checkpoint
     config = dataclasses.replace(base, **{**given, "checkpoint": checkpoint})
     problems = {}
@@ -250,7 +250,7 @@ def _with(base: DeploymentConfig, given: Mapping[str, Any]) -> DeploymentConfig:
 
 
 def closest_setting(field: str) -> str | None:
-    """Return the setting of that name, or else the one that an operator most likely means."""
+    """Return the setting with this name, or the most similar one; None if none is similar."""
     known = [*SETTING_NAMES, "repo_id"]
     if field in known:
         return field
@@ -269,9 +269,10 @@ def _unknown_setting(field: str) -> str:
 
 
 def parse_checkpoint(argument: str, *, here: bool = True) -> DeploymentConfig:
-    """Return the deployment that CHECKPOINT on a command line asks for, or raise an `NdifError`.
+    """Return the deployment that a command line's CHECKPOINT names; raise an `NdifError` if it is invalid.
 
-    It is ORG/NAME, a model key, or ORG/NAME=FOLDER: `here`, on this machine, or only on the server's.
+    CHECKPOINT is ORG/NAME, a model key, or ORG/NAME=FOLDER. With `here`, the folder must be a checkpoint on
+    this machine; otherwise it is an absolute path on the server's machine.
     """
     name, equals, place = argument.partition("=")
     if "{" in name or not equals:

@@ -1,4 +1,4 @@
-"""The record of a job that has ended: its cost, and for whom."""
+"""The record of an ended job: its user and its cost."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ NO_ERRORS = ("COMPLETED", CANCELLED)
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """One job that has ended."""
+    """One ended job. Times are Unix seconds."""
 
     id: str
     user: str
-    """Name under which its user takes turns."""
+    """Name of its user in fair scheduling."""
     key: str
     """Opaque digest of the API key that sent it; empty without one."""
     model: str
-    """Repository, and the revision behind an `@` where one was named."""
+    """Repository, followed by `@` and the revision if one was named."""
     generation: str
     status: str
-    """COMPLETED, ERROR or CANCELLED; ENDED where the process that ran it is gone."""
+    """COMPLETED, ERROR or CANCELLED; ENDED if the process that ran the job is gone."""
     received: float
-    """Unix seconds, as all times here."""
+    """Time at which the whole request had arrived."""
     dispatched: float | None
-    """Time of its last dispatch to a replica; None if it never was."""
+    """Time of its last dispatch to a replica; None if it was never dispatched."""
     ended: float
     execution_s: float
-    """Seconds that its block ran, to its end or until it was stopped."""
+    """Seconds that its block ran until it ended or was stopped."""
     result_bytes: int
-    """Size of its result, as it was sent or downloaded."""
+    """Size of its result as sent or downloaded."""
     steps: tuple[Step, ...] = ()
-    """The steps of its life that its processes recorded."""
+    """The steps that the server's processes recorded."""
     traceparent: str = ""
-    """The trace of which its client's request was a part, as W3C Trace Context has it; empty for none."""
+    """The W3C Trace Context `traceparent` of the client's request; empty without one."""
     reason: str = ""
-    """The sentence for which a CANCELLED job was ended; empty for others."""
+    """The reason why a CANCELLED job was ended, as a sentence; empty for other jobs."""
 
     @property
     def is_error(self) -> bool:
@@ -50,13 +50,13 @@ class JobRecord:
         return self.status not in NO_ERRORS
 
     def as_fields(self) -> dict[str, Any]:
-        """Return the fields as JSON has them."""
-        # Named tuples are copied one by one otherwise.
+        """Return the fields as JSON-serialisable values."""
+        # `asdict` would copy every named tuple.
         return {name: getattr(self, name) for name in _NAMES}
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> JobRecord:
-        """Return the record of which these are the fields; raise a TypeError if some are not a record's."""
+        """Return the record with these fields; raise a TypeError for missing or unknown fields."""
         return cls(**{**fields, "steps": steps_from(fields.get("steps") or ())})
 
 

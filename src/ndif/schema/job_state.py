@@ -1,4 +1,4 @@
-"""The state of jobs: the queues, a job that waits, runs or has ended, and its steps."""
+"""The state of queues and of waiting, running and ended jobs, with their steps."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def _status(record: JobRecord) -> _JobStatus:
 
 @answer()
 class RunningRequest:
-    """A job that runs."""
+    """A running job."""
 
     request_id: str
     user: str
     replica_id: str
     since: float
-    """Unix time at which it was sent to the replica."""
+    """Unix time of its dispatch to the replica."""
 
 
 @answer()
 class WaitingRequest:
-    """A job that waits."""
+    """A waiting job. `received` is in Unix seconds, `expected_start_s` in seconds from now."""
 
     request_id: str
     user: str
@@ -86,7 +86,7 @@ class QueueState:
     }
 )
 class Queues:
-    """Running and waiting jobs, model by model."""
+    """Running and waiting jobs by model."""
 
     models: list[QueueState]
 
@@ -97,52 +97,52 @@ _OF_ENDED = frozenset(("execution_s", "reason", "result_bytes"))
 
 @answer()
 class OwnJob:
-    """A job, as its user is told of it."""
+    """A job as its user sees it."""
 
     id: str
     model: str
-    """Repository, and the revision behind an `@` where one was named."""
+    """Repository, followed by `@` and the revision if one was named."""
     generation: str
     status: _JobStatus
-    """CANCELLED: its user or an operator ended it, or its client left. ENDED: the process that ran it is
-    gone."""
+    """CANCELLED: its user or an operator ended the job, or its client disconnected. ENDED: the process that
+    ran the job is gone."""
     received: float | None
     dispatched: float | None
-    """Unix time at which it was sent to a replica; null if it never was."""
+    """Unix time of its dispatch to a replica; null if it was not dispatched."""
     ended: float | None
-    """Null for a job that waits or runs."""
+    """Unix time of its end; null for a waiting or running job."""
     position: int | None = None
-    """Place of a job that waits."""
+    """Position of a waiting job in the queue."""
     expected_start_s: float | None = None
-    """Seconds until a job that waits may start; null where none has run yet."""
+    """Expected seconds until a waiting job starts; null if no job has run yet."""
     execution_s: float | None = None
-    """Seconds that the block of an ended job ran, to its end or until it was stopped."""
+    """Seconds that the block of an ended job ran until it ended or was stopped."""
     reason: str | None = None
-    """The sentence for which a job was cancelled; empty for one that was not."""
+    """The reason why a job was cancelled, as a sentence; empty for other jobs."""
     result_bytes: int | None = None
-    """Size of an ended job's result, as it was sent or downloaded."""
+    """Size of an ended job's result as sent or downloaded."""
 
     @model_serializer(mode="wrap")
     def _serialize(self, handler: SerializerFunctionWrapHandler) -> JsonObject:
-        """Return the fields of a job that has ended, or of one that has not."""
+        """Leave out the fields that apply only to ended jobs, or only to unfinished ones."""
         absent = _OF_ENDED if self.ended is None else _OF_UNFINISHED
         return {name: value for name, value in handler(self).items() if name not in absent}
 
 
 @answer()
 class JobState(OwnJob):
-    """A job."""
+    """A job and its user."""
 
     user: str
 
     @classmethod
     def of(cls, record: JobRecord) -> JobState:
-        """Return a job that has ended."""
+        """Return the state of an ended job."""
         return project(cls, record, status=_status(record))
 
     @property
     def own(self) -> OwnJob:
-        """Return the job as its user is told of it."""
+        """The job as its user sees it."""
         return project(OwnJob, self)
 
 
@@ -171,54 +171,54 @@ OWN_JOBS: list[JsonObject] = [
         "result_bytes": 4096,
     },
 ]
-"""Two jobs of one user, one that waits and one that has ended, for examples."""
+"""A waiting and an ended job of one user, for examples."""
 
 
 @answer(example={"jobs": [{**job, "user": "ada@example.org"} for job in OWN_JOBS]})
 class JobList:
-    """The unfinished jobs, the newest first, and those that ended last."""
+    """The unfinished jobs, newest first, and the jobs that ended last."""
 
     jobs: list[JobState]
 
 
 @answer()
 class TraceStep:
-    """A step of a job. Steps of different parts of the server overlap."""
+    """A step of a job. Steps of different parts of the server may overlap."""
 
     name: str
     by: str
-    """The part of the server that took it: gateway, queue, replica or runner."""
+    """The part of the server that performed the step: gateway, queue, replica or runner."""
     start: float
-    """Unix seconds, by the clock of the machine on which it was."""
+    """Unix time by the clock of the machine that performed the step."""
     end: float
-    """The present for a step that has not ended."""
+    """Unix time of the end; the present for an unfinished step."""
 
     @classmethod
     def of(cls, steps: Iterable[Step]) -> list[TraceStep]:
-        """Return a job's steps in the order of their beginning."""
+        """Return a job's steps in the order of their start."""
         return [cls(**each._asdict()) for each in in_order(steps)]
 
 
 @answer()
 class OwnTrace:
-    """The steps of a job, as its user is told of them."""
+    """A job and its steps as its user sees them."""
 
     id: str
     model: str
-    """Repository, and the revision behind an `@` where one was named."""
+    """Repository, followed by `@` and the revision if one was named."""
     generation: str
     status: _JobStatus
-    """CANCELLED: its user or an operator ended it, or its client left. ENDED: the process that ran it is
-    gone."""
+    """CANCELLED: its user or an operator ended the job, or its client disconnected. ENDED: the process that
+    ran the job is gone."""
     reason: str
-    """The sentence for which a job was cancelled; empty for one that was not."""
+    """The reason why a job was cancelled, as a sentence; empty for other jobs."""
     received: float
     ended: float | None
-    """Null for a job that waits or runs."""
+    """Unix time of its end; null for a waiting or running job."""
     traceparent: str
-    """The trace of which the client's request was a part, as W3C Trace Context has it; empty for none."""
+    """The W3C Trace Context `traceparent` of the client's request; empty without one."""
     steps: list[TraceStep]
-    """In the order of their beginning."""
+    """Steps in the order of their start."""
 
 
 OWN_TRACE: JsonObject = {
@@ -247,11 +247,11 @@ OWN_TRACE: JsonObject = {
 
 @answer(example={**OWN_TRACE, "user": "ada@example.org"})
 class Trace(OwnTrace):
-    """The steps of a job."""
+    """A job, its steps and its user."""
 
     user: str
 
     @classmethod
     def of(cls, record: JobRecord) -> Trace:
-        """Return the steps of a job that has ended."""
+        """Return the steps of an ended job."""
         return project(cls, record, status=_status(record), steps=TraceStep.of(record.steps))

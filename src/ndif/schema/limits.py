@@ -1,4 +1,4 @@
-"""The limits of what the holder of an API key may use."""
+"""Usage limits of an API key."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ _WHOLE = ("requests_per_minute", "unfinished_jobs", "queue_depth", "channels")
 
 
 class KeyLimits(BaseModel):
-    """Limits of one API key; None: there is none."""
+    """Limits of one API key; None means no limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     request_bytes: Size | None = Field(default=None, gt=0, le=MOST)
-    """Size of a request; the server's own limit holds as well."""
+    """Maximum size of a request; the server's own limit applies too."""
     result_bytes: Size | None = Field(default=None, gt=0, le=MOST)
-    """Size of a result before compression; the server's own limit holds as well."""
+    """Maximum size of a result before compression; the server's own limit applies too."""
     requests_per_minute: int | None = Field(default=None, gt=0, le=MOST)
-    """Number of requests in any minute."""
+    """Maximum number of requests per minute."""
     unfinished_jobs: int | None = Field(default=None, gt=0, le=MOST)
-    """Number of the key's jobs that wait or run at once."""
+    """Maximum number of the key's waiting and running jobs."""
     queue_depth: int | None = Field(default=None, gt=0, le=MOST)
-    """Number of a model's jobs, of all users together, from which on the key's are refused."""
+    """Number of a model's unfinished jobs, of all users, at which new jobs of the key are refused."""
     channels: int | None = Field(default=None, gt=0, le=MOST)
-    """Number of live channels that are open at once."""
+    """Maximum number of open live channels."""
     stored_bytes: Size | None = Field(default=None, gt=0, le=MOST)
-    """Size of the stored results of the key's user; the server's own limits hold as well."""
+    """Maximum size of the stored results of the key's user; the server's own limits apply too."""
     execution_s_per_day: Duration | None = Field(default=None, gt=0)
-    """Seconds that the blocks of the key's user may run in a day (UTC)."""
+    """Maximum execution time of the key's user per day (UTC), in seconds."""
 
     @field_validator(*_WHOLE, mode="before")
     @classmethod
     def _refuse_truth(cls, value: object) -> object:
-        """Refuse true, which would be the number 1."""
+        """Refuse booleans, because true would count as 1."""
         if isinstance(value, bool):
             raise ValueError(f"must be a whole number, not {value}")
         return value
 
     @classmethod
     def of(cls, settings: LimitSettings, own: Mapping[str, Any]) -> KeyLimits:
-        """Return the server's limits, but where a key has its `own`.
+        """Return the server's limits, overridden by a key's `own`.
 
-        What is no limit, in a database that somebody else has written, counts for nothing.
+        If `own` is invalid, which another server's database may cause, log a warning and ignore it.
         """
         server = {
             "requests_per_minute": settings.max_requests_per_minute,

@@ -29,7 +29,7 @@ _IMAGES = (
     "images."
 )
 _MAX_QUOTED = 200
-"""Characters of a client's text that an error repeats."""
+"""Maximum number of characters of a client's text that an error quotes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ModelKey:
 
     @classmethod
     def parse(cls, text: str) -> ModelKey:
-        """Parse a key as clients send it; of any other, a `ValueError` tells the user what is wrong."""
+        """Parse a key as clients send it; raise a `ValueError` with a message for the user."""
         import_path, colon, suffix = text.partition(":")
         try:
             fields = json.loads(suffix) if colon else None
@@ -66,7 +66,7 @@ class ModelKey:
 
     @property
     def label(self) -> str:
-        """Return the repository, and the revision behind an `@` where one is named."""
+        """Return the repository, followed by `@` and the revision if one is named."""
         return self.repo_id + (f"@{self.revision}" if self.revision else "")
 
     def __str__(self) -> str:
@@ -77,13 +77,13 @@ class ModelKey:
 
 
 A_MODEL = ModelKey(NEWEST_CLASS, "openai-community/gpt2", None, "text-generation")
-"""The model of the examples of answers."""
+"""The model in the examples of answers."""
 
 
 def explain_class(key: ModelKey, generation: str | None = None) -> str | None:
-    """Return a sentence that says why this generation's models have no such class; None if they do.
+    """Return a message for the client if this generation does not serve the key's class; None if it does.
 
-    Without a generation the class may be any generation's.
+    Without a generation, a class of any generation is served.
     """
     if generation is None:
         served = any(key.import_path in classes for classes in SERVED_CLASSES.values())
@@ -113,7 +113,7 @@ class Variant:
 
     @classmethod
     def parse(cls, text: str) -> Variant:
-        """Parse a variant as `str` writes it."""
+        """Parse a variant as `str` writes it; raise a `ValueError` if it is invalid."""
         model, at, generation = text.rpartition("@")
         if not at or not generation:
             raise ValueError(f"{text[:_MAX_QUOTED]!r} names no model in a generation.")
