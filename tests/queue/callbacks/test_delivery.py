@@ -160,7 +160,7 @@ async def test_every_status_webhook_is_called_once_per_status(tmp_path: Path) ->
 async def test_memory_of_reported_statuses_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ndif.stores.responder._MAX_TOLD", 2)
+    monkeypatch.setattr("ndif.stores.responder._MAX_NOTIFIED", 2)
     server = Server(tmp_path)
     for _ in range(5):
         request = a_request("every+https://example.org/")
