@@ -135,7 +135,17 @@ class Job:
     """
 
     __slots__ = (
-        *("__weakref__", "_by", "exclusive", "arrived", "cancelled", "cost", "dispatched", "end", "id"),
+        *(
+            "__weakref__",
+            "_by",
+            "exclusive",
+            "arrived",
+            "cancelled",
+            "cost",
+            "dispatched",
+            "end",
+            "id",
+        ),
         *("losses", "over", "priority", "request", "run_since", "runner", "running", "since"),
         *("state", "steps", "unanswered_s", "user", "watching", "weight"),
     )

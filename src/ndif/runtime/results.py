@@ -281,7 +281,9 @@ class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
 def _pickling(definitions: ClientDefinitions) -> Any:
     """Return a module for `torch.save` that pickles the values of one request."""
     module: Any = types.ModuleType("pickling")
-    module.Pickler = type("Pickler", (_ResultPickler,), {"definitions": definitions, "from_request": {}})
+    module.Pickler = type(
+        "Pickler", (_ResultPickler,), {"definitions": definitions, "from_request": {}}
+    )
     return module
 
 

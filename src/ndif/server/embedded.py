@@ -108,13 +108,9 @@ class Server:
         shares = owner is not None and owner.share_weights
         self._hub = HfMirror(share_weights=shares, find=self._find)
         leader = InProcessLeader(self.coordinator.control_plane)
+        many = owner is None
         self._dashboard = Dashboard(
-            settings,
-            stores.accounts,
-            runtimes,
-            leader.next_state,
-            host=host,
-            many_users=owner is None,
+            settings, stores.accounts, runtimes, leader.next_state, host=host, many_users=many
         )
         options = GatewayOptions(host, callbacks, operator.token, operator.admin)
         self._gateway = create_gateway(

@@ -122,7 +122,7 @@ def test_each_request_gets_requested_attention(site: Site) -> None:
 def test_protected_process_frees_memory_and_stays(
     tiny_gpt2: Path, client: TransformersModel, tmp_path: Path
 ) -> None:
-    """It frees little memory after the first request, and much after a request that needed much."""
+    """The first request frees little memory; a request that needed much frees much."""
     site = Site(tiny_gpt2, client, Settings(session_root=tmp_path, sandbox="require"))
     many = "import torch; said = sum(float(part[0]) for part in [torch.ones(1 << 16)] * 2)"
     held = "import torch; held = [torch.ones(1 << 16) for _ in range(200)]; said = len(held)"
@@ -448,7 +448,7 @@ def test_keyless_requests_each_get_new_process(site: Site) -> None:
 
 
 def test_block_sees_only_expected_descriptors(site: Site) -> None:
-    """They are the channel, the null streams, and the files that show the process its own memory."""
+    """The descriptors are the channel, the null streams, and files on the process's own memory."""
     looks = (
         "import os\nsaid = []\nfor fd in range(256):\n"
         "    try: said.append((fd, oct(os.fstat(fd).st_mode)))\n    except OSError: pass"
