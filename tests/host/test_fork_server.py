@@ -61,7 +61,7 @@ PROGRAM = f"""#!{sys.executable}
 # Stands for the interpreter: forks, and starts, processes that import little and say what they are like.
 import os, socket, sys
 sys.path.append({str(ROOT)!r})
-from ndif.runtime.frames import Channel
+from ndif.runtime.frames import FrameChannel
 from ndif.runtime.process.fork_server import OPTION, ForkServer
 from tests.host.process_state import answer
 
@@ -69,7 +69,7 @@ del sys.argv[1:3]  # as Python does with -m MODULE
 if OPTION in sys.argv:
     if os.environ.get("FORK_SERVER_FAILS"):
         sys.exit(1)
-    ForkServer(Channel(socket.socket(fileno=int(sys.argv[1]))), {{"ndif.runtime": answer}}).serve()
+    ForkServer(FrameChannel(socket.socket(fileno=int(sys.argv[1]))), {{"ndif.runtime": answer}}).serve()
 else:
     answer(int(sys.argv[1]))
 """

@@ -104,8 +104,7 @@ class Server:
             settings, configs, stores, self._fleet, runtimes, callbacks, self._oversight(operator)
         )
         self.coordinator.controller.on_up(self._share)
-        self._files = ModelFinder()
-        shares = owner is not None and owner.share_weights
+        self._files, shares = ModelFinder(), owner is not None and owner.share_weights
         self._hub = HfMirror(share_weights=shares, find=self._find)
         leader = InProcessLeader(self.coordinator.control_plane)
         many = owner is None

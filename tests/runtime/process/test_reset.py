@@ -525,9 +525,9 @@ LARGE = "import os, resource, torch\nfrom resource import RLIMIT_FSIZE as most\n
 LARGE += "said = (torch.arange(4 << 20), os.getpid(), resource.getrlimit(most)[0])"
 FORGES = """
 import mmap, os, socket, time
-from ndif.runtime.frames import Channel
+from ndif.runtime.frames import FrameChannel
 from ndif.runtime.messages import RunReport, Spill, Spilled
-channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=3))
+channel = FrameChannel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=3))
 channel.send(Spill(4))
 _, _, [file] = channel.receive()
 own = os.getpid()
