@@ -235,7 +235,7 @@ from ndif.telemetry import metrics
 from ndif.gateway.openapi import example_of
 from ndif.schema.answer import from_plain
 from ndif.schema.job_record import JobRecord
-from ndif.schema.server_state import Gpu, Memory, ModelState, ServerState
+from ndif.schema.server_state import GpuState, MemoryState, ModelState, ServerState
 metrics.job_ended(
     JobRecord("id", "ada", "key", "org/shared", "0.8", "COMPLETED", 1.0, 2.0, 3.0, 0.5, 10), 0
 )

@@ -291,7 +291,7 @@ torch.backends.cuda.is_built = lambda: True
 from ndif.runtime.process import cuda
 from ndif.runtime.generations import create_generation
 from ndif.runtime.spec import ModelSpec
-from ndif.runtime.weights.weights import Placement
+from ndif.runtime.weights.weights import ModelDevices
 
 cuda._count_devices = lambda: 1
 spec = ModelSpec(sys.argv[1], "0.8", task="text-generation", device="cuda:0")
@@ -300,7 +300,7 @@ assert driver.uses_devices(spec)
 assert driver.select(spec) == spec
 assert torch.cuda.is_available()
 generation = create_generation("0.8")
-generation.load_meta(spec, Placement("cuda:0", None, {}))
+generation.load_meta(spec, ModelDevices("cuda:0", None, {}))
 assert generation.model.pipeline.device == torch.device("cuda:0")
 assert driver.find_early_start() is None
 """
