@@ -1,6 +1,6 @@
 """One request in a process that holds it, from its claim to its end, and its states in between.
 
-`TRANSITIONS` lists for each event the states before it, the state after it, the parties that may cause it
+`TRANSITIONS` lists for each event the states before it, the state after it, the components that may cause it
 and the change in the stores. `ndif.host.lifecycle` performs the events of every process that holds
 requests, `ndif.queue.lifecycle` those of the queue alone.
 """
@@ -64,7 +64,7 @@ class Stored(Enum):
 
 
 class Transition(NamedTuple):
-    """An event: the states in which it may happen, the parties that may cause it, and its effects."""
+    """An event: the states in which it may happen, the components that may cause it, and its effects."""
 
     sources: Set[Status | None]
     """States before it; None is a request that this process does not hold."""
@@ -135,18 +135,8 @@ class Job:
     """
 
     __slots__ = (
-        *(
-            "__weakref__",
-            "_by",
-            "exclusive",
-            "arrived",
-            "cancelled",
-            "cost",
-            "dispatched",
-            "end",
-            "id",
-        ),
-        *("losses", "over", "priority", "request", "run_since", "runner", "running", "since"),
+        *("__weakref__", "_by", "arrived", "cancelled", "cost", "dispatched", "end", "exclusive"),
+        *("id", "losses", "over", "priority", "request", "run_since", "runner", "running", "since"),
         *("state", "steps", "unanswered_s", "user", "watching", "weight"),
     )
 
