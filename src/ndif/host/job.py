@@ -1,7 +1,7 @@
 """One request in a process that holds it, from its claim to its end, and its states in between.
 
-`TRANSITIONS` lists for each event the states before it, the state after it, the components that may cause it
-and the change in the stores. `ndif.host.lifecycle` performs the events of every process that holds
+`TRANSITIONS` lists for each event the states before it, the state after it, the components that may cause
+it and the change in the stores. `ndif.host.lifecycle` performs the events of every process that holds
 requests, `ndif.queue.lifecycle` those of the queue alone.
 """
 
