@@ -162,7 +162,9 @@ def test_kernel_limits_cpu_time_of_expansion() -> None:
 def test_event_with_too_many_dates_is_skipped() -> None:
     dates = ",".join(f"{NOW + timedelta(minutes=n):%Y%m%dT%H%M%SZ}" for n in range(100_000))
     hostile = once(f"RDATE:{dates}")
-    few = "from functools import partial; e.expand = partial(e.expand, limits=e.ExpansionLimits(0.3))"
+    few = (
+        "from functools import partial; e.expand = partial(e.expand, limits=e.ExpansionLimits(0.3))"
+    )
     done = run(few, calendar(hostile, once(uid="good", summary="org/good")))
     expansion = Expansion.from_json(done.stdout)
     assert [each.event.uid for each in expansion.occurrences] == ["good"]
